@@ -61,6 +61,7 @@ from .initial import InitialWeights
 from .state.checkpoint import CheckpointWriter
 from .state.fence import Fence
 from .state.registered import Registered
+from .state.script_state import State
 from .state.training_state import TrainingState
 from .stepping import Recipe
 from .together import Together
@@ -167,6 +168,20 @@ class Run(Together):
         if self._trainer is not None:
             raise UserError(f"register({name!r}) was called after prepare(): call it before")
         self._registered.add(name, get, set)
+
+    def state(self, **values: Any) -> State:
+        """An object with these attributes, which travel with the job: `state = run.state(step=0, best=math.inf)`.
+
+        Values may be numbers, text, bytes, None, tensors, NumPy's arrays and scalars, generators of random numbers, and lists,
+        tuples, deques, sets, mappings and dataclasses of them. The loop changes them as it likes. In the loop body each virtual
+        worker begins with the job's values, and virtual worker 0's at `optimizer.step()` are the job's; what is set behind it
+        and between steps has to be the same on all workers (`state.script_state`). May be called several times, before the loop.
+        Raises UserError for what cannot travel, for a name that is there already, and in the loop. Source: Elan V-A,
+        RegisterState."""
+        if self._epochs:
+            raise UserError("run.state() was called in the loop or after it: call it before, with all names at once")
+        self._registered.declare(values)
+        return self._registered.state.object
 
     def scaler(self, scaler: torch.amp.GradScaler) -> Any:
         """Make a gradient scaler elastic: `scaler = run.scaler(torch.amp.GradScaler())`, before `prepare`.

@@ -101,7 +101,9 @@ class Stepping:
         self._cross_check = cross_check
         self._untold = untold
         optimizers = held.parts.optimizers
+        held.parts.registered.state.device = recipe.device
         self.evaluations = Evaluations(optimizers[0], recipe.virtual_workers) if evaluates_again(optimizers) else None
+        held.parts.registered.state.refuses = "the optimizer is LBFGS" if self.evaluations is not None else ""
         self._total_steps: int | None = 0
         self._epochs = 0
 
@@ -130,7 +132,8 @@ class Stepping:
         participants: list[Participant] = [following, comparison]
         if cross_check is not None:
             participants.append(cross_check)
-        participants += [self.sharing, update.clipping, hyperparameters, held.parts.extra_state]
+        participants += [self.sharing, update.clipping, hyperparameters]
+        participants += [held.parts.extra_state, held.parts.registered.state]
         for participant in participants:
             self.in_band.add(participant)
         self._lanes = Lanes(
@@ -152,6 +155,7 @@ class Stepping:
         """The next steps are another generation's."""
         self._communicator, self._rank = communicator, rank
         self._lanes.enter(world_size)
+        self._held.parts.registered.state.communicator = communicator
         self._ranges = ()
 
     @property
@@ -330,6 +334,7 @@ class Stepping:
             self._buffers.restore()
             self._hyperparameters.restore()
             self._held.parts.extra_state.restore()
+            self._held.parts.registered.state.restore()
         if self.evaluations is not None:
             self.evaluations.begin()
         self._lanes.give_up()
@@ -341,6 +346,7 @@ class Stepping:
         with ExitStack() as stack:
             if self._step == self._held.next_step:
                 stack.enter_context(self._buffers.as_begun())
+                stack.enter_context(self._held.parts.registered.state.as_begun())
                 if self.evaluations is not None:
                     stack.enter_context(self.evaluations.as_begun())
             yield
@@ -363,6 +369,7 @@ class Stepping:
         self._held.parts.extra_state.begin()
         self._held.parts.registered.remember()
         self._held.parts.registered.step_begins(send)
+        self._held.parts.registered.state.begin(step, send)
         self._step = step
         mine = ranges[self._rank]
         if ranges != self._ranges:
@@ -377,7 +384,8 @@ class Stepping:
         if send:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
-        self._hyperparameters.some_look_away = bool(mine) and not self._all_have_bodies()
+        some_look_away = bool(mine) and not self._all_have_bodies()
+        self._hyperparameters.some_look_away = self._held.parts.registered.state.some_look_away = some_look_away
         self.sharing.begin()
         self._update.clipping.begin()
         if self.evaluations is not None:
@@ -400,6 +408,7 @@ class Stepping:
         self._hyperparameters.begin_body()
         self._following.begin_body()
         self._held.parts.extra_state.restore()
+        self._held.parts.registered.state.begin_body()
         self._untold.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
@@ -462,6 +471,7 @@ class Stepping:
         self._current = None
         self._untold.check()
         self._hyperparameters.keep()
+        self._held.parts.registered.state.keep(first=virtual_worker == 0)
         self._buffers.check()
         if virtual_worker == PROBE and not self._evaluates_again:
             assert self._cross_check is not None
@@ -581,6 +591,7 @@ class Stepping:
         self._buffers.apply()  # before the update, after which a script may change them
         lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
         self._held.parts.extra_state.apply()
+        self._held.parts.registered.state.apply(part.joins)
         self._hyperparameters.apply()
         if self.evaluations is not None:
             self.evaluations.catch_up()

@@ -1,15 +1,22 @@
 """Values as plain data: what MessagePack and a checkpoint can carry, with the types that Python tells apart.
 
 A scalar stands for itself. A container is a mapping of one entry from its kind to its contents, so that a tuple comes back as a
-tuple and a mapping may have numbers for keys. Tensors are numbered, and travel beside.
+tuple and a mapping may have numbers for keys. Tensors are numbered, and travel beside; so do NumPy's arrays. NumPy's scalars keep
+their type, since a sum of them is rounded as that type rounds. Generators of random numbers travel as their states. Dataclasses
+and named tuples are made again from the class of that name in the same module.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+import dataclasses
+import json
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import numpy
 import torch
 
@@ -44,8 +51,6 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
     """`value` as plain data. `number` numbers a tensor. Raises UserError, naming the place, where that cannot be."""
     if isinstance(value, torch.Tensor):
         return {"tensor": number(value, where)}
-    if isinstance(value, numpy.generic):
-        value = value.item()
     kind = type(value)
     if depth > MAX_DEPTH:
         raise UserError(f"{where} is nested too deeply, or contains itself")
@@ -59,11 +64,70 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
             [pack(key, f"a key of {where}", depth=depth + 1), pack(item, f"{where}[{key!r}]", number, depth + 1)]
             for key, item in value.items()
         ]
-        return {"Counter" if kind is Counter else "dict": pairs}
+        return {kind.__name__: pairs}
+    packed = _pack_rarer(value, where, number, depth)
+    if packed is not None:
+        return packed
     raise UserError(
         f"{where} is {'an integer beyond 64 bits' if kind is int else f'a {kind.__module__}.{kind.__qualname__}'}, which cannot "
-        "be carried along: use numbers, text, bytes, None, lists, tuples and mappings of them"
+        "be carried along: use numbers, text, bytes, None, tensors, arrays, generators, dataclasses, and lists, tuples, deques, "
+        "sets and mappings of them"
     )
+
+
+def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], Any], depth: int) -> Any:
+    """As `pack`, of types that few scripts have. None: it is of none of them."""
+    kind = type(value)
+
+    def items(values: Iterable[Any]) -> list[Any]:
+        return [pack(item, f"{where}[{i}]", number, depth + 1) for i, item in enumerate(values)]
+
+    if kind is deque:
+        return {"deque": [value.maxlen, items(value)]}
+    if kind in (set, frozenset):  # in an order that does not depend on hashes
+        keys = [pack(key, f"a key of {where}", depth=depth + 1) for key in value]
+        return {kind.__name__: sorted(keys, key=msgspec.msgpack.encode)}
+    if kind is defaultdict and value.default_factory in _FACTORIES.values():
+        name = next(name for name, each in _FACTORIES.items() if each is value.default_factory)
+        return {"defaultdict": [name, pack(dict(value), where, number, depth)]}
+    if isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
+        return {"scalar": [value.dtype.str, value.tobytes()]}
+    if kind is numpy.ndarray:
+        try:
+            whole = numpy.require(value, requirements=["C", "W"])
+            return {"array": number(torch.from_numpy(whole), where)}
+        except TypeError:
+            raise UserError(f"{where} is an array of {value.dtype}, which cannot be carried along: use numbers") from None
+    if isinstance(value, torch.Generator):
+        return {"generator": ["torch", value.device.type, value.get_state().numpy().tobytes()]}
+    if isinstance(value, numpy.random.Generator):
+        return {"generator": ["numpy", type(value.bit_generator).__name__, _as_json(value.bit_generator.state)]}
+    if kind is numpy.random.RandomState:
+        return {"generator": ["numpy legacy", "", _as_json(value.get_state(legacy=False))]}
+    if kind is random.Random:
+        return {"generator": ["python", "", _as_json(value.getstate())]}
+    if dataclasses.is_dataclass(value) and _class(kind.__module__, kind.__qualname__) is kind:
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        named = [[name, pack(item, f"{where}.{name}", number, depth + 1)] for name, item in fields.items()]
+        return {"dataclass": [kind.__module__, kind.__qualname__, named]}
+    if isinstance(value, tuple) and hasattr(kind, "_fields") and _class(kind.__module__, kind.__qualname__) is kind:
+        return {"named tuple": [kind.__module__, kind.__qualname__, items(value)]}
+    return None
+
+
+_FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, list, dict, set, str, deque)}
+
+
+def _as_json(state: Any) -> str:
+    return json.dumps(state, default=lambda array: array.tolist())  # integers of any size
+
+
+def _class(module: str, name: str) -> Any:
+    """The class of that name, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def unpack(data: Any, tensor: Callable[[Any, Any], Any] | None = None, present: Any = None) -> Any:
@@ -83,10 +147,70 @@ def unpack(data: Any, tensor: Callable[[Any, Any], Any] | None = None, present: 
             )
             items = [unpack(item, tensor, old) for item, old in zip(content, there, strict=True)]
             return items if kind == "list" else tuple(items)
-        case "dict" | "Counter":
+        case "dict" | "Counter" | "OrderedDict":
             old = present if isinstance(present, dict) else {}
             pairs = [(unpack(key), item) for key, item in content]
             result = {key: unpack(item, tensor, old.get(key)) for key, item in pairs}
-            return result if kind == "dict" else Counter(result)
+            return result if kind == "dict" else {"Counter": Counter, "OrderedDict": OrderedDict}[kind](result)
+        case _:
+            return _unpack_rarer(kind, content, tensor, present)
+
+
+def _unpack_rarer(kind: str, content: Any, tensor: Callable[[Any, Any], Any] | None, present: Any) -> Any:
+    match kind:
+        case "deque":
+            maxlen, items = content
+            return deque(unpack({"list": items}, tensor, [*present] if type(present) is deque else None), maxlen)
+        case "set" | "frozenset":
+            return {"set": set, "frozenset": frozenset}[kind](unpack(key) for key in content)
+        case "defaultdict":
+            name, pairs = content
+            return defaultdict(_FACTORIES[name], unpack(pairs, tensor, present))
+        case "scalar":
+            return numpy.frombuffer(content[1], dtype=content[0])[0]
+        case "array" if tensor is not None:
+            fits = type(present) is numpy.ndarray and present.flags.c_contiguous and present.flags.writeable
+            return tensor(content, torch.from_numpy(present) if fits and present.dtype.kind in "biufc" else None).numpy()
+        case "generator":
+            return _generator(*content)
+        case "dataclass" | "named tuple":
+            return _made_again(kind, content, tensor, present)
         case _:
             raise PeerError(f"{kind!r} is not a kind of packed value")
+
+
+def _generator(library: str, name: str, state: Any) -> Any:
+    match library:
+        case "torch":
+            made = torch.Generator(device=name)
+            made.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            return made
+        case "numpy":
+            source = getattr(numpy.random, name)()
+            source.state = json.loads(state)
+            return numpy.random.Generator(source)
+        case "numpy legacy":
+            legacy = numpy.random.RandomState()
+            legacy.set_state(json.loads(state))
+            return legacy
+        case _:
+            version, internal, gauss = json.loads(state)
+            python = random.Random()
+            python.setstate((version, tuple(internal), gauss))
+            return python
+
+
+def _made_again(kind: str, content: Any, tensor: Callable[[Any, Any], Any] | None, present: Any) -> Any:
+    module, name, parts = content
+    made_by = _class(module, name)
+    if kind == "named tuple":
+        if not (isinstance(made_by, type) and issubclass(made_by, tuple) and hasattr(made_by, "_make")):
+            raise PeerError(f"there is no named tuple {module}.{name} here")
+        same = type(present) is made_by
+        return made_by._make(unpack({"list": parts}, tensor, [*present] if same else None))
+    if not (isinstance(made_by, type) and dataclasses.is_dataclass(made_by)):
+        raise PeerError(f"there is no dataclass {module}.{name} here")
+    made = object.__new__(made_by)
+    for field, packed in parts:
+        object.__setattr__(made, field, unpack(packed, tensor, getattr(present, field, None)))
+    return made

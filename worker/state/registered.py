@@ -14,6 +14,7 @@ import torch
 
 from ...protocol.errors import UserError
 from .plain import inline, pack, restored, unpack
+from .script_state import PREFIX, ScriptState
 
 Number = Callable[[torch.Tensor, str], Any]
 _PREFIX = "the registered value "
@@ -25,6 +26,9 @@ class Registered:
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
+        # Names of those that follow rules of their own in a step, and are handed over in a way of their own behind it
+        self._apart: set[str] = set()
+        self.state = ScriptState()
         # Tensors by name and number, with their versions. Who is kept here leaves its memory to no other.
         self._given: _Tensors | None = None  # those that joiners get with the state, in a step in which they get one
         self._changed: set[tuple[str, int]] = set()  # those that loop bodies have replaced since
@@ -57,6 +61,17 @@ class Registered:
         unpack(pack(value, _where(name), inline), lambda content, present: restored(content))
         self._values[name] = accessors
 
+    def declare(self, values: dict[str, Any]) -> None:
+        """Values of `run.state`. Raises UserError for what cannot travel."""
+        self.state.declare(values)
+        for name in values:
+            self.add_apart(PREFIX + name, partial(self.state.get, name), partial(self.state.set, name))
+
+    def add_apart(self, name: str, get: Callable[[], Any], set_value: Callable[[Any], None]) -> None:
+        """A value that is in headers and checkpoints and is compared as the others are; all else is its owner's."""
+        self._apart.add(name)
+        self._values[name] = get, set_value
+
     def __bool__(self) -> bool:
         return bool(self._values)
 
@@ -74,7 +89,7 @@ class Registered:
 
     def tensors(self) -> list[torch.Tensor]:
         """Those in all values."""
-        return [tensor for tensor, _ in self._tensors().values()]
+        return [*(tensor for tensor, _ in self._tensors().values()), *self.state.tensors()]
 
     def each(self) -> list[list[torch.Tensor]]:
         """Those of each value."""
@@ -89,7 +104,8 @@ class Registered:
     def set(self, values: dict[str, Any]) -> None:
         """Hand the script its values, unpacked."""
         for name, (_, set_value) in self._values.items():
-            set_value(values[name])
+            if name in values:
+                set_value(values[name])
 
     # -- what has changed since the others got it
 
@@ -137,19 +153,19 @@ class Registered:
                 )
             return present
 
-        return {name: unpack(packed[name], partial(tensor_of, name), self.present(name)) for name in self._values}
+        return {name: unpack(packed[name], partial(tensor_of, name), self.present(name)) for name in packed}
 
     def whole(self) -> dict[str, Any]:
-        """All values, with copies of all tensors."""
-        return self.pack(inline)
+        """All values but those apart, with copies of all tensors."""
+        return {name: pack(get(), _where(name), inline) for name, get in self._told()}
 
     def set_whole(self, packed: dict[str, Any]) -> None:
         """Hand the script what `whole` has given."""
-        self.set({name: unpack(packed[name], lambda content, present: restored(content)) for name in self._values})
+        self.set({name: unpack(each, lambda content, present: restored(content)) for name, each in packed.items()})
 
     def _each_tensor(self, give: Callable[[tuple[str, int], torch.Tensor], Any]) -> dict[str, Any]:
         packed: dict[str, Any] = {}
-        for name, (get, _) in self._values.items():
+        for name, get in self._told():
             count = 0
 
             def number(tensor: torch.Tensor, where: str, name: str = name) -> Any:
@@ -159,6 +175,9 @@ class Registered:
 
             packed[name] = pack(get(), _where(name), number)
         return packed
+
+    def _told(self) -> list[tuple[str, Callable[[], Any]]]:
+        return [(name, get) for name, (get, _) in self._values.items() if name not in self._apart]
 
     # -- in a step
 

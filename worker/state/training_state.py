@@ -170,7 +170,7 @@ class TrainingState:
         """Those of `tensors`, which `tensors()` has given, that change in the middle of a step."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         options = [value for group in groups for value in group.values() if isinstance(value, torch.Tensor)]
-        places = {tensor.data_ptr() for tensor in [*options, *self.buffers()]}
+        places = {tensor.data_ptr() for tensor in [*options, *self.buffers(), *self.registered.state.tensors()]}
         return [tensor for tensor in tensors if tensor.data_ptr() in places]
 
     # -- taking
@@ -210,12 +210,15 @@ class TrainingState:
     def _taker(
         self, device: torch.device, descriptions: Sequence[list[Any]], targets: list[torch.Tensor]
     ) -> Callable[[int, Any], torch.Tensor]:
-        """Takes tensors in the header's order: in the place of one that fits, or in new memory."""
+        """Takes tensors in the header's order: in the place of one that fits and is not taken, or in new memory."""
+        taken: set[int] = set()
 
         def tensor_of(number: int, present: Any) -> torch.Tensor:
             if number != len(targets):
                 raise PeerError(f"tensor {number} of a training state comes where {len(targets)} should")
             fits = isinstance(present, torch.Tensor) and describe("", present)[1:] == descriptions[number][1:]
+            fits = fits and id(present) not in taken
+            taken.add(id(present))
             targets.append(present if fits else allocate(descriptions[number], device))
             return targets[number]
 

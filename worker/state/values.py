@@ -28,6 +28,7 @@ class ScriptValues:
     def updated(self) -> None:
         """An update has been made, by joiners, too."""
         self._parts.registered.updated()
+        self._parts.registered.state.updated()
 
     def changes(self) -> dict[str, Any]:
         """What a joiner lacks that has made the last update."""
@@ -35,6 +36,7 @@ class ScriptValues:
             "options": self._hyperparameters.values(),
             "schedulers": self._parts.scheduler_states(),
             "registered": self._parts.registered.pack_changes(),
+            "state": self._parts.registered.state.changes(),
             "calls": self._following.calls,
         }
 
@@ -45,6 +47,7 @@ class ScriptValues:
         self._parts.set_scheduler_states(changes["schedulers"])
         registered = self._parts.registered
         registered.set(registered.unpack_changes(changes["registered"]))
+        registered.state.take(changes["state"])
 
     def whole(self, modules: bool = False) -> dict[str, Any]:
         """All values of now, with copies of the tensors among them. modules: also what modules and optimizers have: parameters,
@@ -58,6 +61,7 @@ class ScriptValues:
             "options": self._hyperparameters.values(),
             "schedulers": self._parts.scheduler_states(),
             "registered": self._parts.registered.whole(),
+            "state": self._parts.registered.state.whole(),
         }
 
     def restore(self, whole: dict[str, Any], modules: bool = True) -> None:
@@ -69,3 +73,4 @@ class ScriptValues:
         self._hyperparameters.set_values(whole["options"])
         self._parts.set_scheduler_states(whole["schedulers"])
         self._parts.registered.set_whole(whole["registered"])
+        self._parts.registered.state.restore_whole(whole["state"])

@@ -1,0 +1,476 @@
+"""A script's own values as attributes of one object (`run.state`): part of the job's state, as buffers are.
+
+A script counts steps, keeps the best loss, an average or a replay buffer. Elan's RegisterState (V-A) takes a function that gets
+such a value and one that sets it. Here the object holds the values, so both are known, and the loop may change them anywhere.
+
+**In a loop body**, which runs once for each virtual worker, values behave as buffers do. Each body begins with those that the job
+has. Those of virtual worker 0 at its `optimizer.step()` are the job's from the update on, on every worker. Each worker's first
+body tells in the step's word a digest of the plain values that it has come to. Where all digests are the same, as with
+`state.step += 1`, nothing is sent. Otherwise the worker that hosts virtual worker 0 sends the attributes that have changed; of
+their tensors only those that are new or have other contents.
+
+**Behind `optimizer.step()`** the update has been made in the last body of each worker, and only there. So what that body sets is
+what the next step begins with, and it has to be the same on all workers: a counter, an average of the weights. A loss of one
+micro-batch is not. The next step's word has a digest of the plain values that it begins with, so a difference is refused by name
+before another update is made. Differences of tensors are found by the workers' comparison.
+
+**Between steps** values act at once, on each worker.
+
+A joiner gets the values that a step begins with in the state's header, virtual worker 0's in the step, and what code behind the
+update has changed at the next boundary (`changes`).
+
+In-place changes of tensors are found by their versions, which changes by way of `tensor.data` leave alone. So tensors are put back
+before each body whatever their versions say, except those in a deque: a replay buffer has thousands, which nobody changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy
+import torch
+
+from ...protocol.errors import UserError
+from ..communication.communicator import Communicator
+from ..inband import NOTHING, Part
+from .plain import inline, pack, restored, unpack
+
+HASH_BITS = 62  # of a number in the word, with its negative beside it
+SHOWN = 40  # characters of a value
+INLINE_BYTES = 1 << 16  # a tensor that is larger is broadcast beside the letters
+NEW = -1  # in place of a tensor's number: it was not there before
+PREFIX = "state."
+
+
+class State:
+    """The object that a script has. Its attributes are those of `ScriptState`."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(_undeclared(name)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._values:
+            raise AttributeError(_undeclared(name))
+        self._values[name] = value
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._values)
+
+    def __repr__(self) -> str:
+        return f"State({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+
+def _undeclared(name: str) -> str:
+    return f"state.{name} was not declared: before the loop write run.state({name}=...), with the value that it begins with"
+
+
+class Image:
+    """One attribute at one moment, with copies of its tensors."""
+
+    def __init__(self, name: str, value: Any, before: Image | None = None) -> None:
+        """before: of the same attribute; its copies of tensors that are still the same are taken. Raises UserError."""
+        self.value = value
+        self.by_version = type(value) is deque
+        self.text, self.tensors = _read(name, value)
+        self.versions = [tensor._version for tensor in self.tensors]
+        known: dict[int, int] = {}
+        if before is not None and self.by_version and before.by_version:
+            known = {id(tensor): number for number, tensor in enumerate(before.tensors)}
+        self.copies: list[torch.Tensor] = []
+        for tensor, version in zip(self.tensors, self.versions, strict=True):
+            number = known.get(id(tensor))
+            same = before is not None and number is not None and before.versions[number] == version
+            self.copies.append(before.copies[number] if same and before and number is not None else tensor.clone())
+
+    def put_back(self) -> None:
+        """Let the tensors contain again what they did."""
+        with torch.no_grad():
+            if not self.by_version:
+                torch._foreach_copy_(self.tensors, self.copies) if self.tensors else None
+                return
+            for number, (tensor, copy) in enumerate(zip(self.tensors, self.copies, strict=True)):
+                if tensor._version != self.versions[number]:
+                    tensor.copy_(copy)
+                    self.versions[number] = tensor._version
+
+    def restored(self) -> Any:
+        """The value again, with its tensors as they were; the same object, if it can be."""
+        self.put_back()
+        return put(self.value, _value(self.text, self.tensors))
+
+    def numbers(self) -> dict[tuple[Any, ...], int]:
+        """The tensors' numbers, by where they are."""
+        return {_place(tensor): number for number, tensor in enumerate(self.tensors)}
+
+    def has(self, number: int, tensor: torch.Tensor, contents: bool) -> bool:
+        """Has this tensor, which is where its number `number` was, still those contents?"""
+        if self.by_version or not (contents or tensor.device.type == "cpu"):  # an array on the host has no version
+            return tensor._version == self.versions[number]
+        return torch.equal(tensor, self.copies[number])
+
+
+class Content(NamedTuple):
+    """A tensor of a `Delta`."""
+
+    number: int  # among the tensors before; NEW: it was not there
+    tensor: torch.Tensor | None  # what it contains. None: what it did before
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What has become of an attribute since an `Image` of it."""
+
+    text: bytes
+    contents: Sequence[Content] | None  # None: of each tensor what there was before
+
+    @classmethod
+    def between(cls, name: str, image: Image, value: Any, contents: bool) -> Delta | None:
+        """What has changed. contents: also look at tensors' contents where versions say nothing. None: nothing has."""
+        text, tensors = _read(name, value)
+        if not tensors and not image.tensors:
+            return None if text == image.text else cls(text, None)
+        numbers = image.numbers()
+        found: list[Content] = []
+        for tensor in tensors:
+            number = numbers.get(_place(tensor), NEW)
+            same = number != NEW and image.has(number, tensor, contents)
+            found.append(Content(number, None if same else tensor.clone()))
+        if [each.number for each in found] == [*range(len(image.tensors))] and all(each.tensor is None for each in found):
+            return None if text == image.text else cls(text, None)
+        return cls(text, found)
+
+    def applied(self, image: Image, present: Any) -> Any:
+        """The value that it has become. `present` is filled, if it can be. The image's tensors are as they were."""
+        tensors: list[torch.Tensor] = []
+        for number, content in self.contents if self.contents is not None else map(_unchanged, range(len(image.tensors))):
+            old = image.tensors[number] if number != NEW else None
+            if content is None:
+                assert old is not None
+                tensors.append(old)
+            elif old is not None and (old.shape, old.dtype, old.device) == (content.shape, content.dtype, content.device):
+                with torch.no_grad():
+                    tensors.append(old.copy_(content))
+            else:
+                tensors.append(content)
+        return put(present, _value(self.text, tensors))
+
+    # -- on the way
+
+    def plain(self, limit: float = float("inf")) -> list[Any]:
+        """In plain values; of tensors of more bytes than `limit` only what they are."""
+        if self.contents is None:
+            return [self.text, None]
+        return [self.text, [[number, None if each is None else _plain(each, limit)] for number, each in self.contents]]
+
+    @classmethod
+    def of_plain(cls, values: Sequence[Any], device: torch.device) -> Delta:
+        """What `plain` has given; the tensors of which it has not the contents have none yet."""
+        text, contents = values
+        if contents is None:
+            return cls(text, None)
+        return cls(text, [Content(number, None if each is None else _of_plain(each, device)) for number, each in contents])
+
+    def large(self, limit: int) -> list[torch.Tensor]:
+        """The tensors whose contents `plain` leaves out."""
+        return [each for _, each in self.contents or () if each is not None and each.nbytes > limit]
+
+
+class ScriptState:
+    """All attributes, in a step. Takes part in the step's word and letters."""
+
+    name = "script's state"
+    slots = 2
+
+    def __init__(self) -> None:
+        self._live: dict[str, Any] = {}
+        self.object = State(self._live)
+        self._start: dict[str, Image] = {}
+        self._bodies = 0  # that have begun in this step
+        self._own: dict[str, bytes] | None = None  # texts of the first body here
+        self._new: dict[str, Delta] | None = None  # virtual worker 0's, where it is hosted
+        self._told: dict[str, Delta] | None = None  # virtual worker 0's, where it is not
+        self._joins = False
+        self._sends = False  # a joiner gets the state in this step
+        self._shared: dict[str, Image] | None = None  # what joiners have, too: behind the update
+        self._step = 0
+        self._steps = 0  # of this process
+        self.some_look_away = False  # there are workers that run no body in this step
+        self.refuses = ""  # why bodies may change nothing
+        self.communicator = Communicator.alone()
+        self.device = torch.device("cpu")
+
+    def declare(self, values: Mapping[str, Any]) -> None:
+        """Raises UserError, naming it, for a value that cannot travel."""
+        for name, value in values.items():
+            if name in self._live:
+                raise UserError(f"run.state({name}=...) was called twice: give each value a name of its own")
+            image = Image(name, value)
+            self._live[name] = put(value, _value(image.text, image.tensors))
+
+    def __bool__(self) -> bool:
+        return bool(self._live)
+
+    def get(self, name: str) -> Any:
+        """The value of now."""
+        return self._live[name]
+
+    def set(self, name: str, value: Any) -> None:
+        """Let this be the value."""
+        self._live[name] = put(self._live[name], value)
+
+    # -- a step
+
+    def begin(self, step: int, sends: bool) -> None:
+        """A step begins. sends: joiners get the values of now."""
+        self._step, self._steps = step, self._steps + 1
+        self._start = self._images(self._start)
+        self._bodies, self._own, self._new, self._told = 0, None, None, None
+        self._joins, self._sends, self._shared = False, sends, None
+        self.some_look_away = False
+
+    def begin_body(self) -> None:
+        """A virtual worker begins."""
+        if self._bodies and self._start:
+            self.restore()
+        self._bodies += 1
+
+    def restore(self) -> None:
+        """What the step began with holds again."""
+        for name, image in self._start.items():
+            self._live[name] = image.restored()
+
+    def keep(self, first: bool) -> None:
+        """A body has come to `optimizer.step()`. first: it is virtual worker 0's. Raises UserError for what cannot travel."""
+        if not self._start or (self._own is not None and not first):
+            return
+        contents = self._steps == 1  # scripts do in the first step what they do in all
+        deltas = {
+            name: delta
+            for name, image in self._start.items()
+            if (delta := Delta.between(name, image, self._live[name], contents)) is not None
+        }
+        if deltas and self.refuses:
+            raise UserError(
+                f"the loop body has changed state.{next(iter(deltas))}, and {self.refuses}, for which it runs several times in a "
+                "step: change it behind optimizer.step(), or in prepare(…, after_update=function)"
+            )
+        if self._own is None:
+            self._own = {name: deltas[name].text if name in deltas else image.text for name, image in self._start.items()}
+        if first:
+            self._new = deltas
+
+    def apply(self, joins: bool) -> None:
+        """The update is about to be made: virtual worker 0's values hold."""
+        if not self._live:
+            return
+        new = self._new if self._new is not None else self._told
+        if new is None and not joins and self._own is not None:  # all have come to the same
+            own = self._own
+            new = {name: Delta(own[name], None) for name, image in self._start.items() if own[name] != image.text}
+        if not joins:
+            self.restore()
+        for name, delta in (new or {}).items():
+            self._live[name] = delta.applied(self._start[name], self._live[name])
+        self._joins = joins
+
+    def updated(self) -> None:
+        """The update has been made, by joiners, too."""
+        if self._live and (self._sends or self._joins):
+            self._shared = self._images()
+
+    @contextmanager
+    def as_begun(self) -> Iterator[None]:
+        """Meanwhile what the step began with holds."""
+        present = self._images()
+        self.restore()
+        try:
+            yield
+        finally:
+            self.restore_whole(present)
+
+    # -- in band
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        """What the first body here has begun with and come to, and its negative: the greatest of both tell whether all agree."""
+        if part.joins or self._own is None:
+            return NOTHING, NOTHING
+        texts = [each for name, image in self._start.items() for each in (image.text, self._own[name])]
+        number = _hashed(msgspec.msgpack.encode(texts)) >> (64 - HASH_BITS)
+        return number, -number
+
+    def wants(self, part: Part) -> bool:
+        """Virtual worker 0 ran here, and has changed what others cannot know."""
+        changed = (self._new or {}).values()
+        return bool(changed) and (self.some_look_away or any(delta.contents is not None for delta in changed))
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        """Somebody has come to something else."""
+        return greatest[0] != NOTHING and greatest[0] != -greatest[1]
+
+    def letter(self, part: Part) -> Any:
+        """What it begins with; and what virtual worker 0 has made of it, where it is hosted."""
+        if part.joins or self._own is None:
+            return None
+        start = {name: [_hashed(image.text), _shown(image)] for name, image in self._start.items()}
+        new = self._new
+        return [start, None if new is None else {name: delta.plain(INLINE_BYTES) for name, delta in new.items()}]
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """Take virtual worker 0's over. Raises UserError if workers have begun with other values; CommunicatorBroken."""
+        if part.joins:
+            self._start = self._images()
+        present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
+        for rank, (start, _) in present:
+            for name, (number, shown) in start.items():
+                other, (there, other_shown) = present[0][0], present[0][1][0][name]
+                if number != there:
+                    raise UserError(_DIFFER.format(name=name, a=other_shown, b=shown, x=other, y=rank, step=part.step))
+        for root, (_, new) in present:
+            if new is None:
+                continue
+            own = self._new
+            if own is None:
+                own = self._told = {name: Delta.of_plain(each, self.device) for name, each in new.items()}
+            for tensor in (each for delta in own.values() for each in delta.large(INLINE_BYTES)):
+                flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+                self.communicator.wait(self.communicator.broadcast(flat, root))
+                if self._new is None:
+                    tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+    # -- as values
+
+    def _images(self, before: Mapping[str, Image] | None = None) -> dict[str, Image]:
+        before = before or {}
+        return {name: Image(name, value, before.get(name)) for name, value in self._live.items()}
+
+    def whole(self) -> dict[str, Image]:
+        """All values of now."""
+        return self._images()
+
+    def restore_whole(self, whole: Mapping[str, Image]) -> None:
+        """Let these be the values again."""
+        for name, image in whole.items():
+            self._live[name] = image.restored()
+
+    def changes(self) -> dict[str, Any]:
+        """What has changed since the update, which joiners have made, too."""
+        shared = self._shared or {}
+        found: dict[str, Any] = {}
+        for name, value in self._live.items():
+            delta = Delta.between(name, shared.get(name) or Image(name, None), value, contents=True)
+            if delta is not None:
+                found[name] = delta.plain()
+        return found
+
+    def take(self, changes: Mapping[str, Any]) -> None:
+        """Take over what another worker has changed since."""
+        shared = self._shared or {}
+        for name, values in changes.items():
+            image = shared.get(name) or Image(name, None)
+            delta = Delta.of_plain(values, self.device)
+            self._live[name] = delta.applied(image, self._live[name])
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those in all values."""
+        return [tensor for name, value in self._live.items() for tensor in _read(name, value)[1]]
+
+
+_DIFFER = (
+    "state.{name} is {a} on worker {x} and {b} on worker {y} before step {step}. What is set behind optimizer.step() or between "
+    "steps must be the same on all workers: set what follows from one micro-batch before optimizer.step(), where virtual worker "
+    "0's counts, or derive it from run.means"
+)
+
+
+def put(present: Any, value: Any) -> Any:
+    """`value`, in the place of `present` where that is of the same kind and can be filled: then variables that name it do so on."""
+    if present is value or type(present) is not type(value):
+        return value
+    match present:
+        case list():
+            present[:] = value
+        case deque() if present.maxlen == value.maxlen:
+            items = [*value]
+            present.clear()
+            present.extend(items)
+        case dict() | set():
+            items = value.copy()
+            present.clear()
+            present.update(items)
+        case numpy.ndarray() if (present.shape, present.dtype) == (value.shape, value.dtype) and present.flags.writeable:
+            if not numpy.shares_memory(present, value):
+                present[...] = value
+        case torch.Generator() if present.device == value.device:
+            present.set_state(value.get_state())
+        case numpy.random.Generator() if type(present.bit_generator) is type(value.bit_generator):
+            present.bit_generator.state = value.bit_generator.state
+        case _:
+            return value
+    return present
+
+
+def _unchanged(number: int) -> Content:
+    return Content(number, None)
+
+
+def _read(name: str, value: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """The value in bytes, and its tensors as they are numbered there. Raises UserError, naming it, for what cannot travel."""
+    tensors: list[torch.Tensor] = []
+
+    def number(tensor: torch.Tensor, where: str) -> int:
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            raise UserError(f"{where} is a tensor that is sparse or has no memory, which cannot be carried along")
+        tensors.append(tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.detach())
+        return len(tensors) - 1
+
+    return msgspec.msgpack.encode(pack(value, PREFIX + name, number)), tensors
+
+
+def _value(text: bytes, tensors: Sequence[torch.Tensor]) -> Any:
+    return unpack(msgspec.msgpack.decode(text), lambda number, present: tensors[number])
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _plain(tensor: torch.Tensor, limit: float) -> list[Any]:
+    place = "host" if tensor.device.type == "cpu" else "device"
+    kind, shape, data = inline(tensor, "") if tensor.nbytes <= limit else (_kind(tensor), list(tensor.shape), None)
+    return [place, kind, shape, data]
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _of_plain(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    place, kind, shape, data = values
+    target = torch.device("cpu") if place == "host" else device
+    if data is None:
+        return torch.empty(shape, dtype=getattr(torch, kind), device=target)
+    return restored([kind, shape, data]).to(target)
+
+
+def _hashed(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def _shown(image: Image) -> str:
+    value = unpack(msgspec.msgpack.decode(image.text), lambda number, present: f"tensor {number}")
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
