@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -63,6 +63,15 @@ class Participant(Protocol):
         """The letters of all workers, by rank, just before the update. A joiner's state is in its place by then.
 
         Raises UserError if the job cannot go on, on every worker alike."""
+
+
+@runtime_checkable
+class Carries(Protocol):
+    """A participant that has more to send than fits into letters."""
+
+    def carry(self, communicator: Communicator, part: Part, letters: Sequence[Any]) -> None:
+        """All have exchanged letters: send what they announce. A joiner's state is not in its place yet. Raises
+        CommunicatorBroken."""
 
 
 class InBand:
@@ -113,6 +122,9 @@ class InBand:
         if any(asked):
             own = {name: each.letter(part) for name, each in self._participants.items()}
             self._letters = exchange(communicator, own)
+            for name, each in self._participants.items():
+                if isinstance(each, Carries):
+                    each.carry(communicator, part, [letter.get(name) for letter in self._letters])
         return int(proposal)
 
     def read(self, part: Part) -> None:

@@ -155,7 +155,6 @@ class Stepping:
         """The next steps are another generation's."""
         self._communicator, self._rank = communicator, rank
         self._lanes.enter(world_size)
-        self._held.parts.registered.state.communicator = communicator
         self._ranges = ()
 
     @property

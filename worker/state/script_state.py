@@ -210,7 +210,6 @@ class ScriptState:
         self._steps = 0  # of this process
         self.some_look_away = False  # there are workers that run no body in this step
         self.refuses = ""  # why bodies may change nothing
-        self.communicator = Communicator.alone()
         self.device = torch.device("cpu")
 
     def declare(self, values: Mapping[str, Any]) -> None:
@@ -329,8 +328,22 @@ class ScriptState:
         new = self._new
         return [start, None if new is None else {name: delta.plain(INLINE_BYTES) for name, delta in new.items()}]
 
+    def carry(self, communicator: Communicator, part: Part, letters: Sequence[Any]) -> None:
+        """Virtual worker 0's values come, with the large tensors among them. Raises CommunicatorBroken."""
+        for root, letter in enumerate(letters):
+            if letter is None or letter[1] is None:
+                continue
+            if self._new is None:
+                self._told = {name: Delta.of_plain(each, self.device) for name, each in letter[1].items()}
+            for delta in (self._new if self._new is not None else self._told or {}).values():
+                for tensor in delta.large(INLINE_BYTES):
+                    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+                    communicator.wait(communicator.broadcast(flat, root))
+                    if self._new is None:
+                        tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Take virtual worker 0's over. Raises UserError if workers have begun with other values; CommunicatorBroken."""
+        """Raises UserError if workers have begun with other values."""
         if part.joins:
             self._start = self._images()
         present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
@@ -339,17 +352,6 @@ class ScriptState:
                 other, (there, other_shown) = present[0][0], present[0][1][0][name]
                 if number != there:
                     raise UserError(_DIFFER.format(name=name, a=other_shown, b=shown, x=other, y=rank, step=part.step))
-        for root, (_, new) in present:
-            if new is None:
-                continue
-            own = self._new
-            if own is None:
-                own = self._told = {name: Delta.of_plain(each, self.device) for name, each in new.items()}
-            for tensor in (each for delta in own.values() for each in delta.large(INLINE_BYTES)):
-                flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-                self.communicator.wait(self.communicator.broadcast(flat, root))
-                if self._new is None:
-                    tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
     # -- as values
 
@@ -471,6 +473,8 @@ def _hashed(text: bytes) -> int:
 
 
 def _shown(image: Image) -> str:
-    value = unpack(msgspec.msgpack.decode(image.text), lambda number, present: f"tensor {number}")
+    value = image.value
+    if not (value is None or isinstance(value, bool | int | float | str)):
+        return f"a {type(value).__name__}" + (f" of {len(value)}" if hasattr(value, "__len__") else "")
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,139 @@
+"""Training loops whose loss depends on values of the script's own. Each returns the state that it ends with."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.nn import functional
+from training_cases import EPOCHS, Points
+
+from elasticd.worker.run import Run
+
+Transition = namedtuple("Transition", "x y")  # noqa: PYI024 - as reinforcement learning scripts have it
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+def curriculum(run: Run) -> list[Any]:
+    """A counter of global steps, behind the step; the best loss, before it; both change the loss."""
+    model = network()
+    state = run.state(step=0, best=math.inf)
+    raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x * min(1.0, 0.3 + 0.05 * state.step)), y)
+            state.best = min(state.best, loss.item())
+            (loss * (1 + 0.1 * state.best)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state.step += 1
+            assert state.step == run.steps_done
+        state.best += 0.01 * epoch
+    run.finish()
+    return [model.state_dict(), raw.state_dict(), [state.step, state.best]]
+
+
+def averages(run: Run) -> list[Any]:
+    """An average of the weights in a list, behind the step, by way of `data` as older scripts have it; and one of inputs in
+    a tensor, in place before the step."""
+    model = network()
+    shadow = [parameter.clone() for parameter in model.parameters()]
+    state = run.state(shadow=shadow)
+    run.state(mean=torch.zeros(12), seen=numpy.zeros(3), weight=numpy.float32(0.3))
+    raw = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            state.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            state.seen += numpy.bincount(y.numpy(), minlength=3)
+            state.weight *= numpy.float32(0.99)
+            near = sum((p - s).square().sum() for p, s in zip(model.parameters(), state.shadow, strict=True))
+            loss = functional.cross_entropy(model(x - state.mean), y) + float(state.weight) * near
+            (loss + 1e-3 * float(state.seen[0]) * model[0].weight.sum()).backward()
+            optimizer.step()
+            for old, new in zip(state.shadow, model.parameters(), strict=True):
+                old.data.mul_(0.95).add_(new.data, alpha=0.05)
+            assert state.shadow is shadow
+    run.finish()
+    return [model.state_dict(), state.shadow, [state.mean, state.seen.tolist(), float(state.weight)]]
+
+
+@dataclass
+class Counts:
+    bodies: int = 0
+    last: list[float] = field(default_factory=list)
+
+
+def replay(run: Run) -> list[Any]:
+    """A buffer of past inputs that grows, is sampled with a generator of the script's own, and forgets."""
+    model = network()
+    state = run.state(memory=deque(maxlen=9), rng=torch.Generator().manual_seed(4), numbers=numpy.random.default_rng(1))
+    run.state(counts=Counts(), kinds={"seen"}, by_name={"a": [(1, 2.0)]})
+    raw = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            state.memory.append(Transition(x[: 1 + len(state.memory) % 3].clone(), y[: 1 + len(state.memory) % 3].clone()))
+            chosen = state.memory[int(torch.randint(len(state.memory), (), generator=state.rng))]
+            state.counts.bodies += 1
+            state.counts.last = [float(x[0, 0])]
+            loss = functional.cross_entropy(model(x), y) + functional.cross_entropy(model(chosen.x), chosen.y)
+            (loss * (1 + state.numbers.random()) + 0.01 * state.counts.last[0] * model[0].bias.sum()).backward()
+            optimizer.step()
+            state.kinds.add(f"epoch {epoch}")
+        state.memory.popleft()
+        state.by_name[f"epoch {epoch}"] = [(state.counts.bodies, 0.5)]
+    run.finish()
+    return [model.state_dict(), raw.state_dict(), [[*state.memory], state.counts.bodies, sorted(state.kinds), state.by_name]]
+
+
+def large(run: Run) -> list[Any]:
+    """A tensor that is too large for a letter, changed before the step."""
+    model = network()
+    state = run.state(bank=torch.zeros(5000, 12), at=0)
+    raw = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            state.bank[state.at : state.at + len(x)] = x
+            state.at += len(x)
+            functional.cross_entropy(model(x - state.bank.sum(0) / state.at), y).backward()
+            optimizer.step()
+    run.finish()
+    return [model.state_dict(), state.bank, state.at]
+
+
+def in_hooks(run: Run) -> list[Any]:
+    """Changed in `after_update` and in functions between steps."""
+    model = network()
+    state = run.state(norm=0.0, shadow=copy.deepcopy(dict(model.state_dict())), decay=0.5)
+
+    def update() -> None:
+        state.norm = float(model[0].weight.norm())
+        for name, value in model.state_dict().items():
+            state.shadow[name] = torch.lerp(state.shadow[name], value, 1 - state.decay)
+
+    @run.every(steps=3)
+    def change() -> None:
+        state.decay = min(0.99, state.decay + 0.01 * state.norm)
+
+    raw = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5, after_update=update)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            kept = torch.func.functional_call(model, state.shadow, (x,)).softmax(1)
+            functional.cross_entropy(model(x) + state.decay * kept, y).backward()
+            optimizer.step()
+    run.finish()
+    return [model.state_dict(), state.shadow, state.decay]
