@@ -63,6 +63,7 @@ from .state.fence import Fence
 from .state.registered import Registered
 from .state.script_state import State
 from .state.training_state import TrainingState
+from .state.virtual_state import VirtualWorkerState
 from .stepping import Recipe
 from .together import Together
 from .trainer import Trainer
@@ -143,7 +144,7 @@ class Run(Together):
         super().__init__(control, virtual_workers, torch.device("cuda", index) if cuda else torch.device("cpu"))
         self._env = environment
         self._seed = seed
-        self._registered = Registered()
+        self._registered = Registered(virtual_workers)
         self._scaler: torch.amp.GradScaler | None = None
         self._initial = initial
         self._code: Code | None = None
@@ -182,6 +183,18 @@ class Run(Together):
             raise UserError("run.state() was called in the loop or after it: call it before, with all names at once")
         self._registered.declare(values)
         return self._registered.state.object
+
+    def per_virtual_worker(self, **values: Any) -> VirtualWorkerState:
+        """An object whose attributes belong to the virtual worker whose loop body runs: `local = run.per_virtual_worker(hidden=None)`.
+
+        For what follows from one stream of samples: hidden states of recurrent networks, baselines, buffers. Values are as
+        `state` takes them, and each virtual worker begins with these. They are there in the loop body before `optimizer.step()`;
+        elsewhere UserError is raised. Tensors are detached at `optimizer.step()`. Each worker holds the values of all N virtual
+        workers, and those that have changed travel in each step. Call it before the loop. Source: EasyScale 3.2."""
+        if self._epochs:
+            raise UserError("run.per_virtual_worker() was called in the loop or after it: call it before")
+        self._registered.declare_virtual(values)
+        return self._registered.virtual.object
 
     def scaler(self, scaler: torch.amp.GradScaler) -> Any:
         """Make a gradient scaler elastic: `scaler = run.scaler(torch.amp.GradScaler())`, before `prepare`.

@@ -101,7 +101,7 @@ class Stepping:
         self._cross_check = cross_check
         self._untold = untold
         optimizers = held.parts.optimizers
-        held.parts.registered.state.device = recipe.device
+        held.parts.registered.state.device = held.parts.registered.virtual.device = recipe.device
         self.evaluations = Evaluations(optimizers[0], recipe.virtual_workers) if evaluates_again(optimizers) else None
         held.parts.registered.state.refuses = "the optimizer is LBFGS" if self.evaluations is not None else ""
         self._total_steps: int | None = 0
@@ -133,7 +133,7 @@ class Stepping:
         if cross_check is not None:
             participants.append(cross_check)
         participants += [self.sharing, update.clipping, hyperparameters]
-        participants += [held.parts.extra_state, held.parts.registered.state]
+        participants += [held.parts.extra_state, held.parts.registered.state, held.parts.registered.virtual]
         for participant in participants:
             self.in_band.add(participant)
         self._lanes = Lanes(
@@ -155,6 +155,7 @@ class Stepping:
         """The next steps are another generation's."""
         self._communicator, self._rank = communicator, rank
         self._lanes.enter(world_size)
+        self._held.parts.registered.virtual.alone = world_size == 1
         self._ranges = ()
 
     @property
@@ -369,6 +370,7 @@ class Stepping:
         self._held.parts.registered.remember()
         self._held.parts.registered.step_begins(send)
         self._held.parts.registered.state.begin(step, send)
+        self._held.parts.registered.virtual.begin()
         self._step = step
         mine = ranges[self._rank]
         if ranges != self._ranges:
@@ -408,6 +410,7 @@ class Stepping:
         self._following.begin_body()
         self._held.parts.extra_state.restore()
         self._held.parts.registered.state.begin_body()
+        self._held.parts.registered.virtual.begin_body(max(virtual_worker, 0))
         self._untold.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
@@ -471,6 +474,7 @@ class Stepping:
         self._untold.check()
         self._hyperparameters.keep()
         self._held.parts.registered.state.keep(first=virtual_worker == 0)
+        self._held.parts.registered.virtual.keep(None if virtual_worker < 0 else virtual_worker)
         self._buffers.check()
         if virtual_worker == PROBE and not self._evaluates_again:
             assert self._cross_check is not None
@@ -591,6 +595,7 @@ class Stepping:
         lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
         self._held.parts.extra_state.apply()
         self._held.parts.registered.state.apply(part.joins)
+        self._held.parts.registered.virtual.apply()
         self._hyperparameters.apply()
         if self.evaluations is not None:
             self.evaluations.catch_up()

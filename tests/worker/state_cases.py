@@ -137,3 +137,41 @@ def in_hooks(run: Run) -> list[Any]:
             optimizer.step()
     run.finish()
     return [model.state_dict(), state.shadow, state.decay]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.cell = nn.GRUCell(12, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.cell(x, hidden)
+        return self.head(hidden), hidden
+
+
+def recurrent(run: Run) -> list[Any]:
+    """Truncated backpropagation through time: each virtual worker goes on from its own hidden state. Baselines and buffers."""
+    model = Recurrent()
+    own = run.per_virtual_worker(hidden=None, baseline=0.0)
+    run.per_virtual_worker(past=deque(maxlen=4), rng=torch.Generator().manual_seed(2))
+    raw = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    ends = []
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            if run.steps_done % len(batches) == 0 or own.hidden is None:
+                own.hidden = torch.zeros(5, 8)
+            noise = torch.randn(12, generator=own.rng)
+            out, hidden = model(x + 0.1 * noise, own.hidden[: len(x)])
+            own.hidden = torch.cat([hidden, own.hidden[len(x) :]])
+            loss = functional.cross_entropy(out, y)
+            own.past.append(x[0])
+            past, _ = model(torch.stack([*own.past]), torch.zeros(len(own.past), 8))
+            own.baseline = 0.9 * own.baseline + 0.1 * loss.item()
+            ((loss - own.baseline).square() + past.square().mean()).backward()
+            optimizer.step()
+    ends = [run._registered.virtual.get(name) for name in ("hidden", "baseline", "past")]
+    run.finish()
+    return [model.state_dict(), raw.state_dict(), [ends[0], ends[1], [[*each] for each in ends[2]]]]

@@ -15,6 +15,8 @@ import torch
 from ...protocol.errors import UserError
 from .plain import inline, pack, restored, unpack
 from .script_state import PREFIX, ScriptState
+from .virtual_state import PREFIX as OF_EACH
+from .virtual_state import VirtualState
 
 Number = Callable[[torch.Tensor, str], Any]
 _PREFIX = "the registered value "
@@ -24,11 +26,12 @@ _Tensors = dict[tuple[str, int], tuple[torch.Tensor, int]]
 class Registered:
     """By name: how to get a value and how to set it."""
 
-    def __init__(self) -> None:
+    def __init__(self, virtual_workers: int = 1) -> None:
         self._values: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
         # Names of those that follow rules of their own in a step, and are handed over in a way of their own behind it
         self._apart: set[str] = set()
         self.state = ScriptState()
+        self.virtual = VirtualState(virtual_workers)
         # Tensors by name and number, with their versions. Who is kept here leaves its memory to no other.
         self._given: _Tensors | None = None  # those that joiners get with the state, in a step in which they get one
         self._changed: set[tuple[str, int]] = set()  # those that loop bodies have replaced since
@@ -66,6 +69,12 @@ class Registered:
         self.state.declare(values)
         for name in values:
             self.add_apart(PREFIX + name, partial(self.state.get, name), partial(self.state.set, name))
+
+    def declare_virtual(self, values: dict[str, Any]) -> None:
+        """Values of `run.per_virtual_worker`. Raises UserError for what cannot travel."""
+        self.virtual.declare(values)
+        for name in values:
+            self.add_apart(OF_EACH + name, partial(self.virtual.get, name), partial(self.virtual.set, name))
 
     def add_apart(self, name: str, get: Callable[[], Any], set_value: Callable[[Any], None]) -> None:
         """A value that is in headers and checkpoints and is compared as the others are; all else is its owner's."""

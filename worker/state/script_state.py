@@ -81,11 +81,11 @@ def _undeclared(name: str) -> str:
 class Image:
     """One attribute at one moment, with copies of its tensors."""
 
-    def __init__(self, name: str, value: Any, before: Image | None = None) -> None:
-        """before: of the same attribute; its copies of tensors that are still the same are taken. Raises UserError."""
+    def __init__(self, where: str, value: Any, before: Image | None = None) -> None:
+        """where: its name, for messages. before: of the same attribute; its copies of tensors that are still the same are taken. Raises UserError."""
         self.value = value
         self.by_version = type(value) is deque
-        self.text, self.tensors = _read(name, value)
+        self.text, self.tensors = _read(where, value)
         self.versions = [tensor._version for tensor in self.tensors]
         known: dict[int, int] = {}
         if before is not None and self.by_version and before.by_version:
@@ -111,6 +111,10 @@ class Image:
         """The value again, with its tensors as they were; the same object, if it can be."""
         self.put_back()
         return put(self.value, _value(self.text, self.tensors))
+
+    def copied(self) -> Any:
+        """The value, of the copies. They are not to be changed."""
+        return _value(self.text, self.copies)
 
     def numbers(self) -> dict[tuple[Any, ...], int]:
         """The tensors' numbers, by where they are."""
@@ -138,9 +142,9 @@ class Delta:
     contents: Sequence[Content] | None  # None: of each tensor what there was before
 
     @classmethod
-    def between(cls, name: str, image: Image, value: Any, contents: bool) -> Delta | None:
+    def between(cls, where: str, image: Image, value: Any, contents: bool) -> Delta | None:
         """What has changed. contents: also look at tensors' contents where versions say nothing. None: nothing has."""
-        text, tensors = _read(name, value)
+        text, tensors = _read(where, value)
         if not tensors and not image.tensors:
             return None if text == image.text else cls(text, None)
         numbers = image.numbers()
@@ -217,7 +221,7 @@ class ScriptState:
         for name, value in values.items():
             if name in self._live:
                 raise UserError(f"run.state({name}=...) was called twice: give each value a name of its own")
-            image = Image(name, value)
+            image = Image(PREFIX + name, value)
             self._live[name] = put(value, _value(image.text, image.tensors))
 
     def __bool__(self) -> bool:
@@ -260,7 +264,7 @@ class ScriptState:
         deltas = {
             name: delta
             for name, image in self._start.items()
-            if (delta := Delta.between(name, image, self._live[name], contents)) is not None
+            if (delta := Delta.between(PREFIX + name, image, self._live[name], contents)) is not None
         }
         if deltas and self.refuses:
             raise UserError(
@@ -357,7 +361,7 @@ class ScriptState:
 
     def _images(self, before: Mapping[str, Image] | None = None) -> dict[str, Image]:
         before = before or {}
-        return {name: Image(name, value, before.get(name)) for name, value in self._live.items()}
+        return {name: Image(PREFIX + name, value, before.get(name)) for name, value in self._live.items()}
 
     def whole(self) -> dict[str, Image]:
         """All values of now."""
@@ -373,7 +377,7 @@ class ScriptState:
         shared = self._shared or {}
         found: dict[str, Any] = {}
         for name, value in self._live.items():
-            delta = Delta.between(name, shared.get(name) or Image(name, None), value, contents=True)
+            delta = Delta.between(PREFIX + name, shared.get(name) or Image(PREFIX + name, None), value, contents=True)
             if delta is not None:
                 found[name] = delta.plain()
         return found
@@ -382,13 +386,13 @@ class ScriptState:
         """Take over what another worker has changed since."""
         shared = self._shared or {}
         for name, values in changes.items():
-            image = shared.get(name) or Image(name, None)
+            image = shared.get(name) or Image(PREFIX + name, None)
             delta = Delta.of_plain(values, self.device)
             self._live[name] = delta.applied(image, self._live[name])
 
     def tensors(self) -> list[torch.Tensor]:
         """Those in all values."""
-        return [tensor for name, value in self._live.items() for tensor in _read(name, value)[1]]
+        return [tensor for name, value in self._live.items() for tensor in _read(PREFIX + name, value)[1]]
 
 
 _DIFFER = (
@@ -425,21 +429,26 @@ def put(present: Any, value: Any) -> Any:
     return present
 
 
+def copy_of(image: Image) -> Any:
+    """The value once more, which shares nothing with it."""
+    return _value(image.text, [tensor.clone() for tensor in image.copies])
+
+
 def _unchanged(number: int) -> Content:
     return Content(number, None)
 
 
-def _read(name: str, value: Any) -> tuple[bytes, list[torch.Tensor]]:
+def _read(where: str, value: Any) -> tuple[bytes, list[torch.Tensor]]:
     """The value in bytes, and its tensors as they are numbered there. Raises UserError, naming it, for what cannot travel."""
     tensors: list[torch.Tensor] = []
 
-    def number(tensor: torch.Tensor, where: str) -> int:
+    def number(tensor: torch.Tensor, place: str) -> int:
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
-            raise UserError(f"{where} is a tensor that is sparse or has no memory, which cannot be carried along")
+            raise UserError(f"{place} is a tensor that is sparse or has no memory, which cannot be carried along")
         tensors.append(tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.detach())
         return len(tensors) - 1
 
-    return msgspec.msgpack.encode(pack(value, PREFIX + name, number)), tensors
+    return msgspec.msgpack.encode(pack(value, where, number)), tensors
 
 
 def _value(text: bytes, tensors: Sequence[torch.Tensor]) -> Any:
