@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -70,6 +70,7 @@ from .trainer import Trainer
 
 log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
+T = TypeVar("T")
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
@@ -195,6 +196,17 @@ class Run(Together):
             raise UserError("run.per_virtual_worker() was called in the loop or after it: call it before")
         self._registered.declare_virtual(values)
         return self._registered.virtual.object
+
+    def epoch_begin(self, function: Callable[[], T]) -> T:
+        """What `function()` gives at the beginning of this epoch, computed once for the job and carried until the next epoch begins:
+        `teacher = run.epoch_begin(lambda: copy.deepcopy(model))`.
+
+        A worker that joins in the middle of the epoch, and a restart from there, get the value as it is, and do not compute it
+        from later weights. It may be a tensor, an array, a list, a mapping, a dataclass, a tuple of these, or a module, which is
+        built by `function` everywhere and then filled. Random numbers in `function` are seeded from the job's seed, the epoch and
+        the number of the call. Call it in the loop over epochs before the loop over batches, on all workers in the same order;
+        elsewhere, and for what cannot travel, UserError is raised."""
+        return cast(T, self._require_trainer("run.epoch_begin()").of_epoch(function))
 
     def scaler(self, scaler: torch.amp.GradScaler) -> Any:
         """Make a gradient scaler elastic: `scaler = run.scaler(torch.amp.GradScaler())`, before `prepare`.

@@ -371,6 +371,7 @@ class Stepping:
         self._held.parts.registered.step_begins(send)
         self._held.parts.registered.state.begin(step, send)
         self._held.parts.registered.virtual.begin()
+        self._held.parts.registered.of_epoch.step_begins()
         self._step = step
         mine = ranges[self._rank]
         if ranges != self._ranges:

@@ -317,7 +317,22 @@ class Trainer:
     def epoch_begins(self, epoch: int) -> None:
         """The script's loop has come to `epoch`: values that others have set there hold now."""
         self._held.epoch_begins(epoch)
+        self._held.parts.registered.of_epoch.begin(epoch)
         seed_everything(derive_seed(self._recipe.seed, "epoch begins", epoch))
+
+    def of_epoch(self, function: Callable[[], Any]) -> Any:
+        """What the function gives at the epoch's beginning (`state.epoch_values`). Raises UserError elsewhere."""
+        epoch = self._script.epoch
+        if self._script.at is not ScriptAt.BETWEEN or self.between.in_function or self.between.has_read(epoch):
+            raise UserError(
+                "run.epoch_begin() was called outside an epoch's beginning: call it in the loop over run.epochs(), before the loop "
+                "over batches"
+            )
+
+        def seed(number: int) -> None:
+            seed_everything(derive_seed(self._recipe.seed, "of epoch", epoch, number))
+
+        return self._held.parts.registered.of_epoch.value(epoch, function, seed)
 
     def call_as_leader(self, callback: Callable[[], None]) -> None:
         """As soon as this worker leads, once. On the training thread, between two steps."""

@@ -32,7 +32,7 @@ def ranks() -> Iterator[Any]:
     ranks.close()
 
 
-@pytest.mark.parametrize("case", ["curriculum", "averages", "replay", "large", "in_hooks", "recurrent"])
+@pytest.mark.parametrize("case", ["curriculum", "averages", "replay", "large", "in_hooks", "recurrent", "teachers"])
 @pytest.mark.parametrize("timetable", [TWO, CHANGING], ids=["two", "changing"])
 def test_a_loss_that_depends_on_a_scripts_values_gives_the_bits_of_one_worker_alone(
     ranks: Any, case: str, timetable: list[Any]

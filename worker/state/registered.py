@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from ...protocol.errors import UserError
+from .epoch_values import NAME as OF_EPOCH
+from .epoch_values import EpochValues
 from .plain import inline, pack, restored, unpack
 from .script_state import PREFIX, ScriptState
 from .virtual_state import PREFIX as OF_EACH
@@ -32,6 +34,7 @@ class Registered:
         self._apart: set[str] = set()
         self.state = ScriptState()
         self.virtual = VirtualState(virtual_workers)
+        self.of_epoch = EpochValues()
         # Tensors by name and number, with their versions. Who is kept here leaves its memory to no other.
         self._given: _Tensors | None = None  # those that joiners get with the state, in a step in which they get one
         self._changed: set[tuple[str, int]] = set()  # those that loop bodies have replaced since
@@ -90,11 +93,14 @@ class Registered:
 
     def pack(self, number: Number) -> dict[str, Any]:
         """All values, by name. Raises UserError, naming it, for one that cannot travel."""
-        return {name: pack(get(), _where(name), number) for name, (get, _) in self._values.items()}
+        found = {name: pack(get(), _where(name), number) for name, (get, _) in self._values.items()}
+        if self.of_epoch:
+            found[OF_EPOCH] = pack(self.of_epoch.get(), _where(OF_EPOCH), number)
+        return found
 
-    def present(self, name: str) -> Any:
-        """The value of now."""
-        return self._values[name][0]()
+    def present(self, name: str, packed: Any = None) -> Any:
+        """The value of now, into whose tensors those of `packed` may be put."""
+        return self.of_epoch.present(packed) if name == OF_EPOCH else self._values[name][0]()
 
     def tensors(self) -> list[torch.Tensor]:
         """Those in all values."""
@@ -115,6 +121,8 @@ class Registered:
         for name, (_, set_value) in self._values.items():
             if name in values:
                 set_value(values[name])
+        if OF_EPOCH in values:
+            self.of_epoch.set(values[OF_EPOCH])
 
     # -- what has changed since the others got it
 

@@ -19,6 +19,7 @@ import torch
 
 from ...protocol.errors import PeerError, UserError
 from ..gradients.buffers import Slot, slots
+from .epoch_values import NAME as OF_EPOCH
 from .extras import ExtraState
 from .plain import inline, pack, restored, unpack
 from .registered import Registered
@@ -203,7 +204,7 @@ class TrainingState:
             self._adopt_optimizer(optimizer, theirs, parameters, header["tensors"], targets)
         take = self._taker(parameters[0].device, header["tensors"], targets)
         self._values = {
-            name: unpack(packed, take, self.registered.present(name)) for name, packed in header["registered"].items()
+            name: unpack(packed, take, self.registered.present(name, packed)) for name, packed in header["registered"].items()
         }
         return targets
 
@@ -367,8 +368,9 @@ class TrainingState:
             raise UserError(f"another dataset: this script's has {here}, that of the training state has {there}")
         self._check_count("gradient scaler", header["scaler"] is not None, self.scaler is not None)
         own_names = self.registered.names()
-        if sorted(header["registered"]) != sorted(own_names):
-            there, here = (", ".join(sorted(names)) or "none" for names in (header["registered"], own_names))
+        theirs = [name for name in header["registered"] if name != OF_EPOCH]
+        if sorted(theirs) != sorted(own_names):
+            there, here = (", ".join(sorted(names)) or "none" for names in (theirs, own_names))
             raise UserError(f"the training state has the registered values {there}; this script registers {here}")
 
     def _check_count(self, what: str, theirs: int, ours: int) -> None:

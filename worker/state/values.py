@@ -37,6 +37,7 @@ class ScriptValues:
             "schedulers": self._parts.scheduler_states(),
             "registered": self._parts.registered.pack_changes(),
             "state": self._parts.registered.state.changes(),
+            "of epoch": self._parts.registered.of_epoch.changes(),
             "calls": self._following.calls,
         }
 
@@ -48,6 +49,7 @@ class ScriptValues:
         registered = self._parts.registered
         registered.set(registered.unpack_changes(changes["registered"]))
         registered.state.take(changes["state"])
+        registered.of_epoch.take(changes["of epoch"])
 
     def whole(self, modules: bool = False) -> dict[str, Any]:
         """All values of now, with copies of the tensors among them. modules: also what modules and optimizers have: parameters,
