@@ -411,7 +411,7 @@ class Stepping:
         self._following.begin_body()
         self._held.parts.extra_state.restore()
         self._held.parts.registered.state.begin_body()
-        self._held.parts.registered.virtual.begin_body(max(virtual_worker, 0))
+        self._held.parts.registered.virtual.begin_body(self._seeded_as(virtual_worker))
         self._untold.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
