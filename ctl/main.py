@@ -82,6 +82,7 @@ ROOMS = {
     "keys": ("keys", "login"),
     "simulate": ("simulate",),
     "doctor.command": ("doctor",),
+    "check.command": ("check",),
 }
 
 

@@ -89,6 +89,11 @@ class Sources:
         names = [name for name in others if isinstance(name, str)]
         return Sources(Source.read(frame.f_code.co_filename), names, frame.f_lineno, frame.f_code.co_name)
 
+    @property
+    def first(self) -> Source | None:
+        """The file that holds the loop."""
+        return self._first
+
     @functools.cached_property
     def _files(self) -> list[Source]:
         if self._first is None:

@@ -103,6 +103,10 @@ class Comparison:
 
     # -- looking
 
+    def entries(self, registered: bool) -> list[Entry]:
+        """Digests of the state of now, by name. registered: with the script's registered values."""
+        return self._whole(registered).entries()
+
     def _tensors(self) -> tuple[list[tuple[str, torch.Tensor]], list[int]]:
         """With how much of a round each of them takes."""
         found = self._held.parts.named_tensors() if self._terms.tensors else []

@@ -58,6 +58,7 @@ from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
+from ..protocol.rehearsal import asked
 from .state.checkpoint import CheckpointWriter
 from .state.fence import Fence
 from .state.registered import Registered
@@ -84,9 +85,13 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
     threads: torch's threads for one operation on a CPU. The bits of a result depend on it.
     Raises UserError in a process that is not the worker itself (`admission`).
     """
-    environment = read_cluster(os.environ)
     check_process(os.environ, Process.present(os.getpid()))
     torch.set_num_threads(threads)
+    if (errand := asked(os.environ)) is not None:
+        from .rehearsal.run import Rehearsed
+
+        return Rehearsed(errand, virtual_workers, seed)
+    environment = read_cluster(os.environ)
     if environment is None:
         before_cuda(os.environ)
         count = read_virtual_workers(os.environ, virtual_workers)

@@ -65,6 +65,7 @@ class Recipe:
     updates: Updates  # made from each batch
     normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
     comparing: Terms = field(default_factory=Terms)
+    backwards: bool = False  # in a rehearsal: the bodies of a step run in the reverse order
 
 
 class Stepping:
@@ -256,11 +257,12 @@ class Stepping:
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
         probes = self._cross_check is not None and self._cross_check.probes and self._checked not in self._hosted
-        bodies = self._hosted or [PROBE if probes else AGAIN] * looks_on
+        hosted = self._in_order()
+        bodies = hosted or [PROBE if probes else AGAIN] * looks_on
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
-        yield from self._run_bodies([PROBE, *self._hosted] if probes else bodies)
+        yield from self._run_bodies([PROBE, *hosted] if probes else bodies)
         while self.evaluations is not None and self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
         self._batches.clear()
@@ -422,7 +424,8 @@ class Stepping:
             seed_everything(derive_seed(recipe.seed, "model", step, self._seeded_as(virtual_worker)))
             return batch
         weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
-        last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
+        # In a short step others may follow, which have no sample.
+        last = virtual_worker == self._ranges[self._rank][-1] and not recipe.backwards
         self._lanes.forget_others()
         reducer = self._lanes.present.reducer if last else None
         self._lanes.present.accumulation.expect(virtual_worker, weight, reducer, virtual_worker == self._checked)
@@ -494,7 +497,11 @@ class Stepping:
             self._held.parts.extra_state.keep()
             if self.evaluations is not None:
                 self._held.parts.extra_state.refuse_changes("the optimizer is LBFGS")
-        return virtual_worker == self._hosted[-1]
+        return virtual_worker == self._in_order()[-1]
+
+    def _in_order(self) -> list[int]:
+        """The virtual workers whose bodies run here, one after the other."""
+        return self._hosted[::-1] if self._recipe.backwards else self._hosted
 
     def _end_body(self) -> None:
         """The script asks for its next batch. Raises UserError where one body has done what another has not."""

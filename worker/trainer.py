@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -74,6 +75,7 @@ from .state.held import HeldState
 from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
 from .state.values import ScriptValues
+from .state.verdict import Entry
 from .stepping import Recipe, Stepping
 from .untold import Untold
 from .virtual import derive_seed, seed_everything
@@ -240,6 +242,24 @@ class Trainer:
     def stepping(self) -> Stepping:
         """The steps, for what a loop body asks."""
         return self._stepping
+
+    @property
+    def virtual_workers(self) -> int:
+        """The job's."""
+        return self._recipe.virtual_workers
+
+    def state_entries(self, registered: bool) -> list[Entry]:
+        """Digests of the job's state, by name. registered: with the script's registered values."""
+        return self._comparison.entries(registered)
+
+    def end_after(self, steps: int) -> None:
+        """The job, whose loop has still to begin, ends after so many steps, if not before."""
+        known = self._recipe.max_steps
+        self._recipe = replace(self._recipe, max_steps=steps if known is None else min(steps, known))
+
+    def end_now(self) -> None:
+        """The job, which this worker trains alone, ends with the last applied step."""
+        self._held.end = self._held.next_step
 
     @property
     def update(self) -> str:

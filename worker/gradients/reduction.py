@@ -89,7 +89,11 @@ class TreeAccumulator(Generic[B]):
         self.merge()
 
     def hold(self, lo: int, hi: int, buffer: B) -> None:
-        """Take over `buffer`, the node [lo, hi), whose value is still to come: `merge` adds it up."""
+        """Take over `buffer`, the node [lo, hi), whose value is still to come: `merge` adds it up. In a rehearsal leaves may come
+        from right to left."""
+        if self._nodes and self._nodes[0].lo == hi:
+            self._nodes.insert(0, Node(lo, hi, buffer))
+            return
         assert not self._nodes or self._nodes[-1].hi == lo, f"[{lo}, {hi}) does not follow {self._nodes[-1]}"
         self._nodes.append(Node(lo, hi, buffer))
 

@@ -1,0 +1,254 @@
+"""`elasticctl check`: runs the parts of a check one after the other, and shows what each finds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...protocol.errors import UserError
+from ..context import JSON, print_json, say
+
+if TYPE_CHECKING:
+    from .driver import Outcome, Script
+    from .parts import Part
+    from .verdict import Finding
+
+WIDTH_IN_PIPES = 100
+COULD_NOT_RUN = 2
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command(
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": False, "allow_interspersed_args": False},
+        epilog="Exit code 0: the same bits. 1: they differ, and what differs is shown. 2: the script could not be tried, with its "
+        "own error. Nothing that run.save() would write is written; whatever else the script writes it writes, as often as it runs.",
+    )(check)
+
+
+def check(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="train.py ARGS | JOB.yaml | -- COMMAND...",
+            help="The script with its arguments, a job file, or after -- a command.",
+            show_default=False,
+        ),
+    ] = None,
+    virtual_workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Default: the job file's, else the script's, else 4.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="How many to run; default: into the third epoch, if that takes 15 s.", show_default=False
+        ),
+    ] = None,
+    limit: Annotated[str, typer.Option(help="No part may take longer.")] = "2m",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Try at the desk whether a script gives the same bits however many GPUs train it; no cluster is needed.
+
+    Its first steps run again and again in processes of this machine, on the CPU: alone, with another hash seed, with a step's
+    loop bodies in reverse, with workers that join, die and leave in the middle of an epoch and at its edges, and from checkpoints.
+    """
+    from . import record
+    from .driver import Driver
+    from .screen import Screen
+
+    script, sources = _script(arguments or [], virtual_workers, steps, limit)
+    begun = time.monotonic()
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_IN_PIPES
+    screen = Screen(width, _is_coloured(), quiet=as_json)
+    with _waiting(as_json) as (label, turned), Driver(script, turned) as driver:
+        trial = Trial(driver, script, label)
+        for part, outcome, finding in trial.run():
+            screen.part(part, outcome, finding)
+    took_s = time.monotonic() - begun
+    if trial.error:
+        if as_json:
+            print_json(
+                {"verdict": "could not run", "error": trial.error, "output": list(trial.output), "took_s": took_s}
+            )
+        else:
+            for line in trial.output:
+                print(f"  {line}")
+            say(f"elasticctl: check: {trial.error}")
+        raise typer.Exit(COULD_NOT_RUN)
+    digest = record.digest_of(sources)
+    if digest is not None:
+        record.write(digest, script.command, not trial.findings)
+    if as_json:
+        print_json(screen.document(trial, took_s))
+    else:
+        for line in screen.summary(trial, took_s):
+            print(line)
+    if trial.findings:
+        raise typer.Exit(1)
+
+
+class Trial:
+    """A whole check."""
+
+    def __init__(self, driver: object, script: Script, label: Callable[[str], None]) -> None:
+        from .driver import Driver
+
+        assert isinstance(driver, Driver)
+        self._driver = driver
+        self._script = script
+        self._label = label
+        self.findings: list[Finding] = []
+        self.notes: list[Finding] = []  # that matter only outside a job
+        self.without_effect: list[dict[str, object]] = []
+        self.error = ""
+        self.output: tuple[str, ...] = ()
+        self.steps = 0
+        self.steps_per_epoch: int | None = None
+        self.virtual_workers = 0
+        self.edges = 0
+
+    def run(self) -> Iterator[tuple[Part, Outcome, Finding | None]]:
+        """Part after part."""
+        from . import parts, verdict
+
+        alone = self._run(parts.FIRST, self._script.steps)
+        if self._cannot_run(alone):
+            return
+        loop = alone.notes[0].loop or {}
+        self.steps = alone.notes[0].over or 0
+        self.steps_per_epoch = loop["steps_per_epoch"]
+        self.virtual_workers = loop["virtual_workers"]
+        self.edges = parts.edges(self.steps, self.steps_per_epoch)
+        yield parts.FIRST, alone, None
+        others: list[Outcome] = []
+        for part in parts.planned(self.steps, self.steps_per_epoch, self.virtual_workers):
+            outcome = self._run(part, self.steps)
+            finding = verdict.compare(alone, outcome)
+            if part.kind is parts.Kind.HASH_SEED and finding is not None:
+                again = self._run(parts.AGAIN, self.steps)
+                random = verdict.compare(alone, again)
+                yield parts.AGAIN, again, random
+                if random is not None:  # then nothing else can be said
+                    self.findings.append(random)
+                    return
+                self.notes.append(finding)
+            elif finding is not None:
+                self.findings.append(finding)
+            others.append(outcome)
+            yield part, outcome, finding
+        if not self.findings:
+            self.without_effect = list(verdict.without_effect(alone, others))
+
+    def _run(self, part: Part, steps: int | None) -> Outcome:
+        self._label(part.tried)
+        return self._driver.run(part, steps)
+
+    def _cannot_run(self, alone: Outcome) -> bool:
+        notes = alone.notes[0]
+        if alone.late:
+            self.output = alone.output
+            self.error = (
+                f"the script alone has not come to an end after {self._script.limit_s:.0f} s: its last lines stand above. Where "
+                "it only needs longer, --limit 10m"
+            )
+        elif alone.failed is not None:
+            self.output = alone.output
+            self.error = f"the script fails by itself: {alone.error}"
+        elif not notes.joined:
+            self.error = (
+                "the script has not called elastic.join(): there is nothing to try (docs/scripts.md has the four lines)"
+            )
+        elif notes.loop is None or notes.over is None:
+            self.error = "the script has ended without coming to the end of its loop over run.epochs() and batches"
+        elif not notes.over:
+            self.error = "the script's loop has not trained a step"
+        return bool(self.error)
+
+
+def _script(
+    arguments: list[str], virtual_workers: int | None, steps: int | None, limit: str
+) -> tuple[Script, tuple[Path, ...]]:
+    """What is to be checked, and its files. Raises UserError."""
+    from .. import commands
+    from ..waiting import limit_s
+    from .driver import Script
+
+    if not arguments:
+        raise UserError("check: give a script (train.py), a job file, or a command after --")
+    try:
+        directory = Path.cwd()
+    except FileNotFoundError:
+        raise UserError("check: the directory where you are does not exist any more; change to another one") from None
+    environment = dict(os.environ)
+    command = tuple(arguments)
+    if command[0].endswith((".yaml", ".yml")):
+        from ..jobfile import Overrides, build
+        from ..jobgpus import GpuOptions
+
+        spec = build(
+            Path(command[0]),
+            Overrides(gpus=GpuOptions(None, (), None, None), command=command[1:]),
+            directory,
+            os.environ,
+        )
+        command, directory = spec.command, Path(spec.workdir)
+        environment |= dict(spec.env)
+        virtual_workers = virtual_workers or spec.virtual_workers
+    elif command[0].endswith(".py"):
+        command = (sys.executable, *command)
+    found = commands.look_at(command)
+    if found.launcher:
+        raise UserError(
+            f"check: {found.launcher} starts processes of its own: give the script itself, `elasticctl check train.py`"
+        )
+    if found.script and not (directory / found.script).is_file():
+        raise UserError(f"check: there is no file {found.script}")
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise UserError(f"check: there is no program {command[0]!r}{commands.unknown_program(command[0])}")
+    within_s = limit_s(limit)
+    assert within_s is not None
+    script = Script(command, directory, environment, virtual_workers, steps, within_s)
+    return script, commands.sources(found, directory, environment)
+
+
+def _is_coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def _waiting(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
+    """On a terminal a line that says what is being tried, and for how long."""
+    if quiet or not sys.stdout.isatty():
+        yield (lambda text: None), (lambda: None)
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    since = time.monotonic()
+    shown = ""
+    last_s = -1
+    with console.status("") as status:
+
+        def label(text: str) -> None:
+            nonlocal since, shown, last_s
+            since, shown, last_s = time.monotonic(), text, -1
+
+        def turned() -> None:
+            nonlocal last_s
+            passed_s = int(time.monotonic() - since)
+            if passed_s != last_s:
+                last_s = passed_s
+                room = max(20, console.width - 14)
+                text = shown if len(shown) <= room else shown[: room - 1] + "…"
+                status.update(f"{text} [dim]{passed_s} s[/dim]")
+
+        yield label, turned

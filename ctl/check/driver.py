@@ -1,0 +1,206 @@
+"""Runs the parts of a check: the user's own command, once for each worker, with an errand in its environment.
+
+Whatever happens (the script fails or hangs, Ctrl-C), no process and no file of the check is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ...protocol.rehearsal import VARIABLE, Errand
+from .notes import Notes
+from .parts import Part
+
+POLL_S = 0.02
+OTHERS_END_WITHIN_S = 5.0  # when one has failed
+STACKS_WITHIN_S = 1.0
+TAIL_LINES = 12
+TAIL_BYTES = 64 << 10
+BUDGET_S = 15.0  # of the first part's steps
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is checked."""
+
+    command: tuple[str, ...]
+    directory: Path
+    environment: Mapping[str, str]
+    virtual_workers: int | None = None
+    steps: int | None = None
+    limit_s: float = 120.0
+
+
+@dataclass
+class Outcome:
+    """What became of a part."""
+
+    part: Part
+    seconds: float = 0.0
+    notes: dict[int, Notes] = field(default_factory=dict)  # by worker
+    failed: int | None = None  # the worker that ended first with an error
+    exit_code: int | None = None
+    output: tuple[str, ...] = ()  # the last lines of that one's
+    late: bool = False  # it had not ended after the time limit
+
+    @property
+    def error(self) -> str:
+        """One sentence; empty: all went well."""
+        if self.failed is None:
+            return ""
+        how = f"killed by signal {-self.exit_code}" if (self.exit_code or 0) < 0 else f"exit code {self.exit_code}"
+        return self.output[-1] if self.output else how
+
+
+class Driver:
+    """A context: the scratch directory is gone behind it, and all processes with it."""
+
+    def __init__(self, script: Script, turned: Callable[[], None] = lambda: None) -> None:
+        """turned: called again and again while it waits."""
+        self._script = script
+        self._turned = turned
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Driver:
+        scratch = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="elasticctl-check-"))
+        self._scratch = Path(scratch)
+        self._stack.callback(self._end_all)
+        self._stack.enter_context(_terminated_as_interrupted())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, part: Part, steps: int | None) -> Outcome:
+        """Run a part, to `steps` steps; None: as far as is worth it."""
+        begun = time.monotonic()
+        outcome = Outcome(part)
+        directory = Path(tempfile.mkdtemp(prefix=part.kind.name.lower(), dir=self._scratch))
+        for number, workers in enumerate(part.stages):
+            suspended_at = part.suspended_at[number] if part.suspended_at else None
+            for worker in workers:
+                self._start(part, directory, worker, steps, suspended_at)
+            self._wait(outcome, directory)
+            for worker in workers:
+                outcome.notes[worker] = Notes.read(directory / f"{worker}.notes")
+            if outcome.failed is not None:
+                break
+        outcome.seconds = time.monotonic() - begun
+        return outcome
+
+    def _start(self, part: Part, directory: Path, worker: int, steps: int | None, suspended_at: int | None) -> None:
+        script = self._script
+        errand = Errand(
+            worker=worker if part.suspended_at == () else 0,
+            noted_by=worker,
+            directory=str(directory),
+            checkpoints=str(directory / "checkpoints"),
+            entries=part.entries,
+            losses=part.losses,
+            virtual_workers=script.virtual_workers,
+            steps=steps,
+            budget_s=BUDGET_S if steps is None else None,
+            suspended_at=suspended_at,
+            backwards=part.backwards,
+            meet_within_s=script.limit_s,
+        )
+        path = directory / f"{worker}.errand"
+        path.write_bytes(msgspec.json.encode(errand))
+        environment = {
+            **script.environment,
+            VARIABLE: str(path),
+            "PYTHONHASHSEED": str(part.hash_seed),
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }
+        with open(directory / f"{worker}.log", "wb") as log:
+            self._running[worker] = subprocess.Popen(
+                script.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=script.directory,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _wait(self, outcome: Outcome, directory: Path) -> None:
+        """Until all workers of a stage have ended, or one has failed and the others have had some time."""
+        until = time.monotonic() + self._script.limit_s
+        while self._running:
+            for worker, process in list(self._running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                self._end(worker)  # what it has started
+                killed = worker in outcome.part.killed and code == -signal.SIGKILL
+                over = Notes.read(directory / f"{worker}.notes").over is not None
+                if code and not killed and not over and outcome.failed is None:
+                    outcome.failed, outcome.exit_code = worker, code
+                    outcome.output = tail(directory / f"{worker}.log")
+                    (directory / "failed").touch()  # nobody waits for it
+                    until = min(until, time.monotonic() + OTHERS_END_WITHIN_S)
+            if self._running and time.monotonic() > until:
+                self._give_up(outcome, directory)
+            self._turned()
+            time.sleep(POLL_S)
+
+    def _give_up(self, outcome: Outcome, directory: Path) -> None:
+        first = next(iter(self._running))
+        if outcome.failed is None:
+            outcome.failed, outcome.late = first, True
+            with contextlib.suppress(ProcessLookupError):
+                self._running[first].send_signal(signal.SIGABRT)  # its stack goes to its output
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._running[first].wait(STACKS_WITHIN_S)
+            outcome.output = tail(directory / f"{first}.log", 40)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for worker in list(self._running):
+            self._end(worker)
+
+    def _end(self, worker: int) -> None:
+        process = self._running.pop(worker)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
+    """The last lines of an output."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-lines:]
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: not before it has cleared up."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

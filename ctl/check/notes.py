@@ -1,0 +1,53 @@
+"""What the workers of a check have noted (`worker.rehearsal.notes`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...worker.kept import Reach
+
+Entries = dict[str, tuple[int, str]]  # by name: digest, and how the value reads
+
+
+@dataclass
+class Notes:
+    """Those of one worker."""
+
+    joined: bool = False  # it has called `elastic.join()`
+    loop: dict[str, Any] | None = None
+    looks: dict[int, Reach] = field(default_factory=dict)  # by applied steps; -1: where the loop begins
+    states: dict[int, Entries] = field(default_factory=dict)  # by applied steps
+    saves: dict[tuple[str, int], Entries] = field(default_factory=dict)  # by path and applied steps
+    over: int | None = None  # the applied steps at the loop's end
+    final: Entries = field(default_factory=dict)
+
+    @staticmethod
+    def read(path: Path) -> Notes:
+        """As far as they are written."""
+        notes = Notes()
+        try:
+            lines = path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return notes
+        notes.joined = True
+        for line in lines:
+            document = msgspec.json.decode(line)
+            if "loop" in document:
+                notes.loop = document["loop"]
+            elif "look" in document:
+                notes.looks[document["look"]] = Reach.of(document["reach"])
+            elif "state" in document:
+                notes.states[document["state"]] = _entries(document)
+            elif "save" in document:
+                notes.saves[document["save"], document["step"]] = _entries(document)
+            elif "over" in document:
+                notes.over, notes.final = document["over"], _entries(document)
+        return notes
+
+
+def _entries(document: dict[str, Any]) -> Entries:
+    return {name: (digest, shown) for name, digest, shown in document["entries"]}

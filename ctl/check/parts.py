@@ -1,0 +1,117 @@
+"""What a check tries: its parts, and at which steps their workers come and go. Pure.
+
+Each part runs the first steps of the script once. The first one is what the others are compared with: one worker alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+Entries = tuple[tuple[int, tuple[int, ...]], ...]
+ALONE: Entries = ((0, (0,)),)
+
+
+class Kind(enum.Enum):
+    """What a part tries."""
+
+    ALONE = "one worker"
+    AGAIN = "one worker again"
+    HASH_SEED = "another hash seed"
+    BACKWARDS = "bodies in reverse"
+    ROSTER = "join, kill, leave"
+    RESTART = "restarts"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of them. Its stages run one after the other, the workers of a stage (by number) at the same time."""
+
+    kind: Kind
+    tried: str  # with the steps
+    stages: tuple[tuple[int, ...], ...] = ((0,),)
+    entries: Entries = ALONE
+    losses: tuple[int, ...] = ()  # entries that begin by the death of a worker
+    suspended_at: tuple[int | None, ...] = ()  # by stage
+    backwards: bool = False
+    hash_seed: int = 0
+
+    @property
+    def killed(self) -> frozenset[int]:
+        """The workers that die."""
+        found: set[int] = set()
+        for position in self.losses:
+            found |= set(self.entries[position - 1][1]) - set(self.entries[position][1])
+        return frozenset(found)
+
+
+FIRST = Part(Kind.ALONE, "one worker alone")
+AGAIN = Part(Kind.AGAIN, "the same again")
+HASH_SEED = Part(Kind.HASH_SEED, "again with another hash seed", hash_seed=1)
+
+
+def planned(steps: int, steps_per_epoch: int | None, virtual_workers: int) -> list[Part]:
+    """The parts behind the first one, which has come to so many steps."""
+    parts = [HASH_SEED]
+    if virtual_workers > 1:
+        parts.append(Part(Kind.BACKWARDS, "a step's loop bodies in the reverse order", backwards=True))
+    roster = _roster(steps, steps_per_epoch)
+    if roster is not None:
+        parts.append(roster)
+    restart = _restarts(steps, steps_per_epoch)
+    if restart is not None:
+        parts.append(restart)
+    return parts
+
+
+def edges(steps: int, steps_per_epoch: int | None) -> int:
+    """How many beginnings of an epoch, behind the first, are among these steps."""
+    return 0 if steps_per_epoch is None else (steps - 1) // steps_per_epoch
+
+
+def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
+    """A worker joins, the first one dies, and so on: each newcomer goes on without those that were there before."""
+    entries: list[tuple[int, tuple[int, ...]]] = [(0, (0,))]
+    losses: list[int] = []
+    told: list[str] = []
+
+    def goes_on(step: int, workers: tuple[int, ...], text: str, loss: bool = False) -> bool:
+        if step >= steps:
+            return False
+        if loss:
+            losses.append(len(entries))
+        entries.append((step, workers))
+        told.append(f"{text} {step}")
+        return True
+
+    def boundary(least: int) -> int:
+        if steps_per_epoch is None:
+            return least
+        edge = -(-least // steps_per_epoch) * steps_per_epoch
+        return edge if edge < steps else least
+
+    goes_on(1, (0, 1), "join at step")
+    if goes_on(3, (1,), "kill in", loss=True):
+        second = boundary(4)
+        if goes_on(second, (1, 2), "join at") and goes_on(second + 2, (2,), "leave at"):
+            third = boundary(second + 3)
+            if goes_on(third, (2, 3), "join at"):
+                goes_on(third + 1, (3,), "leave at")
+    elif not goes_on(2, (1,), "leave at"):
+        return None
+    workers = sorted({worker for _, each in entries for worker in each})
+    return Part(Kind.ROSTER, ", ".join(told), (tuple(workers),), tuple(entries), tuple(losses))
+
+
+def _restarts(steps: int, steps_per_epoch: int | None) -> Part | None:
+    """Preempted in the middle of an epoch, and at an epoch's end, with a new process from the checkpoint each time."""
+    wanted = {steps // 2} if steps_per_epoch is None else {steps_per_epoch // 2, 2 * steps_per_epoch, steps // 2}
+    at = sorted(step for step in wanted if 0 < step < steps)
+    if steps_per_epoch is not None and len(at) > 2:
+        at = [at[0], at[-1]]
+    if not at:
+        return None
+    stages = tuple((number,) for number in range(len(at) + 1))
+    entries = ((0, (0,)),)
+    told = " and ".join(str(step) for step in at)
+    return Part(Kind.RESTART, f"restart from a checkpoint of step {told}", stages, entries, suspended_at=(*at, None))

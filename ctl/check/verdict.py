@@ -1,0 +1,246 @@
+"""What a part's notes say beside those of one worker alone: whether bits differ, from which step on, and which names explain it.
+
+Bits decide: the digests of the job's state after each step and at the end, and of what `run.save` was given. Names explain: what
+the script keeps (`worker.kept`), looked at before the first step that differs. Pure, but for reading the script's source.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...worker import advice
+from ...worker.assigned import Source, Sources
+from ...worker.kept import Difference, Kind, Reach, differences
+from .driver import Outcome
+from .notes import Entries, Notes
+from .parts import Kind as PartKind
+
+TOLD_ENTRIES = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference, for people and programs."""
+
+    tried: str
+    what: str  # differs: the step, and parts of the state
+    name: str = ""  # the script's variable
+    file: str = ""
+    line: int = 0
+    remedy: str = ""  # what to write
+    text: str = ""  # all of it about the name, in a sentence
+    others: tuple[str, ...] = ()  # further names that differ there
+    suspect: bool = True  # the name explains it; else it was the only thing to be seen
+
+
+def compare(alone: Outcome, other: Outcome) -> Finding | None:
+    """None: the same bits."""
+    first, second = alone.notes[0], other.notes
+    where = _first_difference(first, second)
+    tried = _tried(other)
+    if where is None and other.failed is None:
+        return _without_end(first, other)
+    worker, step, what = where or (other.failed or 0, None, "")
+    found, sides = _names(first, second, worker, step, other)
+    if not what:
+        what = "no end within the time limit: it hangs" if other.late else f"{other.error}"
+    if not found:
+        unseen = "" if other.failed is not None and where is None else advice.UNSEEN
+        return Finding(tried, what, remedy=unseen, suspect=False)
+    sources = sources_of(first)
+    best, *rest = found
+    place = sources.where(best.name, best.owners)
+    return Finding(
+        tried,
+        what,
+        best.name,
+        place.file if place is not None else "",
+        place.line if place is not None else 0,
+        advice.remedy(best, sources) if best.changed else BEFORE,
+        advice.sentence(best, sides, sources),
+        tuple(each.name for each in rest[:TOLD_ENTRIES]),
+    )
+
+
+BEFORE = "make it after elastic.join(), the same in each process (a set: sorted(...))"
+
+
+def _tried(outcome: Outcome) -> str:
+    return outcome.part.tried
+
+
+def _without_end(first: Notes, other: Outcome) -> Finding | None:
+    """All that was noted is equal: has it all been noted?"""
+    last = other.notes[max(other.notes)]
+    if last.over == first.over:
+        return None
+    had = "none" if last.over is None else f"{last.over}"
+    return Finding(_tried(other), f"the loop ends after {first.over} steps, and here after {had}", suspect=False)
+
+
+def _first_difference(first: Notes, others: dict[int, Notes]) -> tuple[int, int | None, str] | None:
+    """Worker, applied steps, and what differs. Steps None: before the first."""
+    found: list[tuple[int, int, str]] = []
+    for worker, notes in others.items():
+        for step, entries in notes.states.items():
+            names = _differing(first.states.get(step), entries)
+            if names:
+                found.append((step, worker, f"step {step}: {_listed(names)}"))
+                break
+        for (path, step), entries in notes.saves.items():
+            names = _differing(first.saves.get((path, step)), entries)
+            if names:
+                found.append((step, worker, f"what run.save writes to {path} after step {step}: {_listed(names)}"))
+                break
+        if notes.over is not None and notes.over == first.over:
+            names = _differing(first.final, notes.final)
+            if names:
+                found.append((notes.over, worker, f"the state at the end: {_listed(names)}"))
+    if not found:
+        return None
+    step, worker, what = min(found, key=lambda each: each[:2])
+    return worker, step, what
+
+
+def _differing(ones: Entries | None, others: Entries) -> list[str]:
+    """Names under which two states have different digests."""
+    if ones is None:
+        return []
+    names = [name for name, (digest, _) in others.items() if name in ones and ones[name][0] != digest]
+    return names + [name for name in (*ones, *others) if (name in ones) != (name in others)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(name or "all of it" for name in names[:TOLD_ENTRIES])
+    return f"{shown} and {len(names) - TOLD_ENTRIES} more" if len(names) > TOLD_ENTRIES else shown
+
+
+# -- names
+
+
+def _names(
+    first: Notes, others: dict[int, Notes], worker: int, step: int | None, outcome: Outcome
+) -> tuple[list[Difference], tuple[str, str]]:
+    """The likeliest first; and how the two sides are called."""
+    sides = ("one worker alone", _side(outcome, worker))
+    # Before the step that differs: the state that has made it differ. All workers that were there count.
+    last = step if step is not None else max(first.looks, default=-1)
+    order = [last - 1, last] if step is not None else [last]
+    looks = [at for at in (*order, *range(max(0, last - 1))[::-1], -1) if at in first.looks]
+    for at in looks:
+        for number in (worker, *(each for each in others if each != worker)):
+            notes = others.get(number)
+            if notes is None or at not in notes.looks:
+                continue
+            found = _between(first, notes, at)
+            if found:
+                return _ranked(found, sources_of(first), outcome), (sides[0], _side(outcome, number))
+    return [], sides
+
+
+def _between(first: Notes, notes: Notes, at: int) -> list[Difference]:
+    mine, theirs = first.looks[at], notes.looks[at]
+    return differences(_since(mine, first), _since(theirs, notes))
+
+
+def _since(reach: Reach, notes: Notes) -> Reach:
+    begun = notes.looks.get(-1)
+    return reach if begun is None else reach.since(begun)
+
+
+def _side(outcome: Outcome, worker: int) -> str:
+    match outcome.part.kind:
+        case PartKind.AGAIN:
+            return "another run"
+        case PartKind.HASH_SEED:
+            return "one with another hash seed"
+        case PartKind.BACKWARDS:
+            return "one with the bodies in reverse"
+        case PartKind.RESTART:
+            return "one that has restarted"
+    return f"worker {worker + 1} of those that come and go"
+
+
+def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list[Difference]:
+    """Names that only a log reads last."""
+    logged = only_logged(sources)
+
+    def root(difference: Difference) -> str:
+        return difference.name.partition(".")[0].partition("[")[0]
+
+    found = sorted(found, key=lambda each: root(each) in logged)
+    before = outcome.part.kind in (PartKind.AGAIN, PartKind.HASH_SEED)
+    return sorted(found, key=lambda each: each.changed) if before else found
+
+
+def sources_of(notes: Notes) -> Sources:
+    """The script's files."""
+    loop = notes.loop or {}
+    if "file" not in loop:
+        return Sources(None)
+    return _sources(loop["file"], tuple(loop["others"]), loop["line"], loop["function"])
+
+
+@functools.lru_cache(maxsize=8)
+def _sources(file: str, others: tuple[str, ...], line: int, function: str) -> Sources:
+    return Sources(Source.read(file), others, line, function)
+
+
+LOGS = frozenset(
+    {"print", "log", "info", "debug", "warning", "set_postfix", "set_description", "add_scalar", "report", "write"}
+)
+
+
+def only_logged(sources: Sources) -> frozenset[str]:
+    """Variables that nothing but their own updates and calls that show something read."""
+    first = sources.first
+    if first is None:
+        return frozenset()
+    read: set[str] = set()
+    assigned: set[str] = set()
+
+    def visit(node: ast.AST, shown: bool, own: frozenset[str]) -> None:
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            shown = shown or name in LOGS
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own = frozenset(each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+            assigned.update(own)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not shown and node.id not in own:
+            read.add(node.id)
+        for child in ast.iter_child_nodes(node):
+            visit(child, shown, own)
+
+    visit(first.tree, False, frozenset())
+    return frozenset(assigned - read)
+
+
+def without_effect(alone: Outcome, others: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+    """Names that differ at the end, where bits do not: what a log shows depends on them."""
+    first = alone.notes[0]
+    known: set[str] = set()
+    for outcome in others:
+        if outcome.part.kind is not PartKind.ROSTER:
+            continue
+        notes = outcome.notes[max(outcome.notes)]
+        at = max((step for step in notes.looks if step in first.looks), default=-1)
+        for each in _between(first, notes, at) if at in notes.looks else []:
+            if each.changed and each.node.kind is not Kind.MODULE and each.name not in known:
+                known.add(each.name)
+                place = sources_of(first).where(each.name, each.owners)
+                yield {"name": each.name, "at": None if place is None else str(place)}
+
+
+def shown_file(file: str) -> str:
+    """As a person would write it."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file

@@ -1,0 +1,145 @@
+"""What a rehearsed worker sees of its training, one JSON document a line, as it happens: a killed worker's notes stay.
+
+{"loop": {...}}                   the training loop has begun: where it is in the script, and what is known of its length
+{"look": s, "reach": [...]}       what the script keeps (`reachable`), when it asks for the step after s applied ones; -1: at
+                                  the loop's beginning
+{"state": s, "entries": [...]}    digests of the job's state by name, when s steps are applied
+{"save": path, "step": s, "entries": [...]}   what `run.save` was given
+{"over": s, "entries": [...]}     the loop is over, and the state at its end, registered values included
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+
+from ..assigned import Sources
+from ..events import Arrived, Event, StepApplied, StepWanted
+from ..own_code import directories_of, loop_frame, own_modules
+from ..reachable import leave_out, look, names_bound
+from ..trainer import Trainer
+
+LOOKS_S = 15.0  # spent on looking, at most
+Entry = tuple[str, int, str]
+
+
+class Notes:
+    """Those of one worker. For the training thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._trainer: Trainer | None = None
+        self._frame: FrameType | None = None
+        self._beside: dict[str, Any] = {}
+        self._bound: frozenset[str] = frozenset()
+        self._known: frozenset[int] = frozenset()
+        self._looked = -2
+        self._looks_s = 0.0
+        self._has_read = False
+
+    def follow(self, trainer: Trainer, known: tuple[Any, ...], beside: dict[str, Any]) -> None:
+        """known: what the runtime carries itself. beside: what else to look at."""
+        self._trainer, self._beside = trainer, beside
+        self._known = leave_out(known)
+
+    def note(self, document: dict[str, Any]) -> None:
+        os.write(self._descriptor, msgspec.json.encode(document) + b"\n")
+
+    def saw(self, fact: Event) -> None:
+        trainer = self._trainer
+        if trainer is None:
+            return
+        match fact:
+            case Arrived():
+                self._arrived(trainer, fact)
+            case StepWanted():
+                self._look(trainer.applied)
+            case StepApplied(step=step):
+                self.note({"state": step + 1, "entries": trainer.state_entries(registered=False)})
+
+    def _arrived(self, trainer: Trainer, fact: Arrived) -> None:
+        frame = loop_frame(sys._getframe(1))
+        found: dict[str, Any] = {}
+        if frame is not None:
+            others = [module.get("__file__") for module in own_modules(directories_of(frame), frame.f_globals)]
+            found = {
+                "file": frame.f_code.co_filename,
+                "line": frame.f_lineno,
+                "function": frame.f_code.co_name,
+                "others": [name for name in others if isinstance(name, str)],
+            }
+        self.note(
+            {
+                "loop": {
+                    **found,
+                    "steps_per_epoch": fact.steps_per_epoch,
+                    "total_steps": fact.total_steps,
+                    "epochs": fact.epochs,
+                    "virtual_workers": trainer.virtual_workers,
+                }
+            }
+        )
+        self._bound = names_bound(frame) - Sources.of(frame).temporaries()
+        self._look(-1)
+
+    def _look(self, step: int) -> None:
+        frame = loop_frame(sys._getframe(1))
+        if not self._has_read and step >= 0:  # the first pass begins: with what the epoch's beginning has made
+            self._has_read = True
+            self._bound |= names_bound(frame) - Sources.of(frame).temporaries()
+        if step <= self._looked or self._looks_s > LOOKS_S:
+            return
+        self._looked = step
+        begun = time.monotonic()
+        reach = look(frame, self._bound, self._known, beside=self._beside)
+        self._looks_s += time.monotonic() - begun
+        self.note({"look": step, "reach": reach.plain()})
+
+    def saves(self, what: Any, path: Path, step: int) -> None:
+        value = what.state_dict() if isinstance(what, torch.nn.Module) else what
+        self.note({"save": str(path), "step": step, "entries": list(_entries(value, ""))})
+
+    def over(self) -> None:
+        assert self._trainer is not None
+        trainer = self._trainer
+        self.note({"over": trainer.applied, "entries": trainer.state_entries(registered=True)})
+
+
+def _entries(value: Any, name: str, depth: int = 0) -> Iterator[Entry]:
+    """Digests of what `torch.save` would write, by name."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if not flat.is_sparse and flat.numel() else b""
+        shown = repr(flat[0].item()) if flat.numel() == 1 else f"a tensor {list(value.shape)}"
+        yield name, _digest(f"{value.dtype} {tuple(value.shape)}".encode(), data), shown
+    elif isinstance(value, dict) and depth < 8:
+        for key, item in value.items():
+            yield from _entries(item, f"{name}[{key!r}]", depth + 1)
+    elif isinstance(value, list | tuple) and depth < 8:
+        for number, item in enumerate(value):
+            yield from _entries(item, f"{name}[{number}]", depth + 1)
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        yield name, _digest(repr(value).encode()), repr(value)[:48]
+    else:
+        try:
+            yield name, _digest(pickle.dumps(value)), type(value).__name__
+        except Exception:  # as `torch.save` would say; that is not what is rehearsed
+            yield name, 0, type(value).__name__
+
+
+def _digest(*parts: bytes) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "little") >> 1
