@@ -22,6 +22,7 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     virtual_workers: int | None = None  # None: as the script says, else `DEFAULT_VIRTUAL_WORKERS`
     steps: int | None = None  # at most so many; None: to the step behind the beginning of the third epoch
     budget_s: float | None = None  # no step begins later than this after the first
+    before: int = 0  # generations of the job that have been
     suspended_at: int | None = None  # preempted when so many steps are applied
     backwards: bool = False  # the bodies of a step run in the reverse order
     meet_within_s: float = 120.0

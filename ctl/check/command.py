@@ -29,8 +29,8 @@ def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": False, "allow_interspersed_args": False},
-        epilog="Exit code 0: the same bits. 1: they differ, and what differs is shown. 2: the script could not be tried, with its "
-        "own error. Nothing that run.save() would write is written; whatever else the script writes it writes, as often as it runs.",
+        epilog="Exit code 0: the same bits. 1: they differ, and the difference is shown. 2: the script could not be tried, with "
+        "its own error. Nothing that run.save() would write is written; whatever else the script writes it writes, as often as it runs.",
     )(check)
 
 
@@ -59,7 +59,7 @@ def check(
     """Try at the desk whether a script gives the same bits however many GPUs train it; no cluster is needed.
 
     Its first steps run again and again in processes of this machine, on the CPU: alone, with another hash seed, with a step's
-    loop bodies in reverse, with workers that join, die and leave in the middle of an epoch and at its edges, and from checkpoints.
+    loop bodies in reverse, with workers that join, die and leave in the middle of an epoch and at its edges, from checkpoints.
     """
     from . import record
     from .driver import Driver

@@ -90,7 +90,7 @@ class Driver:
         for number, workers in enumerate(part.stages):
             suspended_at = part.suspended_at[number] if part.suspended_at else None
             for worker in workers:
-                self._start(part, directory, worker, steps, suspended_at)
+                self._start(part, directory, worker, steps, suspended_at, number * len(part.entries))
             self._wait(outcome, directory)
             for worker in workers:
                 outcome.notes[worker] = Notes.read(directory / f"{worker}.notes")
@@ -99,7 +99,9 @@ class Driver:
         outcome.seconds = time.monotonic() - begun
         return outcome
 
-    def _start(self, part: Part, directory: Path, worker: int, steps: int | None, suspended_at: int | None) -> None:
+    def _start(
+        self, part: Part, directory: Path, worker: int, steps: int | None, suspended_at: int | None, before: int
+    ) -> None:
         script = self._script
         errand = Errand(
             worker=worker if part.suspended_at == () else 0,
@@ -108,6 +110,7 @@ class Driver:
             checkpoints=str(directory / "checkpoints"),
             entries=part.entries,
             losses=part.losses,
+            before=before,
             virtual_workers=script.virtual_workers,
             steps=steps,
             budget_s=BUDGET_S if steps is None else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..doctor.screen import wrapped
@@ -47,7 +47,7 @@ class Screen:
     def summary(self, trial: Trial, took_s: float) -> Iterator[str]:
         """The verdict."""
         yield ""
-        for finding in trial.findings:
+        for finding in told_once(trial.findings):
             yield from self._finding(finding, RED)
         for finding in trial.notes:
             yield from self._finding(finding, YELLOW)
@@ -116,6 +116,15 @@ class Screen:
             "virtual_workers": trial.virtual_workers,
             "took_s": round(took_s, 2),
         }
+
+
+def told_once(findings: Sequence[Finding]) -> list[Finding]:
+    """Each name once; those without a name only where none has one."""
+    named: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.name:
+            named.setdefault(finding.name, finding)
+    return list(named.values()) or list(findings)
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

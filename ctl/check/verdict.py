@@ -47,6 +47,8 @@ def compare(alone: Outcome, other: Outcome) -> Finding | None:
         return _without_end(first, other)
     worker, step, what = where or (other.failed or 0, None, "")
     found, sides = _names(first, second, worker, step, other)
+    if not found and other.part.kind is PartKind.BACKWARDS and step:
+        return _of_bodies(first, step, tried, what)
     if not what:
         what = "no end within the time limit: it hangs" if other.late else f"{other.error}"
     if not found:
@@ -63,6 +65,32 @@ def compare(alone: Outcome, other: Outcome) -> Finding | None:
         place.line if place is not None else 0,
         advice.remedy(best, sources) if best.changed else BEFORE,
         advice.sentence(best, sides, sources),
+        tuple(each.name for each in rest[:TOLD_ENTRIES]),
+    )
+
+
+def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
+    """Steps begin alike, and differ by the order of their loop bodies: one of them reads what another has changed."""
+    changed: list[Difference] = []
+    if step - 1 in first.looks and step in first.looks:
+        changed = differences(first.looks[step], first.looks[step - 1])
+    sources = sources_of(first)
+    logged = only_logged(sources)
+    changed = [each for each in changed if _root(each) not in logged]
+    if not changed:
+        return Finding(tried, what, remedy=advice.UNSEEN, suspect=False)
+    best, *rest = changed
+    place = sources.where(best.name, best.owners)
+    remedy = advice.remedy(best, sources)
+    at = f" ({place})" if place is not None else ""
+    return Finding(
+        tried,
+        what,
+        best.name,
+        place.file if place is not None else "",
+        place.line if place is not None else 0,
+        remedy,
+        f"{best.name} is changed by a loop body{at}, and the step's next body begins with that; {remedy}",
         tuple(each.name for each in rest[:TOLD_ENTRIES]),
     )
 
@@ -170,12 +198,13 @@ def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list
     """Names that only a log reads last."""
     logged = only_logged(sources)
 
-    def root(difference: Difference) -> str:
-        return difference.name.partition(".")[0].partition("[")[0]
-
-    found = sorted(found, key=lambda each: root(each) in logged)
+    found = sorted(found, key=lambda each: _root(each) in logged)
     before = outcome.part.kind in (PartKind.AGAIN, PartKind.HASH_SEED)
     return sorted(found, key=lambda each: each.changed) if before else found
+
+
+def _root(difference: Difference) -> str:
+    return difference.name.partition(".")[0].partition("[")[0]
 
 
 def sources_of(notes: Notes) -> Sources:

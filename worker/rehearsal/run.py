@@ -40,7 +40,11 @@ class Rehearsed(Run):
         self._errand = errand
         self._notes = Notes(errand.notes)
         timetable = Timetable(
-            errand.worker, errand.entries, meeting=Path(errand.directory), losses=frozenset(errand.losses)
+            errand.worker,
+            errand.entries,
+            meeting=Path(errand.directory),
+            losses=frozenset(errand.losses),
+            before=errand.before,
         )
         control = Rehearsal(timetable, place, self._connect, errand.suspended_at)
         self._rehearsal = control

@@ -30,10 +30,11 @@ class Timetable(m.Membership):
         *,
         meeting: Path,
         losses: frozenset[int] = frozenset(),
+        before: int = 0,
     ) -> None:
         """late: by entry, the workers that miss the step before, which the others have applied. broken: by entry, after which
         evaluation of its first step the communicator of the one before breaks. meeting: a directory in which all see who is
-        where. losses: entries that begin by the death of a worker."""
+        where. losses: entries that begin by the death of a worker. before: generations of the job that have been."""
         super().__init__(JobId("w"), WorkerId(f"w.{me}"))
         self._number = me
         self._meeting = meeting
@@ -41,16 +42,17 @@ class Timetable(m.Membership):
         self._late = [*(list(each) for each in late), *([] for _ in entries[len(late) :])]
         self._broken = dict(broken or {})
         self._losses = losses
+        self._before = before
         self._next_step = 0
         self._position = next(i for i, (_, workers) in enumerate(self.entries) if me in workers)
 
     def mine(self) -> list[int]:
         """The generations that this worker is in."""
-        return [i + 1 for i, (_, workers) in enumerate(self.entries) if self._number in workers]
+        return [self._before + i + 1 for i, (_, workers) in enumerate(self.entries) if self._number in workers]
 
     def rank_in(self, generation: int) -> tuple[int, int]:
         """This worker's rank in a generation, and the number of its workers."""
-        workers = self.entries[generation - 1][1]
+        workers = self.entries[generation - self._before - 1][1]
         return workers.index(self._number), len(workers)
 
     def handle(self, now: float, event: m.Event) -> list[m.Action]:
@@ -130,7 +132,8 @@ class Timetable(m.Membership):
         members = tuple(
             Member(worker=WorkerId(f"w.{w}"), gpu=GpuAddress(server=ServerId("s"), index=w)) for w in workers
         )
-        roster = Roster(generation=position + 1, members=members, leader=members[0].worker)
+        roster = Roster(generation=self._before + position + 1, members=members, leader=members[0].worker)
+        self._roster = roster
         whole = [w for w in before if w not in self._late[position]]
         holders = tuple(WorkerId(f"w.{w}") for w in workers if (w in whole if before else w == workers[0]))
         return [m.BuildGroup(roster, 1, ""), m.Switch(roster, 1, holders, recovery=not position)]
