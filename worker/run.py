@@ -36,6 +36,7 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
+from ..protocol.rehearsal import asked
 from ..runtime.clock import SteadyClock
 from . import warm
 from .admission import JOINED, Process, check_process, leave_gang
@@ -58,7 +59,6 @@ from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
-from ..protocol.rehearsal import asked
 from .state.checkpoint import CheckpointWriter
 from .state.fence import Fence
 from .state.registered import Registered

@@ -58,7 +58,8 @@ class Outcome:
         """One sentence; empty: all went well."""
         if self.failed is None:
             return ""
-        how = f"killed by signal {-self.exit_code}" if (self.exit_code or 0) < 0 else f"exit code {self.exit_code}"
+        code = self.exit_code or 0
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {self.exit_code}"
         return self.output[-1] if self.output else how
 
 

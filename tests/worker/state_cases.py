@@ -16,7 +16,7 @@ from training_cases import EPOCHS, Points
 
 from elasticd.worker.run import Run
 
-Transition = namedtuple("Transition", "x y")  # noqa: PYI024 - as reinforcement learning scripts have it
+Transition = namedtuple("Transition", "x y")
 
 
 def network() -> nn.Sequential:
@@ -84,7 +84,9 @@ def replay(run: Run) -> list[Any]:
     model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
     for epoch in run.epochs(EPOCHS):
         for x, y in batches:
-            state.memory.append(Transition(x[: 1 + len(state.memory) % 3].clone(), y[: 1 + len(state.memory) % 3].clone()))
+            state.memory.append(
+                Transition(x[: 1 + len(state.memory) % 3].clone(), y[: 1 + len(state.memory) % 3].clone())
+            )
             chosen = state.memory[int(torch.randint(len(state.memory), (), generator=state.rng))]
             state.counts.bodies += 1
             state.counts.last = [float(x[0, 0])]
@@ -95,7 +97,11 @@ def replay(run: Run) -> list[Any]:
         state.memory.popleft()
         state.by_name[f"epoch {epoch}"] = [(state.counts.bodies, 0.5)]
     run.finish()
-    return [model.state_dict(), raw.state_dict(), [[*state.memory], state.counts.bodies, sorted(state.kinds), state.by_name]]
+    return [
+        model.state_dict(),
+        raw.state_dict(),
+        [[*state.memory], state.counts.bodies, sorted(state.kinds), state.by_name],
+    ]
 
 
 def large(run: Run) -> list[Any]:
@@ -192,7 +198,7 @@ def teachers(run: Run) -> list[Any]:
     for epoch in run.epochs(EPOCHS):
         teacher = run.epoch_begin(lambda: copy.deepcopy(model).eval())
         with torch.no_grad():
-            labels = run.epoch_begin(lambda: model(points.x).argmax(1))  # noqa: B023
+            labels = run.epoch_begin(lambda: model(points.x).argmax(1))
         centres, numbers = run.epoch_begin(clusters)
         jitter = torch.rand(())
         for x, y in batches:

@@ -25,7 +25,7 @@ import torch
 
 from ..assigned import Sources
 from ..events import Arrived, Event, StepApplied, StepWanted
-from ..own_code import directories_of, loop_frame, own_modules
+from ..own_code import directories, loop_frame, own_modules
 from ..reachable import leave_out, look, names_bound
 from ..trainer import Trainer
 
@@ -71,7 +71,7 @@ class Notes:
         frame = loop_frame(sys._getframe(1))
         found: dict[str, Any] = {}
         if frame is not None:
-            others = [module.get("__file__") for module in own_modules(directories_of(frame), frame.f_globals)]
+            others = [module.get("__file__") for module in own_modules(directories(), frame.f_globals).values()]
             found = {
                 "file": frame.f_code.co_filename,
                 "line": frame.f_lineno,

@@ -103,7 +103,7 @@ class Rehearsed(Run):
             self._rehearsal.timetable.meet()
 
 
-class _Meeting(dist.FileStore):
+class _Meeting(dist.FileStore):  # type: ignore[misc,name-defined]
     """Where the workers of a generation find each other: a file."""
 
     cancelled = False

@@ -117,7 +117,6 @@ class EpochValues:
             self.set(unpack(changes, lambda content, present: restored(content)))
 
 
-
 def _given(value: Any) -> Any:
     if isinstance(value, torch.nn.Module):
         tensors = {name: tensor.detach() for name, tensor in [*value.named_parameters(), *value.named_buffers()]}

@@ -97,7 +97,9 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
             whole = numpy.require(value, requirements=["C", "W"])
             return {"array": number(torch.from_numpy(whole), where)}
         except TypeError:
-            raise UserError(f"{where} is an array of {value.dtype}, which cannot be carried along: use numbers") from None
+            raise UserError(
+                f"{where} is an array of {value.dtype}, which cannot be carried along: use numbers"
+            ) from None
     if isinstance(value, torch.Generator):
         return {"generator": ["torch", value.device.type, value.get_state().numpy().tobytes()]}
     if isinstance(value, numpy.random.Generator):
@@ -170,7 +172,9 @@ def _unpack_rarer(kind: str, content: Any, tensor: Callable[[Any, Any], Any] | N
             return numpy.frombuffer(content[1], dtype=content[0])[0]
         case "array" if tensor is not None:
             fits = type(present) is numpy.ndarray and present.flags.c_contiguous and present.flags.writeable
-            return tensor(content, torch.from_numpy(present) if fits and present.dtype.kind in "biufc" else None).numpy()
+            return tensor(
+                content, torch.from_numpy(present) if fits and present.dtype.kind in "biufc" else None
+            ).numpy()
         case "generator":
             return _generator(*content)
         case "dataclass" | "named tuple":

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -153,19 +153,27 @@ class Delta:
             number = numbers.get(_place(tensor), NEW)
             same = number != NEW and image.has(number, tensor, contents)
             found.append(Content(number, None if same else tensor.clone()))
-        if [each.number for each in found] == [*range(len(image.tensors))] and all(each.tensor is None for each in found):
+        if [each.number for each in found] == [*range(len(image.tensors))] and all(
+            each.tensor is None for each in found
+        ):
             return None if text == image.text else cls(text, None)
         return cls(text, found)
 
     def applied(self, image: Image, present: Any) -> Any:
         """The value that it has become. `present` is filled, if it can be. The image's tensors are as they were."""
         tensors: list[torch.Tensor] = []
-        for number, content in self.contents if self.contents is not None else map(_unchanged, range(len(image.tensors))):
+        for number, content in (
+            self.contents if self.contents is not None else map(_unchanged, range(len(image.tensors)))
+        ):
             old = image.tensors[number] if number != NEW else None
             if content is None:
                 assert old is not None
                 tensors.append(old)
-            elif old is not None and (old.shape, old.dtype, old.device) == (content.shape, content.dtype, content.device):
+            elif old is not None and (old.shape, old.dtype, old.device) == (
+                content.shape,
+                content.dtype,
+                content.device,
+            ):
                 with torch.no_grad():
                     tensors.append(old.copy_(content))
             else:
@@ -186,7 +194,9 @@ class Delta:
         text, contents = values
         if contents is None:
             return cls(text, None)
-        return cls(text, [Content(number, None if each is None else _of_plain(each, device)) for number, each in contents])
+        return cls(
+            text, [Content(number, None if each is None else _of_plain(each, device)) for number, each in contents]
+        )
 
     def large(self, limit: int) -> list[torch.Tensor]:
         """The tensors whose contents `plain` leaves out."""
@@ -272,7 +282,9 @@ class ScriptState:
                 "step: change it behind optimizer.step(), or in prepare(…, after_update=function)"
             )
         if self._own is None:
-            self._own = {name: deltas[name].text if name in deltas else image.text for name, image in self._start.items()}
+            self._own = {
+                name: deltas[name].text if name in deltas else image.text for name, image in self._start.items()
+            }
         if first:
             self._new = deltas
 
@@ -417,7 +429,10 @@ def put(present: Any, value: Any) -> Any:
             items = value.copy()
             present.clear()
             present.update(items)
-        case numpy.ndarray() if (present.shape, present.dtype) == (value.shape, value.dtype) and present.flags.writeable:
+        case numpy.ndarray() if (present.shape, present.dtype) == (
+            value.shape,
+            value.dtype,
+        ) and present.flags.writeable:
             if not numpy.shares_memory(present, value):
                 present[...] = value
         case torch.Generator() if present.device == value.device:

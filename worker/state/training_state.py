@@ -204,7 +204,8 @@ class TrainingState:
             self._adopt_optimizer(optimizer, theirs, parameters, header["tensors"], targets)
         take = self._taker(parameters[0].device, header["tensors"], targets)
         self._values = {
-            name: unpack(packed, take, self.registered.present(name, packed)) for name, packed in header["registered"].items()
+            name: unpack(packed, take, self.registered.present(name, packed))
+            for name, packed in header["registered"].items()
         }
         return targets
 
