@@ -138,7 +138,7 @@ def look(
     limits: Limits = Limits(),
     *,
     beside: Mapping[str, Any] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.thread_time,
 ) -> Reach:
     """What the script keeps: all that can be reached from the frame of its loop and from its modules.
 
