@@ -208,6 +208,8 @@ class Sources:
             inside = change.scope is self._scope or _is_function(change.scope)
             if text == name and inside and not local:
                 found.append((self._files[0], change))
+            elif text.startswith(f"{name}.") and inside and not local:  # what it holds
+                found.append((self._files[0], change._replace(value=None)))
         if not found and self._scope is not self._files[0].tree:
             tree = self._files[0].tree
             found = [(self._files[0], each) for each, text in _all_changes(tree) if text == name and each.scope is tree]

@@ -9,15 +9,24 @@ import sysconfig
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 
-def loop_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the script's own code, from `frame` outwards: neither this package's nor an installed library's."""
-    while frame is not None and not is_own_file(frame.f_code.co_filename, directories()):
+def loop_frame(frame: FrameType | None, code: CodeType | None = None) -> FrameType | None:
+    """The innermost frame of the script's own code, from `frame` outwards: neither this package's nor an installed library's. Of
+    this code, if it is given and there is one."""
+    own = directories()
+    found: FrameType | None = None
+    while frame is not None:
+        if frame.f_code is code:
+            return frame
+        if found is None and is_own_file(frame.f_code.co_filename, own):
+            found = frame
+            if code is None:
+                break
         frame = frame.f_back
-    return frame
+    return found
 
 
 def _normal(path: str) -> str:

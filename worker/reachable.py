@@ -28,14 +28,14 @@ processes hold. Digests depend neither on addresses nor on the hash seed, nor on
 No code of the script runs: attributes are read from where Python stores them, without properties, `__getattr__`, `__eq__`,
 `__hash__` or `__repr__`.
 
-How a caller uses it::
+How a caller uses it (`looking.Looking` does so for one script)::
 
-    bound = names_bound(loop_frame(frame))                      # where `run.epochs()` begins
-    begun = look(frame, bound, known)                           # before the first body, once
+    bound = names_bound(loop_frame(frame)) - Sources.of(frame).temporaries()    # where the loop begins
+    begun = look(frame, bound, carried(state))                                  # before the first body, once
     ...
-    mine = look(frame, bound, known).since(begun)               # at a join: on both sides, at the same step
-    found = differences(Reach.of(theirs), mine)                 # the veteran's first
-    advice.sentences(found, ("s-1.0", "s-1.3"), ...)            # `advice` has the words
+    mine = look(frame, bound, carried(state)).since(begun)                      # at a join: on both sides, at the same step
+    found = differences(Reach.of(theirs), mine)                                 # the veteran's first
+    advice.sentences(found, ("s-1.0", "s-1.3"), Sources.of(frame))              # what to tell
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -540,32 +540,36 @@ main()
 }
 
 
+def is_ours(name: str) -> bool:
+    return name.startswith("watched")
+
+
 def main() -> None:
     from elasticd.worker import advice
     from elasticd.worker.assigned import Sources
-    from elasticd.worker.kept import differences
-    from elasticd.worker.reachable import carried, look, names_bound
+    from elasticd.worker.looking import Looking
+    from elasticd.worker.reachable import Limits
 
     answers: dict[str, Any] = {}
     for name, text in json.load(sys.stdin).items():
         answer: dict[str, Any] = {}
         numbers = iter(range(1_000))
 
-        def watched(
-            batches: Iterable[Any], run: Any, answer: dict[str, Any] = answer, numbers: Any = numbers
-        ) -> Iterator[Any]:
+        def watched(batches: Iterable[Any], run: Any, answer: dict[str, Any] = answer, numbers: Any = numbers) -> Any:
             for batch in batches:
                 frame, number = sys._getframe(1), next(numbers)
-                if number in (0, BODIES):
+                if number == 0:
+                    parts = run._trainer._held.parts
+                    looking = answer["looking"] = Looking(parts, is_ours, limits=Limits(seconds=60.0))
+                    looking.begin(frame)
+                    looking.first_batches(frame)
+                    answer["begun"] = looking.now(frame)
+                elif number == BODIES:
+                    answer["now"] = answer["looking"].now(frame)
+                    text, found = answer["looking"].explain(answer["now"], answer["begun"], ("old", "new"))
                     sources = Sources.of(frame)
-                    bound = names_bound(frame) - sources.temporaries() - {"watched"}
-                    seen = look(frame, answer.setdefault("bound", bound), carried(run._trainer._held.parts))
-                    if number == 0:
-                        answer["begun"] = seen
-                    else:
-                        answer["now"] = seen = seen.since(answer["begun"])
-                        found = differences(seen, answer["begun"])
-                        answer["told"] = {each.name: advice.sentence(each, ("old", "new"), sources) for each in found}
+                    answer["told"] = {each.name: advice.sentence(each, ("old", "new"), sources) for each in found}
+                    answer["all"] = text
                 yield batch
 
         with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
@@ -577,6 +581,7 @@ def main() -> None:
             "begun": answer["begun"].plain(),
             "now": answer["now"].plain(),
             "told": answer["told"],
+            "all": answer["all"],
         }
     json.dump(answers, sys.stdout)
     sys.stdout.flush()

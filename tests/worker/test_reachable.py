@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import gc
 import itertools
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from pathlib import Path
@@ -59,8 +61,7 @@ def test_a_script_that_keeps_nothing_has_no_names_that_differ(seen: tuple[Answer
     one, other = (each[name] for each in seen)
     found = differences(Reach.of(one["now"]), Reach.of(other["now"]))
     assert [each.name for each in found if each.changed] == []
-    begun = Reach.of(other["begun"])
-    found = differences(Reach.of(one["now"]), begun.since(begun))
+    found = differences(Reach.of(one["now"]), Reach.of(other["begun"]))
     assert [each.name for each in found if each.changed] == []
     assert one["now"][2] is None
 
@@ -69,11 +70,12 @@ def test_a_script_that_keeps_nothing_has_no_names_that_differ(seen: tuple[Answer
 def test_what_a_script_keeps_differs_by_name_with_the_line_to_write(seen: tuple[Answers, Answers], name: str) -> None:
     one, other = (each[name] for each in seen)
     expected = KEPT[name][1]
-    begun = Reach.of(other["begun"])
-    found = differences(Reach.of(one["now"]), begun.since(begun))
+    found = differences(Reach.of(one["now"]), Reach.of(other["begun"]))
     assert {each.name for each in found if each.changed} == set(expected)
     for each, words in expected.items():
         assert words in one["told"][each]
+    first = [one["told"][each.name] for each in found if each.changed][:3]
+    assert one["all"] == "; ".join([*first, *([f"and {len(expected) - 3} more"] if len(expected) > 3 else [])])
 
 
 def test_times_at_which_processes_began_differ_from_the_beginning_and_are_told_as_such(
@@ -87,7 +89,7 @@ def test_times_at_which_processes_began_differ_from_the_beginning_and_are_told_a
 # -- in this process: `of` looks at its own variables
 
 
-DEFAULT = Limits()
+DEFAULT = Limits(seconds=60.0)  # a machine that does much else takes its time
 
 
 def of(limits: Limits = DEFAULT, known: Any = (), beside: Any = None, **values: Any) -> Reach:
@@ -95,13 +97,14 @@ def of(limits: Limits = DEFAULT, known: Any = (), beside: Any = None, **values: 
     namespace: dict[str, Any] = {"values": values, "result": None, "__name__": __name__}
     lines = [f"    {name} = values[{name!r}]" for name in values]
     code = "def script(see, values):\n" + "\n".join([*lines, "    return see()"])
-    exec(compile(code, __file__, "exec"), namespace)
+    exec(compile(code, "script.py", "exec"), namespace)
 
     def see() -> Reach:
         frame = sys._getframe(1)
         return look(frame, frozenset(values), known, limits, beside=beside)
 
-    seen_: Reach = namespace["script"](see, values)
+    with contextlib.chdir(tempfile.gettempdir()):  # these tests are no part of the script
+        seen_: Reach = namespace["script"](see, values)
     return seen_
 
 
@@ -264,9 +267,9 @@ def test_an_iterator_that_cannot_be_looked_into_is_noted() -> None:
 @pytest.mark.parametrize(
     ("limits", "what"),
     [
-        (Limits(items=10), "items"),
-        (Limits(depth=3), "depth"),
-        (Limits(hashed_bytes=5_000), "bytes"),
+        (Limits(items=10, seconds=60.0), "items"),
+        (Limits(depth=3, seconds=60.0), "depth"),
+        (Limits(hashed_bytes=5_000, seconds=60.0), "bytes"),
         (Limits(seconds=-1.0), "time"),
     ],
 )

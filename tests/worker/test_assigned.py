@@ -1,0 +1,227 @@
+"""The source of a script says where a name is changed, what it begins with, and what is a temporary; and messages say it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticd.worker import advice
+from elasticd.worker.assigned import Source, Sources
+from elasticd.worker.kept import Difference, Kind, Node
+
+
+def sources(text: str, function: str = "<module>") -> Sources:
+    """The loop over epochs begins in the line that calls epochs()."""
+    line = next(number for number, each in enumerate(text.split("\n"), 1) if ".epochs(" in each)
+    return Sources(Source("train.py", ast.parse(text)), (), line, function)
+
+
+def body(lines: str, before: str = "", head: str = "", tail: str = "", header: str = "x, y in batches") -> Sources:
+    def indented(text: str, by: int) -> str:
+        return "".join(f"{' ' * by}{line}\n" for line in text.split("\n") if line)
+
+    loop = f"for epoch in run.epochs(2):\n{indented(head, 4)}    for {header}:\n{indented(lines, 8)}"
+    return sources(f"{before}\n{loop}        optimizer.step()\n{indented(tail, 4)}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "temporary"),
+    [
+        ("n = f(x)", True),
+        ("n += 1", False),
+        ("n = n + 1", False),
+        ("n = f(lambda: n)", False),
+        ("n.append(x)", False),
+        ("n[0] = x", False),
+        ("n.x = x", False),
+        ("print(n)\nn = 1", False),
+        ("if x:\n    n = 1\nprint(n)", False),
+        ("if x:\n    n = 1\nelse:\n    n = 2\nprint(n)", True),
+        ("if x:\n    continue\nn = 1", True),
+        ("if x:\n    n = 1\nelse:\n    raise ValueError\nprint(n)", True),
+        ("with f() as n:\n    n.x", True),
+        ("with f():\n    n = 1\nn.x", True),
+        ("try:\n    n = 1\nexcept E:\n    pass\nprint(n)", False),
+        ("while x:\n    n = 1\nprint(n)", False),
+        ("for n in x:\n    pass", True),
+        ("a, (n, *b) = x", True),
+        ("z = [n for n in x]\nn = 1", True),
+        ("z = [n for z in x]\nn = 1", False),
+        ("def closure():\n    return n\nn = closure()", False),
+        ("def n():\n    pass", True),
+        ("def closure():\n    n = 2\n    return n\nn = closure()", True),
+        ("import n", True),
+        ("n: int = 1", True),
+        ("del n", False),
+        ("match x:\n    case 1:\n        n = 1\nprint(n)", False),
+    ],
+)
+def test_a_name_that_each_body_binds_before_it_reads_it_is_a_temporary(lines: str, temporary: bool) -> None:
+    assert ("n" in body(lines).temporaries()) is temporary
+
+
+def test_targets_of_headers_are_temporaries_and_what_only_functions_read_is_none() -> None:
+    found = body("n = f(x)", header="i, (x, y) in enumerate(batches)").temporaries()
+    assert {"epoch", "i", "x", "y", "n"} <= found
+    used = body("n = f(x)", before="def show():\n    print(n)")
+    assert "n" not in used.temporaries()
+
+
+def test_what_an_epoch_binds_and_its_bodies_read_is_no_temporary() -> None:
+    found = body(
+        "total += x", head="total = 0\nstart = now()", tail="value = evaluate()\nprint(value, start)"
+    ).temporaries()
+    assert "total" not in found
+    assert "start" not in found
+    assert "value" in found
+
+
+SCRIPT = """
+import copy, math
+class Base:
+    def reset(self):
+        self.inherited = 1
+class EMA(Base):
+    decay = 0.9
+    def __init__(self, parameters):
+        self.num_updates = 0
+        self.shadow = [each.clone() for each in parameters]
+        self.fixed = 1
+    def update(self, parameters):
+        self.num_updates += 1
+        for old, new in zip(self.shadow, parameters):
+            old.lerp_(new, 0.1)
+def count():
+    global counted
+    counted += 1
+def train():
+    counted = 1
+    step, best, other = 0, math.inf, 1
+    hidden = None
+    ema = EMA(model.parameters())
+    buffer: list = []
+    while other < 1:
+        other += 1
+    for epoch in run.epochs(3):
+        teacher = copy.deepcopy(model)
+        labels = predict(model, data)
+        for x, y in batches:
+            step += 1
+            buffer.append(x)
+            hidden = model(x, hidden)
+            ema.decay = 0.5
+            stats["best"] = 1
+            table[0].add_(1)
+            optimizer.step()
+        if y < best:
+            best = y
+    step = 0
+counted = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "owners", "line"),
+    [
+        ("step", (), 31),
+        ("best", (), 39),
+        ("other", (), 26),
+        ("hidden", (), 33),
+        ("buffer", (), 32),
+        ("buffer[3]", ("list",), 32),
+        ("stats['best']", ("dict",), 35),
+        ("table", (), 36),
+        ("teacher.0.weight", ("Sequential", "Linear"), 28),
+        ("ema.num_updates", ("EMA",), 13),
+        ("ema.shadow[0]", ("EMA", "list"), 15),
+        ("ema.fixed", ("EMA",), 11),
+        ("ema.decay", ("EMA",), 34),
+        ("ema.inherited", ("EMA",), 5),
+        ("ema.unknown", ("EMA",), 34),
+        ("ema", (), 34),
+        ("nothing", (), None),
+    ],
+)
+def test_the_line_that_changes_a_name_is_the_last_in_the_loop_or_in_a_method_or_before(
+    name: str, owners: Any, line: int | None
+) -> None:
+    place = sources(SCRIPT, "train").where(name, owners)
+    assert (None if place is None else (place.file, place.line)) == (None if line is None else ("train.py", line))
+
+
+def test_what_a_name_begins_with_is_written_as_in_the_script() -> None:
+    found = sources(SCRIPT, "train")
+    assert found.initial("step") == "0"
+    assert found.initial("best") == "math.inf"
+    assert found.initial("buffer") == "[]"
+    assert found.initial("hidden") == "None"
+    assert found.initial("ema.num_updates", ("EMA",)) == "0"
+    assert found.initial("ema.shadow", ("EMA",)) is None  # it reads an argument
+    assert found.at_epochs("teacher") == "copy.deepcopy(model)"
+    assert found.at_epochs("labels") == "predict(model, data)"
+    assert found.at_epochs("step") is None
+
+
+def test_a_script_whose_source_is_not_there_has_neither_lines_nor_temporaries() -> None:
+    nothing = Sources(Source.read("/nowhere/train.py"))
+    assert nothing.temporaries() == frozenset()
+    assert nothing.where("step") is None
+    assert nothing.initial("step") is None
+    assert Source.read(__file__) is not None
+
+
+NUMBER = Node(1, Kind.PLAIN, "int", "5")
+WORKERS = ("s-1.0", "s-1.3")
+
+
+def number(name: str, changed: bool = True) -> Difference:
+    return Difference(name, replace(NUMBER, changed=changed), replace(NUMBER, digest=2, shown="0", changed=False))
+
+
+def test_data_come_first_then_names_then_code_before_the_loop() -> None:
+    found, script = [number("step")], sources(SCRIPT, "train")
+    assert advice.explain(found, WORKERS, script, data="sample 3 of 8") == "the data differ: sample 3 of 8"
+    assert advice.explain(found, WORKERS, script) == (
+        "step is 5 on s-1.0 and 0 on s-1.3 (train.py:31); register it: run.state(step=0)"
+    )
+    assert advice.explain([], WORKERS, script).startswith("code before the loop, or at an epoch's beginning, has made")
+    assert advice.explain([], WORKERS, script, opaque=["it: an iterator"]).endswith("(it: an iterator)")
+
+
+def test_of_many_names_three_are_told() -> None:
+    text = advice.sentences([number(f"name{each}") for each in range(5)], WORKERS, Sources(None))
+    assert text.count("register it") == 3
+    assert text.endswith("; and 2 more")
+    assert "name0 is 5 on s-1.0 and 0 on s-1.3; register it: run.state(name0=0)" in text
+
+
+def test_what_was_different_before_the_loop_is_told_as_such() -> None:
+    text = advice.sentence(number("labels", changed=False), WORKERS, sources(SCRIPT, "train"))
+    assert "was different before the loop: make it after elastic.join()" in text
+    assert "sorted(...)" in text
+
+
+def test_state_with_a_batch_s_length_is_one_of_each_virtual_worker() -> None:
+    tensor = Node(1, Kind.TENSOR, "Tensor", "a tensor [1, 20, 8]", (1, 20, 8))
+    found = Difference("memory", tensor, replace(tensor, digest=2))
+    assert "run.per_virtual_worker(memory=" in advice.sentence(found, WORKERS, Sources(None), batch_size=20)
+    assert "run.state(memory=memory)" in advice.sentence(found, WORKERS, Sources(None), batch_size=16)
+
+
+def test_derived_tensors_are_computed_once_at_an_epoch_s_beginning() -> None:
+    tensor = Node(1, Kind.TENSOR, "Tensor", "a tensor [24]", (24,))
+    found = Difference("labels", tensor, replace(tensor, digest=2))
+    text = advice.sentence(found, WORKERS, sources(SCRIPT, "train"))
+    assert text == (
+        "labels (a tensor [24], train.py:29) differs between s-1.0 and s-1.3; compute it once for all workers: "
+        "labels = run.epoch_begin(lambda: predict(model, data))"
+    )
+
+
+def test_an_object_that_cannot_be_looked_into_is_registered_with_its_state() -> None:
+    thing = Node(1, Kind.OBJECT, "Env", "an Env")
+    text = advice.sentence(Difference("env", thing, replace(thing, digest=2)), WORKERS, Sources(None))
+    assert text.endswith('register it before prepare(): run.register("env", env)')

@@ -1,0 +1,82 @@
+"""One script's values from its loop's beginning on: what was bound there, how it was, and how it is now (`reachable`).
+
+A worker makes one of these where its loop begins (`begin`, at `run.epochs()`), and looks where its first pass over the batches
+begins (`first_batches`), before any loop body has run. From then on `now` gives what is to be compared with another worker's, at
+the same boundary between two steps, after registered values have come. All of this is for the thread that runs the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from . import advice
+from .assigned import Sources
+from .kept import Difference, Reach, differences
+from .own_code import loop_frame
+from .reachable import Limits, carried, look, names_bound
+from .state.training_state import TrainingState
+
+
+def _nothing_is_local(name: str) -> bool:
+    return False
+
+
+@dataclass
+class Looking:
+    """Of one script.
+
+    state: what the job carries, which is left out. is_local: may this name differ (`local_names`)? beside: objects to look at for
+    which the script may have no variable, by the name to tell: `{"dataset": dataset}`. known: ids of further objects to leave out
+    (`reachable.leave_out`), such as the run and its batches.
+    """
+
+    state: TrainingState
+    is_local: Callable[[str], bool] = _nothing_is_local
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    known: frozenset[int] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+    _code: CodeType | None = None  # of the function or module that holds the loop
+    _sources: Sources = field(default_factory=lambda: Sources(None))
+    _bound: frozenset[str] = frozenset()
+    _begun: Reach | None = None
+
+    def begin(self, frame: FrameType | None) -> None:
+        """The loop over epochs begins. frame: any from that of its call inwards."""
+        frame = loop_frame(frame)
+        self._code = None if frame is None else frame.f_code
+        self._sources = Sources.of(frame)
+        self._bound = names_bound(frame)
+
+    def first_batches(self, frame: FrameType | None) -> None:
+        """The first pass over the batches begins, and no loop body has run."""
+        frame = loop_frame(frame, self._code)
+        self._bound = (self._bound | names_bound(frame)) - self._sources.temporaries()
+        self._begun = self._look(frame)
+
+    def now(self, frame: FrameType | None) -> Reach:
+        """What the script keeps now, without the names that may differ. frame: any within the loop."""
+        seen = self._look(loop_frame(frame, self._code))
+        return seen.since(self._begun if self._begun is not None else seen)
+
+    def explain(
+        self,
+        theirs: Reach,
+        mine: Reach,
+        workers: tuple[str, str],
+        *,
+        data: str | None = None,
+        batch_size: int | None = None,
+    ) -> tuple[str, list[Difference]]:
+        """Why the two workers differ, as far as it is known, and the names that differ because a loop has changed them; if there
+        are none, those that differ from the beginning. workers: names for people, theirs first. data: how samples differ."""
+        found = differences(theirs, mine)
+        found = [each for each in found if each.changed] or found
+        opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
+        return advice.explain(found, workers, self._sources, data=data, opaque=opaque, batch_size=batch_size), found
+
+    def _look(self, frame: FrameType | None) -> Reach:
+        known = carried(self.state) | self.known
+        return look(frame, self._bound, known, self.limits, beside=self.beside).without(self.is_local)
