@@ -82,6 +82,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
             f"draw from {whose} global generator, which the runtime seeds for each virtual worker, or "
             f"run.state({key}={holder})"
         )
+    if node.kind is Kind.OTHER:
+        return "choose it in every epoch from the epoch: `if epoch >= 1:` in place of `if epoch == 1:`"
     derived = sources.at_epochs(difference.name, owners)
     if derived is not None and node.kind is not Kind.PLAIN and not owners:
         return f"compute it once for all workers: {holder} = run.epoch_begin(lambda: {derived})"
@@ -91,12 +93,14 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return (
             "keep its place: state = run.state(position=0), and take items[state.position % len(items)] in place of it"
         )
-    initial = sources.initial(holder, owners[: holder.count(".")])
+    initial = _initial(difference, holder, sources)
     if _is_of_a_batch(difference, batch_size):
-        return f"each virtual worker has its own: run.per_virtual_worker({key}={initial or None})"
-    if node.kind in (Kind.OBJECT, Kind.DATA, Kind.OTHER):
+        return (
+            f"each virtual worker has its own: run.per_virtual_worker({key}={None if initial == holder else initial})"
+        )
+    if node.kind in (Kind.OBJECT, Kind.DATA):
         return f'give it state_dict() and load_state_dict(), and register it before prepare(): run.register("{root}", {root})'
-    line = f"run.state({key}={initial or _literal(difference, holder)})"
+    line = f"run.state({key}={initial})"
     if difference.in_data:
         return (
             f"derive it from the epoch in the data set's set_epoch(epoch), which its loader processes call, too, or register it: "
@@ -109,12 +113,15 @@ def _shown(node: Node | None) -> str:
     return "not there" if node is None else node.shown or f"a {node.type}"
 
 
-def _literal(difference: Difference, holder: str) -> str:
-    """What a script that begins has, if it can be written; else the variable."""
+def _initial(difference: Difference, holder: str, sources: Sources) -> str:
+    """What a script begins with, as it can be written; else the variable itself."""
+    owners = difference.owners[: holder.count(".")]
+    if (written := sources.initial(holder, owners)) is not None:
+        return written
     for node in (difference.others, difference.ones):
         if node is not None and node.kind is Kind.PLAIN and holder == difference.name and node.type in _WRITTEN:
             return f'float("{node.shown}")' if node.shown in ("inf", "-inf", "nan") else node.shown
-    return "[]" if "(" in holder else holder
+    return sources.initial(holder, owners, in_epochs=True) or ("[]" if "(" in holder else holder)
 
 
 _WRITTEN = frozenset({"NoneType", "bool", "int", "float", "str"})

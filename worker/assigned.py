@@ -124,12 +124,14 @@ class Sources:
         found = self._found(name, owners)
         return None if found is None else Place(self._shown(found[0].file), found[1].line)
 
-    def initial(self, name: str, owners: Sequence[str] = ()) -> str | None:
-        """The expression that the name is bound to before the loop, or else where an epoch begins, as the source has it. None: it
-        is long, reads a function's own variables, or was not found."""
+    def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
+        """The expression that the name is bound to before the loop, as the source has it; in_epochs: or else between two epochs.
+        None: it is long, reads a function's own variables, or was not found."""
         changes = [each for each in self._changes(name, owners) if each[1].value is not None]
         before = [each for each in changes if not self._is_in_loop(*each)]
-        for _, change in reversed(before or [each for each in changes if not self._is_in_body(*each)]):
+        if in_epochs and not before:
+            before = [each for each in changes if not self._is_in_body(*each)]
+        for _, change in reversed(before):
             text = "" if change.value is None else ast.unparse(change.value)
             outer = change.scope is self._scope or _reads(change.value) <= self._global
             return text if outer and len(text) <= LONGEST else None
@@ -217,8 +219,9 @@ class Sources:
 
     def _of_attribute(self, path: str, attribute: str, owners: Sequence[str]) -> list[tuple[Source, Change]]:
         owner = owners[-1] if owners else None
+        written = {path, re.sub(r"\.(\d+)", r"[\1]", path)}  # an item of an nn.Sequential
         found = [
-            (source, change) for source in self._files for change, text in _all_changes(source.tree) if text == path
+            (source, change) for source in self._files for change, text in _all_changes(source.tree) if text in written
         ]
         for source in self._files:
             classes = _classes(source.tree, owner)

@@ -59,6 +59,8 @@ def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
     if file.startswith("<"):  # a notebook's cell, or what a program has made
         return file.startswith(("<ipython", "<stdin"))
     path = _normal(file)
+    if f"{os.sep}ipykernel_" in path:
+        return True
     if path.startswith((*_PACKAGE, *_STDLIB)) or any(part in path for part in _INSTALLED):
         return False
     return path.startswith(directories)

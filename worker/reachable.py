@@ -235,7 +235,7 @@ class _Walk:
             if issubclass(type(value), types.ModuleType) or name in self.found:
                 continue
             node = self.of(value, name, 0)
-            if node.kind is not Kind.OTHER or node.parts:
+            if node.kind is not Kind.OTHER or node.parts or node.shown:
                 self.found[name] = node
 
     def classes(self) -> None:
@@ -308,8 +308,8 @@ class _Walk:
             return Node(None, Kind.PLAIN, type(value).__name__)
         return Node(digest, Kind.PLAIN, type(value).__name__, "" if name is None else shown(value))
 
-    def _constant(self, kind: type, text: str = "") -> Node:
-        return Node(self._hash(text.encode(errors="replace")), Kind.OTHER, kind.__name__)
+    def _constant(self, kind: type, text: str = "", shown: str = "") -> Node:
+        return Node(self._hash(text.encode(errors="replace")), Kind.OTHER, kind.__name__, _short(shown))
 
     def _inside(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         if id(value) in self._known:
@@ -524,6 +524,10 @@ class _Walk:
                 parts += [
                     (f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)
                 ]
+            else:
+                parts += _attributes_in(
+                    value, kind, "p", "momentum"
+                )  # what a schedule may set, of dropout and BatchNorm
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
         if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):
             inner = attributes_of(value, kind)
@@ -586,7 +590,7 @@ class _Walk:
         head = f"{value.__module__}.{value.__qualname__}"
         decorated = value.__dict__.get("__wrapped__")
         if not is_own_file(code.co_filename, self.directories):
-            return self._constant(kind, head) if decorated is None else self.of(decorated, name, depth + 1)
+            return self._constant(kind, head, head) if decorated is None else self.of(decorated, name, depth + 1)
         parts = [(f".{each}", inner) for each, inner in sorted(value.__dict__.items()) if not each.startswith("__")]
         names = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
@@ -600,8 +604,11 @@ class _Walk:
         if decorated is not None:
             parts.append(("", decorated))
         if not parts:
-            return self._constant(kind, head)
+            return self._constant(kind, head, head)
         return self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"{value.__name__}()")
+
+    def _builtin(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        return self._constant(kind, value.__qualname__, value.__name__)
 
     def _method(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         parts = [("", value.__self__), ("()", value.__func__)]
@@ -610,7 +617,7 @@ class _Walk:
     def _class(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         head = f"{module_of(value)}.{value.__qualname__}"
         if module_of(value) not in self._own or issubclass(kind, enum.EnumMeta):
-            return self._constant(kind, head)
+            return self._constant(kind, head, head)
         parts = []
         for each, inner in sorted(type.__dict__["__dict__"].__get__(value).items()):
             inner = inner.__func__ if type(inner) in (staticmethod, classmethod) else inner
@@ -677,6 +684,7 @@ _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
     (types.GeneratorType, _Walk._own_iterator),
     (types.FunctionType, _Walk._function),
     (types.MethodType, _Walk._method),
+    (types.BuiltinFunctionType, _Walk._builtin),
     (functools.partial, _Walk._partial),
     (type, _Walk._class),
     (_SPELLED, _Walk._spelled),

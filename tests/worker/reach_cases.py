@@ -514,6 +514,31 @@ model = Counting(*model)
         + LOOP,
         {"model.calls": "(script.py:16); register it: run.state(calls=0)"},
     ),
+    "switches": (
+        BEGIN.replace("nn.Linear(4, 1))", "nn.Linear(4, 1), nn.Dropout(0.1))")
+        + """
+from torch.nn import functional
+def square(x):
+    return x ** 2
+error = functional.smooth_l1_loss
+activation = torch.tanh
+shape = square
+"""
+        + LOOP.replace(
+            "    for x, y",
+            "    if epoch == 1:\n"
+            "        error, activation, shape = functional.mse_loss, torch.sigmoid, abs\n"
+            "        model[2].p = 0.5\n"
+            "    for x, y",
+        ),
+        {
+            "error": "is torch.nn.functional.mse_loss on old and torch.nn.functional.smooth_l1_loss on new (script.py:23)",
+            "activation": "is sigmoid on old and tanh on new (script.py:23); choose it in every epoch from the epoch: "
+            "`if epoch >= 1:` in place of `if epoch == 1:`",
+            "shape": "is abs on old and script.square on new (script.py:23)",
+            "model.2.p": "is 0.5 on old and 0.1 on new (script.py:24); register it: run.state(p=0.1)",
+        },
+    ),
     "a running loss": (
         BEGIN + LOOP.replace("    for x, y", "    running = 0.0\n    for x, y") + "        running += loss.item()\n",
         {"running": "run.state(running=0.0)"},
