@@ -143,7 +143,29 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script("ema_dict", FOUND, "shadow", "run.register and after_update="),
+    Script(
+        "ema_dict",
+        FOUND,
+        "shadow",
+        "run.register and after_update=",
+        (
+            ("shadow = {name: p.detach().clone() for name, p in model.named_parameters()}\n", ""),
+            (
+                _JOIN,
+                "shadow = {name: p.detach().clone() for name, p in model.named_parameters()}\n\n\n"
+                "def update():\n    for name, p in model.named_parameters():\n"
+                "        shadow[name] = 0.95 * shadow[name] + 0.05 * p.detach()\n\n\n"
+                + _JOIN
+                + 'run.register("shadow", lambda: dict(shadow), shadow.update)\n',
+            ),
+            ("batch_size=4)", "batch_size=4, after_update=update)"),
+            (
+                "        for name, p in model.named_parameters():\n"
+                "            shadow[name] = 0.95 * shadow[name] + 0.05 * p.detach()\nrun.save",
+                "run.save",
+            ),
+        ),
+    ),
     Script(
         "ema_module_deepcopy",
         FOUND,
@@ -196,7 +218,24 @@ SCRIPTS: tuple[Script, ...] = (
             ("`state.running_reward`", "`running_reward`"),
         ),
     ),
-    Script("observation_normalizer", FOUND, "rms", "run.register or run.state"),
+    Script(
+        "observation_normalizer",
+        FOUND,
+        "rms",
+        "run.state",
+        (
+            (
+                "        self.mean = np.zeros(shape)\n        self.var = np.ones(shape)\n        self.count = 1e-4\n",
+                "        self.state = run.state(mean=np.zeros(shape), var=np.ones(shape), count=1e-4)\n",
+            ),
+            ("self.mean", "self.state.mean"),
+            ("self.var", "self.state.var"),
+            ("self.count", "self.state.count"),
+            ("rms.mean", "rms.state.mean"),
+            ("rms.var", "rms.state.var"),
+            ("rms = RunningMeanStd(4)\nrun = elastic.join()\n", "run = elastic.join()\nrms = RunningMeanStd(4)\n"),
+        ),
+    ),
     Script(
         "dqn_replay",
         FOUND,
@@ -243,6 +282,14 @@ SCRIPTS: tuple[Script, ...] = (
         FOUND,
         "teacher",
         "run.epoch_begin(…)",
+        (
+            (
+                "    teacher = copy.deepcopy(model).eval()\n",
+                "    weights = run.epoch_begin(lambda: {k: v.clone() for k, v in model.state_dict().items()})\n"
+                "    teacher.load_state_dict(weights)\n",
+            ),
+            (_JOIN, "teacher = copy.deepcopy(model).eval()\n" + _JOIN),
+        ),
     ),
     Script(
         "mean_teacher",
@@ -347,7 +394,7 @@ SCRIPTS: tuple[Script, ...] = (
         (
             (_JOIN, _JOIN + "state = run.state(generator=generator)\n"),
             ("generator=generator)\n        n", "generator=state.generator)\n        n"),
-            ("inputs.shape, generator=generator", "inputs.shape, generator=state.generator"),
+            ("shape, generator=generator", "shape, generator=state.generator"),
         ),
     ),
     Script(
@@ -371,7 +418,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script("global_generators", EQUAL),
     Script("dataset_difficulty", FOUND, "difficulty", "run.state, or run.steps_done"),
     Script("dataset_difficulty_workers", FOUND, "difficulty", "a method set_epoch(epoch)"),
-    Script("unfreeze_at_epoch", FOUND, "requires_grad", "if epoch >= 1:"),
+    Script("unfreeze_at_epoch", FOUND, "requires_grad", "if epoch >= 1:", (("epoch == 1", "epoch >= 1"),)),
     Script(
         "loss_weight_at_epoch",
         FOUND,
@@ -450,7 +497,19 @@ SCRIPTS: tuple[Script, ...] = (
         "a buffer of a module that the run has",
     ),
     Script("uncertainty_weights", EQUAL),
-    Script("label_smoothing_schedule", FOUND, "label_smoothing", "from run.steps_done"),
+    Script(
+        "label_smoothing_schedule",
+        FOUND,
+        "label_smoothing",
+        "from run.steps_done",
+        (
+            ("        criterion.label_smoothing = max(0.0, criterion.label_smoothing - 0.002)\n", ""),
+            (
+                "        criterion(model",
+                "        criterion.label_smoothing = max(0.0, 0.2 - 0.008 * run.steps_done)\n        criterion(model",
+            ),
+        ),
+    ),
     Script("sam_two_steps", EITHER),
     Script("lars_state_outside", FOUND, "momentum", "optimizer.state"),
     Script("lookahead_list", FOUND, "slow", "optimizer.state"),
@@ -499,7 +558,13 @@ SCRIPTS: tuple[Script, ...] = (
         "memory_bank",
         FOUND,
         "bank",
-        "run.state or a buffer",
+        "state = run.state(bank=…)",
+        (
+            ("        bank[index] =", "        state.bank[index] ="),
+            ("0.5 * bank[index]", "0.5 * state.bank[index]"),
+            ("features @ bank.T", "features @ state.bank.T"),
+            (_JOIN, _JOIN + "state = run.state(bank=bank)\n"),
+        ),
     ),
     Script("clip_temperature", EQUAL),
     Script("sparse_embeddings", EITHER),
@@ -566,7 +631,17 @@ SCRIPTS: tuple[Script, ...] = (
     Script("dataset_cache", EQUAL),
     Script("dataset_cache_augmented", FOUND, "cache", "no augmentation in what is cached"),
     Script("python_random_in_workers", EQUAL),
-    Script("module_global_counter", FOUND, "calls", "run.state"),
+    Script(
+        "module_global_counter",
+        FOUND,
+        "calls",
+        "run.state",
+        (
+            ("shared_schedule.weight()", "min(1.0, state.calls / 80)"),
+            ("        optimizer.step()\n", "        optimizer.step()\n        state.calls += 1\n"),
+            (_JOIN, _JOIN + "state = run.state(calls=1)\n"),
+        ),
+    ),
     Script(
         "class_attribute_counter",
         FOUND,

@@ -13,10 +13,11 @@ from .verdict import Kind, Verdict
 
 HEAD = """# The corpus
 
-Small training scripts, each written as a user would who does not know what is difficult here, each for one idiom of public training code.
-`make verify-corpus` runs each with one worker throughout, and then through histories: 1 → 3 workers in the middle of an epoch, the oldest
-worker killed, 2 at an epoch's edge; two from the start; resized at epochs' edges. What is compared is what `run.save` has written, and the model on each worker at the end, bit for bit.
-The scripts are in `verification/corpus/scripts`, what is expected of each in `verification/corpus/index.py`.
+Small training scripts, each written as a user would who does not know what is difficult here, each for one idiom of public
+training code. `make verify-corpus` runs each with one worker throughout, and then through histories: 1 → 3 workers in the middle
+of an epoch, the oldest worker killed, 2 at an epoch's edge; two from the start; resized at epochs' edges. What is compared is
+all that `run.save` has written, and the model on each worker at the end, bit for bit. The scripts are in
+`verification/corpus/scripts`, what is expected of each in `verification/corpus/index.py`.
 
 | verdict | |
 | --- | --- |
@@ -26,7 +27,8 @@ The scripts are in `verification/corpus/scripts`, what is expected of each in `v
 | SILENT | other bits and no message |
 | crashed | an error that is not the library's, or no end |
 
-*Before* is at the time when the corpus was written, *now* what the last run has found, *with the line* the script with the line added that the table names.
+*Before* is at the time when the corpus was written, *now* what the last run has found, *with the line* the script with a line
+added that mends it (`fix` in the index).
 
 """
 COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "what is named")
@@ -72,8 +74,7 @@ def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
         if before:
             row["before"] = row["now"]
     lines = ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
-    for script in SCRIPTS:
-        lines.append("| " + " | ".join(rows[script.name].get(column, "") for column in COLUMNS) + " |")
+    lines += ["| " + " | ".join(rows[each.name].get(name, "") for name in COLUMNS) + " |" for each in SCRIPTS]
     path.write_text(HEAD + "\n".join(lines) + "\n")
 
 
