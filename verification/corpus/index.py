@@ -394,7 +394,6 @@ SCRIPTS: tuple[Script, ...] = (
         (
             (_JOIN, _JOIN + "state = run.state(generator=generator)\n"),
             ("generator=generator)\n        n", "generator=state.generator)\n        n"),
-            ("shape, generator=generator", "shape, generator=state.generator"),
         ),
     ),
     Script(
