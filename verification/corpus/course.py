@@ -139,8 +139,9 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
             if last and last not in ending.errors:
                 ending.errors.append(last)
         result = path_of(directory, slot_of(worker), "result")
-        if result.exists():
-            ending.models |= {worker: found for found in json.loads(result.read_text()).values()}
+        found = json.loads(result.read_text()) if result.exists() else {}
+        if "model" in found:
+            ending.models[worker] = found["model"]
     if record.phase is JobPhase.FINISHED:
         ending.saved = files(directory / "work")
     return ending
