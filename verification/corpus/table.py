@@ -15,7 +15,7 @@ HEAD = """# The corpus
 
 Small training scripts, each written as a user would who does not know what is difficult here, each for one idiom of public
 training code. `make verify-corpus` runs each with one worker throughout, and then through histories: 1 → 3 workers in the middle
-of an epoch, the oldest worker killed, 2 at an epoch's edge; two from the start; resized at epochs' edges. What is compared is
+of an epoch, the oldest worker killed, 2 at an epoch's edge, 3 in a later epoch; two from the start; resized at epochs' edges. What is compared is
 all that `run.save` has written, and the model on each worker at the end, bit for bit. The scripts are in
 `verification/corpus/scripts`, what is expected of each in `verification/corpus/index.py`.
 
@@ -85,6 +85,11 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
         if len(cells) == len(COLUMNS) and cells[0].startswith("`"):
             rows[cells[0].strip("`")] = dict(zip(COLUMNS, cells, strict=True))
     return rows
+
+
+def read_json(path: Path) -> list[Verdict]:
+    """The verdicts of an earlier run, without their endings."""
+    return [Verdict(**{**each, "kind": Kind(each["kind"]), "endings": []}) for each in json.loads(path.read_text())]
 
 
 def write_json(path: Path, verdicts: Sequence[Verdict]) -> None:
