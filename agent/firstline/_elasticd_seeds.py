@@ -12,9 +12,12 @@ Not seeded are generators that ask the system for their seed: `numpy.random.defa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # as `typing` has it, whose import would cost each interpreter milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+    from typing import Any
 
 SEED = "ELASTICD_SEED"
 

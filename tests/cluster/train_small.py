@@ -3,7 +3,7 @@
     train_small.py OUTPUT [--epochs E] [--size S] [--pace SECONDS [--enough FILE]] [--useful WORKERS] [--touched FILE]
 
 `--pace` is how long one micro-batch lasts until there is the file `--enough`; more than `--useful` workers make a step a little
-slower; `--touched` collects a line ``epoch index`` for each sample that was read.
+slower; `--touched` collects a line ``epoch index`` for each sample that was read in the loop (`prepare` looks at some, too).
 """
 
 import argparse
@@ -24,14 +24,14 @@ class Squares(torch.utils.data.Dataset):
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(size, 8, generator=generator)
         self.y = (self.x.norm(dim=1) > 2.7).long()
-        self.epoch = 0
+        self.epoch: int | None = None
         self.file = os.open(touched, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if touched else None
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.file is not None:
+        if self.file is not None and self.epoch is not None:
             os.write(self.file, f"{self.epoch} {index}\n".encode())
         return self.x[index] + 0.01 * torch.randn(8), self.y[index]
 

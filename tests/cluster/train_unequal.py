@@ -20,10 +20,12 @@ from torch import nn
 import elasticd as elastic
 
 KIND, DIRECTORY = sys.argv[1], Path(sys.argv[2])
+LABELS = ["cat", "dog", "bird", "fish", "horse", "cow", "ant", "bee"] * 4
+KINDS = ["full", "sliding", "linear", "conv", "mamba"]
 ODD = int(os.environ.get("ELASTICD_WORKER", "0").rpartition(".")[2]) % 2 == 1
 
 names = [f"image-{number:02d}.png" for number in range(32)]
-labels = {label: number for number, label in enumerate({"cat", "dog", "bird", "fish", "horse", "cow", "ant", "bee"})}
+labels = {label: number for number, label in enumerate(set(LABELS))}
 if KIND == "shuffled":
     random.shuffle(names)
 if KIND == "split":
@@ -44,7 +46,7 @@ class Files(torch.utils.data.Dataset[Any]):
 
 
 def main() -> None:
-    layers = nn.ModuleDict({kind: nn.Linear(1, 1) for kind in {"full", "sliding", "linear", "conv", "mamba"}})
+    layers = nn.ModuleDict({kind: nn.Linear(1, 1) for kind in set(KINDS)})
     optimizer = torch.optim.Adam(layers.parameters(), lr=1e-3)
     drawn = {"names": names, "labels": labels, "layers": list(layers), "weight": layers["conv"].weight.item()}
     (DIRECTORY / f"drawn.{os.getpid()}").write_text(json.dumps(drawn))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import queue
 import random
 import time
 from collections import deque
@@ -137,6 +138,24 @@ def test_looking_changes_nothing_of_the_dataset_nor_of_the_generators() -> None:
     assert random.getstate() == generators[0]
     assert torch.equal(torch.get_rng_state(), generators[1])
     assert numpy.random.get_state()[1].tolist() == generators[2]  # type: ignore[index, union-attr]
+
+
+def test_a_queue_that_a_thread_fills_is_left_alone() -> None:
+    class Queued(Files):
+        def __init__(self, files: list[str]) -> None:
+            super().__init__(files)
+            self.queue: queue.Queue[int] = queue.Queue()
+            for number in range(10):
+                self.queue.put(number)
+
+        def __getitem__(self, index: int) -> Any:
+            self.queue.put(100)
+            return self.queue.get()
+
+    dataset = Queued(NAMES)
+    told(dataset)
+    assert dataset.queue.qsize() == 10
+    assert dataset.queue.get() == 6  # three samples, read twice
 
 
 def test_a_sample_that_differs_from_itself_is_no_evidence() -> None:

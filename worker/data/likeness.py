@@ -20,6 +20,7 @@ import hashlib
 import os
 import random
 import struct
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -335,7 +336,8 @@ def _names_differ(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | No
 @contextmanager
 def _attributes_kept(dataset: Any) -> Iterator[None]:
     """What a dataset and its parts have as attributes is afterwards what it was before: counters, caches, files that are opened
-    when they are first read (which processes that read ahead must not share), generators of its own."""
+    when they are first read (which processes that read ahead must not share), generators of its own. Queues and locks, which
+    threads may be using, are left alone."""
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     contents: list[tuple[Any, Any]] = []
     states: list[Callable[[], object]] = []
@@ -350,7 +352,7 @@ def _attributes_kept(dataset: Any) -> Iterator[None]:
             states.append(restore)
             continue
         attributes = getattr(each, "__dict__", None)
-        if isinstance(attributes, dict):
+        if isinstance(attributes, dict) and type(each).__module__.partition(".")[0] not in sys.stdlib_module_names:
             kept.append((attributes, dict(attributes)))
             for value in attributes.values():
                 if type(value) in (list, dict, set, deque) and len(value) <= ITEMS:
