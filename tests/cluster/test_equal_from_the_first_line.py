@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -63,3 +65,22 @@ def test_a_worker_with_other_data_ends_and_names_the_sample(
     ends = cluster.until("a worker ends since its data differ", unlike)
     assert said in ends[0].reason
     assert int(ends[0].worker.rpartition(".")[2]) % 2 == 1
+
+
+def test_a_job_that_begins_again_compares_its_data_with_those_of_its_checkpoint(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(servers=2, slots=1)
+    (out := tmp_path / "out").mkdir()
+    job = cluster.submit("reversed", str(out), "--slowly", gpus=(1, 1), virtual_workers=2, script=SCRIPT,
+                         checkpoint_every_s=0.5)  # fmt: skip
+    cluster.until("there is a checkpoint", lambda: list((tmp_path / "checkpoints").glob(f"{job}*/*.pt")))
+    (pid,) = cluster.pids(job).values()
+    os.kill(pid, signal.SIGKILL)
+
+    def unlike() -> list[Any]:
+        return [each for each in cluster.job(job).past_workers if each.exit_code == exits.UNLIKE]
+
+    (end,) = cluster.until("a worker ends since its data differ", unlike)
+    assert end.worker == f"{job}.1"
+    assert f"between {job}.0 on 127.0.0.1 and {job}.1 on 127.0.0.1" in end.reason

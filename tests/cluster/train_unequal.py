@@ -1,4 +1,4 @@
-"""Scripts whose workers are equal by their seeds, or not equal at all: `train_unequal.py KIND DIRECTORY`.
+"""Scripts whose workers are equal by their seeds, or not equal at all: `train_unequal.py KIND DIRECTORY [--slowly]`.
 
 Each worker writes which samples its loop bodies have used, and what it has drawn before it joined. KIND says what it draws, or
 where the worker with an odd number has other data.
@@ -22,6 +22,7 @@ import elasticd as elastic
 KIND, DIRECTORY = sys.argv[1], Path(sys.argv[2])
 LABELS = ["cat", "dog", "bird", "fish", "horse", "cow", "ant", "bee"] * 4
 KINDS = ["full", "sliding", "linear", "conv", "mamba"]
+PACE_S = 1.0 if "--slowly" in sys.argv else 0.05
 ODD = int(os.environ.get("ELASTICD_WORKER", "0").rpartition(".")[2]) % 2 == 1
 
 names = [f"image-{number:02d}.png" for number in range(32)]
@@ -58,7 +59,7 @@ def main() -> None:
                 file.write("".join(f"{epoch} {name}\n" for name in used))
             sum((number + 1) * layer(x).mean() for number, layer in enumerate(model.values())).backward()
             optimizer.step()
-            time.sleep(0.05)
+            time.sleep(PACE_S)
         tested = list(names)
         if KIND == "evaluated" and ODD:
             tested = [name.replace("image-", "photo-") for name in tested]

@@ -182,6 +182,11 @@ def test_a_slow_dataset_is_given_up() -> None:
     assert len(fingerprint(Files(NAMES), lambda: next(passed))["samples"]) == 1
 
 
+class Own:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 @dataclasses.dataclass
 class Item:
     pixels: Any
@@ -199,6 +204,10 @@ def test_samples_count_by_what_they_contain() -> None:
     assert digest(torch.tensor([1.0])) != digest(torch.tensor([1.0], dtype=torch.float64))
     assert digest(torch.zeros(2, 3)) != digest(torch.zeros(3, 2))
     assert digest(object()) == digest(object())
+    assert digest(Own(1)) == digest(Own(1)) != digest(Own(2))
+    libraries = [torch.optim.swa_utils.SWALR.__new__(torch.optim.swa_utils.SWALR) for _ in range(2)]
+    vars(libraries[0])["handle"] = 140_000_000
+    assert digest(libraries[0]) == digest(libraries[1])
     nested: list[Any] = []
     nested.append(nested)
     assert digest(nested)

@@ -189,8 +189,9 @@ def _whole(tensor: torch.Tensor) -> str | None:
 
 
 def digest(value: Any) -> str:
-    """Of what a sample contains. Objects of unknown kinds count by their type and attributes; absolute paths by their last part,
-    since servers keep their files in different places."""
+    """Of what a sample contains. Objects of the script's own classes count by their attributes, those of unknown libraries by
+    their type alone: they may have addresses in them. Absolute paths count by their last part: servers keep files in different
+    places."""
     hashed = hashlib.blake2b(digest_size=12)
     left = ITEMS
 
@@ -216,7 +217,7 @@ def digest(value: Any) -> str:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
                 add(getattr(value, field.name), depth + 1)
-        elif not isinstance(value, _NO_CONTENT) and hasattr(value, "__dict__"):
+        elif _is_scripts(type(value)) and hasattr(value, "__dict__"):
             for name, item in vars(value).items():
                 hashed.update(name.encode())
                 add(item, depth + 1)
@@ -226,6 +227,14 @@ def digest(value: Any) -> str:
 
 
 _NO_CONTENT = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+
+
+def _is_scripts(kind: type) -> bool:
+    """Is a class the script's own, or that of a module beside it?"""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+        return False
+    return not {"site-packages", "dist-packages"} & set(PurePath(file).parts)
 
 
 def _plain_bytes(value: Any) -> bytes | None:
