@@ -81,8 +81,9 @@ def check_guard(context: Any) -> None:
     a DataLoader takes it."""
     method = context if isinstance(context, str) else (context or multiprocessing).get_start_method(allow_none=True)
     method = method or multiprocessing.get_all_start_methods()[0]  # to ask for the default would settle it
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if method == "fork" or path is None:
+    main = sys.modules.get("__main__")
+    path, name = getattr(main, "__file__", None), getattr(getattr(main, "__spec__", None), "name", "")
+    if method == "fork" or path is None or name.endswith(".__main__"):  # of a package: multiprocessing leaves it alone
         return
     try:
         text = Path(path).read_text(errors="replace")

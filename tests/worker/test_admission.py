@@ -116,6 +116,17 @@ def test_spawned_loaders_need_a_guard_around_the_script(tmp_path: Path, guarded:
 
 
 @pytest.mark.cluster
+def test_a_package_that_is_run_needs_no_guard(tmp_path: Path) -> None:
+    data, trains = SPAWNS[: SPAWNS.index("run =")], SPAWNS[SPAWNS.index("run =") :]
+    (package := tmp_path / "package").mkdir()
+    (package / "__init__.py").touch()
+    (package / "data.py").write_text(data)
+    (package / "__main__.py").write_text(f"from package.data import *\n{trains}")
+    done = run("", tmp_path, sys.executable, "-m", "package")
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+
+
+@pytest.mark.cluster
 def test_a_spawned_process_that_joins_is_told_why_it_may_not(tmp_path: Path) -> None:
     script = "import multiprocessing as m, elasticd as elastic\nrun = elastic.join()\n"
     script += "if __name__ != '__mp_main__':\n    m.get_context('spawn').Process(target=print).start()\n"
