@@ -29,6 +29,7 @@ Not checked: steps of host loops (`integrations`), which count the batches that 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,10 +40,12 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import OnDivergence
-from .carried import Carried
+from . import advice
 from .communication.communicator import Communicator, CommunicatorBroken
 from .events import EnterGeneration
 from .inband import Part, exchange
+from .kept import Reach, differences
+from .looking import Looking
 from .state.digests import digests, mixed, of_values, together
 from .virtual import derive_seed
 
@@ -107,13 +110,13 @@ class CrossCheck:
         seed: int,
         on_divergence: OnDivergence,
         end: Callable[[int, str], NoReturn],
-        carried: Carried,
+        looking: Looking,
         remark: Callable[[str], None],
         every: int = EVERY,
     ) -> None:
-        """end: ends this process, with this exit code and for this reason. carried: looks at what the script keeps. remark: is
+        """end: ends this process, with this exit code and for this reason. looking: at what the script keeps. remark: is
         given what the job's user should know."""
-        self._carried = carried
+        self._looking = looking
         self._remark = remark
         self._n = virtual_workers
         self._seed = seed
@@ -128,6 +131,8 @@ class CrossCheck:
         self._proved = True  # this worker; of the first worker of a job that is true from the beginning
         self._communicator = Communicator.alone()
         self.dismissed = ""  # why newcomers have been told to end: this generation ends with the step in progress
+        self._repeats = False  # loop bodies have run for a step that was given up
+        self._before: Reach | None = None  # what the script had before they run again
         self._told: set[str] = set()  # names that were remarked on
         self._proving = False  # in the step in progress newcomers have to agree with the others
         self._virtual_worker: int | None = None  # checked in it
@@ -155,6 +160,8 @@ class CrossCheck:
         loop give the script a batch more?"""
         begun, self._begun = self._begun, self._begun + 1
         self._virtual_worker, self._proving, self._computed, self._look = None, False, False, None
+        if self._repeats and bodies:
+            self._repeats, self._before = False, self._looking.now(sys._getframe())
         if len(self._workers) < 2:
             self._proved = True  # there is nobody left to agree with
             return None
@@ -165,7 +172,7 @@ class CrossCheck:
         if not self._proving and begun not in SOON and drawn % self._every:
             return None
         if self._proving and (self._rank in self._newcomers or self._rank == self._giver):
-            self._look = self._carried.look()
+            self._look = self._looking.now(sys._getframe()).plain()
         candidates = [each for each in range(self._n) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // self._every % len(candidates)]
         return self._virtual_worker
@@ -189,6 +196,8 @@ class CrossCheck:
         return ()
 
     def wants(self, part: Part) -> bool:
+        if self._before is not None:  # this worker's bodies have run
+            self._tell_repeated(part.step)
         return self._virtual_worker is not None
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
@@ -256,21 +265,25 @@ class CrossCheck:
 
     def _names_that_differ(self, rank: int) -> str:
         """Why a newcomer computes something else: the names under which its script keeps other values."""
-        looks, giver = self._looks, self._giver
-        return self._carried.explain(looks.get(giver), looks.get(rank), (self._names[giver], self._names[rank]))
+        return self._explain(self._looks, self._giver, rank)
+
+    def _explain(self, looks: Mapping[int, Any], one: int, other: int) -> str:
+        if one not in looks or other not in looks:
+            return advice.UNSEEN
+        names = self._names[one], self._names[other]
+        return self._looking.explain(Reach.of(looks[one]), Reach.of(looks[other]), names)[0]
 
     def _looked_now(self, verdict: Verdict) -> str:
         """As `_names_that_differ`, of workers of which none is a newcomer: all look at what their scripts keep now. Called by all
         workers in the same step."""
         try:
-            letters = exchange(self._communicator, {"look": self._carried.look()})
+            letters = exchange(self._communicator, {"look": self._looking.now(sys._getframe()).plain()})
         except CommunicatorBroken:
             return ""
-        looks = [letter["look"] for letter in letters]
-        other = verdict.wrong[0]
-        one = next(rank for rank in range(len(looks)) if rank != other)
-        one, other = sorted((one, other))
-        return f"; {self._carried.explain(looks[one], looks[other], (self._names[one], self._names[other]))}"
+        looks = {rank: letter["look"] for rank, letter in enumerate(letters)}
+        wrong = verdict.wrong[0]
+        one, other = sorted((wrong, next(rank for rank in looks if rank != wrong)))
+        return f"; {self._explain(looks, one, other)}"
 
     def _remark_on_looks(self) -> None:
         """Newcomers compute what the others do. Yet their scripts may keep other values, on which no gradient has depended."""
@@ -278,16 +291,42 @@ class CrossCheck:
         if self._rank != giver:
             return
         for rank in sorted(self._newcomers & self._looks.keys()):
-            found = self._carried.changed(self._looks.get(giver), self._looks[rank])
-            found = [each for each in found if each.name not in self._told]
+            if giver not in self._looks:
+                return
+            found = differences(Reach.of(self._looks[giver]), Reach.of(self._looks[rank]))
+            found = [each for each in found if each.changed and each.name not in self._told]
             if found:
                 self._told |= {each.name for each in found}
-                sentences = self._carried.sentences(found, (self._names[giver], self._names[rank]))
+                sentences = self._looking.sentences(found, (self._names[giver], self._names[rank]))
                 names = ", ".join(f'"{each.name}"' for each in found[:3])
                 text = f"{sentences}. No gradient depends on it so far. If only a log does, say so: run.local({names})"
                 warnings.warn(text, stacklevel=2)
                 self._remark(text)
                 return
+
+    def repeats(self) -> None:
+        """The step in progress is given up, and loop bodies have run for it: bodies of that step, or of the next, run again."""
+        self._repeats = True
+
+    def _tell_repeated(self, step: int) -> None:
+        """The bodies of a step have run that follows one that was given up. What they change in the script's own values has been
+        changed by the bodies before, too, which happens to no script that loses no worker. Tell the names, each once."""
+        before, self._before = self._before, None
+        assert before is not None
+        found = [
+            each for each in differences(before, self._looking.now(sys._getframe())) if each.name not in self._told
+        ]
+        if not found:
+            return
+        self._told |= {each.name for each in found}
+        names = ", ".join(f'"{each.name}"' for each in found[:3])
+        text = (
+            f"a worker was lost, and loop bodies of step {step} have run for nothing before: "
+            f"{self._looking.places(found[:3])} {'has' if len(found) == 1 else 'have'} been changed by both. Keep with "
+            f"run.state(...) what the training depends on, and say of the rest run.local({names})"
+        )
+        warnings.warn(text, stacklevel=2)
+        self._remark(text)
 
     def blame(self, error: UserError, step: int) -> frozenset[int]:
         """Letters of the step say that workers differ. In newcomers' second step that is their fault: they end. Returns their

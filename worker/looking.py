@@ -37,6 +37,7 @@ class Looking:
     is_local: Callable[[str], bool] = _nothing_is_local
     beside: Mapping[str, Any] = field(default_factory=dict)
     known: frozenset[int] = frozenset()
+    batch_size: int | None = None  # of one virtual worker
     limits: Limits = field(default_factory=Limits)
     _code: CodeType | None = None  # of the function or module that holds the loop
     _sources: Sources = field(default_factory=lambda: Sources(None))
@@ -51,7 +52,9 @@ class Looking:
         self._bound = names_bound(frame)
 
     def first_batches(self, frame: FrameType | None) -> None:
-        """The first pass over the batches begins, and no loop body has run."""
+        """A pass over the batches begins. Before the first one no loop body has run: the script's values are noted then."""
+        if self._begun is not None:
+            return
         frame = loop_frame(frame, self._code)
         self._bound = (self._bound | names_bound(frame)) - self._sources.temporaries()
         self._begun = self._look(frame)
@@ -68,14 +71,23 @@ class Looking:
         workers: tuple[str, str],
         *,
         data: str | None = None,
-        batch_size: int | None = None,
     ) -> tuple[str, list[Difference]]:
         """Why the two workers differ, as far as it is known, and the names that differ because a loop has changed them; if there
         are none, those that differ from the beginning. workers: names for people, theirs first. data: how samples differ."""
         found = differences(theirs, mine)
         found = [each for each in found if each.changed] or found
         opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
-        return advice.explain(found, workers, self._sources, data=data, opaque=opaque, batch_size=batch_size), found
+        text = advice.explain(found, workers, self._sources, data=data, opaque=opaque, batch_size=self.batch_size)
+        return text, found
+
+    def sentences(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
+        """One for each of the first of these names: its value on both workers, the line that changes it, the line to write."""
+        return advice.sentences(found, workers, self._sources, self.batch_size)
+
+    def places(self, found: Sequence[Difference]) -> str:
+        """These names, each with the line that changes it."""
+        lines = [(each.name, self._sources.where(each.name, each.owners)) for each in found]
+        return ", ".join(f"{name} ({place})" if place is not None else name for name, place in lines)
 
     def _look(self, frame: FrameType | None) -> Reach:
         known = carried(self.state) | self.known

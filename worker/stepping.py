@@ -122,6 +122,7 @@ class Stepping:
         self._looks_on = True
         self._checked: int | None = None  # virtual worker whose micro-batch all workers compute in this step
         self._sent: Any = None  # its batch, where its host has sent it
+        self.has_run_bodies = False  # for the step in progress
         self._reading = False  # the script has a batch, and has not asked for the next
         self.left = ""  # why the script's loop may not have been left where it was
         self._updating = False
@@ -287,7 +288,7 @@ class Stepping:
                 raise CommunicatorBroken("abandoned")
             batch = self._begin_micro_batch(virtual_worker)
             try:
-                self._reading = True
+                self._reading = self.has_run_bodies = True
                 yield batch
             except GeneratorExit:
                 self._left_after(done + (self._current is None), len(bodies))
@@ -375,6 +376,7 @@ class Stepping:
         self._held.parts.registered.virtual.begin()
         self._held.parts.registered.of_epoch.step_begins()
         self._step = step
+        self.has_run_bodies = False
         mine = ranges[self._rank]
         if ranges != self._ranges:
             self._ranges = ranges

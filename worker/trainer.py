@@ -14,6 +14,7 @@ run again in the next generation.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,7 +26,6 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from .between import Between, Function, ScriptExit, Superseded
-from .carried import Carried
 from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
@@ -68,6 +68,8 @@ from .gradients.buffers import ModelBuffers
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
 from .inband import Participant
+from .looking import Looking
+from .reachable import leave_out
 from .results import Result
 from .script import Script, ScriptAt
 from .state.checkpoint import CheckpointWriter
@@ -119,17 +121,18 @@ class Trainer:
         self._held.likeness = likeness
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device, compiled)
         self._compiled = compiled
-        self._carried = Carried(
-            lambda: [*known, *(module for _, module in state.modules), *state.optimizers, *state.schedulers],
-            {"dataset": dataset},
-            getattr(sampler, "batch_size", None),
+        self._looking = Looking(
+            state,
+            beside={"dataset": dataset},
+            known=leave_out(known),
+            batch_size=getattr(sampler, "batch_size", None),
         )
         self._cross_check = CrossCheck(
             recipe.virtual_workers,
             recipe.seed,
             recipe.comparing.on_divergence,
             self._end_diverged,
-            self._carried,
+            self._looking,
             lambda text: control.tell(Noticed(text)),
         )
         self._comparison = Comparison(self._held, recipe.comparing, self._cross_check, self._end_diverged)
@@ -304,7 +307,8 @@ class Trainer:
         following.find(frame)
         self._held.parts.follow(following.schedulers, following.averages, following.beside)
         self._untold.find(frame, is_local)
-        self._carried.find(frame, is_local)
+        self._looking.is_local = is_local
+        self._looking.begin(frame)
         if self._held.code is not None:
             self._held.code.look()
         if self._compiled is not None:
@@ -384,7 +388,7 @@ class Trainer:
         self._script.go(ScriptAt.READING)
         self._held.batches_begin()
         self._stepping.look_again()
-        self._carried.batches_begin()
+        self._looking.first_batches(sys._getframe())
         if self._held.owes_functions:
             self._first = self.between.call_functions()
 
@@ -404,7 +408,7 @@ class Trainer:
         try:
             yield from self._stepping.run(instruction, looks_on=not self._by_host)
         except CommunicatorBroken as error:
-            self._failure = str(error)
+            self._step_fails(error)
         if self._cross_check.dismissed:
             self._failure = self._cross_check.dismissed
         if self._held.next_step > instruction.step:
@@ -464,7 +468,13 @@ class Trainer:
             try:
                 self._stepping.complete_own_part()
             except CommunicatorBroken as error:
-                self._failure = str(error)
+                self._step_fails(error)
+
+    def _step_fails(self, error: CommunicatorBroken) -> None:
+        """A step is not applied here. It is repeated, or another worker's state is taken over."""
+        self._failure = str(error)
+        if self._stepping.has_run_bodies and not self._by_host:
+            self._cross_check.repeats()
 
     def finish(self, epochs: int) -> None:
         """The loop over `epochs` epochs is over, or there is none. Nothing happens if it was over before.
@@ -476,7 +486,6 @@ class Trainer:
         if self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.OVER)
             self._held.interlude = None
-            self._carried.close()
             self._obey(LoopEnded(epochs))
             self._loader.close()
 

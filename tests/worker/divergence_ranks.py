@@ -8,7 +8,7 @@ memory: FAULT says of what. The workers that are left go on without one that end
 and what it says on stderr to FILE; the exit codes are the answer, a line for each errand.
 
 With "case": CASE the script is that function of `unlike_cases`, and all workers that have joined end where one does. "joins" says
-before which step they join.
+before which step they join. "loses" is a step: the victim is killed in it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -33,6 +34,7 @@ from elasticd.protocol.model import Determinism, OnDivergence
 from elasticd.worker import warm
 from elasticd.worker.membership import machine as m
 from elasticd.worker.run import Run
+from elasticd.worker.stepping import Stepping
 
 
 class Survivors(Timetable):
@@ -79,12 +81,26 @@ def script(run: Run, fault: str, after: int | None) -> list[Any]:
     return [*training_cases.train(run, model, optimizer, scheduler=scheduler, after_update=after_update), seen]
 
 
+def lose(step: int) -> None:
+    """This process is killed when it has computed its part of a step."""
+    complete = Stepping.complete_own_part
+
+    def killed(stepping: Stepping) -> None:
+        if stepping._step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        complete(stepping)
+
+    setattr(Stepping, "complete_own_part", killed)  # noqa: B010
+
+
 def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]]) -> None:
     terms = {"compare_every": errand["every"], "on_divergence": OnDivergence(errand["on_divergence"])}
     place = replace(environment(me, Determinism(errand["determinism"])), **terms)
     table = Survivors(me, entries, meeting=Path(errand["meeting"]))
     run = Run(Rehearsal(table, errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
     if "case" in errand:
+        if me == errand["victim"] and "loses" in errand:
+            lose(errand["loses"])
         state = getattr(unlike_cases, errand["case"])(run)
     else:
         state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
@@ -107,7 +123,8 @@ def carry_out(errand: dict[str, Any]) -> list[int]:
         train(me, errand, entries)
 
     workers = list(range(errand["workers"]))
-    left = [0] if "case" in errand else [worker for worker in workers if worker != errand["victim"]]
+    stays = "case" in errand and "loses" not in errand
+    left = [0] if stays else [worker for worker in workers if worker != errand["victim"]]
     joins = errand.get("joins", 4)
     entries = [(0, [0])] if len(workers) == 1 else [(0, [0]), (joins, workers), (10**9, left)]
     with tempfile.TemporaryDirectory() as errand["meeting"]:

@@ -84,8 +84,20 @@ def test_a_newcomer_whose_loop_bodies_set_other_hyperparameters_ends_alone(tmp_p
 def test_a_newcomer_with_other_data_ends_and_is_told_so(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, case="data_that_differ")
     assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
-    assert "in the samples of virtual worker" in outcome.told
+    assert "of the dataset differs between w.0 on 127.0.0.1 and w." in outcome.told
     assert outcome.states == {0: alone(train, tmp_path, "keeps_nothing")}
+
+
+def test_bodies_that_run_once_more_after_a_loss_are_told_with_the_names_that_they_change(
+    tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "parameter", workers=3, victim=1)  # ends in the middle of step 9
+    assert "for nothing" not in outcome.told
+    outcome = train(tmp_path / "counts", "none", workers=3, victim=1, case="counts_for_a_log", loses=9)
+    assert re.search(
+        r"loop bodies of step 9 have run for nothing before: total \(unlike_cases\.py:\d+\) has", outcome.told
+    )
+    assert outcome.states[0] == alone(train, tmp_path, "counts_for_a_log")
 
 
 A, B, C = Opinion(1, 1), Opinion(1, 2), Opinion(2, 2)
