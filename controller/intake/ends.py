@@ -130,7 +130,8 @@ def worker_ended(
     if exit_code == OTHER_CODE and not holders(job):
         refused_alone(cluster, now, job, reason)
         return
-    alone = started or not holders(job)  # else the others have come as far as their loop, and it is a newcomer's affair
+    # Where others have come as far as their loop, or give it the state, it is a newcomer's affair.
+    alone = started or not (holders(job) or last in (WorkerPhase.TRAINING, WorkerPhase.BROKEN))
     if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
     elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):

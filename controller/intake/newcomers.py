@@ -108,6 +108,8 @@ def hold_back(
     job.profiling = None
     cluster.schedule_due = True
     cluster.tell(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")
+    if cluster.awaited:
+        return  # a controller that has just started disturbs nobody
     target = tuple(gpu for gpu in job.record.target if gpu in keep) or _unclaimed(cluster, job, keep)
     if target:
         job.aim(now, target, why)
@@ -137,6 +139,8 @@ def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reas
     cluster.schedule_due = True
     job.profiling = None
     keep = {holder.gpu for holder in holders(job)}
+    if cluster.awaited:
+        return why
     job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != server or gpu in keep), why)
     return why
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from ...protocol.exits import UNLIKE
 from ...protocol.messages import EventKind
-from ...protocol.model import GpuAddress, JobPhase
+from ...protocol.model import GpuAddress, JobPhase, WorkerId
 from ...protocol.texts import gpu_count
 from ...scheduler.pipeline import Decision
 from ...scheduler.sets import some, union
@@ -57,7 +57,7 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
         return
     kept = _whole_servers(job, {other.gpu for other in with_state})
     least = least_gpus(job)
-    if len(kept) < least:
+    if len(kept) < least and not cluster.awaited:
         text = f"{why}; {gpu_count(least)} are needed, and {gpu_count(len(kept))} can go on"
         end_job(cluster, now, job, JobPhase.FAILED, text, UNLIKE)
         return
@@ -65,7 +65,8 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     job.update(does_not_grow=why)
     if not known:
         cluster.tell(now, EventKind.HELD, job.id, f"does not grow any more: {why}")
-    _keep(cluster, now, job, kept)
+    if not cluster.awaited:  # else a controller that has just started knows too little; `keep_together` follows
+        _keep(cluster, now, job, kept)
 
 
 def _told(reason: str) -> str:
@@ -88,29 +89,34 @@ def _whole_servers(job: Job, gpus: set[GpuAddress]) -> set[GpuAddress]:
 
 
 def _keep(cluster: Cluster, now: float, job: Job, kept: set[GpuAddress]) -> None:
-    """The job has those of its GPUs that are among `kept`. If these are too few, it was being moved, and starts again."""
+    """The job has those of its GPUs that are among `kept`. If these are too few, or none is a proven worker's, it was being
+    moved, and starts again."""
     target = tuple(gpu for gpu in job.record.target if gpu in kept)
-    if target == job.record.target:
+    proven = [entry for entry in holders(job) if entry.worker not in job.unproven]
+    stays = any(entry.gpu in target for entry in proven) or not proven
+    if target == job.record.target and stays:
         return
     why = f"does not grow: {job.record.does_not_grow}"
     cluster.schedule_due = True
     job.profiling = None
-    if len(target) < least_gpus(job):
-        start_elsewhere(cluster, now, job, why)
+    if len(target) < least_gpus(job) or not stays:
+        start_elsewhere(cluster, now, job, why, proven[0].worker if proven else None)
     else:
         job.aim(now, target, why)
         cluster.mark_dirty(job)
 
 
-def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str) -> None:
-    """Preempt a job that cannot be moved: it saves its state, and starts again from there with what it is given next."""
+def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str, saver: WorkerId | None = None) -> None:
+    """Preempt a job that cannot be moved: it saves its state, and starts again from there with what it is given next.
+
+    `saver`: who saves; None: whoever leads."""
     job.aim(now, (), why)
     job.profiling = None
     cluster.tell(
         now, EventKind.PREEMPTED, job.id, "cannot be moved while it trains: it saves its state and starts again"
     )
     cluster.schedule_due = True
-    suspend(cluster, now, job)
+    suspend(cluster, now, job, saver)
 
 
 def keep_together(cluster: Cluster, now: float, job: Job) -> None:

@@ -58,6 +58,8 @@ MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST = 256  # entries of a table of an agent or a worker
 MOST_BYTES = 256 << 10  # of a record, of a message
 STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # on one GPU
+MOST_UNLIKE = 16  # newcomers of one job that differ, without a share by hand or a start from a checkpoint between them
+MISFITS_WITHIN_S, MOST_MISFITS = 120.0, 60  # likewise, that end while they receive the state
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.FAILS_UNJOINED, Ending.OUT_OF_MEMORY)
 
 
@@ -102,6 +104,8 @@ class _Known:
     )  # who has been told to stop, with nothing to save: when
     began_on: str = ""  # the name of the GPUs that it has first applied a step on
     repeated: int = 0  # steps done again, in all
+    unlike: int = 0  # newcomers that have differed since it was last right to try any
+    misfits: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_MISFITS))  # when newcomers have not fitted
     joined: bool = False  # a worker has called `elastic.join()`
     runs: dict[int, dict[WorkerId, int | None]] = field(
         default_factory=dict
@@ -187,7 +191,7 @@ class Oracle:
         self._reigns.clear()
         self._store_replaced = True
         for known in self._jobs.values():
-            known.uncertain, known.record = True, None
+            known.uncertain, known.record, known.unlike = True, None, 0
             known.disturbed_at = self._timeline.now + LASTS_S
 
     def reigns(self, term: int, incarnation: str) -> None:
@@ -257,6 +261,22 @@ class Oracle:
     def joined(self, job: JobId) -> None:
         """A worker calls `elastic.join()`: from now on the job is resized and goes on as others do."""
         self.job(job).joined = True
+
+    def differed(self, job: JobId) -> None:
+        """A newcomer does not compute what the others do, and ends. Nobody is to follow it, as long as they have the state."""
+        known = self.job(job)
+        known.unlike += 1
+        if known.unlike > MOST_UNLIKE:
+            text = f"{known.unlike} newcomers of {job} have been tried, and none computes what the others do"
+            raise Violation("a job whose newcomers differ does not grow", text)
+
+    def misfitted(self, job: JobId) -> None:
+        """A newcomer has ended while it received the state."""
+        known, now = self.job(job), self._timeline.now
+        if len(known.misfits) == MOST_MISFITS and now - known.misfits[0] < MISFITS_WITHIN_S:
+            text = f"{MOST_MISFITS} newcomers of {job} have ended in their transfers within {MISFITS_WITHIN_S:.0f} s"
+            raise Violation("what fails is tried again after a while", text)
+        known.misfits.append(now)
 
     def passed_on(self, server: str, order: Order, heard: Order) -> None:
         """An agent tells a worker an order. `heard`: the newest one of this job that it has been told."""
@@ -389,6 +409,7 @@ class Oracle:
         lost = known.frontier[known.lineage] - step
         self._check_preemption(job, known, step)
         known.lineage += 1
+        known.unlike = 0
         known.frontier[known.lineage] = step
         known.repeated += max(0, lost)
         if self._story.on:
@@ -585,8 +606,10 @@ class Oracle:
                 raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
 
     def _may_fail(self, known: _Known) -> bool:
-        """Is it a command that may not be run as often as it takes, and that something has hit?"""
-        return known.plan.spec.restarts is not None and known.disturbed_at > float("-inf")
+        """Is it a command that may not be run as often as it takes, and that something has hit? Or does it need more workers
+        than have its state, and newcomers that never become such?"""
+        needs_more = known.plan.script.ending in (Ending.UNLIKE, Ending.MISFITS) and known.plan.spec.gpus.min > 1
+        return needs_more or (known.plan.spec.restarts is not None and known.disturbed_at > float("-inf"))
 
     def _check_gpus(self) -> None:
         taken: dict[GpuAddress, JobId] = {}
@@ -649,6 +672,7 @@ class Oracle:
                 raise Violation("record, then act", text)
         elif isinstance(reply.answer, Scaled) and isinstance(request, Scale):
             self.job(reply.answer.job).answered.append(request.share)
+            self.job(reply.answer.job).unlike = 0
             self._rescaled.add(reply.answer.job)
 
     def audited(self, line: Audit) -> None:

@@ -48,6 +48,8 @@ class Ending(enum.Enum):
     OUT_OF_MEMORY = "is killed by the kernel at a step"
     IGNORES_SIGNAL = "trains to its end, and takes no notice of SIGTERM"
     FAILS_UNJOINED = "exits with code 3 without calling elastic.join()"
+    UNLIKE = "trains to its end; its newcomers do not compute what the others do"
+    MISFITS = "trains to its end; its state fits only every other server"
 
     @property
     def joins(self) -> bool:
@@ -262,6 +264,7 @@ class Focus(enum.Enum):
     DRAINS = "operators drain, cordon and remove servers, some of which are rebooted then, while users resize"
     GPUS = "GPUs and servers are in trouble, and operators overrule, while users resize"
     DEADLINES = "most jobs have deadlines, and servers and workers are lost"
+    NEWCOMERS = "newcomers differ, or end while they receive the state, while users resize and workers are lost"
 
 
 FOCUS: dict[int, Focus] = {
@@ -280,6 +283,7 @@ WITH_DEADLINES = (
     24,
     2 * FOCUS_OF,
 )  # the remainder, and what seeds are divided by: every other history of a plain remainder
+WITH_NEWCOMERS = (25, 2 * FOCUS_OF)  # likewise
 KEEP_DEADLINES = ("max-min", "optimus", "afs-l", "afs-p", "elastic", "elasticflow")
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
     Focus.DEADLINES: {
@@ -294,6 +298,17 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.CORDON: Drawn(1, 5, 100),
         Kind.SCALE: Drawn(1),
         Kind.CANCEL: Drawn(0.3),
+    },
+    Focus.NEWCOMERS: {
+        Kind.KILL_WORKER: Drawn(3),
+        Kind.KILL_AGENT: Drawn(1, 0.1, 5),
+        Kind.KILL_CONTROLLER: Drawn(2, 0.1, 5),
+        Kind.CRASH_BEFORE_COMMIT: Drawn(1, 0.1, 5),
+        Kind.CRASH_AFTER_COMMIT: Drawn(1, 0.1, 5),
+        Kind.LOSE_SERVER: Drawn(0.5, 5, 60),
+        Kind.CORDON: Drawn(1, 5, 100),
+        Kind.SCALE: Drawn(2),
+        Kind.SET_POLICY: Drawn(0.5),
     },
     Focus.PREEMPTIONS: {
         Kind.SCALE: Drawn(8),
@@ -517,6 +532,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     focus = FOCUS.get(seed % FOCUS_OF) if count > 0 and shape.focus else None
     if count > 0 and shape.focus and seed % WITH_DEADLINES[1] == WITH_DEADLINES[0]:
         focus = Focus.DEADLINES
+    if count > 0 and shape.focus and seed % WITH_NEWCOMERS[1] == WITH_NEWCOMERS[0]:
+        focus = Focus.NEWCOMERS
     resizes = count > 0 and chance.random() < RESIZES if focus is None else focus is Focus.RESIZES
     drawn = RESIZES_DRAWN if resizes else {kind: DRAWN[kind] for kind in kinds}
     moment_of = _MOMENT_OF[focus] if focus is not None else _resize_moment if resizes else _moment
@@ -541,6 +558,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     elif focus is Focus.PREEMPTIONS:
         chances = (random.Random(f"{seed}/preempted/{i}") for i in itertools.count())
         jobs = map(_for_preemptions, chances, itertools.islice(jobs, PREEMPTED_JOBS))
+    elif focus is Focus.NEWCOMERS:
+        jobs = (_with_newcomers(random.Random(f"{seed}/newcomers/{i}"), job) for i, job in enumerate(jobs))
     elif focus is Focus.LONG:
         jobs = map(_slow_to_start, jobs)
     elif focus is Focus.DEADLINES:
@@ -672,6 +691,24 @@ def _with_deadline(chance: random.Random, job: JobPlan) -> JobPlan:
     return replace(job, spec=msgspec.structs.replace(job.spec, **changes))
 
 
+def _with_newcomers(chance: random.Random, job: JobPlan) -> JobPlan:
+    """A job that trains for a while, whose newcomers most often differ from the others, or do not fit on all servers."""
+    ending = chance.choice((Ending.UNLIKE, Ending.UNLIKE, Ending.MISFITS, Ending.MISFITS, Ending.TRAINS))
+    low, step_s = chance.choice((1, 1, 1, 2)), chance.choice((1.0, 2.0, 4.0))
+    steps = int(chance.uniform(150, 600) / step_s)
+    script = replace(job.script, ending=ending, step_s=step_s, steps=steps)
+    spec = msgspec.structs.replace(
+        job.spec,
+        gpus=GpuRange(min=low, max=8),
+        virtual_workers=8,
+        throughput={},
+        checkpoint=CheckpointSpec(every_s=30.0),
+        max_steps=steps,
+        **LIMITS,
+    )
+    return JobPlan(1 + job.at / 4, spec, script)
+
+
 def _for_resizes(job: JobPlan) -> JobPlan:
     """A job that trains for long, and that asks for nothing odd."""
     script = replace(job.script, ending=Ending.TRAINS, step_s=RESIZES_STEP_S, steps=RESIZES_STEPS)
@@ -772,6 +809,7 @@ _MOMENT_OF: dict[Focus, Callable[[random.Random, Kind], Moment]] = {
     Focus.GPUS: _moment,
     Focus.DEADLINES: _moment,
     Focus.DRAINS: _moment,
+    Focus.NEWCOMERS: _resize_moment,
 }
 
 

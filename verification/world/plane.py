@@ -44,6 +44,7 @@ class Carried:
     applied: int
     state: int
     epoch: int
+    where: int = 0  # the number of the server that it comes from
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,8 @@ _ENDINGS = {
     "trains": Ending.TRAINS,
     "raises": Ending.RAISES,
     "exits": Ending.EXITS,
+    "unlike": Ending.UNLIKE,
+    "misfits": Ending.MISFITS,
     "exits-on-signal": Ending.EXITS_ON_SIGNAL,
     "never-joins": Ending.NEVER_JOINS,
     "exits-unjoined": Ending.EXITS_UNJOINED,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 from elasticd.agent.events import StopSignal
+from elasticd.protocol import exits
 from elasticd.protocol.messages import (
     Commit,
     Order,
@@ -88,6 +89,7 @@ class Worker(Process):
         self._least_epoch = 0  # in which its state is
         self._initial = 0  # the script's values before the first step; something else once a state has begun to come
         self._values = -1  # the step that its registered values belong to
+        self._newcomer = False  # it was given its state, and has computed no share of a step since
         self._ended: tuple[int, str] | None = None  # how the script ends once it may go on
 
     @property
@@ -98,6 +100,11 @@ class Worker(Process):
     def devices(self) -> tuple[str, ...]:
         """Which GPUs of which machine; two machines may go by one name."""
         return tuple(f"{self.host}:{index}" for index in self._start.gpus or (self._start.gpu,))
+
+    @property
+    def _number(self) -> int:
+        """Of its server."""
+        return int("".join(filter(str.isdigit, self.host)) or 0)
 
     @property
     def leads(self) -> bool:
@@ -414,6 +421,12 @@ class Worker(Process):
         hosted = self._hosted(run.ranges)
         part = Part(run.step, run.proposal, hosted, self._whole_state)
         own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
+        differs = self._newcomer and bool(hosted) and self._script.ending is Ending.UNLIKE
+        self._newcomer = self._newcomer and not hosted
+        if differs:  # another worker has computed one of its virtual workers as well
+            self._world.oracle.differed(self.job)
+            self._soon(own_s, self.exits, exits.UNLIKE, f"exit code {exits.UNLIKE}: count is 7 there and 0 here")
+            return
         if self._script.ending is Ending.OUT_OF_MEMORY and hosted and run.step >= self._script.ends_at:
             self._soon(0.9 * own_s, self.exits, -9, "killed by SIGKILL")  # no worker ever comes through this step
         else:
@@ -515,10 +528,14 @@ class Worker(Process):
     def _send_state(self) -> None:
         assert self._group is not None
         self._group.lineage = max(self._group.lineage, self.lineage)
-        self._group.send_state(self, Carried(self._applied, self._state, self._epoch))
+        self._group.send_state(self, Carried(self._applied, self._state, self._epoch, self._number))
 
     def state_begins(self, group: Group, carried: Carried) -> None:
         self._world.moment(Moment.JOIN, self.job)
+        if self._script.ending is Ending.MISFITS and self._number % 2 != carried.where % 2:
+            self._world.oracle.misfitted(self.job)
+            self.exits(1, "exit code 1: UserError: another model: this one has other parameters")
+            return
         self._initial = hash((self._pid, carried.state))
         if group is self._group and isinstance(self._doing, w.ReceiveState) and not self._hung:
             self._answer(w.StateArriving(carried.applied, self._next_epoch_after(carried.applied)))
@@ -528,6 +545,7 @@ class Worker(Process):
         if group is not self._group or not isinstance(doing, w.JoinStep | w.TakeState) or self._hung:
             return
         self._applied, self._state = carried.applied, carried.state
+        self._newcomer = True
         self._values = carried.applied
         self.lineage = group.lineage
         self._epoch = self._least_epoch = carried.epoch
@@ -541,7 +559,7 @@ class Worker(Process):
             self._answer(w.TransfersCompleted())
 
     def _exchange(self, group: Group) -> None:
-        if group.exchange(self, Carried(self._applied, self._state, self._epoch)):
+        if group.exchange(self, Carried(self._applied, self._state, self._epoch, self._number)):
             self._soon(SCRIPT_S, self._answer, w.ValuesExchanged(self._epoch))
 
     def values_came(self, group: Group, carried: Carried) -> None:
