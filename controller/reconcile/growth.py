@@ -31,7 +31,7 @@ from ...scheduler.pipeline import Decision
 from ...scheduler.sets import some, union
 from ...scheduler.view import Gpus
 from ..cluster import Cluster
-from ..jobs.generations import holders
+from ..jobs.generations import holders, usable
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
 from .avoiding import seats
@@ -43,13 +43,11 @@ from .snapshot import Snapshot
 
 def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> None:
     """A newcomer of an elastic job has ended with `UNLIKE`, and is among the past workers by now."""
-    with_state = holders(job)
+    with_state = _having(job)
     if not with_state:
         return  # nobody can go on: that is a restart, and counted as such
-    order = job.committed_order or job.newest
-    leader = order.roster.leader if order is not None else None
     for other in with_state:
-        if other.generation >= entry.generation and other.worker != leader:
+        if other.generation >= entry.generation and other.worker != _leader(job):
             job.unproven[other.worker] = job.best_applied + 1
     why = f"{entry.worker} on {entry.gpu} does not compute what the other workers do: {_told(reason)}"
     if _none_proven(job):
@@ -67,6 +65,20 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
         cluster.tell(now, EventKind.HELD, job.id, f"does not grow any more: {why}")
     if not cluster.awaited:  # else a controller that has just started knows too little; `keep_together` follows
         _keep(cluster, now, job, kept)
+
+
+def _leader(job: Job) -> WorkerId | None:
+    """Who leads the generation in use: a worker that had the state before, or the one that the job has begun with."""
+    order = job.committed_order or job.newest
+    return order.roster.leader if order is not None else None
+
+
+def _having(job: Job) -> tuple[WorkerRecord, ...]:
+    """The workers with the state, and the leader of the generation in use, which may not have been heard since it has it."""
+    found, leader = holders(job), _leader(job)
+    if leader is None or not usable(job, leader) or any(entry.worker == leader for entry in found):
+        return found
+    return (*found, *(entry for entry in job.record.workers if entry.worker == leader))
 
 
 def _told(reason: str) -> str:
@@ -92,7 +104,7 @@ def _keep(cluster: Cluster, now: float, job: Job, kept: set[GpuAddress]) -> None
     """The job has those of its GPUs that are among `kept`. If these are too few, or none is a proven worker's, it was being
     moved, and starts again."""
     target = tuple(gpu for gpu in job.record.target if gpu in kept)
-    proven = [entry for entry in holders(job) if entry.worker not in job.unproven]
+    proven = [entry for entry in _having(job) if entry.worker not in job.unproven]
     stays = any(entry.gpu in target for entry in proven) or not proven
     if target == job.record.target and stays:
         return
@@ -124,7 +136,7 @@ def keep_together(cluster: Cluster, now: float, job: Job) -> None:
     if not job.elastic or job.newest is None:
         job.unproven.clear()
         return
-    if not (with_state := holders(job)):
+    if not (with_state := _having(job)):
         return
     if job.unproven:
         _forget_proven(job)
@@ -144,7 +156,7 @@ def _forget_proven(job: Job) -> None:
 
 def _none_proven(job: Job) -> bool:
     """Has nobody the state but newcomers that have not been compared with anybody?"""
-    return all(entry.worker in job.unproven for entry in holders(job))
+    return all(entry.worker in job.unproven for entry in _having(job))
 
 
 def _stop_all(cluster: Cluster, now: float, job: Job) -> None:
