@@ -33,7 +33,7 @@ from ...protocol.model import Fault, JobPhase, ServerId, WorkerId, WorkerPhase
 from ...protocol.times import CUT_OFF_TIMEOUT_S
 from .. import accounting
 from ..cluster import Cluster
-from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconnected
+from ..jobs.generations import broken_by_loss, cut_off, ending, holders, took_part, unconnected
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import fall, names, not_to_start, process_ended
@@ -42,7 +42,7 @@ from ..reconcile.health import diverged, script_is_innocent, second_opinion, sta
 from ..reconcile.orders import order_message
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.restarts import end_job
-from .newcomers import came_to_its_loop, hold_back, newcomer_failed, other_code, refused_alone, took_part
+from .newcomers import came_to_its_loop, hold_back, newcomer_failed, other_code, refused_alone
 
 KEPT_BROKEN = 64
 DIVERGENCES_S = 86400.0  # for so long a job's divergences are remembered

@@ -29,7 +29,7 @@ from ..bars import within_bounds
 from ..cluster import Cluster
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
-from ..jobs.records import WorkerRecord, WorkerState
+from ..jobs.records import OrderKind, WorkerRecord, WorkerState
 from ..reconcile.barring import weigh
 from ..reconcile.gangs import note_running, wait_for_server
 from ..reconcile.health import worked
@@ -380,7 +380,12 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
     if job.spec.until is not None:  # what it reports may change its length
         return False
     newest, entry = job.newest, job.worker(status.worker)
-    if newest is None or not newest.generation == job.record.committed == status.generation or job.record.overtaken:
+    if (
+        newest is None
+        or newest.kind is OrderKind.UNION
+        or not newest.generation == job.record.committed == status.generation
+        or job.record.overtaken
+    ):
         return False
     if entry is None or not entry.trained or entry.stopping or entry.gpu.server != session.server.server:
         return False
@@ -464,7 +469,9 @@ def _note_status(
             and leader_address(job) != job.sent_address
         ):
             send_order(cluster, job)
-    if before is None or entry.stopping or _matters(before) != _matters(status):
+    newest = job.newest
+    moves = newest is not None and newest.kind is OrderKind.UNION  # it goes on when the newcomers have taken part
+    if before is None or entry.stopping or moves or _matters(before) != _matters(status):
         cluster.mark_dirty(job)
     else:
         cluster.moved(job)

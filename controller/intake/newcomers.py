@@ -32,7 +32,7 @@ from ...protocol.times import (
     LONGEST_HOLD_S,
 )
 from ..cluster import Cluster
-from ..jobs.generations import holders, usable
+from ..jobs.generations import holders, took_part, usable
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import names
@@ -40,21 +40,11 @@ from ..reconcile.growth import least_gpus, start_elsewhere
 from ..reconcile.restarts import end_job
 
 ENDS_ALLOWED = 2  # consecutive; one more holds growth back
-FIRST_STEPS = 2  # of a newcomer: it receives the state in one, and computes a share of the next
 
 
 def came_to_its_loop(phase: WorkerPhase | None) -> bool:
     """Had a worker in this phase imported, loaded and prepared all that it needs?"""
     return phase in (WorkerPhase.READY, WorkerPhase.TRAINING, WorkerPhase.BROKEN)
-
-
-def took_part(job: Job, entry: WorkerRecord, applied: int | None = None) -> bool:
-    """Has a worker applied a step that it had a share of? `applied`: the last one, of a worker that has ended."""
-    status = job.statuses.get(entry.worker)
-    last = applied if applied is not None else status.applied if status is not None else None
-    if not entry.trained or last is None or entry.began_at is None:
-        return entry.trained  # it was recorded by an earlier version, or has trained under an earlier controller
-    return last >= entry.began_at + FIRST_STEPS
 
 
 def newcomer_failed(

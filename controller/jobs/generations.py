@@ -33,6 +33,7 @@ from ...protocol.model import GpuAddress, GpuPlace, Processes, Server, ServerId,
 from .job import Job
 from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
 
+FIRST_STEPS = 2  # of a newcomer: it receives the state in one, and computes a share of the next
 STANDING_STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
 
 
@@ -234,7 +235,7 @@ def _stay(
     """Who goes on alone, since others are on GPUs that are to be left at once; none: nobody is, or too few would be left."""
     if not any(at_once(entry.gpu) for entry in with_state) or job.spec.gpus_per_server:
         return ()
-    if newest.kind is OrderKind.UNION and not _handed_on(job, newest):
+    if newest.kind is OrderKind.UNION and not handed_on(job, newest):
         return ()  # the state is being handed on to newcomers
     named = job.committed_order or newest
     able = [entry for entry in with_state if not at_once(entry.gpu) and entry.worker in named.roster.workers]
@@ -253,7 +254,7 @@ def _towards_target(
     if not places or (_same(places, newest) and not misled):
         return None
     if any(place.worker is not None and holds_state(job, place.worker) for place in places):
-        on_the_way = newest.kind is OrderKind.UNION and not _handed_on(job, newest)
+        on_the_way = newest.kind is OrderKind.UNION and not handed_on(job, newest)
         if on_the_way and {place.worker for place in places} <= set(newest.roster.workers):
             return None  # the union has begun to hand the state on: let it reach all first
         return GiveOrder(places, OrderKind.TARGET)
@@ -276,10 +277,25 @@ def _misled(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...])
     return newest.roster.leader not in known
 
 
-def _handed_on(job: Job, union: OrderRecord) -> bool:
-    """Have all members of a union the state?"""
+def took_part(job: Job, entry: WorkerRecord, applied: int | None = None) -> bool:
+    """Has a worker applied a step that it had a share of? Before that nobody has compared what it computes with what others do.
+
+    `applied`: the last step, of a worker that has ended.
+    """
+    status = job.statuses.get(entry.worker)
+    last = applied if applied is not None else status.applied if status is not None else None
+    if not entry.trained or last is None or entry.began_at is None:
+        return entry.trained  # it was recorded by an earlier version, or has trained under an earlier controller
+    return last >= entry.began_at + FIRST_STEPS
+
+
+def handed_on(job: Job, union: OrderRecord) -> bool:
+    """Have all members of a union the state, and have the newcomers taken part? Before that nobody may leave: a newcomer that
+    does not compute what the others do would go on alone."""
     return job.record.committed >= union.generation and all(
         holds_state(job, worker)
+        and (entry := job.worker(worker)) is not None
+        and took_part(job, entry)
         and ((status := job.statuses.get(worker)) is None or status.generation >= union.generation)
         for worker in union.roster.workers
     )

@@ -169,6 +169,9 @@ def test_a_migration_goes_through_the_union_of_old_and_new():
     world.report(union[1], T, generation, None)
     assert world.roster(job.id) == union
     world.report(union[1], T, generation, 21)
+    world.report(union[1], T, generation, 22)
+    assert world.roster(job.id) == union  # nobody has compared a step that it had a share of
+    world.report(union[1], T, generation, 23)
     assert world.roster(job.id) == [union[1]]
     assert job.newest.roster.leader == union[1]
     world.settle(job.id)

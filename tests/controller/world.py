@@ -25,8 +25,9 @@ from elasticd.controller.events import (
     TimePassed,
 )
 from elasticd.controller.jobs.archive import PREFIX, job_of
+from elasticd.controller.jobs.generations import FIRST_STEPS
 from elasticd.controller.jobs.job import Job
-from elasticd.controller.jobs.records import JobRecord
+from elasticd.controller.jobs.records import JobRecord, OrderKind
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import state_key, submission_key
 from elasticd.controller.store import Delete, If, Limits, Listing, Put, StoreUnavailable
@@ -467,12 +468,14 @@ class World:
                 self.exit(worker, -15)
 
     def commit(self, job: str, step: int = 10) -> None:
-        """The newest order is committed: its members train, all others leave."""
+        """The newest order is committed: its members train, all others leave. Those of a union train on until its newcomers have
+        taken part."""
         newest = self.job(job).newest
         assert newest is not None
         generation = newest.generation
-        for worker in newest.roster.workers:
-            self.report(worker, WorkerPhase.TRAINING, generation, step)
+        for applied in (step, step + FIRST_STEPS) if newest.kind is OrderKind.UNION else (step,):
+            for worker in newest.roster.workers:
+                self.report(worker, WorkerPhase.TRAINING, generation, applied)
         for worker in self.running(job):
             if worker in newest.roster.workers:
                 continue
