@@ -73,6 +73,7 @@ from .reachable import leave_out
 from .results import Result
 from .script import Script, ScriptAt
 from .state.checkpoint import CheckpointWriter
+from .state.epoch_values import Unfilled
 from .state.held import HeldState
 from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
@@ -538,6 +539,9 @@ class Trainer:
                 self._end_diverged(exits.OTHER_CODE, str(error))
             except Unlike as error:
                 self._end_diverged(exits.UNLIKE, str(error))
+            except Unfilled as error:
+                print(f"{error}: this worker ends, to be replaced", flush=True)
+                raise ScriptExit(exits.SPOILED) from None
 
     def _carry_out(self, instruction: Instruction) -> ThreadFact | None:
         """Returns what has happened then, if anything. Raises CommunicatorBroken, OtherCode."""

@@ -188,27 +188,29 @@ def teachers(run: Run) -> list[Any]:
     model = network()
     raw = torch.optim.Adam(model.parameters(), lr=0.01)
     points = Points()
+    state = run.state(step=0)
     model, optimizer, batches = run.prepare(model, raw, points, batch_size=5)
     kept: list[Any] = []
 
     def clusters() -> tuple[torch.Tensor, dict[str, float]]:
         chosen = points.x[torch.randperm(len(points))[: 3 + int(model[0].bias[0] > 0)]]
-        return chosen.clone(), {"scale": float(model[0].weight.norm())}
+        return chosen.clone(), {"scale": float(model[0].weight.detach().norm()) + state.step}
 
     for epoch in run.epochs(EPOCHS):
         teacher = run.epoch_begin(lambda: copy.deepcopy(model).eval())
         with torch.no_grad():
             labels = run.epoch_begin(lambda: model(points.x).argmax(1))
         centres, numbers = run.epoch_begin(clusters)
-        jitter = torch.rand(())
+        norm = run.epoch_begin(lambda: float(model[0].weight.detach().norm()))
         for x, y in batches:
             with torch.no_grad():
                 soft = teacher(x).softmax(1)
             near = torch.cdist(x, centres).min(1).values.mean()
             loss = functional.cross_entropy(model(x), y) + functional.cross_entropy(model(x), soft)
-            loss = loss * (1 + 0.1 * numbers["scale"] + 0.1 * near + 0.1 * labels.float().mean())
+            loss = loss * (1 + 0.01 * numbers["scale"] + 0.1 * near + 0.1 * labels.float().mean() + 0.1 * norm)
             loss.backward()
             optimizer.step()
+            state.step += 1
         kept = [teacher.state_dict(), labels, centres, numbers]
     run.finish()
     return [model.state_dict(), raw.state_dict(), kept]

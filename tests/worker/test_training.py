@@ -72,14 +72,14 @@ class Ranks:
     def outcome(self, case: str, timetable: list[Any]) -> Outcome:
         key = json.dumps([case, timetable])
         if key not in self._outcomes:
-            self._outcomes[key] = self._train(case, timetable)
+            self._outcomes[key] = self.train(case, timetable)
         return self._outcomes[key]
 
-    def _train(self, case: str, timetable: list[Any]) -> Outcome:
+    def train(self, case: str, timetable: list[Any], **named: Any) -> Outcome:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with _module.RendezvousServer() as server, tempfile.TemporaryDirectory() as directory:
-            errand = {"case": case, "address": server.address, "timetable": timetable, "directory": directory}
+            errand = {"case": case, "address": server.address, "timetable": timetable, "directory": directory, **named}
             self._process.stdin.write(f"{json.dumps(errand)}\n")
             self._process.stdin.flush()
             assert self._process.stdout.readline() == "0\n", "a rank has failed: see what it printed"

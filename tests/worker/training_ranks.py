@@ -2,6 +2,8 @@
 
     {"case": CASE, "address": ADDRESS, "timetable": TIMETABLE, "directory": DIRECTORY}
 
+It may also have "checkpoints", a directory from which the job goes on and in which it writes, and "max_steps".
+
 For each errand a process is forked for each worker; each writes what it ends with to DIRECTORY, and the worst of their exit codes
 is the answer, one line on standard output.
 
@@ -258,13 +260,25 @@ def break_steps(timetable: Timetable) -> None:
     setattr(Stepping, "_evaluate", broken)  # noqa: B010
 
 
-def rank_main(case: str, me: int, address: str, timetable: list[Any], meeting: str) -> dict[str, Any]:
-    """meeting: a directory in which all ranks see who is where."""
+def rank_main(
+    case: str,
+    me: int,
+    address: str,
+    timetable: list[Any],
+    meeting: str,
+    checkpoints: str = "",
+    max_steps: int | None = None,
+) -> dict[str, Any]:
+    """meeting: a directory in which all ranks see who is where. checkpoints: where the job's are; if it is not given, none is
+    written."""
     name, _, determinism = case.partition(":")
     cases = importlib.import_module(module_of(case))
     place = environment(me, Determinism(determinism or "elastic"))
     if name.rpartition(".")[2] != "rates_that_differ":  # else the comparison would be the first to tell
         place = replace(place, compare_every=1)
+    if checkpoints:
+        place = replace(place, checkpoint_directory=checkpoints, checkpoint_every_s=0.001, checkpoint_keep=100)
+    place = replace(place, max_steps=max_steps)
     entries = [(int(step), list(workers)) for step, workers, *_ in timetable]
     late = [entry[2] if len(entry) > 2 else [] for entry in timetable]
     broken = {number: entry[3] for number, entry in enumerate(timetable) if len(entry) > 3}
@@ -315,14 +329,14 @@ def fork(worker: Callable[[], None]) -> int:
     os._exit(0)
 
 
-def carry_out(case: str, address: str, timetable: list[Any], directory: str) -> int:
+def carry_out(case: str, address: str, timetable: list[Any], directory: str, **named: Any) -> int:
     """One errand. Returns the worst exit code."""
     importlib.import_module(module_of(case))  # once for all ranks
 
     with tempfile.TemporaryDirectory() as meeting:
 
         def train(me: int) -> None:
-            document = rank_main(case, me, address, timetable, meeting)
+            document = rank_main(case, me, address, timetable, meeting, **named)
             Path(directory, f"{me}.json").write_text(json.dumps(document))
 
         workers = sorted({worker for _, workers, *_ in timetable for worker in workers})

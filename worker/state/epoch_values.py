@@ -4,18 +4,19 @@ Teachers, pseudo-labels, cluster centres and the old policy of PPO are functions
 that joins in the middle of the epoch, and a restart from a checkpoint of there, have later weights. So such values are part of
 the job's state until the next epoch begins, numbered in the order of their calls (as values that Elan's RegisterState, V-A, names).
 
-A newcomer's script comes to these calls before the state has come, and computes the values too; they are filled with the job's
-when it comes, in place, since the script's variables name them already. That is why a number alone is refused: no variable would
-learn its new value. A module is built by the script's function, and filled.
+A newcomer gets the state before its script begins the epoch, so the values are there when the script asks. A module is built by
+the script's function, and filled. One that comes in the last step of an epoch begins the next one before it has got what others
+have changed behind that step. Then it computes the values too, and they are filled with the job's, in place, since the script's
+variables name them already. Where that cannot be, as with a number that is another one, the worker ends, to be replaced.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy
 import torch
 
@@ -24,7 +25,10 @@ from .plain import inline, pack, restored, unpack
 from .script_state import put
 
 NAME = "epoch_begin"
-_FILLED = (torch.Tensor, numpy.ndarray, list, dict, set, deque, torch.Generator, numpy.random.Generator)
+
+
+class Unfilled(Exception):
+    """The job has another value than the script's variables have, which nothing can be put into."""
 
 
 class EpochValues:
@@ -65,13 +69,6 @@ class EpochValues:
 
     def _check(self, number: int, value: Any) -> None:
         where = f"the value of run.epoch_begin() number {number + 1}"
-        if not isinstance(value, torch.nn.Module):
-            for each in value if isinstance(value, tuple) else [value]:
-                if not isinstance(each, _FILLED) and not _is_open(each):
-                    raise UserError(
-                        f"{where} is {_words(each)}, which nothing can be put into when the job's state comes: return a tensor, an "
-                        "array, a list, a mapping, a dataclass or a module, or a tuple of these"
-                    )
         pack(_given(value), where, lambda tensor, place: 0)
 
     # -- as a value that is registered
@@ -138,7 +135,7 @@ def _module_part(value: Any) -> dict[str, Any] | None:
 
 
 def _fill(target: Any, value: Any, number: int) -> None:
-    """Let `target`, which the script has, be `value`, which has come. Raises UserError."""
+    """Let `target`, which the script has, be `value`, which has come. Raises UserError for another module; Unfilled."""
     if target is value:
         return
     if isinstance(target, torch.nn.Module):
@@ -154,10 +151,9 @@ def _fill(target: Any, value: Any, number: int) -> None:
                 target.data = value.to(target.device)
     elif _is_open(target) and type(target) is type(value):
         vars(target).update(vars(value))
-    elif put(target, value) is not target:
-        raise UserError(
-            f"the value of run.epoch_begin() number {number + 1} is {_words(target)} here and {_words(value)} in the job's state: "
-            "the function has to return the same kind on all workers, and an array of one shape"
+    elif put(target, value) is not target and _packed(target) != _packed(value):
+        raise Unfilled(
+            f"the value of run.epoch_begin() number {number + 1} is {_words(target)} here, and another one in the job's state"
         )
 
 
@@ -173,6 +169,10 @@ def _fill_module(target: torch.nn.Module, value: Any, number: int) -> None:
             tensor.copy_(value[_MODULE][name])
     for path, state in value["extra"].items():
         target.get_submodule(path).set_extra_state(state)
+
+
+def _packed(value: Any) -> Any:
+    return msgspec.msgpack.encode(pack(value, NAME, inline))
 
 
 def _is_open(value: Any) -> bool:
