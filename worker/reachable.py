@@ -82,8 +82,8 @@ from .state.training_state import TrainingState
 
 SHOWN = 48  # characters of a value's text
 NAMED_ITEMS = 32  # items of a container that have names of their own; those of longer ones have none
-SAMPLED_ITEMS = 2048  # of a list that is longer than `WHOLE_ITEMS`, besides those at its ends
-WHOLE_ITEMS = 4096  # of a list of anything but plain values
+SAMPLED_ITEMS = 512  # of a list that is longer than `WHOLE_ITEMS`, besides those at its ends
+WHOLE_ITEMS = 1024  # of a list of anything but plain values
 WHOLE_VALUES = 1 << 18  # of a list of plain values
 WHOLE_BYTES = 1 << 20  # of a tensor, an array or a text: larger ones are sampled
 SAMPLED_ELEMENTS = 1 << 15
