@@ -75,6 +75,7 @@ from .events import (
     ServerChanged,
     SignalProcess,
     StartProcess,
+    TakeSnapshotPart,
     TimePassed,
     Warn,
     WorkerStatusReceived,
@@ -90,6 +91,7 @@ from .processes import Processes
 from .reach import Reach
 from .renewing import Renewing, fits
 from .scratch import Scratch
+from .snapshots import Snapshots
 
 if TYPE_CHECKING:
     from ..runtime.metrics import Exporter
@@ -231,6 +233,15 @@ class AgentDaemon:
             interval_s = options.health.interval_s
             self._renewing = Renewing(inventory, discover, options.nvml_library, interval_s, self._loop.wake)
         self._checks = Checks(self._errands, self._check, self._begin_start, self._on_unfit)
+        self._snapshots = Snapshots(
+            self._errands,
+            self._disk,
+            self._clock.now,
+            lambda message: self._send_controller(message, self._machine.endpoint),
+            self._begin_in,
+            self._dispatch,
+            self._processes.holder,
+        )
         self._processes.generation_of = self._machine.generation_of
         self._server = server
         self._tally = Tally()
@@ -339,7 +350,19 @@ class AgentDaemon:
         least_free_share = self._options.health.least_free_share
         return self._watch.driver.check(start.gpus or (start.gpu,), start.trusted, least_free_share)
 
+    def _start(self, start: StartWorker) -> ProcessFailed | None:
+        """The GPU is fit. Returns why it cannot be, if that is known at once."""
+        if start.spec.snapshot is None:
+            return self._processes.start(start)
+        self._snapshots.ask(start)
+        return None
+
     def _begin_start(self, start: StartWorker) -> None:
+        if failed := self._start(start):
+            self._dispatch(failed)
+
+    def _begin_in(self, start: StartWorker) -> None:
+        """The job's files are there."""
         if failed := self._processes.start(start):
             self._dispatch(failed)
 
@@ -399,6 +422,7 @@ class AgentDaemon:
         if over_at is not None and now >= over_at:
             self._observe(health.TimePassed())
         self._checks.pass_time(now)
+        self._snapshots.pass_time()
         if self._exporter is not None and self._exporter.wanted:
             self._exporter.publish(figures(self._machine, self._tally, self._server, self._health.troubles()))
         deadline = self._machine.next_deadline()
@@ -419,7 +443,7 @@ class AgentDaemon:
             self._controllers.next_deadline(),
             self._reach.deadline,
         ]
-        deadlines += [self._health.next_deadline(), self._checks.deadline()]
+        deadlines += [self._health.next_deadline(), self._checks.deadline(), self._snapshots.deadline()]
         if self._warm is not None:
             deadlines.append(self._warm.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -450,12 +474,17 @@ class AgentDaemon:
             case StartProcess(start):
                 self._tally.starts += 1
                 if not self._watch.driver.numbers:
-                    return self._processes.start(start)
+                    return self._start(start)
                 self._checks.ask(self._clock.now(), start)
             case SignalProcess(worker, how):
-                return self._checks.stop(worker, how) or self._processes.signal(worker, how)
+                waits = self._checks.stop(worker, how) or self._snapshots.stop(worker, how)
+                return waits or self._processes.signal(worker, how)
             case ForgetWorker(job, worker, uid):
-                self._processes.forget(job, worker, uid)
+                holder = self._processes.forget(job, worker, uid)
+                if not self._processes.knows(job, uid):
+                    self._snapshots.remove(job, uid, holder)
+            case TakeSnapshotPart(part):
+                self._snapshots.take(part)
             case ReadLogPiece(request, growing):
                 return self._read_log(request, growing)
             case KeepIdentity(who):

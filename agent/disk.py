@@ -15,7 +15,9 @@ import hashlib
 import logging
 import os
 import resource
+import secrets
 import select
+import shutil
 import stat
 import subprocess
 import sys
@@ -29,6 +31,7 @@ import msgspec
 from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
+from ..protocol.snapshots import File, unpack
 from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
 from ..runtime.logs import about
 from . import accounts, cgroups, privileges, shim
@@ -47,6 +50,7 @@ log = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity.json"
 OWNER_NOTE = "account"
+SNAPSHOT = "code-"  # begins the name of a directory with the files that a job runs in
 MAX_RECORD_BYTES = 1 << 20  # a command may be long
 UNREADABLE = (
     OSError,
@@ -317,6 +321,50 @@ class Disk:
             log.error("its forked shim may not go on: %s", problem, extra=_of(record))
         return not problem
 
+    # -- snapshots
+
+    def snapshot_of(self, start: StartWorker) -> Path | Failed | None:
+        """Where the files are that the worker's job runs in; None: they are not here."""
+        try:
+            account = accounts.find(start.account, self._rules.root_jobs)
+            path = self._snapshot_path(start, account)
+            with acting_as(account):
+                return path if path.is_dir() else None
+        except (NoAccount, OSError, PeerError) as error:
+            return not_started(error)
+
+    def unpack(self, start: StartWorker, data: bytes) -> Path | Failed:
+        """Lay out the packed files, as the owner of the job, and compare them with what the job has said of them."""
+        snapshot = start.spec.snapshot
+        assert snapshot is not None
+        try:
+            files = unpack(snapshot, data)
+            account = accounts.find(start.account, self._rules.root_jobs)
+            path = self._snapshot_path(start, account)
+            self._files.directory(start.job, start.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not account.own:
+                self._make_output(start, account)
+            with _in_its_own(account):
+                lay_out(path, files)
+            return path
+        except (NoAccount, OSError, PeerError) as error:
+            return not_started(error)
+
+    def _snapshot_path(self, start: StartWorker, account: Account) -> Path:
+        assert start.spec.snapshot is not None
+        return self._files.output(start.job, start.uid, account) / f"{SNAPSHOT}{start.spec.snapshot.digest[:16]}"
+
+    def remove_snapshot(self, job: JobId, uid: str) -> None:
+        """No worker of the job is here any more."""
+        try:
+            account = self._writer_of(job, uid)
+            directory = self._files.output(job, uid, account)
+            with acting_as(account):
+                for path in sorted(directory.glob(f"{SNAPSHOT}*")):
+                    shutil.rmtree(path, ignore_errors=True)
+        except (OSError, PeerError) as error:
+            log.error("its snapshot cannot be removed: %s", error, extra=about(job=job))
+
     # -- records
 
     def read_record(self, path: Path) -> Record | None:
@@ -452,8 +500,11 @@ class Disk:
 
     def writer(self, request: ReadLog) -> Account:
         """Whose the logs of a job are."""
+        return self._writer_of(request.job, request.uid)
+
+    def _writer_of(self, job: JobId, uid: str) -> Account:
         try:
-            directory = self._files.directory(request.job, request.uid)
+            directory = self._files.directory(job, uid)
             noted = msgspec.json.decode((directory / OWNER_NOTE).read_bytes(), type=_Owner)
         except (OSError, PeerError, msgspec.MsgspecError):
             return accounts.myself()
@@ -564,6 +615,24 @@ def _reach(path: Path, account: Account) -> None:
         raise PermissionError(0, f"account {account.name} cannot reach {path}: {closed} is closed to it") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.uid:
         raise PermissionError(0, f"{path} is not a directory of account {account.name}")
+
+
+def lay_out(path: Path, files: Sequence[File]) -> None:
+    """Write these files below `path`, which appears whole or not at all. Raises OSError."""
+    above = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    above.mkdir(mode=0o700)
+    try:
+        for file in files:
+            target = above / file.path
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(target, new, 0o700 if file.executable else 0o600)
+            with os.fdopen(descriptor, "wb") as output:
+                output.write(file.content)
+        if not path.is_dir():
+            above.rename(path)
+    finally:
+        shutil.rmtree(above, ignore_errors=True)
 
 
 def not_started(error: Exception) -> Failed:

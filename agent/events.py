@@ -9,6 +9,7 @@ from ..protocol.messages import (
     LocalWorker,
     LogPiece,
     ReadLog,
+    SnapshotPart,
     StartWorker,
     ToAgentFromController,
     ToControllerFromAgent,
@@ -194,6 +195,13 @@ class ForgetWorker:
 
 
 @dataclass(frozen=True)
+class TakeSnapshotPart:
+    """A part of a snapshot has come, for which a start waits."""
+
+    part: SnapshotPart
+
+
+@dataclass(frozen=True)
 class ReadLogPiece:
     """Read a piece of a log; `LogRead` follows. `growing`: the worker still runs."""
 
@@ -215,4 +223,14 @@ class Warn:
     text: str
 
 
-Action = SendController | SendWorker | StartProcess | SignalProcess | ForgetWorker | ReadLogPiece | KeepIdentity | Warn
+Action = (
+    SendController
+    | SendWorker
+    | StartProcess
+    | SignalProcess
+    | ForgetWorker
+    | ReadLogPiece
+    | TakeSnapshotPart
+    | KeepIdentity
+    | Warn
+)

@@ -46,6 +46,7 @@ from ..protocol.messages import (
     LocalWorker,
     Order,
     ReadLog,
+    SnapshotPart,
     Standby,
     StartWorker,
     StatusReceived,
@@ -91,6 +92,7 @@ from .events import (
     Started,
     StartProcess,
     StopSignal,
+    TakeSnapshotPart,
     TimePassed,
     Warn,
     WorkerStatusReceived,
@@ -318,6 +320,8 @@ class AgentMachine:
                 return [action for worker in workers for action in self._on_forget((uids.get(worker, ""), worker))]
             case ReadLog(worker=worker):
                 return [ReadLogPiece(message, growing=worker in self._running)]
+            case SnapshotPart():
+                return [TakeSnapshotPart(message)]
 
     def _on_acknowledged(self, now: float, message: Acknowledged) -> list[Action]:
         """At the beginning of a session the agent learns which cluster it is a member of."""

@@ -150,6 +150,17 @@ class Processes:
         self._starts[order.worker] = start
         return None
 
+    def knows(self, job: JobId, uid: str) -> bool:
+        """Is a worker of the job here, or about to be?"""
+        starting = any((each.order.job, each.order.uid) == (job, uid) for each in self._starts.values())
+        return starting or any(
+            (each.record.job, each.record.uid) == (job, uid) and not each.told for each in self._watched.values()
+        )
+
+    def holder(self, start: StartWorker) -> str:
+        """Whose threads its start takes (`errands`)."""
+        return self._holder(start.account)
+
     def _goes_on(self, start: _Start) -> bool:
         return self._starts.get(start.order.worker) is start
 
@@ -468,10 +479,11 @@ class Processes:
         path = self._files.output_of(record.job, worker, "log", record.uid, watched.account)
         self._tell(ProcessExited(worker, over.end.exit_code, over.end.reason, over.end.fault, str(path)))
 
-    def forget(self, job: JobId, worker: WorkerId, uid: str) -> None:
-        """Remove the records of an ended worker. Its log stays."""
+    def forget(self, job: JobId, worker: WorkerId, uid: str) -> str:
+        """Remove the records of an ended worker. Its log stays. Returns whose threads that takes (`errands`)."""
         holder = self._ended_of.pop((job, uid, worker), NOBODY)
         self._ask(job, uid, lambda: self._disk.forget(job, worker, uid), lambda done: None, holder)
+        return holder
 
     def close(self) -> None:
         """Let go of the processes. They go on."""

@@ -49,7 +49,7 @@ from . import accounting
 from .bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
 from .deadlines import Deadlines
 from .effects import Effects
-from .events import Action, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, StandDown, Warn
+from .events import Action, AgentMessage, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, StandDown, Warn
 from .jobs import lengths
 from .jobs.archive import Archive, first_key_of, job_of
 from .jobs.index import Index
@@ -80,6 +80,7 @@ from .records import (
 )
 from .remembered import RememberedAnswers
 from .sessions import Forgeries, Guest, Health, Session
+from .snapshots import Snapshots, id_of
 from .tallies import Tallies
 from .usage import Usage, first_kept
 
@@ -184,6 +185,7 @@ class Cluster:
         # Of the last decisions, where shares are set by hand: which this was, and who loses GPUs by it.
         self.pushes: deque[tuple[int, Callable[[], Iterator[ShareForecast]]]] = deque(maxlen=2)
         self.archive = Archive()
+        self.snapshots = Snapshots()
         self.usage = Usage()
         self.tallies = Tallies()
         self.sessions: dict[ServerId, Session] = {}
@@ -594,9 +596,13 @@ class Cluster:
     def answer(self, asked: ClientRequest, answer: Answer) -> None:
         self._effects.act(ReplyClient(asked.client, Reply(id=asked.envelope.id, answer=answer)))
 
-    def fetch(self, request: ClientRequest, keys: tuple[str, ...]) -> None:
+    def fetch(self, request: ClientRequest | AgentMessage, keys: tuple[str, ...]) -> None:
         """These records of the archive are needed to answer `request`."""
         self._effects.act(Fetch(request, keys))
+
+    def keep_part(self, key: str, data: bytes) -> None:
+        """Of a snapshot."""
+        self._effects.put_encoded({key: data})
 
     def remember_answer(self, request: str, answer: Answer, recorded: bool = False) -> None:
         """To a request of this name that has changed something. `recorded`: the store holds it already.
@@ -699,6 +705,10 @@ class Cluster:
         self._touched.clear()
         self._archive_jobs()
         self._forget_archived(now)
+        if self.snapshots.due(now):
+            of_jobs = ((job.submission.owner, job.spec.snapshot) for job in self.index.live.values())
+            used = [id_of(owner, snapshot) for owner, snapshot in of_jobs if snapshot is not None]
+            self._effects.delete(*self.snapshots.forget_unused(now, used))
         if self.usage.has_changed:
             self._record_usage()
         return self._effects.take()

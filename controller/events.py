@@ -63,9 +63,9 @@ class StoreReturned:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What was to be fetched for a request: values by key; None: there is none (any more)."""
+    """What was to be fetched for a request of a client, or of an agent: values by key; None: there is none (any more)."""
 
-    request: ClientRequest
+    request: ClientRequest | AgentMessage
     records: tuple[tuple[str, bytes | None], ...]
 
 
@@ -109,7 +109,7 @@ class ReplyClient:
 class Fetch:
     """Read these keys of the store, with all that has been recorded up to here: `Fetched` follows at once."""
 
-    request: ClientRequest
+    request: ClientRequest | AgentMessage
     keys: tuple[str, ...]
 
 

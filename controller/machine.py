@@ -30,6 +30,7 @@ from .events import (
     StoreReturned,
     TimePassed,
 )
+from .intake import snapshots
 from .intake.absence import Absences
 from .intake.ends import stop_again, stop_cut_off, stop_late, tell_again
 from .intake.messages import on_agent_message, server_lost
@@ -87,7 +88,9 @@ class ControllerMachine:
                 on_agent_message(self._cluster, now, server, message, agent)
             case ClientRequest():
                 on_request(self._cluster, now, event)
-            case Fetched(asked, records):
+            case Fetched(AgentMessage() as asked, records):
+                snapshots.on_fetched(self._cluster, asked, records)
+            case Fetched(ClientRequest() as asked, records):
                 on_request(self._cluster, now, asked, records)
             case TimePassed():
                 self._pass_time(now)

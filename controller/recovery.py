@@ -13,7 +13,7 @@ from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
 from ..scheduler.ended import NOTHING_ENDED
-from . import usage
+from . import snapshots, usage
 from .cluster import KEPT_EVENTS, TRUSTED_AFTER_S, Cluster
 from .intake.statuses import mended_progress, usable_measurement, usable_resize
 from .jobs import account, archive, lengths
@@ -74,7 +74,9 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     leader = LeaderRecord(term=0)
     for key, value in records:
         try:
-            if key.startswith(archive.PREFIX):
+            if key.startswith(snapshots.PREFIX):
+                cluster.snapshots.recover(key, now)
+            elif key.startswith(archive.PREFIX):
                 archived.append(key)
             elif key.startswith(JOBS) and key.endswith(SUBMISSION):
                 submission = _SUBMISSION.decode(value)

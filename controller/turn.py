@@ -31,6 +31,7 @@ from ..protocol.messages import Refused, Reply
 from ..protocol.times import STORE_RETRY_S
 from .events import (
     Action,
+    AgentMessage,
     Audit,
     ClientRequest,
     ClockSet,
@@ -248,6 +249,8 @@ class Turn:
         try:
             found = tuple((key, self._read(key)) for key in fetch.keys)
         except StoreUnavailable as error:
+            if isinstance(fetch.request, AgentMessage):
+                return  # it asks again
             if fetch.request.name in self._doubted:
                 return  # its client repeats it
             reason = f"the store cannot be read: {error}"

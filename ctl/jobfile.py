@@ -95,6 +95,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     throughput: Any = None
     env: dict[str, Any] | None = None
     workdir: str | None = None
+    snapshot: bool | None = None
     processes: str | None = None
     restarts: int | None = None
     start_timeout: str | int | float | None = None
@@ -119,6 +120,7 @@ class Overrides(msgspec.Struct, frozen=True):
     determinism: str | None = None
     processes: str | None = None
     restarts: int | None = None
+    snapshot: bool | None = None
     command: tuple[str, ...] = ()
 
 
@@ -128,11 +130,12 @@ def build(
     cwd: Path,
     environ: Mapping[str, str],
     doubt: Callable[[str], None] | None = None,
+    snapshot: Callable[[JobSpec], JobSpec] | None = None,
 ) -> JobSpec:
     """The job that `file` and `options` describe. Raises UserError: file or option, field, what was found, what is allowed.
 
     `doubt` is told what the job's interpreter lacks here, where it may have it on the servers. None: they are this machine,
-    and such a job is refused.
+    and such a job is refused. `snapshot` turns a job that is to run in one into that job.
     """
     source = str(file) if file is not None else "the command line"
     written = _read(file) if file is not None else _File()
@@ -163,7 +166,7 @@ def build(
     checkpoint = written.checkpoint or _Checkpoint()
     where_every, every = pick("checkpoint.every", options.checkpoint_every, checkpoint.every)
     where_name, name = pick("name", options.name, written.name)
-    return JobSpec(
+    spec = JobSpec(
         name=_name(where_name, name if name is not None else _default_name(file, command)),
         command=command,
         gpus=gpus.range,
@@ -200,6 +203,8 @@ def build(
         step_timeout_s=wait_s("step_timeout", written.step_timeout, None),
         pause_timeout_s=wait_s("pause_timeout", written.pause_timeout, PAUSE_TIMEOUT_S),
     )
+    _, wanted = pick("snapshot", options.snapshot, written.snapshot)
+    return snapshot(spec) if wanted and snapshot is not None else spec
 
 
 def _account() -> str:

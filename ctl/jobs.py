@@ -133,6 +133,14 @@ def submit(
         int | None,
         typer.Option(help="May the command be run again if it is killed, how often? (0)", show_default=False),
     ] = None,
+    snapshot: Annotated[
+        bool | None,
+        typer.Option(
+            "--snapshot",
+            help="Run in a copy of the working directory as it is now (64 MiB, without what .gitignore names).",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -150,6 +158,7 @@ def submit(
 
     from .jobfile import Overrides, build
     from .jobgpus import GpuOptions
+    from .snapshots import Packed
 
     file, command = _file_or_command(arguments or [])
     overrides = Overrides(
@@ -166,16 +175,20 @@ def submit(
         determinism=determinism,
         processes=processes,
         restarts=restarts,
+        snapshot=snapshot,
         command=command,
     )
     shared = of(context)
     doubts: list[str] = []
     doubt = None if shared.is_this_machine() else doubts.append
-    spec = build(file, overrides, _where_we_are(), os.environ, doubt)
+    packed = Packed()
+    spec = build(file, overrides, _where_we_are(), os.environ, doubt, packed.take)
+    doubts += packed.left_out
     if dry_run:
         _say_all(doubts)
         _forecast(shared, spec, as_json)
         return
+    packed.send(shared, spec)
     answer = shared.ask(Submit(spec=spec), Submitted)
     job = answer.job
     if as_json:

@@ -19,4 +19,7 @@ MAX_STEPS_PER_S = 1e9
 MAX_STATUS_BYTES = 64 << 10  # of a worker: its agent sends many of them in one message
 MAX_METRICS = 256  # of a job, reported by its script
 MAX_METRIC_NAME = 100  # characters
+MAX_SNAPSHOT_BYTES = 64 << 20  # of the files of one, together
+MAX_SNAPSHOT_FILES = 20_000
+SNAPSHOT_PART_BYTES = 512 << 10  # less than a client's request or a record of etcd may have
 MAX_NOTE = 2000  # characters of a worker's note

@@ -261,6 +261,13 @@ class Until(Value, frozen=True, kw_only=True):
         return f"{self.metric} {'>=' if self.at_least else '<='} {self.bound:g}"
 
 
+class Snapshot(Value, frozen=True, kw_only=True):
+    """What the packed files of a working directory are known by (`protocol.snapshots`)."""
+
+    digest: str  # SHA-256, in hex
+    bytes: int  # packed
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What a user asks for. Validated where it enters the system (``elasticctl`` and again the controller)."""
 
@@ -289,6 +296,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     gpus_per_server: int | None = None  # exactly so many on each of its servers; None: as they come
     gpu_types: tuple[str, ...] = ()  # it runs only on GPUs whose name has one of these words in it; empty: on any
     gpu_memory_bytes: int = 0  # each of its GPUs has so much at least
+    snapshot: Snapshot | None = None  # it runs in a copy of these files; None: in `workdir` itself
     # As long as no worker of it has called `elastic.join()`:
     restarts: int | None = None  # so often its command may be run again from the start; None: as often as it takes
     must_join: bool = False  # `start_timeout_s` counts, since its user has set it; else a command may run for ever

@@ -41,3 +41,5 @@ EAGER_FROM_BYTES = 24 << 30
 JOINERS_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"CUDA_MODULE_LOADING": "EAGER"})
 """What a worker that joins others has besides, on a GPU of at least `EAGER_FROM_BYTES`: all of the libraries' kernels are loaded
 when CUDA starts, for which nobody waits, and not in its first step, for which everybody does (docs/design/gpus.md)."""
+
+SUBMITTED_FROM = "ELASTIC_SUBMITTED_FROM"  # of a job that runs in a snapshot: the directory of which that is one

@@ -9,6 +9,7 @@ from ..protocol.errors import OperatorError, UserError
 from ..protocol.limits import COMPARE_EVERY
 from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, WorkerId
 from ..protocol.times import PAUSE_TIMEOUT_S
+from ..protocol.variables import SUBMITTED_FROM
 from .code import ANY
 from .events import Limits, Place
 
@@ -34,6 +35,7 @@ class ClusterEnvironment:
     gpu_index: int = 0  # of its own GPU, among those that it sees
     compare_every: int = COMPARE_EVERY
     on_divergence: OnDivergence = OnDivergence.REPLACE
+    results: str = ""  # the directory that paths of results are relative to; "": the present one
     any_code: bool = False  # the job takes whatever code it finds (`code`)
 
     def place(self, pid: int, address: str) -> Place:
@@ -87,6 +89,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             compare_every=int(environ.get("ELASTICD_COMPARE_EVERY", COMPARE_EVERY)),
             on_divergence=OnDivergence(environ.get("ELASTICD_ON_DIVERGENCE", OnDivergence.REPLACE.value)),
             checkpoint_step=int(checkpoint_step) if checkpoint_step else None,
+            results=environ.get(SUBMITTED_FROM, ""),
             any_code="ELASTIC_CODE" in environ,
             limits=Limits(
                 step_timeout_s=float(step_timeout_s) if step_timeout_s else None,

@@ -154,6 +154,7 @@ class Run(Together):
         self._scaler: torch.amp.GradScaler | None = None
         self._initial = initial
         self._code: Code | None = None
+        self._results = Path(environment.results) if environment is not None else Path()
         self._fence: Fence | None = None  # there is one in a job, from `prepare` on
         self._in_epochs = False  # the script has come to a loop over `epochs`
         self._looping = False  # and has not left it
@@ -455,7 +456,8 @@ class Run(Together):
     # -- the result
 
     def save(self, what: torch.nn.Module | Any, path: str | Path) -> None:
-        """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically.
+        """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically. A job
+        that runs in a snapshot writes to where it was submitted, if `path` is relative.
 
         In the loop, also within a step, it is the model after the last applied step. After the loop it ends the training, as
         `finish`. UserError before the loop. A worker that was cut off, and whose job has gone on elsewhere, writes nothing."""
@@ -466,7 +468,7 @@ class Run(Together):
             self.finish()
         if not trainer.is_leader:
             return
-        target = Path(path)
+        target = self._results / path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         with trainer.as_applied():

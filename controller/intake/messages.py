@@ -15,6 +15,7 @@ from ...protocol.messages import (
     LocalWorker,
     Log,
     LogPiece,
+    ReadSnapshot,
     Refused,
     StopWorker,
     ToControllerFromAgent,
@@ -27,6 +28,7 @@ from ...protocol.times import STOP_AGAIN_S, STOP_GRACE_S, paced_interval_s
 from .. import accounting
 from ..bars import within_bounds
 from ..cluster import Cluster
+from ..events import AgentMessage
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
 from ..jobs.records import OrderKind, WorkerRecord, WorkerState
@@ -37,6 +39,7 @@ from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.saving import suspend
 from ..sessions import Session, Stray
+from . import snapshots
 from .ends import add_broken, unknown_there, worker_ended
 from .forgery import fault_of, may_be_ahead, note_meeting, refuse, refuse_report
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
@@ -97,6 +100,8 @@ def on_agent_message(
             _forget(cluster, server, (message,))
         case LogPiece():
             _on_log_piece(cluster, now, server, message)
+        case ReadSnapshot():
+            snapshots.read(cluster, server, AgentMessage(server, message, agent), message)
 
 
 # --------------------------------------------------------------------------------------------------------------- sessions

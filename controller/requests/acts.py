@@ -32,6 +32,7 @@ from ..reconcile.profiling import profile_now
 from ..reconcile.promising import Judged, judged, promise_view, told_with
 from ..reconcile.restarts import end_job
 from ..reconcile.settle import settle
+from . import snapshots
 from .authority import by, check_job, signed
 from .finding import find_job
 from .pages import Fetched
@@ -48,6 +49,7 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) ->
     who, spec = asked.who, signed(asked.who, told)
     if reason := refusal(spec):
         raise UserError(reason)
+    snapshots.check(cluster, who, spec)
     heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
     if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
         return None

@@ -35,9 +35,11 @@ from ...protocol.messages import (
     GetUsage,
     JobFound,
     LendGpus,
+    OfferSnapshot,
     Ping,
     Pong,
     Profile,
+    PutSnapshot,
     ReadLog,
     Refused,
     RemoveServer,
@@ -54,6 +56,7 @@ from ...protocol.times import LOG_TIMEOUT_S
 from ..cluster import Cluster, PendingLog
 from ..events import ClientRequest
 from ..intake.guests import adopt
+from . import snapshots
 from .acts import cancel, forecast, profile, scale, submit
 from .authority import by, check, check_job
 from .explaining import explanation
@@ -68,6 +71,7 @@ from .views import full_view
 
 CHANGES = (
     Submit,
+    PutSnapshot,
     Scale,
     Profile,
     Cancel,
@@ -132,6 +136,8 @@ def _act(request: Request) -> str:
 
 _ACTS: dict[type, str] = {
     Submit: "submit",
+    OfferSnapshot: "offer a snapshot",
+    PutSnapshot: "send a snapshot",
     Scale: "scale",
     Profile: "profile",
     Cancel: "cancel",
@@ -174,6 +180,10 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
     match asked.envelope.request:
         case Submit(spec=spec):
             return submit(cluster, now, asked, spec)
+        case OfferSnapshot() as request:
+            return snapshots.offer(cluster, now, asked.who, request)
+        case PutSnapshot() as request:
+            return snapshots.put(cluster, now, asked.who, request)
         case Forecast(spec=spec):
             return forecast(cluster, now, asked, spec)
         case Scale() as request:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from ...protocol import snapshots
 from ...protocol.limits import (
     MAX_COMPARE_EVERY,
     MAX_GPU_MEMORY_BYTES,
@@ -45,6 +46,8 @@ def _faults(spec: JobSpec) -> Iterator[str]:
     yield from _numbers(spec)
     yield from _gpus(spec)
     yield from _environment(spec)
+    if spec.snapshot is not None and (fault := snapshots.fault_of(spec.snapshot)):
+        yield fault
 
 
 def _name_and_command(spec: JobSpec) -> Iterator[str]:

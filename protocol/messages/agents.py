@@ -96,6 +96,14 @@ class LogPiece(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
+class ReadSnapshot(Message, frozen=True, kw_only=True):
+    """Send a part of the snapshot of a job, of which a worker is to start here."""
+
+    job: JobId
+    part: int
+    uid: str = ""  # of the job
+
+
 class StatusReceived(Message, frozen=True, kw_only=True):
     """The agent's answer to a status, so that the worker knows that it is there."""
 

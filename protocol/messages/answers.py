@@ -198,6 +198,12 @@ class Controllers(Message, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+class SnapshotWanted(Message, frozen=True, kw_only=True):
+    """The parts that are still to be sent, in their order. Empty: it is whole, and jobs can be submitted with it for a while."""
+
+    parts: tuple[int, ...]
+
+
 class Pong(Message, frozen=True, kw_only=True):
     version: str
     protocol: int
@@ -243,6 +249,7 @@ Answer = (
     | QuotasFound
     | UsageReport
     | Controllers
+    | SnapshotWanted
     | Pong
     | Refused
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from ..model import CordonKind, JobSpec, ServerId, WorkerId
+from ..model import CordonKind, JobSpec, ServerId, Snapshot, WorkerId
 from .base import Message
 
 
@@ -17,6 +17,20 @@ class Forecast(Message, frozen=True, kw_only=True):
     """What would come of a submission? Nothing is changed."""
 
     spec: JobSpec
+
+
+class OfferSnapshot(Message, frozen=True, kw_only=True):
+    """Which parts of this snapshot (`protocol.snapshots`) has the controller not got? It is the caller's own."""
+
+    snapshot: Snapshot
+
+
+class PutSnapshot(Message, frozen=True, kw_only=True):
+    """One part of a snapshot that has been offered."""
+
+    snapshot: Snapshot
+    part: int
+    data: bytes
 
 
 class GetJobs(Message, frozen=True, kw_only=True):
@@ -187,6 +201,8 @@ class Ping(Message, frozen=True, kw_only=True):
 Request = (
     Submit
     | Forecast
+    | OfferSnapshot
+    | PutSnapshot
     | GetJobs
     | GetEnded
     | GetJob

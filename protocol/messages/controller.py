@@ -86,6 +86,16 @@ class ReadLog(Message, frozen=True, kw_only=True):
     uid: str = ""  # of the job
 
 
+class SnapshotPart(Message, frozen=True, kw_only=True):
+    """Answer to ReadSnapshot. `error`: why there is none."""
+
+    job: JobId
+    part: int
+    data: bytes
+    uid: str = ""  # of the job
+    error: str = ""
+
+
 class HelloRefused(Message, frozen=True, kw_only=True):
     """Answer to a hello: this agent cannot be part of the cluster now. It says hello again, slowly."""
 

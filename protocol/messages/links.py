@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from .agents import AgentHeartbeat, AgentHello, LogPiece, StatusReceived, Suspend, WorkerExit, WorkerReport
-from .controller import Acknowledged, ForgetWorkers, HelloRefused, Order, ReadLog, Standby, StartWorker, StopWorker
+from .agents import (
+    AgentHeartbeat,
+    AgentHello,
+    LogPiece,
+    ReadSnapshot,
+    StatusReceived,
+    Suspend,
+    WorkerExit,
+    WorkerReport,
+)
+from .controller import (
+    Acknowledged,
+    ForgetWorkers,
+    HelloRefused,
+    Order,
+    ReadLog,
+    SnapshotPart,
+    Standby,
+    StartWorker,
+    StopWorker,
+)
 from .workers import Commit, Prepare, Prepared, Ready, Status, StoreAdd, StoreGet, StoreSet, StoreValue
 
 ToAgentFromController = (
-    Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | HelloRefused | Acknowledged | Standby
+    Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | SnapshotPart | HelloRefused | Acknowledged | Standby
 )  # stamped with a term: `protocol.terms`
-ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece
+ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece | ReadSnapshot
 ToWorkerFromAgent = Order | StatusReceived | Suspend
 ToAgentFromWorker = Status
 ToLeader = Ready | Prepared | StoreSet | StoreGet | StoreAdd

@@ -28,7 +28,7 @@ from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
 from elasticd.agent.scratch import Scratch
 from elasticd.protocol.messages import LogPiece, ReadLog, StartWorker
-from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
+from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Snapshot, WorkerId
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.loop import Loop
 
@@ -114,6 +114,20 @@ class Agent:
         workdir: str = "/",
         env: dict[str, str] | None = None,
     ) -> WorkerId:
+        order = self.order(account, *command, job=job, number=number, workdir=workdir, env=env)
+        assert self.processes.start(order) is None
+        return order.worker
+
+    @staticmethod
+    def order(
+        account: str,
+        *command: str,
+        job: str = "digits-1",
+        number: int = 0,
+        workdir: str = "/",
+        env: dict[str, str] | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> StartWorker:
         spec = JobSpec(
             name="digits",
             command=command,
@@ -121,13 +135,12 @@ class Agent:
             virtual_workers=1,
             workdir=workdir,
             env={"PATH": PATH} | (env or {}),
+            snapshot=snapshot,
         )
         worker = WorkerId(f"{job}.{number}")
-        order = StartWorker(
+        return StartWorker(
             job=JobId(job), worker=worker, gpu=0, spec=spec, generation=1, uid="ab", account=account, owner="somebody"
         )
-        assert self.processes.start(order) is None
-        return worker
 
     def until(self, holds: Callable[[], object]) -> None:
         give_up_at = time.monotonic() + PATIENCE_S

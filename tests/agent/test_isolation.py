@@ -21,11 +21,12 @@ import pytest
 
 from elasticd.agent import accounts, privileges, shim
 from elasticd.agent.cgroups import Limits
-from elasticd.agent.disk import open_to_pass
+from elasticd.agent.disk import Failed, open_to_pass
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
 from elasticd.agent.forkserver import client
 from elasticd.protocol.messages import ReadLog
 from elasticd.protocol.model import Fault
+from elasticd.protocol.snapshots import File, pack
 from elasticd.runtime.transport import SO_PASSRIGHTS
 
 from .accounts_stories import ALICE, BOB, Agent, as_account, only_root, public_directory, python_for_all, uid
@@ -128,6 +129,32 @@ def test_its_files_are_its_own_and_closed_to_others(agent: Agent) -> None:
     assert checkpoint.stat().st_uid == 65534
     for path in (log, checkpoint):
         assert "Permission denied" in as_account(BOB, "cat", str(path)).stderr
+
+
+def test_the_copy_of_its_snapshot_is_its_own_and_closed_to_others(agent: Agent) -> None:
+    snapshot, data = pack([File("lib/a.py", False, b"secret"), File("run.sh", True, b"#!/bin/sh\ncat lib/a.py; id -u")])
+    order = agent.order(ALICE, "./run.sh", snapshot=snapshot)
+    assert agent.disk.snapshot_of(order) is None
+    copy = agent.disk.unpack(order, data)
+    assert isinstance(copy, Path), copy
+    assert agent.disk.snapshot_of(order) == copy
+    assert {path.stat().st_uid for path in (copy, copy / "lib", copy / "lib" / "a.py")} == {65534}
+    assert "Permission denied" in as_account(BOB, "cat", str(copy / "lib" / "a.py")).stderr
+    assert agent.run(ALICE, "./run.sh", workdir=str(copy)) == "secret65534"
+    agent.disk.remove_snapshot(order.job, order.uid)
+    assert not copy.exists()
+
+
+def test_links_in_place_of_the_copy_of_its_snapshot_lead_only_where_the_account_may_write(agent: Agent) -> None:
+    snapshot, data = pack([File("a.py", False, b"text")])
+    order = agent.order(ALICE, "true", snapshot=snapshot)
+    agent.run(ALICE, "true")
+    output = agent.output(ALICE)
+    output.rename(output.with_name("moved"))
+    output.symlink_to("/etc")
+    failed = agent.disk.unpack(order, data)
+    assert isinstance(failed, Failed)
+    assert not list(Path("/etc").glob("code-*"))
 
 
 @pytest.mark.parametrize(

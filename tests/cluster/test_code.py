@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from elasticd.ctl.snapshots import Packed
 from elasticd.protocol import exits
-from elasticd.protocol.messages import Scale
+from elasticd.protocol.messages import Scale, Submit, Submitted
+from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 
 pytestmark = pytest.mark.cluster
 
@@ -53,3 +55,59 @@ def test_a_newcomer_with_an_edited_script_is_refused_by_name_and_no_bit_of_the_r
     subprocess.run([sys.executable, str(SCRIPT), str(alone), *USUAL], env=environment, check=True, timeout=300)
     expected, found = model_of(alone), model_of(output)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_job_in_a_snapshot_does_not_mind_what_becomes_of_the_directory_that_it_was_submitted_from(
+    make_cluster: Callable[..., Any], tmp_path: Path
+) -> None:
+    cluster = make_cluster(servers=2, slots=1)
+    work, alone = tmp_path / "work", tmp_path / "alone.pt"
+    work.mkdir()
+    shutil.copy(SCRIPT, work / "mine.py")
+    enough = tmp_path / "enough"
+    packed = Packed()
+    spec = JobSpec(
+        name="job",
+        command=(sys.executable, "mine.py", "model.pt", *USUAL, "--pace", "0.05", "--enough", str(enough)),
+        gpus=GpuRange(min=1, max=2),
+        virtual_workers=4,
+        workdir=str(work),
+        checkpoint=CheckpointSpec(every_s=1.0),
+        user="tester",
+    )
+    spec = packed.take(spec)
+    assert spec.snapshot is not None
+    packed.send(Asking(cluster.client), spec)  # type: ignore[arg-type]
+    shutil.rmtree(work)  # the job is still to be submitted
+    answer = cluster.client.ask(Submit(spec=spec))
+    assert isinstance(answer, Submitted), answer
+    cluster.client.ask(Scale(job=answer.job, share=1))
+    cluster.until_share(answer.job, 1)
+    cluster.until_step(answer.job, 1)
+    work.mkdir()
+    (work / "mine.py").write_text("raise SystemExit('the new text')")
+    cluster.client.ask(Scale(job=answer.job, share=2))
+    cluster.until_share(answer.job, 2)
+    enough.touch()
+    cluster.until_final(answer.job)
+    environment = {**os.environ, "ELASTIC_VIRTUAL_WORKERS": "4"}
+    subprocess.run([sys.executable, str(SCRIPT), str(alone), *USUAL], env=environment, check=True, timeout=300)
+    expected, found = model_of(alone), model_of(work / "model.pt")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    def copies() -> list[Path]:
+        return list(tmp_path.glob("s*/jobs/*/code-*"))
+
+    cluster.until("the copies are gone", lambda: not copies())
+
+
+class Asking:
+    """What `Packed.send` needs of a context."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def ask(self, request: Any, answer: type[Any], timeout_s: float = 10.0) -> Any:
+        found = self._client.ask(request, timeout_s)
+        assert isinstance(found, answer), found
+        return found

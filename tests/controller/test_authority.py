@@ -31,6 +31,7 @@ from elasticd.protocol.messages import (
     Ping,
     PolicySet,
     Profile,
+    PutSnapshot,
     QuotasFound,
     ReadLog,
     Refused,
@@ -353,7 +354,7 @@ def test_each_request_that_changes_something_is_looked_at():
         LendGpus,
         EndLoan,
     }
-    assert set(CHANGES) == {Submit, *restricted}
+    assert set(CHANGES) == {Submit, PutSnapshot, *restricted}, "a snapshot is its sender's own"
 
 
 def test_the_local_operator_has_no_name_in_the_history():

@@ -30,6 +30,7 @@ from elasticd.agent.events import (
     Started,
     StartProcess,
     StopSignal,
+    TakeSnapshotPart,
     TimePassed,
     Warn,
     WorkerStatusReceived,
@@ -255,6 +256,8 @@ class Agent(Process):
                 self._durably(f"forgets {worker}", lambda: self._disk.pop((uid, worker), None))
             case ReadLogPiece(request):
                 return LogRead(LogPiece(request=request.request, data=b"", next_offset=request.offset, end=True))
+            case TakeSnapshotPart():
+                raise AssertionError("no job of this world has a snapshot")
             case KeepIdentity(who):
                 self._kept_in_vain = self.disk_full or self.storage_hangs or self._unwritten is not None
                 if not self.storage_hangs and self._unwritten is None:
