@@ -69,7 +69,7 @@ from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
 from .inband import Participant
 from .looking import Looking
-from .reachable import leave_out
+from .reachable import carried, leave_out
 from .results import Result
 from .script import Script, ScriptAt
 from .state.checkpoint import CheckpointWriter
@@ -255,6 +255,10 @@ class Trainer:
     def state_entries(self, registered: bool) -> list[Entry]:
         """Digests of the job's state, by name. registered: with the script's registered values."""
         return self._comparison.entries(registered)
+
+    def carried(self) -> frozenset[int]:
+        """The ids of what travels with the job's state: the rest of what a script keeps does not."""
+        return carried(self._held.parts)
 
     def end_after(self, steps: int) -> None:
         """The job, whose loop has still to begin, ends after so many steps, if not before."""

@@ -59,7 +59,7 @@ class Outcome:
         if self.failed is None:
             return ""
         code = self.exit_code or 0
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {self.exit_code}"
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return self.output[-1] if self.output else how
 
 

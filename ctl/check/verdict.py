@@ -63,8 +63,8 @@ def compare(alone: Outcome, other: Outcome) -> Finding | None:
         best.name,
         place.file if place is not None else "",
         place.line if place is not None else 0,
-        advice.remedy(best, sources) if best.changed else BEFORE,
-        advice.sentence(best, sides, sources),
+        _remedy(best, sources, first) if best.changed else BEFORE,
+        advice.sentence(best, sides, sources, _batch_size(first)),
         tuple(each.name for each in rest[:TOLD_ENTRIES]),
     )
 
@@ -81,7 +81,7 @@ def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
         return Finding(tried, what, remedy=advice.UNSEEN, suspect=False)
     best, *rest = changed
     place = sources.where(best.name, best.owners)
-    remedy = advice.remedy(best, sources)
+    remedy = _remedy(best, sources, first)
     at = f" ({place})" if place is not None else ""
     return Finding(
         tried,
@@ -201,6 +201,15 @@ def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list
     found = sorted(found, key=lambda each: _root(each) in logged)
     before = outcome.part.kind in (PartKind.AGAIN, PartKind.HASH_SEED)
     return sorted(found, key=lambda each: each.changed) if before else found
+
+
+def _batch_size(notes: Notes) -> int | None:
+    size = (notes.loop or {}).get("batch_size")
+    return size if isinstance(size, int) else None
+
+
+def _remedy(difference: Difference, sources: Sources, notes: Notes) -> str:
+    return advice.remedy(difference, sources, _batch_size(notes))
 
 
 def _root(difference: Difference) -> str:

@@ -26,7 +26,7 @@ import torch
 from ..assigned import Sources
 from ..events import Arrived, Event, StepApplied, StepWanted
 from ..own_code import directories, loop_frame, own_modules
-from ..reachable import leave_out, look, names_bound
+from ..reachable import look, names_bound
 from ..trainer import Trainer
 
 LOOKS_S = 15.0  # spent on looking, at most
@@ -42,15 +42,14 @@ class Notes:
         self._frame: FrameType | None = None
         self._beside: dict[str, Any] = {}
         self._bound: frozenset[str] = frozenset()
-        self._known: frozenset[int] = frozenset()
+        self._batch_size: int | None = None
         self._looked = -2
         self._looks_s = 0.0
         self._has_read = False
 
-    def follow(self, trainer: Trainer, known: tuple[Any, ...], beside: dict[str, Any]) -> None:
-        """known: what the runtime carries itself. beside: what else to look at."""
-        self._trainer, self._beside = trainer, beside
-        self._known = leave_out(known)
+    def follow(self, trainer: Trainer, dataset: Any, batch_size: int | None) -> None:
+        """The script is prepared. batch_size: of one virtual worker, where it is known."""
+        self._trainer, self._beside, self._batch_size = trainer, {"the data set": dataset}, batch_size
 
     def note(self, document: dict[str, Any]) -> None:
         os.write(self._descriptor, msgspec.json.encode(document) + b"\n")
@@ -86,6 +85,7 @@ class Notes:
                     "total_steps": fact.total_steps,
                     "epochs": fact.epochs,
                     "virtual_workers": trainer.virtual_workers,
+                    "batch_size": self._batch_size,
                 }
             }
         )
@@ -101,7 +101,8 @@ class Notes:
             return
         self._looked = step
         begun = time.monotonic()
-        reach = look(frame, self._bound, self._known, beside=self._beside)
+        assert self._trainer is not None
+        reach = look(frame, self._bound, self._trainer.carried(), beside=self._beside)
         self._looks_s += time.monotonic() - begun
         self.note({"look": step, "reach": reach.plain()})
 

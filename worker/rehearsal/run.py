@@ -9,8 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from ...protocol.model import Determinism, GpuKind, JobId, OnDivergence, WorkerId
 from ...protocol.rehearsal import DEFAULT_VIRTUAL_WORKERS, Errand
@@ -66,14 +65,13 @@ class Rehearsed(Run):
     def prepare(self, *arguments: Any, **options: Any) -> Any:
         found = super().prepare(*arguments, **options)
         given = inspect.signature(Run.prepare).bind(self, *arguments, **options).arguments
-        model, optimizer, dataset = given["model"], given["optimizer"], given["dataset"]
+        dataset = given["dataset"]
         trainer = self._require_trainer()
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         steps = self._errand.steps
         if steps is None and trainer.steps_per_epoch is not None:
             steps = max(FEWEST_STEPS, 2 * trainer.steps_per_epoch + BEHIND_THIRD_EPOCH)
         trainer.end_after(steps or FEWEST_STEPS)
-        self._notes.follow(trainer, (self, model, *optimizers, *found[1:]), {"the data set": dataset})
+        self._notes.follow(trainer, dataset, given.get("batch_size", getattr(dataset, "batch_size", None)))
         self._rehearsal.watch(self)
         return found
 
@@ -103,7 +101,7 @@ class Rehearsed(Run):
             self._rehearsal.timetable.meet()
 
 
-class _Meeting(dist.FileStore):  # type: ignore[misc,name-defined]
+class _Meeting(FileStore):
     """Where the workers of a generation find each other: a file."""
 
     cancelled = False
