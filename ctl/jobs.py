@@ -198,7 +198,7 @@ def submit(
         say(f"elasticctl: {render.submitted(job, spec)}")
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, time.time())}")
-    _say_all(doubts)
+    _say_all([*doubts, *_unchecked(spec)])
     if follow:
         from .logs import follow_job
 
@@ -207,6 +207,23 @@ def submit(
         view = _until_final(shared, job)
         say("\n".join([f"elasticctl: {render.verdict(view)}", *render.failure_lines(view)]))
         raise typer.Exit(_exit_code(view))
+
+
+def _unchecked(spec: JobSpec) -> list[str]:
+    """That there is a check of the script of an elastic job, if none is on record for this version of it."""
+    if spec.gpus.min == spec.gpus.max:
+        return []
+    from . import commands
+    from .check import record
+
+    found = commands.look_at(spec.command)
+    if not commands.joins(found, Path(spec.workdir), spec.env):
+        return []
+    digest = record.digest_of(commands.sources(found, Path(spec.workdir), spec.env))
+    if digest is None or record.read(digest) is not None:
+        return []
+    script = found.script or f"-- {found.interpreter} -m {found.module}"
+    return [f"`elasticctl check {script}` tries at the desk whether its result depends on how many GPUs train it"]
 
 
 def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:

@@ -30,7 +30,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": False, "allow_interspersed_args": False},
         epilog="Exit code 0: the same bits. 1: they differ, and the difference is shown. 2: the script could not be tried, with "
-        "its own error. Nothing that run.save() would write is written; whatever else the script writes it writes, as often as it runs.",
+        "its own error. Nothing that run.save() would write is written; whatever else the script writes it writes, each time that "
+        "it runs.",
     )(check)
 
 
@@ -109,6 +110,7 @@ class Trial:
         self.findings: list[Finding] = []
         self.notes: list[Finding] = []  # that matter only outside a job
         self.without_effect: list[dict[str, object]] = []
+        self.refused = False  # by the library, in the script's first steps
         self.error = ""
         self.output: tuple[str, ...] = ()
         self.steps = 0
@@ -121,6 +123,11 @@ class Trial:
         from . import parts, verdict
 
         alone = self._run(parts.FIRST, self._script.steps)
+        if alone.refused:
+            self.refused = True
+            self.findings.append(verdict.refusal(alone))
+            yield parts.FIRST, alone, self.findings[0]
+            return
         if self._cannot_run(alone):
             return
         loop = alone.notes[0].loop or {}
@@ -179,7 +186,7 @@ def _script(
 ) -> tuple[Script, tuple[Path, ...]]:
     """What is to be checked, and its files. Raises UserError."""
     from .. import commands
-    from ..waiting import limit_s
+    from ..jobfile import duration_s
     from .driver import Script
 
     if not arguments:
@@ -214,8 +221,7 @@ def _script(
         raise UserError(f"check: there is no file {found.script}")
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         raise UserError(f"check: there is no program {command[0]!r}{commands.unknown_program(command[0])}")
-    within_s = limit_s(limit)
-    assert within_s is not None
+    within_s = duration_s(limit, "--limit")
     script = Script(command, directory, environment, virtual_workers, steps, within_s)
     return script, commands.sources(found, directory, environment)
 

@@ -26,6 +26,7 @@ OTHERS_END_WITHIN_S = 5.0  # when one has failed
 STACKS_WITHIN_S = 1.0
 TAIL_LINES = 12
 TAIL_BYTES = 64 << 10
+REFUSED = "elasticd.protocol.errors.UserError: "  # how Python shows it at the end of a traceback
 BUDGET_S = 15.0  # of the first part's steps
 
 
@@ -60,7 +61,13 @@ class Outcome:
             return ""
         code = self.exit_code or 0
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return self.output[-1] if self.output else how
+        last = self.output[-1] if self.output else how
+        return last.partition(REFUSED)[2] or last
+
+    @property
+    def refused(self) -> bool:
+        """Has the library told the script that it cannot be elastic as it is?"""
+        return self.failed is not None and not self.late and REFUSED in "".join(self.output[-1:])
 
 
 class Driver:

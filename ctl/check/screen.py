@@ -35,7 +35,9 @@ class Screen:
         )
         if self._quiet:
             return
-        word = "ran" if part.kind is Kind.ALONE else "same" if same else "DIFFERS"
+        word = "DIFFERS" if finding is not None else "ran" if part.kind is Kind.ALONE else "same"
+        if finding is not None and finding.what == "refused":
+            word = "REFUSED"
         painted = self._paint(f"{word:<7}", RED if not same else GREEN)
         head = f"{painted}  {part.kind.value:<{KIND_CELLS}}  {outcome.seconds:5.1f} s  "
         room = self._width - (7 + 2 + KIND_CELLS + 2 + 7 + 2)
@@ -55,6 +57,9 @@ class Screen:
                 "A job's workers all have one hash seed, so a job ends with the same bits; a run at a desk does not."
             )
         tried = self.scope(trial)
+        if trial.refused:
+            yield f"{self._paint('not elastic', RED)}: refused in its first steps ({took_s:.0f} s)"
+            return
         if trial.findings:
             count = len(trial.findings)
             head = self._paint("not elastic", RED)
@@ -89,7 +94,7 @@ class Screen:
         for number, line in enumerate(wrapped(f"{finding.tried}: {finding.what}", self._width)):
             yield self._paint(line, colour) if number == 0 else line
         if finding.text:
-            yield from self._below(finding.text + ".")
+            yield from self._below(finding.text.removesuffix(".") + ".")
         elif finding.remedy:
             yield from self._below(finding.remedy + ".")
         if finding.others:
@@ -105,7 +110,7 @@ class Screen:
     def document(self, trial: Trial, took_s: float) -> dict[str, Any]:
         """For programs."""
         return {
-            "verdict": "differs" if trial.findings else "same bits",
+            "verdict": "refused" if trial.refused else "differs" if trial.findings else "same bits",
             "findings": [_plain(each) for each in trial.findings],
             "notes": [_plain(each) for each in trial.notes],
             "without_effect": trial.without_effect,

@@ -43,6 +43,8 @@ def compare(alone: Outcome, other: Outcome) -> Finding | None:
     first, second = alone.notes[0], other.notes
     where = _first_difference(first, second)
     tried = _tried(other)
+    if where is None and other.refused:
+        return refusal(other)
     if where is None and other.failed is None:
         return _without_end(first, other)
     worker, step, what = where or (other.failed or 0, None, "")
@@ -93,6 +95,11 @@ def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
         f"{best.name} is changed by a loop body{at}, and the step's next body begins with that; {remedy}",
         tuple(each.name for each in rest[:TOLD_ENTRIES]),
     )
+
+
+def refusal(outcome: Outcome) -> Finding:
+    """The library itself says what cannot be elastic."""
+    return Finding(_tried(outcome), "refused", text=outcome.error, suspect=False)
 
 
 BEFORE = "make it after elastic.join(), the same in each process (a set: sorted(...))"

@@ -27,9 +27,8 @@ import json
 import os
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,173 +40,35 @@ import zmq
 
 from elasticd.protocol.model import (
     Determinism,
-    GpuAddress,
     GpuKind,
     JobId,
-    Member,
     OnDivergence,
-    Roster,
-    ServerId,
     WorkerId,
 )
 from elasticd.worker import warm
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
-from elasticd.worker.driver import MachineControl
 from elasticd.worker.environment import ClusterEnvironment
-from elasticd.worker.events import (
-    BuildGroup,
-    Instruction,
-    SendFollower,
-    SendLeader,
-    SendStatus,
-    StatusAcknowledged,
-    TimePassed,
-)
 from elasticd.worker.inband import InBand, Part
-from elasticd.worker.machine import WorkerMachine
-from elasticd.worker.membership import machine as m
+from elasticd.worker.rehearsal import control
+from elasticd.worker.rehearsal.timetable import FAILED as FAILED
+from elasticd.worker.rehearsal.timetable import Timetable as Timetable
 from elasticd.worker.run import Run
 from elasticd.worker.stepping import Stepping
 from elasticd.worker.trainer import ScriptExit
 
 VIRTUAL_WORKERS = 4
-MEET_WITHIN_S = 300.0
-FAILED = "failed"  # in the directory in which ranks see who is where
 
 
-class Timetable(m.Membership):
-    """A membership that switches at given steps; everybody knows them beforehand."""
-
-    def __init__(
-        self,
-        me: int,
-        entries: list[tuple[int, list[int]]],
-        late: Sequence[list[int]] = (),
-        broken: Mapping[int, int] | None = None,
-        *,
-        meeting: Path,
-    ) -> None:
-        """late: by entry, who misses the step before. broken: by entry, after which evaluation of its first step the communicator
-        of the one before breaks. meeting: a directory in which all see who is where."""
-        super().__init__(JobId("w"), WorkerId(f"w.{me}"))
-        self._number = me
-        self._meeting = meeting
-        self.entries = entries
-        self._late = [*late, *([] for _ in entries[len(late) :])]
-        self._broken = dict(broken or {})
-        self._next_step = 0
-        self._position = next(i for i, (_, workers) in enumerate(entries) if me in workers)
-
-    def mine(self) -> list[int]:
-        """The generations that this worker is in."""
-        return [i + 1 for i, (_, workers) in enumerate(self.entries) if self._number in workers]
-
-    def handle(self, now: float, event: m.Event) -> list[m.Action]:
-        match event:
-            case m.Arrived():
-                return self._switch_to(self._position)
-            case m.StepStarted():
-                return [m.Propose(0)]
-            case m.StepApplied(step):
-                self._next_step = step + 1
-            case m.BoundaryReached():
-                return self._at_boundary()
-            case m.CollectiveFailed(reason):
-                return self.failed(reason)
-        return []
-
-    def meet(self) -> None:
-        """Wait until all workers of the present generation have come here: what one has not read yet is lost when another one
-        closes its connections."""
-        workers = self.entries[self._position][1]
-        (self._meeting / f"{self._position}.{self._number}.here").touch()
-        deadline = time.monotonic() + MEET_WITHIN_S
-        while not all((self._meeting / f"{self._position}.{worker}.here").exists() for worker in workers):
-            assert time.monotonic() < deadline, f"not all of {workers} have come"
-            assert not (self._meeting / FAILED).exists(), "another rank has failed"
-            time.sleep(0.001)
-
-    def misses(self, step: int) -> bool:
-        """Does this worker miss that step?"""
-        return self._number in self._missing(step)
-
-    def is_missed(self, step: int) -> bool:
-        """Does anybody miss that step?"""
-        return bool(self._missing(step))
-
-    def _missing(self, step: int) -> list[int]:
-        following = self._position + 1
-        ends = following < len(self.entries) and self.entries[following][0] == step + 1
-        return self._late[following] if ends else []
-
-    def breaks(self, step: int, evaluation: int) -> bool:
-        """Does the communicator in use break behind this evaluation?"""
-        following = self._position + 1
-        is_next = following < len(self.entries) and self.entries[following][0] == step
-        return is_next and self._broken.get(following) == evaluation
-
-    def failed(self, reason: str) -> list[m.Action]:
-        if self._broken.pop(self._position + 1, None) is not None:
-            return self._switch_to(self._position + 1)
-        is_behind = self.misses(self._next_step)
-        assert is_behind or self.is_missed(self._next_step - 1), f"nothing fails here: {reason}"
-        return self._switch_to(self._position + 1)
-
-    def _at_boundary(self) -> list[m.Action]:
-        following = self._position + 1
-        if following == len(self.entries) or self._next_step != self.entries[following][0]:
-            return [m.Proceed()]
-        if following in self._broken:
-            return [m.Proceed()]
-        self.meet()
-        if self._number not in self.entries[following][1]:
-            return [m.Leave()]
-        return self._switch_to(following)
-
-    def _switch_to(self, position: int) -> list[m.Action]:
-        self._position = position
-        workers = self.entries[position][1]
-        before = self.entries[position - 1][1] if position else []
-        members = tuple(
-            Member(worker=WorkerId(f"w.{w}"), gpu=GpuAddress(server=ServerId("s"), index=w)) for w in workers
-        )
-        roster = Roster(generation=position + 1, members=members, leader=members[0].worker)
-        whole = [w for w in before if w not in self._late[position]]
-        holders = tuple(WorkerId(f"w.{w}") for w in workers if (w in whole if before else w == workers[0]))
-        return [m.BuildGroup(roster, 1, ""), m.Switch(roster, 1, holders, recovery=not position)]
-
-
-class Rehearsal(MachineControl):
-    """A worker without an agent, whose communicators are built before it begins."""
+class Rehearsal(control.Rehearsal):
+    """A worker without an agent, whose communicators meet at an address."""
 
     def __init__(self, timetable: Timetable, address: str, place: ClusterEnvironment) -> None:
-        super().__init__(WorkerMachine(place.place(os.getpid(), ""), 0.0, timetable))
-        self._communicators = {g: self._connect(timetable, address, g) for g in timetable.mine()}
+        def connect(generation: int, rank: int, size: int) -> Communicator:
+            identity = f"{place.worker}/{generation}".encode()
+            store = RendezvousStore(zmq.Context(), address, identity, str(generation), 60.0)
+            return Communicator.build("gloo", store, rank, size, "127.0.0.1", 600.0)
 
-    def _connect(self, timetable: Timetable, address: str, generation: int) -> Communicator:
-        workers, me = timetable.entries[generation - 1][1], timetable._number
-        store = RendezvousStore(zmq.Context(), address, f"w{me}/{generation}".encode(), str(generation), 60.0)
-        return Communicator.build("gloo", store, workers.index(me), len(workers), "127.0.0.1", 600.0)
-
-    def next(self) -> Instruction:
-        with self._lock:
-            while not self._instructions:
-                self.tell(TimePassed())
-                self._turned.wait(0.01)
-            return self._instructions.popleft()
-
-    def _send(self, action: SendLeader | SendFollower | SendStatus) -> None:
-        assert isinstance(action, SendStatus)
-        self.tell(StatusAcknowledged(action.status.sequence))
-
-    def _build(self, build: BuildGroup) -> None:
-        pass
-
-    def _take(self, generation: int, attempt: int) -> Communicator:
-        return self._communicators.pop(generation, None) or Communicator.alone()
-
-    def _close_rendezvous(self, generation: int, attempt: int) -> None:
-        pass
+        super().__init__(timetable, place, connect)
 
 
 def digest(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""A script's training with a roster that changes at chosen steps, on one machine and without a cluster, for `elasticctl check`."""
+"""A script's training with a roster that changes at chosen steps, on one machine without a cluster: for `elasticctl check`."""

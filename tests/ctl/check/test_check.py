@@ -1,0 +1,201 @@
+"""`elasticctl check` on small scripts, as a person would call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAD = """
+import torch, elasticd as elastic
+{before}
+run = elastic.join(seed=1)
+torch.manual_seed(0)
+data = [(torch.randn(4), torch.randint(0, 3, ())) for _ in range(48)]
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+{prepared}
+for epoch in run.epochs(4):
+    {epoch}
+    for x, y in batches:
+        {body}
+        loss = torch.nn.functional.cross_entropy(model({x}), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        {end}
+{save}
+"""
+
+
+def script(
+    before: str = "",
+    prepared: str = "",
+    epoch: str = "pass",
+    body: str = "pass",
+    x: str = "x",
+    end: str = "pass",
+    save: str = "run.save(model, 'model.pt')",
+) -> str:
+    return textwrap.dedent(HEAD).format(
+        before=before, prepared=prepared, epoch=epoch, body=body, x=x, end=end, save=save
+    )
+
+
+class Desk:
+    """A directory to work in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(directory / "state"),
+            "TMPDIR": str(directory / "tmp"),
+        }
+        (directory / "tmp").mkdir()
+
+    def check(self, source: str, *options: str) -> tuple[int, str]:
+        """Exit code and output."""
+        (self.directory / "train.py").write_text(source)
+        command = [sys.executable, "-m", "elasticd.ctl.main", "check", "--limit", "10m", *options, "train.py"]
+        done = subprocess.run(
+            command, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert list((self.directory / "tmp").glob("elasticctl-check-*")) == [], "something is left behind"
+        return done.returncode, done.stdout + done.stderr
+
+    def verdict(self, source: str, *options: str) -> dict[str, Any]:
+        code, output = self.check(source, "--json", *options)
+        document: dict[str, Any] = json.loads(output)
+        assert code == {"same bits": 0, "differs": 1, "refused": 1, "could not run": 2}[document["verdict"]]
+        return document
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def line_of(source: str, text: str) -> int:
+    return next(number for number, line in enumerate(source.splitlines(), 1) if text in line)
+
+
+def test_a_script_that_fails_by_itself_is_told_with_its_own_error(desk: Desk) -> None:
+    code, output = desk.check("import elasticd\nraise ValueError('no such data')\n")
+    assert code == 2
+    assert "the script fails by itself: ValueError: no such data" in output
+
+
+def test_a_script_that_does_not_join_cannot_be_tried(desk: Desk) -> None:
+    code, output = desk.check("print('trained')\n")
+    assert code == 2
+    assert "has not called elastic.join()" in output
+
+
+def test_a_script_that_hangs_is_ended_and_shows_where(desk: Desk) -> None:
+    code, output = desk.check("import time\ntime.sleep(1000)\n", "--limit", "5s")
+    assert code == 2
+    assert "has not come to an end after 5 s" in output
+    assert 'train.py", line 2 in <module>' in output
+
+
+def test_a_file_that_is_not_there_and_a_launcher_are_refused(desk: Desk) -> None:
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "elasticd.ctl.main", "check", *words]
+        done = subprocess.run(command, cwd=desk.directory, env=desk.environment, capture_output=True, text=True)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert "there is no file none.py" in run("none.py")
+    assert "torchrun starts processes of its own" in run("--", "torchrun", "--nproc-per-node", "2", "train.py")
+    assert "give a script" in run()
+
+
+def test_what_the_library_refuses_is_shown_without_a_traceback(desk: Desk) -> None:
+    source = script(body="for p in model.parameters(): p.data.mul_(0.9)")
+    code, output = desk.check(source)
+    assert code == 1
+    assert "REFUSED" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.cluster
+def test_an_elastic_script_ends_with_the_same_bits_and_writes_nothing(desk: Desk) -> None:
+    found = desk.verdict(script(end="total = loss.item()"))
+    assert found["verdict"] == "same bits"
+    assert [each["part"] for each in found["parts"]] == [
+        "one worker",
+        "another hash seed",
+        "bodies in reverse",
+        "join, kill, leave",
+        "restarts",
+    ]
+    assert found["edges"] >= 2
+    assert not (desk.directory / "model.pt").exists()
+    assert len(list((desk.directory / "state" / "elasticctl" / "checks").glob("*.json"))) == 1
+
+
+@pytest.mark.cluster
+def test_a_counter_that_the_training_reads_is_named_with_its_line_and_what_to_write(desk: Desk) -> None:
+    source = script(prepared="global_step = 0", body="global_step += 1", x="x * min(1.0, 0.5 + 0.01 * global_step)")
+    found = desk.verdict(source)
+    assert found["verdict"] == "differs"
+    named = [each for each in found["findings"] if each["name"]]
+    assert {each["name"] for each in named} == {"global_step"}
+    assert {each["line"] for each in named} == {line_of(source, "global_step += 1")}
+    assert "run.state(global_step=0)" in named[0]["remedy"]
+
+
+@pytest.mark.cluster
+def test_a_counter_that_only_a_log_reads_is_no_difference(desk: Desk) -> None:
+    found = desk.verdict(script(prepared="seen = 0", end="seen += 1; print(seen)"))
+    assert found["verdict"] == "same bits"
+    assert [each["name"] for each in found["without_effect"]] == ["seen"]
+
+
+@pytest.mark.cluster
+def test_an_average_in_a_list_that_is_saved_is_named(desk: Desk) -> None:
+    source = script(
+        prepared="shadow = [p.detach().sum() for p in model.parameters()]",
+        end="shadow = [0.9 * s + 0.1 * p.detach().sum() for s, p in zip(shadow, model.parameters())]",
+        save="run.save({'shadow': shadow}, 'model.pt')",
+    )
+    found = desk.verdict(source)
+    assert any("what run.save writes to model.pt" in each["what"] for each in found["findings"])
+    assert any(each["name"] and each["name"].startswith("shadow") for each in found["findings"])
+
+
+@pytest.mark.cluster
+def test_a_switch_at_an_epoch_is_found_at_its_edge(desk: Desk) -> None:
+    source = script(prepared="scale = 1.0", epoch="if epoch == 1: scale = 0.5", x="x * scale")
+    found = desk.verdict(source)
+    assert found["verdict"] == "differs"
+    assert "scale" in {each["name"] for each in found["findings"]}
+
+
+@pytest.mark.cluster
+def test_a_list_shuffled_before_join_is_not_deterministic_at_all(desk: Desk) -> None:
+    source = script(
+        before="import random; order = list(range(48)); random.shuffle(order)",
+        prepared="",
+        x="x + order[0]",
+    )
+    found = desk.verdict(source)
+    assert found["verdict"] == "differs"
+    assert [each["name"] for each in found["findings"]] == ["order"]
+    assert found["findings"][0]["tried"] == "the same again"
+
+
+@pytest.mark.cluster
+def test_the_order_of_a_set_is_told_and_is_the_same_in_a_job(desk: Desk) -> None:
+    source = script(before="names = list({'cat', 'dog', 'bird', 'fish', 'ant'})", x="x + names.index('cat')")
+    found = desk.verdict(source)
+    assert found["verdict"] == "same bits"
+    assert [each["name"] for each in found["notes"]] == ["names"]
