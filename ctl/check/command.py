@@ -30,8 +30,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": False, "allow_interspersed_args": False},
         epilog="Exit code 0: the same bits. 1: they differ, and the difference is shown. 2: the script could not be tried, with "
-        "its own error. Nothing that run.save() would write is written; whatever else the script writes it writes, each time that "
-        "it runs.",
+        "its own error. Nothing that run.save() would write is written; whatever else the script writes it writes, each time "
+        "that it runs.",
     )(check)
 
 

@@ -110,7 +110,7 @@ def test_a_file_that_is_not_there_and_a_launcher_are_refused(desk: Desk) -> None
     def run(*words: str) -> str:
         command = [sys.executable, "-m", "elasticd.ctl.main", "check", *words]
         done = subprocess.run(command, cwd=desk.directory, env=desk.environment, capture_output=True, text=True)
-        assert done.returncode == 1
+        assert done.returncode == 2
         return done.stderr
 
     assert "there is no file none.py" in run("none.py")
