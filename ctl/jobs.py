@@ -198,7 +198,7 @@ def submit(
         say(f"elasticctl: {render.submitted(job, spec)}")
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, time.time())}")
-    _say_all([*doubts, *_unchecked(spec)])
+    _say_all([*doubts, *unchecked(spec)])
     if follow:
         from .logs import follow_job
 
@@ -209,7 +209,7 @@ def submit(
         raise typer.Exit(_exit_code(view))
 
 
-def _unchecked(spec: JobSpec) -> list[str]:
+def unchecked(spec: JobSpec) -> list[str]:
     """That there is a check of the script of an elastic job, if none is on record for this version of it."""
     if spec.gpus.min == spec.gpus.max:
         return []

@@ -47,6 +47,7 @@ class Part:
 
 FIRST = Part(Kind.ALONE, "one worker alone")
 AGAIN = Part(Kind.AGAIN, "the same again")
+BACKWARDS = Part(Kind.BACKWARDS, "a step's loop bodies in the reverse order", backwards=True)
 HASH_SEED = Part(Kind.HASH_SEED, "again with another hash seed", hash_seed=1)
 
 
@@ -54,7 +55,7 @@ def planned(steps: int, steps_per_epoch: int | None, virtual_workers: int) -> li
     """The parts behind the first one, which has come to so many steps."""
     parts = [HASH_SEED]
     if virtual_workers > 1:
-        parts.append(Part(Kind.BACKWARDS, "a step's loop bodies in the reverse order", backwards=True))
+        parts.append(BACKWARDS)
     roster = _roster(steps, steps_per_epoch)
     if roster is not None:
         parts.append(roster)

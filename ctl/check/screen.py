@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..doctor.screen import wrapped
 from .driver import Outcome
-from .parts import Kind, Part
+from .parts import BACKWARDS, Kind, Part
 from .verdict import Finding
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ def told_once(findings: Sequence[Finding]) -> list[Finding]:
     """Each name once; those without a name only where none has one."""
     named: dict[str, Finding] = {}
     for finding in findings:
-        if finding.name:
-            named.setdefault(finding.name, finding)
+        known = named.get(finding.name)
+        if finding.name and (known is None or known.tried == BACKWARDS.tried):  # others show two values
+            named[finding.name] = finding
     return list(named.values()) or list(findings)
 
 

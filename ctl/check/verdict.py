@@ -125,17 +125,19 @@ def _first_difference(first: Notes, others: dict[int, Notes]) -> tuple[int, int 
         for step, entries in notes.states.items():
             names = _differing(first.states.get(step), entries)
             if names:
-                found.append((step, worker, f"step {step}: {_listed(names)}"))
+                found.append((step, worker, f"other bits after step {step}: {_listed(names)}"))
                 break
         for (path, step), entries in notes.saves.items():
             names = _differing(first.saves.get((path, step)), entries)
             if names:
-                found.append((step, worker, f"what run.save writes to {path} after step {step}: {_listed(names)}"))
+                found.append(
+                    (step, worker, f"run.save would write something else to {path} after step {step}: {_listed(names)}")
+                )
                 break
         if notes.over is not None and notes.over == first.over:
             names = _differing(first.final, notes.final)
             if names:
-                found.append((notes.over, worker, f"the state at the end: {_listed(names)}"))
+                found.append((notes.over, worker, f"other bits at the end: {_listed(names)}"))
     if not found:
         return None
     step, worker, what = min(found, key=lambda each: each[:2])
@@ -198,7 +200,8 @@ def _side(outcome: Outcome, worker: int) -> str:
             return "one with the bodies in reverse"
         case PartKind.RESTART:
             return "one that has restarted"
-    return f"worker {worker + 1} of those that come and go"
+    joined = next(step for step, workers in outcome.part.entries if worker in workers)
+    return f"the worker that joins at step {joined}" if joined else "the first of several workers"
 
 
 def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list[Difference]:

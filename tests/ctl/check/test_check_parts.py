@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from elasticd.ctl.check import parts, record
 from elasticd.ctl.check.parts import Kind, Part
+from elasticd.ctl.jobfile import Overrides, build
+from elasticd.ctl.jobgpus import GpuOptions
+from elasticd.ctl.jobs import unchecked
+from elasticd.protocol.model import JobSpec
 
 
 def part(kind: Kind, steps: int, steps_per_epoch: int | None) -> Part:
@@ -74,3 +80,25 @@ def test_a_check_is_on_record_for_this_version_of_a_script_alone(
 def test_a_script_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
     assert record.digest_of([tmp_path / "none.py"]) is None
     assert record.digest_of([]) is None
+
+
+def spec_of(directory: Path, gpus: str) -> JobSpec:
+    command = (sys.executable, "train.py")
+    return build(None, Overrides(gpus=GpuOptions(gpus), command=command), directory, os.environ)
+
+
+def test_submitting_an_elastic_job_says_once_that_its_script_can_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    script = tmp_path / "train.py"
+    script.write_text("import elasticd as elastic\n")
+    (told,) = unchecked(spec_of(tmp_path, "1:4"))
+    assert "`elasticctl check train.py`" in told
+    assert unchecked(spec_of(tmp_path, "2")) == []
+    digest = record.digest_of([script])
+    assert digest is not None
+    record.write(digest, ("python", "train.py"), False)
+    assert unchecked(spec_of(tmp_path, "1:4")) == []
+    script.write_text("import torch\n")  # it does not join
+    assert unchecked(spec_of(tmp_path, "1:4")) == []
