@@ -248,6 +248,11 @@ class Trainer:
         return self._stepping
 
     @property
+    def is_reading(self) -> bool:
+        """Is the script in its loop over batches?"""
+        return self._script.at is ScriptAt.READING
+
+    @property
     def virtual_workers(self) -> int:
         """The job's."""
         return self._recipe.virtual_workers

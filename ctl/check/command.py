@@ -199,11 +199,10 @@ def _script(
     command = tuple(arguments)
     if command[0].endswith((".yaml", ".yml")):
         from ..jobfile import Overrides, build
-        from ..jobgpus import GpuOptions
 
         spec = build(
             Path(command[0]),
-            Overrides(gpus=GpuOptions(None, (), None, None), command=command[1:]),
+            Overrides(command=command[1:]),
             directory,
             os.environ,
         )

@@ -108,8 +108,8 @@ def _restarts(steps: int, steps_per_epoch: int | None) -> Part | None:
     """Preempted in the middle of an epoch, and at an epoch's end, with a new process from the checkpoint each time."""
     wanted = {steps // 2} if steps_per_epoch is None else {steps_per_epoch // 2, 2 * steps_per_epoch, steps // 2}
     at = sorted(step for step in wanted if 0 < step < steps)
-    if steps_per_epoch is not None and len(at) > 2:
-        at = [at[0], at[-1]]
+    if steps_per_epoch is not None and len(at) > 1:
+        at = [at[0], at[-1]] if 2 * steps_per_epoch in at else [steps // 2]
     if not at:
         return None
     stages = tuple((number,) for number in range(len(at) + 1))

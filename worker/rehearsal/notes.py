@@ -2,7 +2,7 @@
 
 {"loop": {...}}                   the training loop has begun: where it is in the script, and what is known of its length
 {"look": s, "reach": [...]}       what the script keeps (`reachable`), when it asks for the step after s applied ones; -1: at
-                                  the loop's beginning
+                                  the loop's beginning. Of several with one s the last one counts
 {"state": s, "entries": [...]}    digests of the job's state by name, when s steps are applied
 {"save": path, "step": s, "entries": [...]}   what `run.save` was given
 {"over": s, "entries": [...]}     the loop is over, and the state at its end, registered values included
@@ -43,7 +43,7 @@ class Notes:
         self._beside: dict[str, Any] = {}
         self._bound: frozenset[str] = frozenset()
         self._batch_size: int | None = None
-        self._looked = -2
+        self._looked = (-2, 0)  # applied steps, and the epoch of the script
         self._looks_s = 0.0
         self._has_read = False
 
@@ -61,7 +61,7 @@ class Notes:
         match fact:
             case Arrived():
                 self._arrived(trainer, fact)
-            case StepWanted():
+            case StepWanted() if trainer.is_reading:  # a newcomer has still to run the code at its epoch's beginning
                 self._look(trainer.applied)
             case StepApplied(step=step):
                 self.note({"state": step + 1, "entries": trainer.state_entries(registered=False)})
@@ -97,11 +97,12 @@ class Notes:
         if not self._has_read and step >= 0:  # the first pass begins: with what the epoch's beginning has made
             self._has_read = True
             self._bound |= names_bound(frame) - Sources.of(frame).temporaries()
-        if step <= self._looked or self._looks_s > LOOKS_S:
-            return
-        self._looked = step
-        begun = time.monotonic()
         assert self._trainer is not None
+        place = step, self._trainer.epoch  # at an epoch's edge once more, behind the code between
+        if place == self._looked or self._looks_s > LOOKS_S:
+            return
+        self._looked = place
+        begun = time.monotonic()
         reach = look(frame, self._bound, self._trainer.carried(), beside=self._beside)
         self._looks_s += time.monotonic() - begun
         self.note({"look": step, "reach": reach.plain()})

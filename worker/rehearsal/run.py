@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +15,7 @@ from torch._C._distributed_c10d import FileStore
 from ...protocol.model import Determinism, GpuKind, JobId, OnDivergence, WorkerId
 from ...protocol.rehearsal import DEFAULT_VIRTUAL_WORKERS, Errand
 from ..communication.communicator import Communicator
-from ..environment import ClusterEnvironment
+from ..environment import ClusterEnvironment, read_virtual_workers
 from ..events import Event, StepWanted
 from ..gradients.updates import Updates
 from ..initial import InitialWeights
@@ -34,7 +35,7 @@ class Rehearsed(Run):
 
     def __init__(self, errand: Errand, given: int | None, seed: int) -> None:
         """given: virtual workers, as the script has them."""
-        count = errand.virtual_workers or given or DEFAULT_VIRTUAL_WORKERS
+        count = errand.virtual_workers or read_virtual_workers(os.environ, given or DEFAULT_VIRTUAL_WORKERS)
         place = _place(errand, count)
         self._errand = errand
         self._notes = Notes(errand.notes)
