@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -39,7 +38,6 @@ class Notes:
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._trainer: Trainer | None = None
-        self._frame: FrameType | None = None
         self._beside: dict[str, Any] = {}
         self._bound: frozenset[str] = frozenset()
         self._batch_size: int | None = None
@@ -120,8 +118,9 @@ class Notes:
 def _entries(value: Any, name: str, depth: int = 0) -> Iterator[Entry]:
     """Digests of what `torch.save` would write, by name."""
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes() if not flat.is_sparse and flat.numel() else b""
+        dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+        flat = dense.cpu().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         shown = repr(flat[0].item()) if flat.numel() == 1 else f"a tensor {list(value.shape)}"
         yield name, _digest(f"{value.dtype} {tuple(value.shape)}".encode(), data), shown
     elif isinstance(value, dict) and depth < 8:
