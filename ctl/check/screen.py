@@ -35,10 +35,8 @@ class Screen:
         )
         if self._quiet:
             return
-        word = "DIFFERS" if finding is not None else "ran" if part.kind is Kind.ALONE else "same"
-        if finding is not None and finding.what == "refused":
-            word = "REFUSED"
-        painted = self._paint(f"{word:<7}", RED if not same else GREEN)
+        word, colour = _word(part, finding)
+        painted = self._paint(f"{word:<7}", colour)
         head = f"{painted}  {part.kind.value:<{KIND_CELLS}}  {outcome.seconds:5.1f} s  "
         room = self._width - (7 + 2 + KIND_CELLS + 2 + 7 + 2)
         first, *rest = wrapped(part.tried, max(20, room))
@@ -121,6 +119,15 @@ class Screen:
             "virtual_workers": trial.virtual_workers,
             "took_s": round(took_s, 2),
         }
+
+
+def _word(part: Part, finding: Finding | None) -> tuple[str, str]:
+    """What became of a part, and its colour."""
+    if finding is None:
+        return ("ran" if part.kind is Kind.ALONE else "same"), GREEN
+    if finding.what == "refused":
+        return "REFUSED", RED
+    return ("note", YELLOW) if part.kind is Kind.HASH_SEED else ("DIFFERS", RED)
 
 
 def told_once(findings: Sequence[Finding]) -> list[Finding]:
