@@ -422,9 +422,7 @@ def test_a_script_draws_the_same_before_it_joins_whether_its_process_was_forked_
 
 @pytest.mark.cluster
 def test_the_hash_seed_of_a_job_holds_in_a_process_that_is_forked_too(tmp_path: Path) -> None:
-    (tmp_path / "sets.py").write_text(
-        "import sys; print(sys.flags.hash_randomization, list(set('abcde')))"
-    )
+    (tmp_path / "sets.py").write_text("import sys; print(sys.flags.hash_randomization, list(set('abcde')))")
     agent = Agent(tmp_path / "state", warm=True)
     agent.wait_until_warm()
     env = {"PYTHONHASHSEED": "7"}
