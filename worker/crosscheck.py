@@ -44,7 +44,7 @@ from . import advice
 from .communication.communicator import Communicator, CommunicatorBroken
 from .events import EnterGeneration
 from .inband import Part, exchange
-from .kept import Reach, differences
+from .kept import Kind, Reach, differences
 from .looking import Looking
 from .state.digests import digests, mixed, of_values, together
 from .virtual import derive_seed
@@ -172,7 +172,11 @@ class CrossCheck:
         if not self._proving and begun not in SOON and drawn % self._every:
             return None
         if self._proving and (self._rank in self._newcomers or self._rank == self._giver):
-            self._look = self._looking.now(sys._getframe()).plain()
+            derived = self._looking.derived
+            self._look = [
+                self._looking.now(sys._getframe()).plain(),
+                derived.plain() if derived is not None else None,
+            ]
         candidates = [each for each in range(self._n) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // self._every % len(candidates)]
         return self._virtual_worker
@@ -220,7 +224,7 @@ class CrossCheck:
         verdict = judge(opinions, proved)
         if verdict is not None:
             self._carry_out(verdict, part.step)
-        elif self._proving:
+        elif self._proving and not self._refuse_derived(part.step):
             self._remark_on_looks()
         self._proved = True
 
@@ -265,7 +269,7 @@ class CrossCheck:
 
     def _names_that_differ(self, rank: int) -> str:
         """Why a newcomer computes something else: the names under which its script keeps other values."""
-        return self._explain(self._looks, self._giver, rank)
+        return self._explain({rank: look[0] for rank, look in self._looks.items()}, self._giver, rank)
 
     def _explain(self, looks: Mapping[int, Any], one: int, other: int) -> str:
         if one not in looks or other not in looks:
@@ -285,6 +289,23 @@ class CrossCheck:
         one, other = sorted((wrong, next(rank for rank in looks if rank != wrong)))
         return f"; {self._explain(looks, one, other)}"
 
+    def _refuse_derived(self, step: int) -> bool:
+        """Newcomers compute what the others do in this micro-batch. Yet their scripts may have made something else at the epoch's
+        beginning, such as a teacher from later weights, on which other micro-batches depend. Whether any newcomer ends for it."""
+        derived = {rank: Reach.of(look[1]) for rank, look in self._looks.items() if look[1] is not None}
+        given = derived.get(self._giver)
+        if given is None:
+            return False
+        found = {rank: differences(given, derived[rank]) for rank in sorted(self._newcomers & derived.keys())}
+        wrong = [rank for rank, each in found.items() if any(one.node.kind is not Kind.PLAIN for one in each)]
+        if not wrong:
+            return False
+        first = wrong[0]
+        sentences = self._looking.sentences(found[first], (self._names[self._giver], self._names[first]))
+        who = ", ".join(self._workers[rank] for rank in wrong)
+        self.dismiss(wrong, f"step {step}: {who} joined in the middle of an epoch, at whose beginning {sentences}")
+        return True
+
     def _remark_on_looks(self) -> None:
         """Newcomers compute what the others do. Yet their scripts may keep other values, on which no gradient has depended."""
         giver = self._giver
@@ -293,7 +314,7 @@ class CrossCheck:
         for rank in sorted(self._newcomers & self._looks.keys()):
             if giver not in self._looks:
                 return
-            found = differences(Reach.of(self._looks[giver]), Reach.of(self._looks[rank]))
+            found = differences(Reach.of(self._looks[giver][0]), Reach.of(self._looks[rank][0]))
             found = [each for each in found if each.changed and each.name not in self._told]
             if found:
                 self._told |= {each.name for each in found}

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import advice
 from .assigned import Sources
-from .kept import Difference, Reach, differences
+from .kept import Difference, Kind, Reach, differences
 from .own_code import loop_frame
 from .reachable import Limits, carried, look, names_bound
 from .state.training_state import TrainingState
@@ -43,6 +43,10 @@ class Looking:
     _sources: Sources = field(default_factory=lambda: Sources(None))
     _bound: frozenset[str] = frozenset()
     _begun: Reach | None = None
+    _derived: frozenset[str] = (
+        frozenset()
+    )  # variables that the code before a pass over the batches computes anew in each epoch
+    _epoch: Reach | None = None  # these, when the present pass began
 
     def begin(self, frame: FrameType | None) -> None:
         """The loop over epochs begins. frame: any from that of its call inwards."""
@@ -53,15 +57,27 @@ class Looking:
 
     def first_batches(self, frame: FrameType | None) -> None:
         """A pass over the batches begins. Before the first one no loop body has run: the script's values are noted then."""
-        if self._begun is not None:
-            return
         frame = loop_frame(frame, self._code)
-        self._bound = (self._bound | names_bound(frame)) - self._sources.temporaries()
-        self._begun = self._look(frame)
+        if self._begun is None:
+            before, self._bound = self._bound, (self._bound | names_bound(frame)) - self._sources.temporaries()
+            self._begun = self._look(frame, self._bound)
+            self._derived = frozenset(
+                name
+                for name, node in self._begun.names.items()
+                if node.kind is not Kind.PLAIN and (name not in before or self._sources.at_epochs(name) is not None)
+            )
+        if self._derived:
+            self._epoch = self._look(frame, self._derived)
+
+    @property
+    def derived(self) -> Reach | None:
+        """Teachers, pseudo-labels and other values, but for numbers, that the code at the present epoch's beginning has made, as
+        they were before the epoch's first loop body. None: there is no such code."""
+        return self._epoch
 
     def now(self, frame: FrameType | None) -> Reach:
         """What the script keeps now, without the names that may differ. frame: any within the loop."""
-        seen = self._look(loop_frame(frame, self._code))
+        seen = self._look(loop_frame(frame, self._code), self._bound)
         return seen.since(self._begun if self._begun is not None else seen)
 
     def explain(
@@ -89,6 +105,6 @@ class Looking:
         lines = [(each.name, self._sources.where(each.name, each.owners)) for each in found]
         return ", ".join(f"{name} ({place})" if place is not None else name for name, place in lines)
 
-    def _look(self, frame: FrameType | None) -> Reach:
+    def _look(self, frame: FrameType | None, bound: frozenset[str]) -> Reach:
         known = carried(self.state) | self.known
-        return look(frame, self._bound, known, self.limits, beside=self.beside).without(self.is_local)
+        return look(frame, bound, known, self.limits, beside=self.beside).without(self.is_local)

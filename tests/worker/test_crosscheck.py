@@ -74,6 +74,18 @@ def test_a_newcomer_that_has_missed_a_switch_of_an_earlier_epoch_ends(tmp_path: 
     assert outcome.states == {0: alone(train, tmp_path, "switched_before_it_came")}
 
 
+def test_a_newcomer_that_derives_something_else_at_an_epochs_beginning_ends_though_its_gradient_is_the_same(
+    tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="labels_of_an_epoch")
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert re.search(
+        r"joined in the middle of an epoch, at whose beginning labels .* run\.epoch_begin\(", outcome.told
+    ), outcome.told
+    assert "shares" not in outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "labels_of_an_epoch")}
+
+
 def test_a_newcomer_whose_loop_bodies_set_other_hyperparameters_ends_alone(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, case="rate_from_a_counter")
     assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
