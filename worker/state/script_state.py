@@ -26,6 +26,7 @@ before each body whatever their versions say, except those in a deque: a replay 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,8 @@ class Image:
         """where: its name, for messages. before: of the same attribute; its copies of tensors that are still the same are taken. Raises UserError."""
         self.value = value
         self.by_version = type(value) is deque
+        # Of a deque whose elements cannot change but for their tensors: these elements
+        self.items = [*value] if self.by_version and all(map(_is_closed, value)) else None
         self.text, self.tensors = _read(where, value)
         self.versions = [tensor._version for tensor in self.tensors]
         known: dict[int, int] = {}
@@ -95,6 +98,13 @@ class Image:
             number = known.get(id(tensor))
             same = before is not None and number is not None and before.versions[number] == version
             self.copies.append(before.copies[number] if same and before and number is not None else tensor.clone())
+
+    def holds(self, value: Any) -> bool:
+        """Is it certainly still this value? Costs next to nothing, and is not always found."""
+        if self.items is None:
+            return False
+        same = value is self.value and len(value) == len(self.items) and all(map(operator.is_, value, self.items))
+        return same and [tensor._version for tensor in self.tensors] == self.versions
 
     def put_back(self) -> None:
         """Let the tensors contain again what they did."""
@@ -110,6 +120,10 @@ class Image:
     def restored(self) -> Any:
         """The value again, with its tensors as they were; the same object, if it can be."""
         self.put_back()
+        if self.items is not None:
+            self.value.clear()
+            self.value.extend(self.items)
+            return self.value
         return put(self.value, _value(self.text, self.tensors))
 
     def copied(self) -> Any:
@@ -144,6 +158,8 @@ class Delta:
     @classmethod
     def between(cls, where: str, image: Image, value: Any, contents: bool) -> Delta | None:
         """What has changed. contents: also look at tensors' contents where versions say nothing. None: nothing has."""
+        if image.holds(value):
+            return None
         text, tensors = _read(where, value)
         if not tensors and not image.tensors:
             return None if text == image.text else cls(text, None)
@@ -264,7 +280,8 @@ class ScriptState:
     def restore(self) -> None:
         """What the step began with holds again."""
         for name, image in self._start.items():
-            self._live[name] = image.restored()
+            if not image.holds(self._live[name]):
+                self._live[name] = image.restored()
 
     def keep(self, first: bool) -> None:
         """A body has come to `optimizer.step()`. first: it is virtual worker 0's. Raises UserError for what cannot travel."""
@@ -372,8 +389,11 @@ class ScriptState:
     # -- as values
 
     def _images(self, before: Mapping[str, Image] | None = None) -> dict[str, Image]:
-        before = before or {}
-        return {name: Image(PREFIX + name, value, before.get(name)) for name, value in self._live.items()}
+        found: dict[str, Image] = {}
+        for name, value in self._live.items():
+            old = (before or {}).get(name)
+            found[name] = old if old is not None and old.holds(value) else Image(PREFIX + name, value, old)
+        return found
 
     def whole(self) -> dict[str, Image]:
         """All values of now."""
@@ -442,6 +462,13 @@ def put(present: Any, value: Any) -> Any:
         case _:
             return value
     return present
+
+
+def _is_closed(value: Any) -> bool:
+    """Does nothing of it change but its tensors?"""
+    if isinstance(value, tuple):
+        return all(map(_is_closed, value))
+    return value is None or isinstance(value, torch.Tensor | int | float | str | bytes)
 
 
 def copy_of(image: Image) -> Any:
