@@ -192,7 +192,7 @@ class Run(Together):
         return self._registered.state.object
 
     def per_virtual_worker(self, **values: Any) -> VirtualWorkerState:
-        """An object whose attributes belong to the virtual worker whose loop body runs: `local = run.per_virtual_worker(hidden=None)`.
+        """An object whose attributes belong to the virtual worker whose loop body runs: `own = run.per_virtual_worker(hidden=None)`.
 
         For what follows from one stream of samples: hidden states of recurrent networks, baselines, buffers. Values are as
         `state` takes them, and each virtual worker begins with these. They are there in the loop body before `optimizer.step()`;
@@ -204,7 +204,7 @@ class Run(Together):
         return self._registered.virtual.object
 
     def epoch_begin(self, function: Callable[[], T]) -> T:
-        """What `function()` gives at the beginning of this epoch, computed once for the job and carried until the next epoch begins:
+        """What `function()` gives at the beginning of this epoch, computed once and carried until the next epoch begins:
         `teacher = run.epoch_begin(lambda: copy.deepcopy(model))`.
 
         A worker that joins in the middle of the epoch, and a restart from there, get the value as it is, and do not compute it

@@ -509,6 +509,7 @@ class Stepping:
         """The script asks for its next batch. Raises UserError where one body has done what another has not."""
         self._untold.check()
         self._hyperparameters.end_body(self._following.steps_scheduler)
+        self._held.parts.registered.state.end_body()
         self._following.end_body(self._step)
 
     def complete_own_part(self) -> None:

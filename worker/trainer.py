@@ -359,8 +359,8 @@ class Trainer:
         epoch = self._script.epoch
         if self._script.at is not ScriptAt.BETWEEN or self.between.in_function or self.between.has_read(epoch):
             raise UserError(
-                "run.epoch_begin() was called outside an epoch's beginning: call it in the loop over run.epochs(), before the loop "
-                "over batches"
+                "run.epoch_begin() was called outside an epoch's beginning: call it in the loop over run.epochs(), before the "
+                "loop over batches"
             )
 
         def seed(number: int) -> None:

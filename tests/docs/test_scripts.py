@@ -19,7 +19,8 @@ OPTIONAL = {
 
 # What a reader has already, by section: the examples use it.
 COMMON = """
-import glob, io, json, os, tarfile, time
+import copy, glob, io, json, math, os, tarfile, time
+from collections import deque
 import torch
 from torch import nn
 import elasticd as elastic
@@ -59,9 +60,20 @@ train_set = torch.utils.data.TensorDataset(numbers[:48], 2 * numbers[:48])
 test_set = torch.utils.data.TensorDataset(numbers[48:], 2 * numbers[48:])
 """,
     "What the loop changes": "dataset = torch.randn(90, 1), torch.randn(90, 1)",
+    "Values of your own": "dataset = torch.randn(64, 1), torch.randn(64, 1)",
 }
 # What is held against each example's names when it has run.
 AFTER = {
+    "Values of your own": """
+def check(names):
+    assert names["run"].steps_done == 8
+    if "state" in names:
+        state = names["state"]
+        assert (state.step, len(state.memory)) == (8, 8) and state.best < math.inf
+        assert all(torch.equal(old, new) is False for old, new in zip(state.shadow, names["model"].parameters()))
+    if "teacher" in names:
+        assert not torch.equal(names["teacher"].weight, names["model"].weight)
+""",
     "Loops that are not yours": """
 def check(names):
     assert names["run"].steps_done == 2 * 4

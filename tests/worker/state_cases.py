@@ -196,7 +196,7 @@ def teachers(run: Run) -> list[Any]:
         chosen = points.x[torch.randperm(len(points))[: 3 + int(model[0].bias[0] > 0)]]
         return chosen.clone(), {"scale": float(model[0].weight.detach().norm()) + state.step}
 
-    for epoch in run.epochs(EPOCHS):
+    for _ in run.epochs(EPOCHS):
         teacher = run.epoch_begin(lambda: copy.deepcopy(model).eval())
         with torch.no_grad():
             labels = run.epoch_begin(lambda: model(points.x).argmax(1))
@@ -214,3 +214,20 @@ def teachers(run: Run) -> list[Any]:
         kept = [teacher.state_dict(), labels, centres, numbers]
     run.finish()
     return [model.state_dict(), raw.state_dict(), kept]
+
+
+def a_loss_behind_the_step(run: Run) -> list[Any]:
+    """Refused: each worker's last body has another one."""
+    model = network()
+    state = run.state(last=0.0)
+    raw = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if run.steps_done > 3:
+                state.last = loss.item()
+    run.finish()
+    return [model.state_dict()]

@@ -19,8 +19,8 @@ before another update is made. Differences of tensors are found by the workers' 
 A joiner gets the values that a step begins with in the state's header, virtual worker 0's in the step, and what code behind the
 update has changed at the next boundary (`changes`).
 
-In-place changes of tensors are found by their versions, which changes by way of `tensor.data` leave alone. So tensors are put back
-before each body whatever their versions say, except those in a deque: a replay buffer has thousands, which nobody changes.
+In-place changes of tensors are found by their versions, which changes by way of `tensor.data` leave alone. So tensors are put
+back before each body whatever their versions say, except those in a deque: a replay buffer has thousands, which no script changes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Image:
     """One attribute at one moment, with copies of its tensors."""
 
     def __init__(self, where: str, value: Any, before: Image | None = None) -> None:
-        """where: its name, for messages. before: of the same attribute; its copies of tensors that are still the same are taken. Raises UserError."""
+        """where: its name, for messages. before: of the same attribute; its copies of tensors that are still the same are taken.
+        Raises UserError."""
         self.value = value
         self.by_version = type(value) is deque
         # Of a deque whose elements cannot change but for their tensors: these elements
@@ -233,6 +234,11 @@ class ScriptState:
         self._own: dict[str, bytes] | None = None  # texts of the first body here
         self._new: dict[str, Delta] | None = None  # virtual worker 0's, where it is hosted
         self._told: dict[str, Delta] | None = None  # virtual worker 0's, where it is not
+        self._base: dict[str, bytes] = {}  # plain values that the present body goes on with behind the step
+        self._behind: dict[str, tuple[bytes, bytes]] | None = (
+            None  # of the first body here: these, and what has become of them
+        )
+        self._applied = False
         self._joins = False
         self._sends = False  # a joiner gets the state in this step
         self._shared: dict[str, Image] | None = None  # what joiners have, too: behind the update
@@ -245,6 +251,8 @@ class ScriptState:
     def declare(self, values: Mapping[str, Any]) -> None:
         """Raises UserError, naming it, for a value that cannot travel."""
         for name, value in values.items():
+            if name.startswith("_"):
+                raise UserError(f"run.state({name}=...): a name must not begin with an underscore")
             if name in self._live:
                 raise UserError(f"run.state({name}=...) was called twice: give each value a name of its own")
             image = Image(PREFIX + name, value)
@@ -269,6 +277,7 @@ class ScriptState:
         self._start = self._images(self._start)
         self._bodies, self._own, self._new, self._told = 0, None, None, None
         self._joins, self._sends, self._shared = False, sends, None
+        self._base, self._behind, self._applied = {}, None, False
         self.some_look_away = False
 
     def begin_body(self) -> None:
@@ -285,7 +294,10 @@ class ScriptState:
 
     def keep(self, first: bool) -> None:
         """A body has come to `optimizer.step()`. first: it is virtual worker 0's. Raises UserError for what cannot travel."""
-        if not self._start or (self._own is not None and not first):
+        if not self._start:
+            return
+        self._base = self._plain_texts()
+        if self._own is not None and not first:
             return
         contents = self._steps == 1  # scripts do in the first step what they do in all
         deltas = {
@@ -305,8 +317,31 @@ class ScriptState:
         if first:
             self._new = deltas
 
+    def end_body(self) -> None:
+        """A body is over. Raises UserError if it has set behind `optimizer.step()` what one before has not.
+
+        Bodies before the last one see the weights before the update, so only these are compared, and where they went on from the
+        same value."""
+        if not self._start or self._applied:
+            return
+        behind = {name: (self._base[name], text) for name, text in self._plain_texts().items()}
+        if self._behind is None:
+            self._behind = behind
+        for name, (base, text) in behind.items():
+            other_base, other = self._behind[name]
+            if base == other_base and text != other:
+                raise UserError(
+                    f"state.{name} is {_text(other)} for one virtual worker and {_text(text)} for another behind "
+                    f"optimizer.step() in step {self._step}: {_REMEDY}"
+                )
+
+    def _plain_texts(self) -> dict[str, bytes]:
+        names = [name for name, image in self._start.items() if not image.tensors and not image.by_version]
+        return {name: _read(PREFIX + name, self._live[name])[0] for name in names}
+
     def apply(self, joins: bool) -> None:
         """The update is about to be made: virtual worker 0's values hold."""
+        self._applied = True
         if not self._live:
             return
         new = self._new if self._new is not None else self._told
@@ -427,15 +462,15 @@ class ScriptState:
         return [tensor for name, value in self._live.items() for tensor in _read(PREFIX + name, value)[1]]
 
 
-_DIFFER = (
-    "state.{name} is {a} on worker {x} and {b} on worker {y} before step {step}. What is set behind optimizer.step() or between "
-    "steps must be the same on all workers: set what follows from one micro-batch before optimizer.step(), where virtual worker "
-    "0's counts, or derive it from run.means"
+_REMEDY = (
+    "what is set behind optimizer.step() or between steps must be the same on all workers. Set what follows from one micro-batch "
+    "before optimizer.step(), where virtual worker 0's counts, or derive it from run.means"
 )
+_DIFFER = "state.{name} is {a} on worker {x} and {b} on worker {y} before step {step}: " + _REMEDY
 
 
 def put(present: Any, value: Any) -> Any:
-    """`value`, in the place of `present` where that is of the same kind and can be filled: then variables that name it do so on."""
+    """`value`; or `present`, filled with it, where both are of one kind: then other variables that name it see the change."""
     if present is value or type(present) is not type(value):
         return value
     match present:
@@ -523,8 +558,15 @@ def _hashed(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
+def _text(packed: bytes) -> str:
+    return _short(unpack(msgspec.msgpack.decode(packed), lambda number, present: None))
+
+
 def _shown(image: Image) -> str:
-    value = image.value
+    return _short(image.value)
+
+
+def _short(value: Any) -> str:
     if not (value is None or isinstance(value, bool | int | float | str)):
         return f"a {type(value).__name__}" + (f" of {len(value)}" if hasattr(value, "__len__") else "")
     text = repr(value)

@@ -1,7 +1,7 @@
 """Values of each virtual worker (`run.per_virtual_worker`): hidden states, baselines, replay buffers of one stream of samples.
 
-A virtual worker is the unit of a training's semantics (EasyScale 3.2), so what follows from its samples alone is its own and moves
-with it. In the body of virtual worker v the object has v's values; those at its `optimizer.step()` are v's in the next step. They
+A virtual worker is the unit of a training's semantics (EasyScale 3.2), so what follows from its samples alone is its own and
+moves with it. In the body of virtual worker v the object has v's values; those at its `optimizer.step()` are v's in the next step. They
 travel in the step's letters to all workers, each of which holds those of all N. So whoever hosts v next has v's values, and so
 have joiners, survivors and checkpoints. That is N times the values of one, in each step in which they change.
 """
@@ -56,7 +56,9 @@ class VirtualState:
     def declare(self, values: Mapping[str, Any]) -> None:
         """The values that each virtual worker begins with. Raises UserError, naming it, for one that cannot travel."""
         for name, value in values.items():
-            if name in self._kept or hasattr(type(self.object), name):
+            if name.startswith("_"):
+                raise UserError(f"run.per_virtual_worker({name}=...): a name must not begin with an underscore")
+            if name in self._kept:
                 raise UserError(
                     f"run.per_virtual_worker({name}=...) was called twice: give each value a name of its own"
                 )
@@ -72,8 +74,8 @@ class VirtualState:
             )
         if self._live is None:
             raise UserError(
-                f"{name} of run.per_virtual_worker() belongs to the virtual worker whose loop body runs: use it in the loop body, "
-                "before optimizer.step(). Tensors are detached there"
+                f"{name} of run.per_virtual_worker() belongs to the virtual worker whose loop body runs: use it in the loop "
+                "body, before optimizer.step(). Tensors are detached there"
             )
         return self._live
 
