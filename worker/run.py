@@ -192,7 +192,7 @@ class Run(Together):
         return self._registered.state.object
 
     def per_virtual_worker(self, **values: Any) -> VirtualWorkerState:
-        """An object whose attributes belong to the virtual worker whose loop body runs: `own = run.per_virtual_worker(hidden=None)`.
+        """An object whose attributes are of the virtual worker whose body runs: `own = run.per_virtual_worker(hidden=None)`.
 
         For what follows from one stream of samples: hidden states of recurrent networks, baselines, buffers. Values are as
         `state` takes them, and each virtual worker begins with these. They are there in the loop body before `optimizer.step()`;

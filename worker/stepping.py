@@ -129,13 +129,13 @@ class Stepping:
         self._proposal = 0
         self.sharing = Sharing()
         self.in_band = InBand(cross_check.blame if cross_check is not None else None)
-        # First what refuses calls that a script makes on some workers only, by name. Then the comparison: nothing else is read
+        # First what refuses by name calls and values of a script on some workers only. Then the comparison: nothing else is read
         # where states differ. Then the cross-check, before anything is taken over that a wrong gradient comes with.
-        participants: list[Participant] = [following, comparison]
+        own = held.parts.registered
+        participants: list[Participant] = [following, own.state, comparison]
         if cross_check is not None:
             participants.append(cross_check)
-        participants += [self.sharing, update.clipping, hyperparameters]
-        participants += [held.parts.extra_state, held.parts.registered.state, held.parts.registered.virtual]
+        participants += [self.sharing, update.clipping, hyperparameters, held.parts.extra_state, own.virtual]
         for participant in participants:
             self.in_band.add(participant)
         self._lanes = Lanes(

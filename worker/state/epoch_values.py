@@ -1,8 +1,8 @@
 """What a script derives from the weights at an epoch's beginning (`run.epoch_begin`): computed once, and carried.
 
 Teachers, pseudo-labels, cluster centres and the old policy of PPO are functions of the weights that the epoch begins with. A
-worker that joins in the middle of the epoch, and a restart from a checkpoint of there, have later weights. So such values are part
-of the job's state until the next epoch begins (Elan V-A, RegisterState), numbered in the order of their calls.
+worker that joins in the middle of the epoch, and a restart from a checkpoint of there, have later weights. So such values are
+part of the job's state until the next epoch begins (Elan V-A, RegisterState), numbered in the order of their calls.
 
 A newcomer gets the state before its script begins the epoch, so the values are there when the script asks. A module is built by
 the script's function, and filled. One that comes in the last step of an epoch begins the next one before it has got what others

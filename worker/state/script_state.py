@@ -20,7 +20,7 @@ A joiner gets the values that a step begins with in the state's header, virtual 
 update has changed at the next boundary (`changes`).
 
 In-place changes of tensors are found by their versions, which changes by way of `tensor.data` leave alone. So tensors are put
-back before each body whatever their versions say, except those in a deque: a replay buffer has thousands, which no script changes.
+back before each body whatever their versions say, except those in a deque: a replay buffer has thousands, which stay as they are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Values of each virtual worker (`run.per_virtual_worker`): hidden states, baselines, replay buffers of one stream of samples.
 
 A virtual worker is the unit of a training's semantics (EasyScale 3.2), so what follows from its samples alone is its own and
-moves with it. In the body of virtual worker v the object has v's values; those at its `optimizer.step()` are v's in the next step. They
-travel in the step's letters to all workers, each of which holds those of all N. So whoever hosts v next has v's values, and so
-have joiners, survivors and checkpoints. That is N times the values of one, in each step in which they change.
+moves with it. In the body of virtual worker v the object has v's values; those at its `optimizer.step()` are v's in the next
+step. They travel in the step's letters to all workers, each of which holds those of all N. So whoever hosts v next has v's
+values, and so have joiners, survivors and checkpoints. That is N times the values of one, in each step in which they change.
 """
 
 from __future__ import annotations
