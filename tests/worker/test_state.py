@@ -189,7 +189,7 @@ class Color(enum.Enum):
     ("value", "words"),
     [
         ({"x": Color.RED}, r"'mine'\['x'\] is a .*Color, which cannot be carried"),
-        ({"x": {1, 2}}, r"is a builtins\.set"),
+        ({"x": object()}, r"is a builtins\.object"),
         (2**64, "is an integer beyond 64 bits"),
         (Path("x"), "Path"),
     ],
@@ -311,7 +311,7 @@ def test_plain_values_come_back_equal_and_of_the_same_types(value: Any) -> None:
     assert repr(back) == repr(value)
 
 
-@pytest.mark.parametrize("data", [{}, {"list": [], "tuple": []}, {"set": []}, {"tensor": 0}])
+@pytest.mark.parametrize("data", [{}, {"list": [], "tuple": []}, {"heap": []}, {"tensor": 0}])
 def test_what_was_not_packed_is_not_unpacked(data: Any) -> None:
     with pytest.raises(PeerError):
         unpack(data)
