@@ -80,14 +80,18 @@ class Compilations:
                 self._told_s = self._before_s
             took_s = self._before_s
         if due:
-            self._tell(Noticed(f"compiled (torch.compile) for {took_s:.0f} s; the other workers wait for that"))
+            self._tell(
+                Noticed(f"compiled (torch.compile) for {took_s:.0f} s; workers that train with it wait meanwhile")
+            )
 
     def _takes_long(self) -> None:
         with self._lock:
             if self._began is None:
                 return
             so_far_s = self._before_s + time.monotonic() - self._began
-        self._tell(Noticed(f"compiles (torch.compile), for {so_far_s:.0f} s so far; the other workers wait for that"))
+        self._tell(
+            Noticed(f"compiles (torch.compile), for {so_far_s:.0f} s so far; workers that train with it wait meanwhile")
+        )
 
 
 class Compiled:

@@ -91,6 +91,8 @@ from .position import Holding, Position
 from .saving import Checkpoints
 from .suspension import Suspension
 
+MOUNTED = "is its directory mounted, and the same on all servers?"
+
 
 class Training:
     """The machine of the training thread. `handle` takes its facts; the other methods what others have decided."""
@@ -309,15 +311,8 @@ class Training:
 
     def _on_missing(self, now: float, fact: CheckpointMissing) -> list[Action]:
         needed = self._place.checkpoint_step
-        if needed is not None and fact.damaged is not None and fact.damaged >= needed:
-            return self._refuse(
-                now,
-                needed,
-                f"all that are there are damaged ({fact.reason})",
-                "put one back from a backup, or cancel the job and submit it anew",
-            )
         if needed is not None:
-            return self._refuse(now, needed, fact.reason or f"this worker finds none in {fact.where}")
+            return self._refuse(now, needed, *_why_none(fact, needed))
         return self._begin_anew(now, fact.reason)
 
     def _begin_anew(self, now: float, reason: str) -> list[Action]:
@@ -577,6 +572,15 @@ class Training:
         roster = self._generation.roster
         again_at = self.suspension.again_at(roster) if roster is not None else None
         return self._activity.limit_at(self._generation.hosted, again_at)
+
+
+def _why_none(fact: CheckpointMissing, needed: int) -> tuple[str, str]:
+    """Why no checkpoint can be taken, and what to do about it."""
+    if fact.damaged is not None and fact.damaged >= needed:
+        remedy = "put one back from a backup, or cancel the job and submit it anew"
+        return f"all that are there are damaged ({fact.reason})", remedy
+    found = f"this worker finds none in {fact.where}" if fact.where else "this worker finds none"
+    return fact.reason or found, MOUNTED
 
 
 _Method = Callable[[Training, float, Any], list[Action]]
