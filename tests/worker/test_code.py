@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,13 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker import events as e
 from elasticd.worker.code import TEXT, Code, OtherCode
 from elasticd.worker.environment import read_cluster
+from elasticd.worker.events import CheckpointSaved, SaveCheckpoint
+from elasticd.worker.gradients.hyperparameters import Hyperparameters
+from elasticd.worker.script import Script
+from elasticd.worker.state.checkpoint import CheckpointWriter
+from elasticd.worker.state.held import HeldState
+from elasticd.worker.state.training_state import TrainingState
+from elasticd.worker.state.values import ScriptValues
 
 DESCRIBE = """
 import json, sys, torch
@@ -129,6 +137,30 @@ def test_another_copy_is_told_apart_from_an_edit(tmp_path: Path, monkeypatch: py
 def test_a_job_that_takes_any_code_takes_an_edited_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, job = edited(tmp_path, monkeypatch)
     Code(torch.device("cpu"), compared=False).take({"code": {**job, "device": "cuda"}})
+
+
+def test_a_checkpoint_of_other_code_is_refused_with_nothing_of_it_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, job = edited(tmp_path, monkeypatch)
+    model = torch.nn.Linear(2, 2)
+    parts = TrainingState(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    directory = tmp_path / "checkpoints"
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    writer = CheckpointWriter(directory, 1, told.put)
+    header = {**parts.header({"applied": 4, "epoch": 0, "generation": 1}), "code": job}
+    writer.save(SaveCheckpoint(1, 4, 0, 1), header, [torch.full_like(each, 7.0) for each in parts.tensors()])
+    assert told.get(timeout=300) == CheckpointSaved(1)
+    before = model.weight.detach().clone()
+    values = ScriptValues(parts, Hyperparameters(parts.optimizers), None)  # type: ignore[arg-type]
+    held = HeldState(parts, Script(), values, writer, told.put, code)
+    with pytest.raises(OtherCode, match="edited_helper"):
+        held.load(2)
+    assert torch.equal(model.weight, before)
+    assert held.next_step == 0
+    held.code = None
+    assert held.load(2) == e.CheckpointLoaded(4, 0)
+    assert bool((model.weight == 7.0).all())
 
 
 def test_files_that_only_one_has_imported_say_nothing() -> None:
