@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH_IN_PIPES = 100
 COULD_NOT_RUN = 2
+SHOWN_LINES = 25  # of a script's output
 
 
 def add_to(app: typer.Typer) -> None:
@@ -81,7 +82,7 @@ def check(
                 {"verdict": "could not run", "error": trial.error, "output": list(trial.output), "took_s": took_s}
             )
         else:
-            for line in trial.output:
+            for line in trial.output[-SHOWN_LINES:]:
                 print(f"  {line}")
             say(f"elasticctl: check: {trial.error}")
         raise typer.Exit(COULD_NOT_RUN)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from .parts import Part
 POLL_S = 0.02
 OTHERS_END_WITHIN_S = 5.0  # when one has failed
 STACKS_WITHIN_S = 1.0
-TAIL_LINES = 12
+TAIL_LINES = 40
 TAIL_BYTES = 64 << 10
+EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
+BY_OTHERS = "elasticd.protocol.errors.PeerError: "
 REFUSED = "elasticd.protocol.errors.UserError: "  # how Python shows it at the end of a traceback
 BUDGET_S = 15.0  # of the first part's steps
 
@@ -61,13 +64,13 @@ class Outcome:
             return ""
         code = self.exit_code or 0
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        last = self.output[-1] if self.output else how
+        last = error_line(self.output) or how
         return last.partition(REFUSED)[2] or last
 
     @property
     def refused(self) -> bool:
         """Has the library told the script that it cannot be elastic as it is?"""
-        return self.failed is not None and not self.late and REFUSED in "".join(self.output[-1:])
+        return self.failed is not None and not self.late and REFUSED in error_line(self.output)
 
 
 class Driver:
@@ -159,15 +162,20 @@ class Driver:
                 self._end(worker)  # what it has started
                 killed = worker in outcome.part.killed and code == -signal.SIGKILL
                 over = Notes.read(directory / f"{worker}.notes").over is not None
-                if code and not killed and not over and outcome.failed is None:
-                    outcome.failed, outcome.exit_code = worker, code
-                    outcome.output = tail(directory / f"{worker}.log")
+                if code and not killed and not over:
+                    self._failed(outcome, worker, code, tail(directory / f"{worker}.log"))
                     (directory / "failed").touch()  # nobody waits for it
                     until = min(until, time.monotonic() + OTHERS_END_WITHIN_S)
             if self._running and time.monotonic() > until:
                 self._give_up(outcome, directory)
             self._turned()
             time.sleep(POLL_S)
+
+    def _failed(self, outcome: Outcome, worker: int, code: int, output: tuple[str, ...]) -> None:
+        """The first one counts, but for those that have only lost another one."""
+        follows = BY_OTHERS in error_line(outcome.output) and BY_OTHERS not in error_line(output)
+        if outcome.failed is None or follows:
+            outcome.failed, outcome.exit_code, outcome.output = worker, code, output
 
     def _give_up(self, outcome: Outcome, directory: Path) -> None:
         first = next(iter(self._running))
@@ -191,6 +199,12 @@ class Driver:
         process.wait()
 
 
+def error_line(lines: Sequence[str]) -> str:
+    """The one that names the error: the last exception, else the last line."""
+    errors = [line for line in lines if EXCEPTION.match(line)]
+    return errors[-1] if errors else lines[-1] if lines else ""
+
+
 def tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
     """The last lines of an output."""
     try:
@@ -199,7 +213,8 @@ def tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
             text = file.read().decode(errors="replace")
     except OSError:
         return ()
-    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-lines:]
+    found = [line.rstrip() for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
+    return tuple(found[-lines:])
 
 
 @contextlib.contextmanager

@@ -61,8 +61,8 @@ class Screen:
         if trial.findings:
             count = len(trial.findings)
             head = self._paint("not elastic", RED)
-            end = "ends" if count == 1 else "end"
-            yield f"{head}: {count} of {len(self._parts) - 1} trials {end} with other bits ({took_s:.0f} s)"
+            end = "ends with other bits, or fails" if count == 1 else "end with other bits, or fail"
+            yield f"{head}: {count} of {len(self._parts) - 1} trials {end} ({took_s:.0f} s)"
         else:
             yield f"{self._paint('elastic: same bits', GREEN)} ({took_s:.0f} s)"
         yield from self._below(tried)

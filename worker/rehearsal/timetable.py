@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...protocol.errors import PeerError
 from ...protocol.model import GpuAddress, JobId, Member, Roster, ServerId, WorkerId
 from ..membership import machine as m
 
@@ -71,13 +72,13 @@ class Timetable(m.Membership):
 
     def meet(self) -> None:
         """Wait until all workers of the present generation have come here: what one has not read yet is lost when another one
-        closes its connections."""
+        closes its connections. Raises PeerError if one of them has failed."""
         workers = self.entries[self._position][1]
         (self._meeting / f"{self._position}.{self._number}.here").touch()
         deadline = time.monotonic() + MEET_WITHIN_S
         while not all((self._meeting / f"{self._position}.{worker}.here").exists() for worker in workers):
-            assert time.monotonic() < deadline, f"not all of {workers} have come"
-            assert not (self._meeting / FAILED).exists(), "another rank has failed"
+            if time.monotonic() > deadline or (self._meeting / FAILED).exists():
+                raise PeerError(f"not all of {workers} have come: another worker has failed")
             time.sleep(0.001)
 
     def misses(self, step: int) -> bool:
@@ -111,7 +112,8 @@ class Timetable(m.Membership):
         if following in self._losses or self._broken.pop(following, None) is not None:
             return self._switch_to(following)
         is_behind = self.misses(self._next_step)
-        assert is_behind or self.is_missed(self._next_step - 1), f"nothing fails here: {reason}"
+        if not is_behind and not self.is_missed(self._next_step - 1):
+            raise PeerError(f"another worker has ended where none was to: {reason}")
         return self._switch_to(following)
 
     def _at_boundary(self) -> list[m.Action]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticd.ctl.check import parts
-from elasticd.ctl.check.driver import Outcome
+from elasticd.ctl.check.driver import Outcome, error_line
 from elasticd.ctl.check.screen import Screen, told_once
 from elasticd.ctl.check.verdict import Finding
 
@@ -38,3 +38,16 @@ def test_lines_fit_the_terminal(capsys: pytest.CaptureFixture[str], width: int) 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("DIFFERS")
     assert all(len(line) <= max(width, 60) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (("Traceback", "ValueError: no such data", "Fatal Python error: Aborted"), "ValueError: no such data"),
+        (("a.b.CustomError: x", "bye"), "a.b.CustomError: x"),
+        (("step 1", "Killed"), "Killed"),
+        ((), ""),
+    ],
+)
+def test_the_error_of_an_output_is_its_last_exception(lines: tuple[str, ...], error: str) -> None:
+    assert error_line(lines) == error
