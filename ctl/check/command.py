@@ -148,7 +148,7 @@ class Trial:
                 if random is not None:  # then nothing else can be said
                     self.findings.append(random)
                     return
-                self.notes.append(finding)
+                (self.notes if outcome.failed is None else self.findings).append(finding)
             elif finding is not None:
                 self.findings.append(finding)
             others.append(outcome)
