@@ -195,7 +195,7 @@ def test_a_list_shuffled_before_join_is_not_deterministic_at_all(desk: Desk) -> 
 
 @pytest.mark.cluster
 def test_the_order_of_a_set_is_told_and_is_the_same_in_a_job(desk: Desk) -> None:
-    source = script(before="names = list({'cat', 'dog', 'bird', 'fish', 'ant'})", x="x + names.index('cat')")
+    source = script(before="names = list({'cat', 'bird', 'horse', 'monkey', 'ox'})", x="x * len(names[0])")
     found = desk.verdict(source)
     assert found["verdict"] == "same bits"
     assert [each["name"] for each in found["notes"]] == ["names"]
