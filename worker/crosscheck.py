@@ -55,6 +55,9 @@ SOON = frozenset(
 )  # steps of a generation, counted from 0, that are checked beside its second one
 
 
+SAMPLES = "the samples"
+
+
 @dataclass(frozen=True)
 class Opinion:
     """What one worker has computed for the checked virtual worker. All fields are the same where nothing is wrong."""
@@ -63,7 +66,7 @@ class Opinion:
     gradient: int  # digest of its gradient
 
     def differs_in(self, other: Opinion) -> str:
-        return "the samples" if self.samples != other.samples else "the gradient"
+        return SAMPLES if self.samples != other.samples else "the gradient"
 
 
 @dataclass(frozen=True)
@@ -258,9 +261,16 @@ class CrossCheck:
         begin = (
             f"step {step}: {wrong} {verb} from {whom} in {verdict.differs_in} of virtual worker {self._virtual_worker}"
         )
-        if verdict.differs_in == "the samples":
-            return f"{begin}: the data differ. Give all servers the same files, in the same order (sort lists of files)"
-        return f"{begin}; {self._names_that_differ(verdict.wrong[0])}" if verdict.newcomers else begin
+        why = [self._names_that_differ(verdict.wrong[0])] if verdict.newcomers else []
+        if verdict.differs_in == SAMPLES:
+            changed = self._looking.changed_in_data(sys._getframe())
+            if changed:
+                places = self._looking.places(changed[:3])
+                text = f"the loop has changed {places} of the dataset, which processes that read ahead do not see"
+                why = [f"{text}: derive it from the epoch in the dataset's set_epoch(epoch)"]
+            elif not why or why[0].startswith(advice.UNSEEN):
+                why = ["the data differ. Give all servers the same files, in the same order (sort lists of files)"]
+        return "; ".join([begin, *why])
 
     @property
     def _giver(self) -> int:

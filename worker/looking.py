@@ -100,6 +100,13 @@ class Looking:
         """One for each of the first of these names: its value on both workers, the line that changes it, the line to write."""
         return advice.sentences(found, workers, self._sources, self.batch_size)
 
+    def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
+        """What the loop has changed in the dataset since it began. frame: as for `now`."""
+        if self._begun is None:
+            return []
+        found = differences(self._begun, self.now(frame))
+        return [each for each in found if each.in_data or each.node.kind is Kind.DATA]
+
     def places(self, found: Sequence[Difference]) -> str:
         """These names, each with the line that changes it."""
         lines = [(each.name, self._sources.where(each.name, each.owners)) for each in found]

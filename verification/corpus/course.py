@@ -1,7 +1,7 @@
 """One history of one script: the product's controller and agent in this process, workers as real processes.
 
 The history is counted in steps, so that it is the same whenever it is run: 1 -> 3 in the middle of an epoch, the first worker
-killed, 2 at an epoch's edge, 3 in a later epoch. What the controller makes of a worker that refuses to join is the product's, too.
+killed, 2 at an epoch's edge, 3 in a later epoch. The controller is the product's, too.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Fresh:
 
 
 _ERROR = re.compile(r"^(?:[\w.]*\.)?\w*(?:Error|Exception|Exit|Warning|Interrupt)\b.*")
-_WARNING = re.compile(r"\b(?:WARNING|Warning)\b")
+_WARNING = re.compile(r"\b(?:WARNING|\w*Warning)\b")
 
 
 def _error(text: str) -> str:

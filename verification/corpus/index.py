@@ -367,8 +367,9 @@ SCRIPTS: tuple[Script, ...] = (
         (
             (
                 "policy_old.load_state_dict(model.state_dict())",
-                "policy_old.load_state_dict(run.epoch_begin(lambda: {k: v.clone() for k, v in model.state_dict().items()}))",
+                "policy_old = run.epoch_begin(lambda: copy.deepcopy(model))",
             ),
+            ("import torch\nfrom", "import copy\n\nimport torch\nfrom"),
         ),
     ),
     Script(

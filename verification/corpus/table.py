@@ -15,8 +15,8 @@ HEAD = """# The corpus
 
 Small training scripts, each written as a user would who does not know what is difficult here, each for one idiom of public
 training code. `make verify-corpus` runs each with one worker throughout, and then through histories: 1 → 3 workers in the middle
-of an epoch, the oldest worker killed, 2 at an epoch's edge, 3 in a later epoch; two from the start; resized at epochs' edges. What is compared is
-all that `run.save` has written, and the model on each worker at the end, bit for bit. The scripts are in
+of an epoch, the oldest worker killed, 2 at an epoch's edge, 3 in a later epoch; two from the start; resized at epochs' edges.
+Compared is all that `run.save` has written, and the model on each worker at the end, bit for bit. The scripts are in
 `verification/corpus/scripts`, what is expected of each in `verification/corpus/index.py`.
 
 | verdict | |

@@ -11,7 +11,14 @@ from elasticd.protocol import exits
 from .course import Ending
 from .index import Expected, Script
 
-LIBRARY = ("elastic", "UserError", "PeerError")  # in a line: the message is the library's, not Python's
+LIBRARY = (
+    "elastic",
+    "UserError",
+    "PeerError",
+    " of virtual worker ",
+    "No gradient depends on it",
+    "run for nothing",
+)  # in a line: the message is the library's, not Python's
 NO_NAMING = ("has lost its initial values",)  # of a worker that an unlucky end has met: nothing of the script is said
 TOLD = (
     exits.DIVERGED,
@@ -63,7 +70,7 @@ def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> 
     failed = [each for each in every if each.phase != "finished"]
     if failed:
         kind = Kind.REFUSED if told else Kind.CRASHED
-    elif told or any(code in TOLD for each in every for code in each.codes.values()):
+    elif any(code in TOLD for each in every for code in each.codes.values()) or (other and told):
         kind = Kind.NAMED
     else:
         kind = Kind.SILENT if other else Kind.EQUAL
