@@ -15,8 +15,9 @@ step only newcomers compute something more. The others run the bodies that they 
 right whatever comes of the check, and is applied. In later checks all workers compute the checked micro-batch: one body more.
 
 *The verdict* (`judge`) rests on who has proved itself. The worker that has begun the job, or read its checkpoint, has. A newcomer
-has not, until it has agreed with a worker that has. A newcomer that differs has no vote, however many are like it: it ends with
-`exits.UNLIKE`, and the others train on without it (`dismiss`). If workers that have proved themselves differ, the minority ends
+has not, until it has agreed with a worker that has. A newcomer that differs has no vote against the workers that have given it the
+state, in the whole generation in which it has joined, however many are like it: it ends with `exits.UNLIKE`, and the others train
+on without it (`dismiss`). If workers that have proved themselves differ, the minority ends
 as in a comparison of replicas, or the job fails where there is none.
 
 A newcomer may also be found out by other participants of the step's letters: a hyperparameter that its script has derived from
@@ -223,7 +224,7 @@ class CrossCheck:
         self._looks = {rank: look for rank, letter in told.items() if (look := letter.get("look")) is not None}
         said = {rank: letter for rank, letter in told.items() if "gradient" in letter}
         opinions = {rank: Opinion(letter["samples"], letter["gradient"]) for rank, letter in said.items()}
-        proved = frozenset(rank for rank, letter in said.items() if letter["proved"])
+        proved = frozenset(rank for rank, letter in said.items() if letter["proved"]) - self._newcomers
         verdict = judge(opinions, proved)
         if verdict is not None:
             self._carry_out(verdict, part.step)
@@ -233,9 +234,13 @@ class CrossCheck:
 
     def _carry_out(self, verdict: Verdict, step: int) -> None:
         text = self._sentence(verdict, step)
-        if verdict.newcomers:
+        if verdict.newcomers and self._proving:
             self.dismiss(verdict.wrong, text)
             return
+        if verdict.newcomers:  # they host virtual workers already: their step is not applied
+            if self._rank in verdict.wrong:
+                self._end(exits.UNLIKE, text)
+            raise CommunicatorBroken(text)
         text = f"{text}{self._looked_now(verdict)}"
         if verdict.nobody_knows or self._on_divergence is OnDivergence.FAIL:
             self._end(exits.DISAGREED, text)
