@@ -15,10 +15,10 @@ step only newcomers compute something more. The others run the bodies that they 
 right whatever comes of the check, and is applied. In later checks all workers compute the checked micro-batch: one body more.
 
 *The verdict* (`judge`) rests on who has proved itself. The worker that has begun the job, or read its checkpoint, has. A newcomer
-has not, until it has agreed with a worker that has. A newcomer that differs has no vote against the workers that have given it the
-state, in the whole generation in which it has joined, however many are like it: it ends with `exits.UNLIKE`, and the others train
-on without it (`dismiss`). If workers that have proved themselves differ, the minority ends
-as in a comparison of replicas, or the job fails where there is none.
+has not, until it has agreed with a worker that has. A newcomer that differs has no vote against the workers that have given it
+the state, in the whole generation in which it has joined, however many are like it: it ends with `exits.UNLIKE`, and the others
+train on without it (`dismiss`). If workers that have proved themselves differ, the minority ends as in a comparison of replicas,
+or the job fails where there is none.
 
 A newcomer may also be found out by other participants of the step's letters: a hyperparameter that its script has derived from
 a counter, calls that it has left out. These raise UserError on all workers alike. In newcomers' second step such an error is the
@@ -45,7 +45,7 @@ from . import advice
 from .communication.communicator import Communicator, CommunicatorBroken
 from .events import EnterGeneration
 from .inband import Part, exchange
-from .kept import Kind, Reach, differences
+from .kept import Difference, Kind, Reach, differences
 from .looking import Looking
 from .state.digests import digests, mixed, of_values, together
 from .virtual import derive_seed
@@ -304,6 +304,10 @@ class CrossCheck:
         one, other = sorted((wrong, next(rank for rank in looks if rank != wrong)))
         return f"; {self._explain(looks, one, other)}"
 
+    def _by_epoch(self, difference: Difference) -> bool:
+        """Is it of a dataset that is told the epoch, which a newcomer's has still to be?"""
+        return self._looking.told_epochs and (difference.in_data or difference.node.kind is Kind.DATA)
+
     def _refuse_derived(self, step: int) -> bool:
         """Newcomers compute what the others do in this micro-batch. Yet their scripts may have made something else at the epoch's
         beginning, such as a teacher from later weights, on which other micro-batches depend. Whether any newcomer ends for it."""
@@ -330,7 +334,9 @@ class CrossCheck:
             if giver not in self._looks:
                 return
             found = differences(Reach.of(self._looks[giver][0]), Reach.of(self._looks[rank][0]))
-            found = [each for each in found if each.changed and each.name not in self._told]
+            found = [
+                each for each in found if each.changed and each.name not in self._told and not self._by_epoch(each)
+            ]
             if found:
                 self._told |= {each.name for each in found}
                 sentences = self._looking.sentences(found, (self._names[giver], self._names[rank]))

@@ -48,6 +48,11 @@ class Looking:
     )  # variables that the code before a pass over the batches computes anew in each epoch
     _epoch: Reach | None = None  # these, when the present pass began
 
+    @property
+    def told_epochs(self) -> bool:
+        """Has the dataset a method `set_epoch`, in which it may derive values of its own?"""
+        return any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
+
     def begin(self, frame: FrameType | None) -> None:
         """The loop over epochs begins. frame: any from that of its call inwards."""
         frame = loop_frame(frame)

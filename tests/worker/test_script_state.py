@@ -61,9 +61,8 @@ def test_a_job_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(ranks: Any
             path.unlink()
     again = [[0, [0]], [20, [0, 1]]]
     assert set(ranks.train(f"state_cases.{case}", again, checkpoints=str(tmp_path)).states) == {expected}
-    assert [path.name for path in tmp_path.glob("generation-00000001-*.pt")] == [
-        f"generation-00000001-step-{kept:012}.pt"
-    ], "the job has begun anew"
+    steps = [int(path.stem.rpartition("-")[2]) for path in tmp_path.glob("*step-*.pt")]
+    assert min(steps) == kept, "the job has begun anew"
 
 
 # ---------------------------------------------------------------------------------------------- one worker, and what is refused

@@ -40,6 +40,7 @@ import torch
 from ...protocol.errors import UserError
 from ..communication.communicator import Communicator
 from ..inband import NOTHING, Part
+from .digests import digests, mixed, together
 from .plain import inline, pack, restored, unpack
 
 HASH_BITS = 62  # of a number in the word, with its negative beside it
@@ -234,8 +235,8 @@ class ScriptState:
         self._own: dict[str, bytes] | None = None  # texts of the first body here
         self._new: dict[str, Delta] | None = None  # virtual worker 0's, where it is hosted
         self._told: dict[str, Delta] | None = None  # virtual worker 0's, where it is not
-        self._base: dict[str, bytes] = {}  # plain values that the present body goes on with behind the step
-        self._behind: dict[str, tuple[bytes, bytes]] | None = (
+        self._base: dict[str, tuple[bytes, int]] = {}  # plain values that the present body goes on with behind the step
+        self._behind: dict[str, tuple[tuple[bytes, int], tuple[bytes, int]]] | None = (
             None  # of the first body here: these, and what has become of them
         )
         self._applied = False
@@ -296,7 +297,7 @@ class ScriptState:
         """A body has come to `optimizer.step()`. first: it is virtual worker 0's. Raises UserError for what cannot travel."""
         if not self._start:
             return
-        self._base = self._plain_texts()
+        self._base = self._texts_behind()
         if self._own is not None and not first:
             return
         contents = self._steps == 1  # scripts do in the first step what they do in all
@@ -324,20 +325,26 @@ class ScriptState:
         same value."""
         if not self._start or self._applied:
             return
-        behind = {name: (self._base[name], text) for name, text in self._plain_texts().items()}
+        behind = {name: (self._base[name], text) for name, text in self._texts_behind().items()}
         if self._behind is None:
             self._behind = behind
         for name, (base, text) in behind.items():
             other_base, other = self._behind[name]
             if base == other_base and text != other:
                 raise UserError(
-                    f"state.{name} is {_text(other)} for one virtual worker and {_text(text)} for another behind "
+                    f"state.{name} is {_text(other[0])} for one virtual worker and {_text(text[0])} for another behind "
                     f"optimizer.step() in step {self._step}: {_REMEDY}"
                 )
 
-    def _plain_texts(self) -> dict[str, bytes]:
-        names = [name for name, image in self._start.items() if not image.tensors and not image.by_version]
-        return {name: _read(PREFIX + name, self._live[name])[0] for name in names}
+    def _texts_behind(self) -> dict[str, tuple[bytes, int]]:
+        """Values as they are now, each with a digest of its tensors. Tensors are looked at in the first step alone: scripts do
+        there what they do in all."""
+        found: dict[str, tuple[bytes, int]] = {}
+        for name, image in self._start.items():
+            if not image.by_version and (not image.tensors or self._steps == 1):
+                text, tensors = _read(PREFIX + name, self._live[name])
+                found[name] = text, mixed([int(together(digests([tensor]))) for tensor in tensors])
+        return found
 
     def apply(self, joins: bool) -> None:
         """The update is about to be made: virtual worker 0's values hold."""
@@ -559,7 +566,7 @@ def _hashed(text: bytes) -> int:
 
 
 def _text(packed: bytes) -> str:
-    return _short(unpack(msgspec.msgpack.decode(packed), lambda number, present: None))
+    return _short(unpack(msgspec.msgpack.decode(packed), lambda number, present: "a tensor"))
 
 
 def _shown(image: Image) -> str:
