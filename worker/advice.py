@@ -59,7 +59,7 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
     else:
         what = f"{difference.name} is {one} on {workers[0]} and {other} on {workers[1]}{at}"
     at_epochs = sources.at_epochs(difference.name, difference.owners)
-    if not difference.changed and at_epochs is None:
+    if not difference.changed and (at_epochs is None or difference.node.kind is Kind.PLAIN):
         return (
             f"{what}, and was different before the loop: make it after elastic.join(), the same in each process (a set has "
             "another order in each: sorted(...))"

@@ -176,14 +176,37 @@ class CrossCheck:
         if not self._proving and begun not in SOON and drawn % self._every:
             return None
         if self._proving and (self._rank in self._newcomers or self._rank == self._giver):
-            derived = self._looking.derived
-            self._look = [
-                self._looking.now(sys._getframe()).plain(),
-                derived.plain() if derived is not None else None,
-            ]
+            self._look = self.looks()
         candidates = [each for each in range(self._n) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // self._every % len(candidates)]
         return self._virtual_worker
+
+    def looks(self) -> list[Any]:
+        """What this worker's script keeps now, and what it has derived at the epoch's beginning, as plain values."""
+        derived = self._looking.derived
+        return [self._looking.now(sys._getframe()).plain(), derived.plain() if derived is not None else None]
+
+    def restarted(self, was: Any, same_epoch: bool) -> None:
+        """The job goes on from a checkpoint in a new process, and no loop body has run. was: `looks` of the worker that wrote the
+        checkpoint. Tell the names whose values are lost. same_epoch: the checkpoint is of the middle of the present epoch."""
+        now, derived = self.looks()
+        found = [
+            each for each in differences(Reach.of(was[0]), Reach.of(now)) if each.changed and not self._by_epoch(each)
+        ]
+        if same_epoch and was[1] is not None and derived is not None:
+            known = {each.name for each in found}
+            found += [each for each in differences(Reach.of(was[1]), Reach.of(derived)) if each.name not in known]
+        if not found:
+            return
+        self._told |= {each.name for each in found}
+        names = ", ".join(f'"{each.name}"' for each in found[:3])
+        text = (
+            f"the job goes on from a checkpoint without values that its script keeps itself: "
+            f"{self._looking.sentences(found, ('the checkpoint', 'this start'))}. What only a log reads is said by "
+            f"run.local({names})"
+        )
+        warnings.warn(text, stacklevel=2)
+        self._remark(text)
 
     @property
     def probes(self) -> bool:

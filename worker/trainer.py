@@ -136,6 +136,7 @@ class Trainer:
             self._looking,
             lambda text: control.tell(Noticed(text)),
         )
+        self._held.looks = self._cross_check.looks
         self._comparison = Comparison(self._held, recipe.comparing, self._cross_check, self._end_diverged)
         self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
         self._stepping = Stepping(
@@ -399,6 +400,9 @@ class Trainer:
         self._held.batches_begin()
         self._stepping.look_again()
         self._looking.first_batches(sys._getframe())
+        if (was := self._held.script_was) is not None:
+            self._held.script_was = None
+            self._cross_check.restarted(was, same_epoch=self._held.state_epoch == self._script.epoch)
         if self._held.owes_functions:
             self._first = self.between.call_functions()
 

@@ -23,6 +23,13 @@ _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 
+_spec = importlib.util.spec_from_file_location("test_training_for_crosschecks", HERE / "test_training.py")
+assert _spec is not None
+assert _spec.loader is not None
+_training = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _training
+_spec.loader.exec_module(_training)
+
 KEEPS_SOMETHING = {
     "counter": r"; global_step is \d+ on w\.0 and 0 on w\.1 \(unlike_cases\.py:\d+\); register it: run\.state\(global_step=0\)",
     "moving_baseline": r"; baseline is [-\d.e]+ on w\.0 and 0\.0 on w\.1 \(unlike_cases\.py:\d+\)",
@@ -110,6 +117,27 @@ def test_bodies_that_run_once_more_after_a_loss_are_told_with_the_names_that_the
         r"loop bodies of step 9 have run for nothing before: total \(unlike_cases\.py:\d+\) has", outcome.told
     )
     assert outcome.states[0] == alone(train, tmp_path, "counts_for_a_log")
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_is_told_what_its_script_has_lost(tmp_path: Path, capfd: Any) -> None:
+    ranks = _training.Ranks()
+    try:
+        ranks.train("unlike_cases.teacher_and_counter", [[0, [0]]], checkpoints=str(tmp_path))
+        for path in tmp_path.glob(
+            "*step-*.pt"
+        ):  # the job is at the ninth step again, in the middle of its second epoch
+            if int(path.stem.rpartition("-")[2]) > 8:
+                path.unlink()
+        capfd.readouterr()
+        ranks.train("unlike_cases.teacher_and_counter", [[0, [0]]], checkpoints=str(tmp_path))
+    finally:
+        ranks.close()
+    told = capfd.readouterr().err
+    assert re.search(
+        r"seen is \d+ on the checkpoint and 0 on this start \(unlike_cases\.py:\d+\); register it: run\.state\(seen=0\)",
+        told,
+    )
+    assert re.search(r"teacher .*run\.epoch_begin\(", told), told
 
 
 A, B, C = Opinion(1, 1), Opinion(1, 2), Opinion(2, 2)

@@ -25,6 +25,8 @@ from .checkpoint import CheckpointWriter, latest
 from .training_state import TrainingState
 from .values import ScriptValues
 
+SCRIPT = "script"  # in the header of a checkpoint: what the script kept itself, by name
+
 
 class HeldState:
     """What one worker has of the job's state. For the training thread."""
@@ -48,6 +50,8 @@ class HeldState:
         self.code = code
         self.settlements = Settlements()
         self.likeness: Likeness | None = None  # of this worker's data with that of others
+        self.looks: Callable[[], Any] = lambda: None  # what the script keeps itself, for a checkpoint (`crosscheck`)
+        self.script_was: Any = None  # the same, of the checkpoint from which the job goes on
         self.end: int | None = None  # steps of the whole job, where its script has decided that
         self.interlude: Interlude | None = None  # the script's code between two steps that runs now
         self.results = Results()  # of the steps that were applied
@@ -89,6 +93,7 @@ class HeldState:
         if document is None:
             return CheckpointMissing(trouble, damaged, str(self._writer.directory))
         self.check(document.header)
+        self.script_was = document.header.get(SCRIPT)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
         return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end, damaged, trouble)
@@ -207,7 +212,8 @@ class HeldState:
             self._tell(CheckpointFailed(save.number, "the script has changed tensors between two steps, and goes on"))
             return
         tensors = self.parts.tensors()
-        self._writer.save(save, self.to_give(header), tensors, mutable=self.parts.changing(tensors))
+        given = {**self.to_give(header), SCRIPT: self.looks()}
+        self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
         """The script's code between two steps begins. after_step: it is what `run.every` has been given."""
