@@ -12,12 +12,23 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ..protocol.errors import UserError
 
 
+_AS_A_GANG = (
+    "Give the plain model; or submit the script as it is, for a fixed number of GPUs: elasticctl submit --gpus 4 -- torchrun "
+    "train.py"
+)
+
+
 def check_model(model: Any) -> None:
     """Raises UserError for what is no model, or one that cannot be trained so."""
     if isinstance(model, list | tuple | Mapping):
         raise UserError(
             f"prepare() takes one model, not a {type(model).__name__} of several: put them in one, "
             "torch.nn.ModuleDict({'first': …, 'second': …})"
+        )
+    if type(model).__module__.startswith("torch.distributed.pipelining"):
+        raise UserError(
+            f"the model is a {type(model).__name__}, a stage of a pipeline: each worker of an elastic job holds all of the model. "
+            f"{_AS_A_GANG}"
         )
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"the model is {_a(model)}: prepare() takes (model, optimizer, dataset, batch_size=…)")
@@ -30,6 +41,12 @@ def check_model(model: Any) -> None:
         raise UserError(
             f"the model is wrapped in {wrapped}: each worker has to hold all of it, so give the plain model"
         )
+    for name, parameter in model.named_parameters():
+        if "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
+            raise UserError(
+                f"the parameter {name} is a DTensor, of which each process holds a part (tensor parallelism, or fully_shard): each "
+                f"worker of an elastic job holds all of the model. {_AS_A_GANG}"
+            )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise UserError(
@@ -59,6 +76,12 @@ def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
     for position, each in enumerate(several):
         if not isinstance(each, torch.optim.Optimizer):
             raise UserError(f"optimizer {position} is {_a(each)}: give a torch.optim.Optimizer")
+        if callable(getattr(each, "first_step", None)) and callable(getattr(each, "second_step", None)):
+            raise UserError(
+                f"the optimizer, {type(each).__name__}, evaluates the loss of a step at two points, as sharpness-aware minimization "
+                "(SAM) does. The second point follows from the gradient of the whole step, which no single loop body has: give "
+                "the optimizer that it wraps"
+            )
         its = [parameter for group in each.param_groups for parameter in group["params"]]
         if its and not any(id(parameter) in known for parameter in its):
             raise UserError(

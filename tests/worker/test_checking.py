@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from elasticd.protocol.errors import UserError
+from elasticd.worker.checking import check_model, check_optimizers
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 
@@ -93,3 +94,36 @@ def test_the_length_of_the_batches_is_that_of_an_epoch_in_global_steps() -> None
     model = nn.Linear(2, 1)
     _, _, batches = run.prepare(model, another(model), DATA, 3)
     assert len(batches) == run.steps_per_epoch == 2
+
+
+def test_a_model_whose_parameters_are_divided_among_processes_is_refused_with_the_way_that_it_can_run() -> None:
+    from torch.distributed.tensor import DeviceMesh, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = torch.nn.Linear(4, 4)
+        mesh = DeviceMesh("cpu", torch.arange(2))
+        model.weight = torch.nn.Parameter(distribute_tensor(model.weight.detach(), mesh))
+        with pytest.raises(
+            UserError, match=r"the parameter weight is a DTensor.* elasticctl submit --gpus 4 -- torchrun"
+        ):
+            check_model(model)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class TwoSteps(torch.optim.SGD):
+    """As public implementations of sharpness-aware minimization have it."""
+
+    def first_step(self) -> None:
+        """Go up."""
+
+    def second_step(self) -> None:
+        """Go down from where the step began."""
+
+
+def test_an_optimizer_that_evaluates_a_step_at_two_points_is_refused_with_the_reason() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"TwoSteps, evaluates the loss of a step at two points"):
+        check_optimizers(model, TwoSteps(model.parameters(), lr=0.1))
