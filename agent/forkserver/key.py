@@ -20,7 +20,9 @@ IMPORT_TIME_PREFIXES = (
     *("ATEN_", "ONEDNN_", "DNNL_", "TORCH", "PYTORCH_", "TRITON_", "KINETO_", "CUDA_", "C10_"),
 )
 IMPORT_TIME_NAMES = frozenset({"LANG", "LANGUAGE", "HOME"})  # HOME: where packages of the user are looked for
-AT_FIRST_USE = frozenset({"CUDA_VISIBLE_DEVICES"})  # read when CUDA starts, which is after the fork
+AT_FIRST_USE = frozenset(  # read after the fork: when CUDA starts; when torch.distributed.elastic records an exception
+    {"CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE"}
+)
 
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 

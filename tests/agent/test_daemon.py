@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from elasticd.agent import shim
+from elasticd.agent.environment import FIRST_LINE
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import (
     Acknowledged,
@@ -216,7 +217,10 @@ def test_a_worker_sees_what_it_was_given_and_nothing_of_the_daemons_environment(
     others = {name for name in seen if not name.startswith("ELASTICD_")}
     expected = {"PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "THP_MEM_ALLOC_ENABLE"}
     expected |= {"MODE", "CUDA_VISIBLE_DEVICES", "USER", "LOGNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
-    assert others - {"PWD", "SHLVL", "_"} == expected | {"CUBLAS_WORKSPACE_CONFIG"}
+    expected |= {"CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "PYTHONPATH", "TORCHELASTIC_ERROR_FILE"}
+    assert others - {"PWD", "SHLVL", "_"} == expected
+    assert (seen["PYTHONHASHSEED"], seen["PYTHONPATH"]) == ("0", FIRST_LINE)
+    assert seen["TORCHELASTIC_ERROR_FILE"].startswith(f"{seen['TMPDIR']}/")
 
 
 def test_a_worker_is_stopped_by_sigterm_or_after_the_grace_by_sigkill(cluster: Cluster) -> None:

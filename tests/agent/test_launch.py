@@ -61,6 +61,7 @@ def test_a_variable_that_acts_when_torch_is_imported_needs_a_process_of_its_own(
 
 def test_all_other_variables_are_the_workers_own() -> None:
     other = {"CUDA_VISIBLE_DEVICES": "3", "ELASTICD_WORKER": "a.1", "PATH": "/x", "TMPDIR": "/y", "NCCL_DEBUG": "INFO"}
+    other["TORCHELASTIC_ERROR_FILE"] = "/y/error.json"  # each worker has another
     assert key_of(HERE, ENVIRONMENT | other) == key_of(HERE, dict(reversed(ENVIRONMENT.items())))
 
 

@@ -166,7 +166,8 @@ known = ("__name__", "__file__", "__doc__", "__package__", "__cached__", "__anno
 print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "cwd": os.getcwd(), "executable": sys.executable,
     "prefix": sys.prefix, "flags": str(sys.flags), "warnings": sys.warnoptions,
-    "environment": {n: v for n, v in os.environ.items() if not n.startswith("ELASTICD_") and n != "TMPDIR"},
+    "environment": {n: v for n, v in os.environ.items()
+                    if not n.startswith("ELASTICD_") and n not in ("TMPDIR", "TORCHELASTIC_ERROR_FILE")},
     "worker": os.environ["ELASTICD_JOB"],
     "main": {n: repr(getattr(main, n, "missing")) for n in known}, "spec": str(getattr(main.__spec__, "name", None)),
     "loader": type(main.__loader__).__name__,
