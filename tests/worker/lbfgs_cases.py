@@ -132,6 +132,7 @@ def saved_in_the_closure(run: Run) -> list[Any]:
         assert all(torch.equal(one, other) for one, other in zip(model.parameters(), applied, strict=True))
 
     keep()
+    run.local("applied")
     model, optimizer, batches = run.prepare(model, raw, Few(), batch_size=5, after_update=keep)
     for _ in run.epochs(EPOCHS):
         keep()  # whoever joins has others' parameters

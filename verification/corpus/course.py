@@ -1,7 +1,8 @@
 """One history of one script: the product's controller and agent in this process, workers as real processes.
 
 The history is counted in steps, so that it is the same whenever it is run: 1 -> 3 in the middle of an epoch, the first worker
-killed, 2 at an epoch's edge, 3 in a later epoch. The controller is the product's, too.
+killed, 2 at an epoch's edge, 3 in a later epoch. What the controller makes of a worker that refuses to join is the product's,
+too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ VIRTUAL_WORKERS = 4
 CHECKPOINT_EVERY_S = 1e9
 PACE_S = 0.01  # between two steps when nothing is to happen
 ACT_PACE_S = 0.12  # while something happens
+LONG_PACE_S = 0.8  # while something happens that takes longer than PROMPT_S: most scripts have 32 steps
+PROMPT_S = 1.0
 ACT_S = 20.0  # an order that has not been reached by then will not be: the history goes on
+FRESH_FACTOR = 3.0  # where each worker is an interpreter of its own, which imports torch first: all of it takes longer
 LONGEST_S = 150.0  # of a history
 MOST_FAILURES = 6
 
@@ -84,6 +88,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
         shutil.copy(path, directory / "work")
     pace = Pace(directory / "pace")
     pace.seconds = PACE_S
+    slower = FRESH_FACTOR if fresh else 1.0
     station = _Station(nursery, directory, script, fresh)
     ending = Ending(story.name)
     began = time.monotonic()
@@ -91,26 +96,30 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
     try:
         station.aim(station.free_gpus()[: story.share])
         acts, target, ordered_s = list(story.acts), story.share, began
+        failures, gone = 0, ""  # at the last order: how many workers had failed, and who was killed
         pace.seconds = ACT_PACE_S if story.share > 1 else PACE_S
         while not (station.job.final and not station.pids):
             station.turn()
             now = time.monotonic()
             ending.most = max(ending.most, len(station.holders()))
-            if now > began + LONGEST_S:
-                ending.reason = f"the job still ran after {LONGEST_S:.0f} s"
+            if now > began + LONGEST_S * slower:
+                ending.reason = f"the job still ran after {now - began:.0f} s"
                 break
             failed = [worker for worker, code in station.exit_codes.items() if code > 0]
             if len(failed) > MOST_FAILURES:
                 ending.reason = "workers fail again and again"
                 break
             done = station.board.furthest() + 1
-            reached = len(station.holders()) == target and len(station.pids) == target
-            if ordered_s and (reached or now > ordered_s + ACT_S or failed):
+            reached = len(station.holders()) == len(station.pids) == target and gone not in station.pids
+            if ordered_s and now > ordered_s + PROMPT_S:
+                pace.seconds = LONG_PACE_S * slower
+            if ordered_s and (reached or now > ordered_s + ACT_S * slower or len(failed) > failures):
                 ending.missed += not reached
                 ordered_s, pace.seconds = 0.0, PACE_S
             if acts and not ordered_s and done >= acts[0].step:
                 act = acts.pop(0)
                 ordered_s, pace.seconds = now, ACT_PACE_S
+                failures, gone = len(failed), ""
                 if act.share:
                     target = act.share
                     present = [entry.gpu.index for entry in station.job.record.workers]
@@ -119,6 +128,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
                 elif len(station.holders()) > 1:  # with one alone there would be nobody left with the state
                     oldest = min(station.holders(), key=slot_of)
                     killed.add(oldest)
+                    gone = oldest
                     station.kill(oldest)
     finally:
         station.close()
@@ -128,7 +138,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
     ending.phase = record.phase.value
     ending.reason = ending.reason or str(record.reason or "")
     ending.events = station.story()
-    ending.missed += len(acts)
+    ending.missed += len(acts) + bool(ordered_s)
     for worker, code in station.exit_codes.items():
         log = path_of(directory, slot_of(worker), "log")
         text = log.read_text(errors="replace") if log.exists() else ""

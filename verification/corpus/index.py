@@ -125,22 +125,11 @@ SCRIPTS: tuple[Script, ...] = (
         "run.register and after_update=",
         (
             (
-                "batch_size=4)\nshadow = [p.detach().clone() for p in model.parameters()]\n",
-                "batch_size=4, after_update=update)\n",
+                "\nshadow = [p.detach().clone() for p in model.parameters()]\n",
+                "\nstate = run.state(shadow=[p.detach().clone() for p in model.parameters()])\n",
             ),
-            (
-                _JOIN,
-                "shadow = [p.detach().clone() for p in model.parameters()]\n\n\n"
-                "def update():\n    for average, p in zip(shadow, model.parameters()):\n"
-                "        average.mul_(0.95).add_(p.detach(), alpha=0.05)\n\n\n"
-                "def put(values):\n    for average, value in zip(shadow, values):\n        average.copy_(value)\n\n\n"
-                + _JOIN
-                + 'run.register("shadow", lambda: list(shadow), put)\n',
-            ),
-            (
-                "        for average, p in zip(shadow, model.parameters()):\n            average.mul_(0.95).add_(p.detach(), alpha=0.05)\nrun.save",
-                "run.save",
-            ),
+            ("zip(shadow", "zip(state.shadow"),
+            ('{"ema": shadow}', '{"ema": state.shadow}'),
         ),
     ),
     Script(
@@ -190,6 +179,14 @@ SCRIPTS: tuple[Script, ...] = (
         FOUND,
         "ema",
         "state = run.state(ema=…) and after_update=",
+        (
+            (
+                "        self.num_updates = 0\n        self.shadow_params = [p.clone().detach() for p in parameters]\n",
+                "        self.state = run.state(num_updates=0, shadow_params=[p.clone().detach() for p in parameters])\n",
+            ),
+            ("self.num_updates", "self.state.num_updates"),
+            ("self.shadow_params", "self.state.shadow_params"),
+        ),
     ),
     Script("averaged_model", EQUAL),
     Script("swa_from_epoch", EQUAL),
@@ -240,11 +237,11 @@ SCRIPTS: tuple[Script, ...] = (
         "dqn_replay",
         FOUND,
         "memory",
-        "state = run.state(memory=deque(maxlen=100))",
+        "kept = run.state(memory=deque(maxlen=100))",
         (
-            (_JOIN, _JOIN + "state = run.state(memory=memory)\n"),
-            ("            memory.append", "            state.memory.append"),
-            ("random.sample(memory, min(8, len(memory)))", "random.sample(state.memory, min(8, len(state.memory)))"),
+            (_JOIN, _JOIN + "kept = run.state(memory=memory)\n"),
+            ("            memory.append", "            kept.memory.append"),
+            ("random.sample(memory, min(8, len(memory)))", "random.sample(kept.memory, min(8, len(kept.memory)))"),
         ),
     ),
     Script(
@@ -253,6 +250,8 @@ SCRIPTS: tuple[Script, ...] = (
         "queue",
         "state = run.state(queue=…, pointer=0)",
         (
+            ("        optimizer.step()\n        places =", "        places ="),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
             (
                 "queue = nn.functional.normalize(torch.randn(32, 6), dim=1)\npointer = 0\n",
                 "state = run.state(queue=nn.functional.normalize(torch.randn(32, 6), dim=1), pointer=0)\n",
@@ -270,6 +269,8 @@ SCRIPTS: tuple[Script, ...] = (
         "priorities",
         "state = run.state(priorities=…)",
         (
+            ("        optimizer.step()\n        priorities[", "        priorities["),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
             ("priorities", "state.priorities"),
             (
                 "state.priorities = np.ones(128)\nrun = elastic.join()\n",
@@ -282,14 +283,7 @@ SCRIPTS: tuple[Script, ...] = (
         FOUND,
         "teacher",
         "run.epoch_begin(…)",
-        (
-            (
-                "    teacher = copy.deepcopy(model).eval()\n",
-                "    weights = run.epoch_begin(lambda: {k: v.clone() for k, v in model.state_dict().items()})\n"
-                "    teacher.load_state_dict(weights)\n",
-            ),
-            (_JOIN, "teacher = copy.deepcopy(model).eval()\n" + _JOIN),
-        ),
+        (("teacher = copy.deepcopy(model).eval()", "teacher = run.epoch_begin(lambda: copy.deepcopy(model).eval())"),),
     ),
     Script(
         "mean_teacher",
@@ -365,6 +359,7 @@ SCRIPTS: tuple[Script, ...] = (
         "policy_old",
         "run.epoch_begin(…)",
         (
+            ("policy_old = nn.Linear(6, 3)\n", ""),
             (
                 "policy_old.load_state_dict(model.state_dict())",
                 "policy_old = run.epoch_begin(lambda: copy.deepcopy(model))",
@@ -385,7 +380,18 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script("tbptt_state_in_module", FOUND, "last", "state = run.per_virtual_worker(last=…)"),
+    Script(
+        "tbptt_state_in_module",
+        FOUND,
+        "last",
+        "state = run.per_virtual_worker(last=…)",
+        (
+            ("        self.last = torch.zeros(4, 8)\n", ""),
+            ("h = self.last.detach()", "h = own.last"),
+            ("self.last = h.detach()", "own.last = h.detach()"),
+            ("run = elastic.join()\n", "run = elastic.join()\nown = run.per_virtual_worker(last=torch.zeros(4, 8))\n"),
+        ),
+    ),
     Script("rnn_fresh_hidden", EQUAL),
     Script(
         "diffusion_own_generator",
@@ -416,9 +422,32 @@ SCRIPTS: tuple[Script, ...] = (
         ((_JOIN, _JOIN + "state = run.state(sampler=sampler)\n"), ("[sampler.randrange", "[state.sampler.randrange")),
     ),
     Script("global_generators", EQUAL),
-    Script("dataset_difficulty", FOUND, "difficulty", "run.state, or run.steps_done"),
-    Script("dataset_difficulty_workers", FOUND, "difficulty", "a method set_epoch(epoch)"),
-    Script("unfreeze_at_epoch", FOUND, "requires_grad", "if epoch >= 1:", (("epoch == 1", "epoch >= 1"),)),
+    Script(
+        "dataset_difficulty",
+        FOUND,
+        "difficulty",
+        "run.state, or run.steps_done",
+        (
+            ("        self.difficulty = 0.0\n", ""),
+            ("self.x[i] + self.difficulty", "self.x[i]"),
+            ("model(inputs)", "model(inputs + min(1.0, 0.01 * run.steps_done))"),
+            ("        dataset.difficulty = min(1.0, dataset.difficulty + 0.01)\n", ""),
+        ),
+    ),
+    Script(
+        "dataset_difficulty_workers",
+        FOUND,
+        "difficulty",
+        "a method set_epoch(epoch)",
+        (
+            (
+                "    def __len__",
+                "    def set_epoch(self, epoch):\n        self.difficulty = 0.3 * epoch\n\n    def __len__",
+            ),
+            ("        dataset.difficulty = 0.3 * epoch\n", ""),
+        ),
+    ),
+    Script("unfreeze_at_epoch", EITHER, "requires_grad", "if epoch >= 1:", (("epoch == 1", "epoch >= 1"),)),
     Script(
         "loss_weight_at_epoch",
         FOUND,
@@ -469,17 +498,48 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script(
         "early_stopping_local_loss",
+        EITHER,
+        "best",
+        "run.mean and run.state",
+        (
+            ('\nbest, bad = float("inf"), 0\n', '\nstate = run.state(best=float("inf"), bad=0)\n'),
+            ("    losses = []\n", ""),
+            ("        loss.backward()\n", "        run.mean(loss=loss)\n        loss.backward()\n"),
+            ("        losses.append(loss.item())\n", ""),
+            ("sum(losses) / len(losses)", 'run.means["loss"]'),
+            (
+                "< 0.9 * best:\n        best, bad = mean, 0",
+                "< 0.9 * state.best:\n        state.best, state.bad = mean, 0",
+            ),
+            ("        bad += 1", "        state.bad += 1"),
+            ("if bad >= 2", "if state.bad >= 2"),
+        ),
+    ),
+    Script(
+        "best_checkpoint_local_loss",
         FOUND,
         "best",
         "run.mean and run.state",
+        (
+            ('\nbest = float("inf")\n', '\nstate = run.state(best=float("inf"))\n'),
+            ("    total, count = 0.0, 0\n", ""),
+            ("        loss.backward()\n", "        run.mean(loss=loss)\n        loss.backward()\n"),
+            ("        total, count = total + loss.item(), count + 1\n", ""),
+            (
+                "    if total / count < best:\n        best = total / count\n",
+                '    if run.means["loss"] < state.best:\n        state.best = run.means["loss"]\n',
+            ),
+            ('"loss": best', '"loss": state.best'),
+        ),
     ),
-    Script("best_checkpoint_local_loss", FOUND, "best", "run.mean and run.state"),
     Script(
         "gradnorm_weights",
         FOUND,
         "weights",
         "state = run.state(initial=None, weights=…)",
         (
+            ("        optimizer.step()\n        ratio =", "        ratio ="),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
             ("initial = None\nweights = torch.ones(2)\n", "state = run.state(initial=None, weights=torch.ones(2))\n"),
             (
                 "        if initial is None:\n            initial =",
@@ -495,6 +555,12 @@ SCRIPTS: tuple[Script, ...] = (
         FOUND,
         "counts",
         "a buffer of a module that the run has",
+        (
+            ("        self.counts = torch.ones(classes)", "        self.state = run.state(counts=torch.ones(classes))"),
+            ("self.counts", "self.state.counts"),
+            ("criterion = BalancedFocal(2)\n", ""),
+            ("run = elastic.join()\n", "run = elastic.join()\ncriterion = BalancedFocal(2)\n"),
+        ),
     ),
     Script("uncertainty_weights", EQUAL),
     Script(
@@ -511,7 +577,19 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("sam_two_steps", EITHER),
-    Script("lars_state_outside", FOUND, "momentum", "optimizer.state"),
+    Script(
+        "lars_state_outside",
+        FOUND,
+        "momentum",
+        "optimizer.state",
+        (
+            ('        self.momentum = [torch.zeros_like(p) for g in self.param_groups for p in g["params"]]\n', ""),
+            (
+                "for p, m in zip(parameters, self.momentum):\n",
+                'for p in parameters:\n            m = self.state[p].setdefault("momentum", torch.zeros_like(p))\n',
+            ),
+        ),
+    ),
     Script("lookahead_list", FOUND, "slow", "optimizer.state"),
     Script("muon_like", EQUAL),
     Script("schedule_free", EQUAL),
@@ -529,7 +607,21 @@ SCRIPTS: tuple[Script, ...] = (
     Script("lora_in_mid_run", EQUAL),
     Script("pruning_masks", FOUND, "mask", "run.epoch_begin(…)"),
     Script("pruning_buffers", EQUAL),
-    Script("observer_attributes", FOUND, "low", "register_buffer"),
+    Script(
+        "observer_attributes",
+        FOUND,
+        "low",
+        "register_buffer",
+        (
+            (
+                "        self.low = 0.0\n        self.high = 0.0\n",
+                '        self.register_buffer("low", torch.zeros(()))\n        self.register_buffer("high", torch.zeros(()))\n',
+            ),
+            ("h.min().item()", "h.detach().min()"),
+            ("h.max().item()", "h.detach().max()"),
+            ("max(self.high - self.low, 1e-3)", "(self.high - self.low).clamp(min=1e-3)"),
+        ),
+    ),
     Script("observer_buffers", EQUAL),
     Script(
         "wgan_critic_steps",
@@ -560,10 +652,12 @@ SCRIPTS: tuple[Script, ...] = (
         "bank",
         "state = run.state(bank=…)",
         (
+            ("        optimizer.step()\n        bank[", "        bank["),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
             ("        bank[index] =", "        state.bank[index] ="),
             ("0.5 * bank[index]", "0.5 * state.bank[index]"),
             ("features @ bank.T", "features @ state.bank.T"),
-            (_JOIN, _JOIN + "state = run.state(bank=bank)\n"),
+            ("run = elastic.join()\n", "run = elastic.join()\nstate = run.state(bank=bank)\n"),
         ),
     ),
     Script("clip_temperature", EQUAL),
@@ -608,7 +702,19 @@ SCRIPTS: tuple[Script, ...] = (
         (("        iteration += 1\n", ""), ("(iteration % 20)", "(run.steps_done % 20)")),
     ),
     Script("onecycle_scheduler", EQUAL),
-    Script("fixmatch_second_loader", FOUND, "iterator", "samples drawn by run.steps_done"),
+    Script(
+        "fixmatch_second_loader",
+        FOUND,
+        "iterator",
+        "samples drawn by run.steps_done",
+        (
+            ("\niterator = iter(unlabelled)\n", "\n"),
+            (
+                "        try:\n            free = next(iterator)\n        except StopIteration:\n            iterator = iter(unlabelled)\n            free = next(iterator)\n",
+                "        free = unlabelled.dataset[torch.randint(0, 60, (4,))]\n",
+            ),
+        ),
+    ),
     Script(
         "itertools_cycle",
         FOUND,
@@ -622,14 +728,44 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script("time_based_decision", FOUND, "passed", "run.agree"),
+    Script(
+        "time_based_decision",
+        FOUND,
+        "passed",
+        "run.agree",
+        (("        passed = time.time() - begun\n", "        passed = 0.1 * run.steps_done\n"),),
+    ),
     Script("compiled_model", EQUAL),
     Script("batchnorm_dropout", EQUAL),
     Script("spectral_and_weight_norm", EQUAL),
     Script("leader_estimates_loss", EQUAL),
-    Script("ddpm_ema_warm", FOUND, "ema_model", "run.register and after_update="),
+    Script(
+        "ddpm_ema_warm",
+        FOUND,
+        "ema_model",
+        "run.register and after_update=",
+        (
+            (
+                "run = elastic.join()\n",
+                '\n\ndef update():\n    with torch.no_grad():\n        ema.step_ema(ema_model, model)\n\n\nrun = elastic.join()\nrun.register("ema_model", ema_model)\nrun.register("ema", lambda: ema.step, lambda step: setattr(ema, "step", step))\n',
+            ),
+            ("batch_size=4)", "batch_size=4, after_update=update)"),
+            ("        ema.step_ema(ema_model, model)\nrun.save", "run.save"),
+        ),
+    ),
     Script("dataset_cache", EQUAL),
-    Script("dataset_cache_augmented", FOUND, "cache", "no augmentation in what is cached"),
+    Script(
+        "dataset_cache_augmented",
+        FOUND,
+        "cache",
+        "no augmentation in what is cached",
+        (
+            (
+                "            self.cache[i] = self.x[i] + 0.3 * torch.randn(8)\n        return self.cache[i],",
+                "            self.cache[i] = self.x[i]\n        return self.cache[i] + 0.3 * torch.randn(8),",
+            ),
+        ),
+    ),
     Script("python_random_in_workers", EQUAL),
     Script(
         "module_global_counter",

@@ -29,4 +29,8 @@ def run_script(work: str, name: str, fixed: bool, quick: bool) -> Verdict:
     alone = run_story(_nursery, directory / "alone", sources, name, ALONE, script.fresh)
     told = stories(quick) if alone.phase == "finished" else ()
     endings = [run_story(_nursery, directory / story.name, sources, name, story, script.fresh) for story in told]
-    return judge(script, fixed, alone, endings)
+    verdict = judge(script, fixed, alone, endings)
+    if verdict.other_bits:
+        again = run_story(_nursery, directory / "again", sources, name, ALONE, script.fresh)
+        verdict.repeatable = again.saved == alone.saved
+    return verdict

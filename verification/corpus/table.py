@@ -16,7 +16,7 @@ HEAD = """# The corpus
 Small training scripts, each written as a user would who does not know what is difficult here, each for one idiom of public
 training code. `make verify-corpus` runs each with one worker throughout, and then through histories: 1 → 3 workers in the middle
 of an epoch, the oldest worker killed, 2 at an epoch's edge, 3 in a later epoch; two from the start; resized at epochs' edges.
-Compared is all that `run.save` has written, and the model on each worker at the end, bit for bit. The scripts are in
+What is compared is all that `run.save` has written, and the model on each worker at the end, bit for bit. The scripts are in
 `verification/corpus/scripts`, what is expected of each in `verification/corpus/index.py`.
 
 | verdict | |
@@ -26,6 +26,7 @@ Compared is all that `run.save` has written, and the model on each worker at the
 | refused | the script did not run to its end: an error of the library's |
 | SILENT | other bits and no message |
 | crashed | an error that is not the library's, or no end |
+| …, alone too | two runs with one worker throughout differ: its data or its decisions are others in each run |
 
 *Before* is at the time when the corpus was written, *now* what the last run has found, *with the line* the script with a line
 added that mends it (`fix` in the index).
@@ -39,6 +40,8 @@ def line(verdict: Verdict) -> str:
     name = f"{verdict.script}{' +line' if verdict.fixed else ''}"
     mark = "  " if verdict.expected else "! "
     bits = f" (other bits: {', '.join(verdict.other_bits)})" if verdict.other_bits else ""
+    bits += "" if verdict.repeatable else " (alone, too)"
+    bits += f" ({verdict.missed} orders not reached)" if verdict.missed else ""
     return f"{mark}{name:34s} {verdict.kind.value}{bits} {verdict.seconds:5.1f} s  {verdict.message[:160]}"
 
 
@@ -55,7 +58,8 @@ def counts(verdicts: Sequence[Verdict]) -> str:
 
 def _cell(verdict: Verdict) -> str:
     other = ", other bits" if verdict.other_bits and verdict.kind is not Kind.SILENT else ""
-    return verdict.kind.value + other
+    alone = "" if verdict.repeatable else ", alone too"
+    return verdict.kind.value + other + alone
 
 
 def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:

@@ -49,6 +49,8 @@ class Verdict:
     expected: bool  # the kind is one of those expected
     named: bool = False  # a message has the variable's name
     other_bits: list[str] = field(default_factory=list)  # histories with other bits
+    repeatable: bool = True  # with one worker throughout it ends with the same bits each time; asked where bits differ
+    missed: int = 0  # orders of all histories that were not reached
     message: str = ""
     seconds: float = 0.0
     endings: list[Ending] = field(default_factory=list)
@@ -68,14 +70,16 @@ def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> 
     message = message or (told or messages or [each.reason for each in every if each.reason] or [""])[0]
     other = [each.story for each in endings if each.phase == "finished" and _differ(each, alone)]
     failed = [each for each in every if each.phase != "finished"]
+    unlike = any(code in TOLD for each in every for code in each.codes.values())
     if failed:
-        kind = Kind.REFUSED if told else Kind.CRASHED
-    elif any(code in TOLD for each in every for code in each.codes.values()) or (other and told):
+        kind = Kind.REFUSED if told or unlike else Kind.CRASHED
+    elif unlike or (other and told):
         kind = Kind.NAMED
     else:
         kind = Kind.SILENT if other else Kind.EQUAL
     verdict = Verdict(script.name, fixed, kind, False, message=message, other_bits=other, endings=every)
     verdict.named = bool(script.variable) and any(script.variable in text for text in messages)
+    verdict.missed = sum(each.missed for each in endings)
     verdict.seconds = sum(each.seconds for each in every)
     verdict.expected = _as_expected(verdict, Expected.EQUAL if fixed else script.expected)
     return verdict
