@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..protocol.errors import UserError
 
-
 _AS_A_GANG = (
     "Give the plain model; or submit the script as it is, for a fixed number of GPUs: elasticctl submit --gpus 4 -- torchrun "
     "train.py"
@@ -27,8 +26,8 @@ def check_model(model: Any) -> None:
         )
     if type(model).__module__.startswith("torch.distributed.pipelining"):
         raise UserError(
-            f"the model is a {type(model).__name__}, a stage of a pipeline: each worker of an elastic job holds all of the model. "
-            f"{_AS_A_GANG}"
+            f"the model is a {type(model).__name__}, a stage of a pipeline: each worker of an elastic job holds all of the "
+            f"model. {_AS_A_GANG}"
         )
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"the model is {_a(model)}: prepare() takes (model, optimizer, dataset, batch_size=…)")
@@ -44,8 +43,8 @@ def check_model(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
             raise UserError(
-                f"the parameter {name} is a DTensor, of which each process holds a part (tensor parallelism, or fully_shard): each "
-                f"worker of an elastic job holds all of the model. {_AS_A_GANG}"
+                f"the parameter {name} is a DTensor, of which each process holds a part (tensor parallelism, or fully_shard): "
+                f"each worker of an elastic job holds all of the model. {_AS_A_GANG}"
             )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
@@ -78,9 +77,9 @@ def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
             raise UserError(f"optimizer {position} is {_a(each)}: give a torch.optim.Optimizer")
         if callable(getattr(each, "first_step", None)) and callable(getattr(each, "second_step", None)):
             raise UserError(
-                f"the optimizer, {type(each).__name__}, evaluates the loss of a step at two points, as sharpness-aware minimization "
-                "(SAM) does. The second point follows from the gradient of the whole step, which no single loop body has: give "
-                "the optimizer that it wraps"
+                f"the optimizer, {type(each).__name__}, evaluates the loss of a step at two points, as sharpness-aware "
+                "minimization (SAM) does. The second point follows from the gradient of the whole step, which no single loop "
+                "body has: give the optimizer that it wraps"
             )
         its = [parameter for group in each.param_groups for parameter in group["params"]]
         if its and not any(id(parameter) in known for parameter in its):

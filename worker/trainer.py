@@ -122,6 +122,7 @@ class Trainer:
         self._held.likeness = likeness
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device, compiled)
         self._compiled = compiled
+        self._compares = writer is not None  # with other workers, and with checkpoints: not outside a cluster
         self._looking = Looking(
             state,
             beside={"dataset": dataset},
@@ -318,8 +319,9 @@ class Trainer:
         following.find(frame)
         self._held.parts.follow(following.schedulers, following.averages, following.beside)
         self._untold.find(frame, is_local)
-        self._looking.is_local = is_local
-        self._looking.begin(frame)
+        if self._compares:
+            self._looking.is_local = is_local
+            self._looking.begin(frame)
         if self._held.code is not None:
             self._held.code.look()
         if self._compiled is not None:
@@ -399,7 +401,8 @@ class Trainer:
         self._script.go(ScriptAt.READING)
         self._held.batches_begin()
         self._stepping.look_again()
-        self._looking.first_batches(sys._getframe())
+        if self._compares:
+            self._looking.first_batches(sys._getframe())
         if (was := self._held.script_was) is not None:
             self._held.script_was = None
             self._cross_check.restarted(was, same_epoch=self._held.state_epoch == self._script.epoch)
