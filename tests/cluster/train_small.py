@@ -3,13 +3,14 @@
     train_small.py OUTPUT [--epochs E] [--size S] [--pace SECONDS [--enough FILE]] [--useful WORKERS] [--touched FILE]
 
 `--pace` is how long one micro-batch lasts until there is the file `--enough`; more than `--useful` workers make a step a little
-slower; `--touched` collects a line ``epoch index`` for each sample that was read in the loop (`prepare` looks at some, too).
+slower; `--touched` collects a line ``epoch index step`` for each sample that was read in the loop (`prepare` looks at some, too).
 """
 
 import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -20,11 +21,12 @@ import elasticd as elastic
 class Squares(torch.utils.data.Dataset):
     """Points in the plane, labelled by their distance from the origin."""
 
-    def __init__(self, size: int, touched: str | None) -> None:
+    def __init__(self, size: int, touched: str | None, step: Callable[[], int]) -> None:
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(size, 8, generator=generator)
         self.y = (self.x.norm(dim=1) > 2.7).long()
         self.epoch: int | None = None
+        self.step = step
         self.file = os.open(touched, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if touched else None
 
     def __len__(self) -> int:
@@ -32,7 +34,7 @@ class Squares(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self.file is not None and self.epoch is not None:
-            os.write(self.file, f"{self.epoch} {index}\n".encode())
+            os.write(self.file, f"{self.epoch} {index} {self.step()}\n".encode())
         return self.x[index] + 0.01 * torch.randn(8), self.y[index]
 
 
@@ -68,7 +70,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
-    dataset = Squares(options.size, options.touched)
+    dataset = Squares(options.size, options.touched, lambda: run.steps_done)
     epochs_seen: list[int] = []
     run.register("epochs_seen", lambda: list(epochs_seen), lambda values: epochs_seen.__setitem__(slice(None), values))
     model, optimizer, batches = run.prepare(
