@@ -56,7 +56,7 @@ def main() -> None:
     for epoch in run.epochs(2):
         for x, used in batches:
             with (DIRECTORY / f"used.{os.getpid()}").open("a") as file:
-                file.write("".join(f"{epoch} {name}\n" for name in used))
+                file.write("".join(f"{epoch} {name} {run.steps_done}\n" for name in used))
             sum((number + 1) * layer(x).mean() for number, layer in enumerate(model.values())).backward()
             optimizer.step()
             time.sleep(PACE_S)
