@@ -109,3 +109,13 @@ def test_each_value_is_an_entry_under_the_words_that_get_it() -> None:
         "registered value 'best'['loss']": "0.1",
         "registered value 'best'[3]": "'xxxxxxxxxxxxxxxxxxxxxxx...",
     }
+
+
+def test_newcomers_have_no_vote_against_those_that_have_given_them_the_state() -> None:
+    given, other = [("lr", 1, "0.1")], [("lr", 2, "0.2")]
+    verdict = judge([given, other, other], frozenset({1, 2}))
+    assert verdict is not None
+    assert (verdict.majority, verdict.wrong) == ((0,), (1, 2))
+    outvoted = judge([given, other, other])
+    assert outvoted is not None
+    assert outvoted.wrong == (0,)
