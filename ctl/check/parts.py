@@ -71,7 +71,8 @@ def edges(steps: int, steps_per_epoch: int | None) -> int:
 
 
 def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
-    """A worker joins, the first one dies, and so on: each newcomer goes on without those that were there before."""
+    """A worker joins, the first one dies, and so on: each newcomer goes on without those that were there before. A generation with
+    a newcomer has two steps at least: in the second one the newcomer proves itself (worker/crosscheck.py)."""
     entries: list[tuple[int, tuple[int, ...]]] = [(0, (0,))]
     losses: list[int] = []
     told: list[str] = []
@@ -97,8 +98,8 @@ def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
         if goes_on(second, (1, 2), "join at") and goes_on(second + 2, (2,), "leave at"):
             third = boundary(second + 3)
             if goes_on(third, (2, 3), "join at"):
-                goes_on(third + 1, (3,), "leave at")
-    elif not goes_on(2, (1,), "leave at"):
+                goes_on(third + 2, (3,), "leave at")
+    elif len(entries) == 1:
         return None
     workers = sorted({worker for _, each in entries for worker in each})
     return Part(Kind.ROSTER, ", ".join(told), (tuple(workers),), tuple(entries), tuple(losses))

@@ -1,4 +1,4 @@
-"""A global variable of a helper module counts calls for a loss weight, as `utils.py` of many repositories does."""
+"""A global variable of a helper module counts calls for a loss weight, as helper modules of many repositories do."""
 
 import shared_schedule
 import torch
