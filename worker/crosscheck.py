@@ -261,8 +261,8 @@ class CrossCheck:
             self.dismiss(verdict.wrong, text)
             return
         if verdict.newcomers:  # they host virtual workers already: their step is not applied
-            if self._rank in verdict.wrong:
-                self._end(exits.UNLIKE, text)
+            if self._rank in verdict.wrong:  # where other newcomers are right it is not the script
+                self._end(exits.UNLIKE if self._newcomers.issubset(verdict.wrong) else exits.DIVERGED, text)
             raise CommunicatorBroken(text)
         text = f"{text}{self._looked_now(verdict)}"
         if verdict.nobody_knows or self._on_divergence is OnDivergence.FAIL:

@@ -31,5 +31,5 @@ def repeated(touched: Path, samples: int | None, view: JobView) -> set[int]:
     for step in checked:
         assert len(set(again[step])) == 1, f"step {step}: a part of a micro-batch was read again"
     soon = {step for step in checked if derive_seed(0, "cross-check", step) % EVERY}
-    assert len(soon) <= (1 + len(SOON)) * len(view.resizes), f"more steps than are checked: {sorted(soon)}"
+    assert len(soon) <= (1 + len(SOON)) * view.generation, f"more steps than are checked: {sorted(soon)}"
     return again.keys() - checked
