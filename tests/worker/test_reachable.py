@@ -322,7 +322,7 @@ def test_nothing_of_the_script_is_kept() -> None:
         thing = Thing()
         thing.tensor = torch.zeros(3, requires_grad=True) * 2  # type: ignore[attr-defined]
         bound = names_bound(sys._getframe())
-        seen_ = look(sys._getframe(), bound)
+        seen_ = look(sys._getframe(), bound, (), Limits(seconds=60.0, items=1 << 30, names=1 << 30))
         gone = weakref.ref(thing)
         del thing
         gc.collect()
