@@ -71,8 +71,8 @@ def edges(steps: int, steps_per_epoch: int | None) -> int:
 
 
 def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
-    """A worker joins, the first one dies, and so on: each newcomer goes on without those that were there before. A generation with
-    a newcomer has two steps at least: in the second one the newcomer proves itself (worker/crosscheck.py)."""
+    """A worker joins, the first one dies, and so on: each newcomer goes on without those that were there before. A generation
+    with a newcomer has two steps at least: in the second one the newcomer proves itself (worker/crosscheck.py)."""
     entries: list[tuple[int, tuple[int, ...]]] = [(0, (0,))]
     losses: list[int] = []
     told: list[str] = []
