@@ -24,17 +24,14 @@ def explain(
     workers: tuple[str, str],
     sources: Sources,
     *,
-    data: str | None = None,
     opaque: Sequence[str] = (),
     batch_size: int | None = None,
 ) -> str:
-    """Why two workers' gradients differ, as far as it is known: the data, names, or else code before the loop.
+    """Why two workers' gradients differ, as far as it is known: names, or else code before the loop.
 
-    found: of `kept.differences`. workers: their names, in the order that `differences` was given. data: how the samples differ,
-    if they do. opaque: of both looks (`Reach.opaque`). batch_size: of one virtual worker.
+    found: of `kept.differences`. workers: their names, in the order that `differences` was given. opaque: of both looks
+    (`Reach.opaque`). batch_size: of one virtual worker.
     """
-    if data is not None:
-        return f"the data differ: {data}"
     if found:
         return sentences(found, workers, sources, batch_size)
     return f"{UNSEEN} ({'; '.join(opaque[:TOLD])})" if opaque else UNSEEN

@@ -14,13 +14,12 @@ What belongs to the state is what a newcomer gets: `TrainingState.header` and `T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from ..protocol import exits
 from ..protocol.limits import COMPARE_EVERY
 from ..protocol.model import OnDivergence
 from .communication.communicator import Communicator, CommunicatorBroken
@@ -51,16 +50,12 @@ class Comparison:
     name = "comparison"
     slots = 4
 
-    def __init__(
-        self, held: HeldState, terms: Terms, cross_check: CrossCheck, end: Callable[[int, str], NoReturn]
-    ) -> None:
-        """cross_check: says who has just joined. end: ends this process, with this exit code and for this reason."""
+    def __init__(self, held: HeldState, terms: Terms, cross_check: CrossCheck) -> None:
+        """cross_check: says which workers have just joined, and carries verdicts out."""
         self._held = held
         self._cross_check = cross_check
         self._terms = terms
-        self._end = end
         self._workers: list[str] = []
-        self._rank = 0
         self._begun = 0  # steps of this generation
         self._looks = 1  # of a round
         self._look: _Look | None = None
@@ -69,7 +64,6 @@ class Comparison:
     def enter(self, entered: EnterGeneration) -> None:
         """The next steps are another generation's."""
         self._workers = [f"{each.worker} on {each.gpu}" for each in entered.roster.members]
-        self._rank = entered.rank
         self._begun = 0
         self._look = None
 
@@ -163,15 +157,7 @@ class Comparison:
         verdict = judge(letters, newcomers) if self._differ else None
         if verdict is None:
             return
-        text = sentence(verdict, part.step, self._workers)
-        if verdict.majority and newcomers.issuperset(verdict.wrong):
-            self._cross_check.dismiss(verdict.wrong, text)
-            return
-        if not verdict.majority or self._terms.on_divergence is OnDivergence.FAIL:
-            self._end(exits.DISAGREED, text)
-        if self._rank in verdict.wrong:
-            self._end(exits.DIVERGED, text)
-        raise CommunicatorBroken(text)
+        self._cross_check.carry_out(verdict, newcomers, sentence(verdict, part.step, self._workers))
 
 
 class _Look:

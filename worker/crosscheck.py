@@ -14,11 +14,9 @@ gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as
 step only newcomers compute something more. The others run the bodies that they would run without newcomers, so their step is
 right whatever comes of the check, and is applied. In later checks all workers compute the checked micro-batch: one body more.
 
-*The verdict* (`judge`) rests on who has proved itself. The worker that has begun the job, or read its checkpoint, has. A newcomer
-has not, until it has agreed with a worker that has. A newcomer that differs has no vote against the workers that have given it
-the state, in the whole generation in which it has joined, however many are like it: it ends with `exits.UNLIKE`, and the others
-train on without it (`dismiss`). If workers that have proved themselves differ, the minority ends as in a comparison of replicas,
-or the job fails where there is none.
+*The verdict* is that of a comparison of replicas (`state.verdict`): the minority ends, or the job fails where there is none. But
+newcomers have no vote against the workers that have given them the state, in the whole generation in which they have joined,
+however many they are: one that differs ends with `exits.UNLIKE`, and the others train on without it (`dismiss`).
 
 A newcomer may also be found out by other participants of the step's letters: a hyperparameter that its script has derived from
 a counter, calls that it has left out. These raise UserError on all workers alike. In newcomers' second step such an error is the
@@ -29,11 +27,8 @@ Not checked: steps of host loops (`integrations`), which count the batches that 
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -43,63 +38,19 @@ from ..protocol.errors import UserError
 from ..protocol.model import OnDivergence
 from . import advice
 from .communication.communicator import Communicator, CommunicatorBroken
+from .data.likeness import digest
 from .events import EnterGeneration
 from .inband import Part, exchange
-from .kept import Difference, Kind, Reach, differences
+from .kept import Kind, Reach, differences
 from .looking import Looking
-from .state.digests import digests, mixed, of_values, together
+from .remarks import Remarks
+from .state.digests import of_values
+from .state.verdict import Verdict, judge
 from .virtual import derive_seed
 
 EVERY = 256  # steps: a body more in one of them is less than half a percent of a step, however few virtual workers a worker hosts
-SOON = frozenset(
-    {2, 4, 8, 16, 32, 64, 128}
-)  # steps of a generation, counted from 0, that are checked beside its second one
-
-
-SAMPLES = "the samples"
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """What one worker has computed for the checked virtual worker. All fields are the same where nothing is wrong."""
-
-    samples: int  # digest of the batch
-    gradient: int  # digest of its gradient
-
-    def differs_in(self, other: Opinion) -> str:
-        return SAMPLES if self.samples != other.samples else "the gradient"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Ranks that differ from those whose word counts. `nobody_knows`: there is no majority among these."""
-
-    wrong: tuple[int, ...]
-    differs_in: str
-    newcomers: bool = False  # only workers that have not proved themselves are wrong
-    nobody_knows: bool = False
-
-
-def judge(opinions: Mapping[int, Opinion], proved: frozenset[int]) -> Verdict | None:
-    """The verdict on the opinions of each rank. proved: ranks whose word counts; if none of them has an opinion, all count.
-    None: all agree."""
-    counted = {rank: opinion for rank, opinion in opinions.items() if rank in proved} or dict(opinions)
-    groups: dict[Opinion, list[int]] = {}
-    for rank, opinion in counted.items():
-        groups.setdefault(opinion, []).append(rank)
-    if not groups:
-        return None
-    most = max(groups.values(), key=len)
-    right = opinions[most[0]]
-    wrong = tuple(sorted(rank for rank, opinion in opinions.items() if opinion != right))
-    if not wrong:
-        return None
-    differs_in = opinions[wrong[0]].differs_in(right)
-    if len(groups) == 1:
-        return Verdict(wrong, differs_in, newcomers=True)
-    nobody_knows = 2 * len(most) <= len(counted)
-    among = tuple(sorted(rank for rank in wrong if rank in counted)) if not nobody_knows else tuple(sorted(counted))
-    return Verdict(among, differs_in, nobody_knows=nobody_knows)
+SOON = frozenset({2, 4, 8, 16, 32, 64, 128})  # checked steps of a generation, counted from 0, beside its second one
+SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
 class CrossCheck:
@@ -115,34 +66,27 @@ class CrossCheck:
         on_divergence: OnDivergence,
         end: Callable[[int, str], NoReturn],
         looking: Looking,
-        remark: Callable[[str], None],
-        every: int = EVERY,
+        remarks: Remarks,
     ) -> None:
-        """end: ends this process, with this exit code and for this reason. looking: at what the script keeps. remark: is
-        given what the job's user should know."""
+        """end: ends this process, with this exit code and for this reason. looking: at what the script keeps."""
         self._looking = looking
-        self._remark = remark
+        self._remarks = remarks
         self._n = virtual_workers
         self._seed = seed
         self._on_divergence = on_divergence
         self._end = end
-        self._every = every
         self._workers: list[str] = []  # by rank, with their GPUs
         self._names: list[str] = []
         self._rank = 0
         self._begun = 0  # steps of this generation
         self._newcomers: frozenset[int] = frozenset()  # ranks that get the state in the generation's first step
-        self._proved = True  # this worker; of the first worker of a job that is true from the beginning
         self._communicator = Communicator.alone()
         self.dismissed = ""  # why newcomers have been told to end: this generation ends with the step in progress
-        self._repeats = False  # loop bodies have run for a step that was given up
-        self._before: Reach | None = None  # what the script had before they run again
-        self._told: set[str] = set()  # names that were remarked on
         self._proving = False  # in the step in progress newcomers have to agree with the others
         self._virtual_worker: int | None = None  # checked in it
         self._computed = False  # by this worker
-        self._looks: dict[int, Any] = {}  # of the workers that have looked, by rank
-        self._look: list[Any] | None = None  # what its script keeps, when such a step begins
+        self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # of the workers that have looked, by rank
+        self._look: list[Any] | None = None  # `Looking.plain` of this worker, when such a step begins
         self._samples = 0
         self._gradient = 0
 
@@ -156,57 +100,25 @@ class CrossCheck:
         self._begun = 0
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
         self._virtual_worker = None
-        if self._rank in self._newcomers:
-            self._proved = False
 
     def begin(self, step: int, has_samples: Callable[[int, int], bool], bodies: bool) -> int | None:
         """A step begins. Returns the virtual worker whose micro-batch all workers compute in it, if there is one. bodies: may the
         loop give the script a batch more?"""
         begun, self._begun = self._begun, self._begun + 1
         self._virtual_worker, self._proving, self._computed, self._look = None, False, False, None
-        if self._repeats and bodies:
-            self._repeats, self._before = False, self._looking.now(sys._getframe())
-        if len(self._workers) < 2:
-            self._proved = True  # there is nobody left to agree with
-            return None
-        if not bodies or (begun == 0 and self._newcomers):
+        if bodies:
+            self._remarks.step_begins()
+        if len(self._workers) < 2 or not bodies or (begun == 0 and self._newcomers):
             return None  # newcomers' state is on the way in that step
         drawn = derive_seed(self._seed, "cross-check", step)
         self._proving = begun == 1 and bool(self._newcomers)
-        if not self._proving and begun not in SOON and drawn % self._every:
+        if not self._proving and begun not in SOON and drawn % EVERY:
             return None
         if self._proving and (self._rank in self._newcomers or self._rank == self._giver):
-            self._look = self.looks()
+            self._look = self._looking.plain(sys._getframe())
         candidates = [each for each in range(self._n) if has_samples(step, each)]
-        self._virtual_worker = candidates[drawn // self._every % len(candidates)]
+        self._virtual_worker = candidates[drawn // EVERY % len(candidates)]
         return self._virtual_worker
-
-    def looks(self) -> list[Any]:
-        """What this worker's script keeps now, and what it has derived at the epoch's beginning, as plain values."""
-        derived = self._looking.derived
-        return [self._looking.now(sys._getframe()).plain(), derived.plain() if derived is not None else None]
-
-    def restarted(self, was: Any, same_epoch: bool) -> None:
-        """The job goes on from a checkpoint in a new process, and no loop body has run. was: `looks` of the worker that wrote the
-        checkpoint. Tell the names whose values are lost. same_epoch: the checkpoint is of the middle of the present epoch."""
-        now, derived = self.looks()
-        found = [
-            each for each in differences(Reach.of(was[0]), Reach.of(now)) if each.changed and not self._by_epoch(each)
-        ]
-        if same_epoch and was[1] is not None and derived is not None:
-            known = {each.name for each in found}
-            found += [each for each in differences(Reach.of(was[1]), Reach.of(derived)) if each.name not in known]
-        if not found:
-            return
-        self._told |= {each.name for each in found}
-        names = ", ".join(f'"{each.name}"' for each in found[:3])
-        text = (
-            f"the job goes on from a checkpoint without values that its script keeps itself: "
-            f"{self._looking.sentences(found, ('the checkpoint', 'this start'))}. What only a log reads is said by "
-            f"run.local({names})"
-        )
-        warnings.warn(text, stacklevel=2)
-        self._remark(text)
 
     @property
     def probes(self) -> bool:
@@ -215,7 +127,7 @@ class CrossCheck:
 
     def sampled(self, batch: Any) -> None:
         """The checked virtual worker's batch, before a loop body has it."""
-        self._samples = of_batch(batch)
+        self._samples = of_values(digest(batch))
 
     def computed(self, gradient: int) -> None:
         """The digest of the checked virtual worker's gradient."""
@@ -227,48 +139,41 @@ class CrossCheck:
         return ()
 
     def wants(self, part: Part) -> bool:
-        if self._before is not None:  # this worker's bodies have run
-            self._tell_repeated(part.step)
+        self._remarks.bodies_have_run(part.step)
         return self._virtual_worker is not None
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return False
 
     def letter(self, part: Part) -> Any:
-        if not self._computed:
-            return {"look": self._look}
-        return {"samples": self._samples, "gradient": self._gradient, "proved": self._proved, "look": self._look}
+        entries = [(SAMPLES, self._samples, ""), (GRADIENT, self._gradient, "")] if self._computed else None
+        return {"entries": entries, "look": self._look}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         """Raises CommunicatorBroken where the others are to go on without a worker that differs."""
         if self._virtual_worker is None:
             return
         told = {rank: letter for rank, letter in enumerate(letters) if letter is not None}
-        self._looks = {rank: look for rank, letter in told.items() if (look := letter.get("look")) is not None}
-        said = {rank: letter for rank, letter in told.items() if "gradient" in letter}
-        opinions = {rank: Opinion(letter["samples"], letter["gradient"]) for rank, letter in said.items()}
-        proved = frozenset(rank for rank, letter in said.items() if letter["proved"]) - self._newcomers
-        verdict = judge(opinions, proved)
+        looks = {rank: letter["look"] for rank, letter in told.items()}
+        self._looks = {rank: self._looking.of_plain(look) for rank, look in looks.items() if look is not None}
+        entries = [told[rank]["entries"] if rank in told else None for rank in range(len(letters))]
+        verdict = judge(entries, self._newcomers)
         if verdict is not None:
-            self._carry_out(verdict, part.step)
+            self.carry_out(verdict, self._newcomers, self._sentence(verdict, part.step))
         elif self._proving and not self._refuse_derived(part.step):
             self._remark_on_looks()
-        self._proved = True
 
-    def _carry_out(self, verdict: Verdict, step: int) -> None:
-        text = self._sentence(verdict, step)
-        if verdict.newcomers and self._proving:
+    def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
+        """Workers differ, for which `text` has the reason. newcomers: those that had no vote. Returns where only newcomers are
+        wrong that host nothing yet; else ends this process, or raises CommunicatorBroken."""
+        in_vain = bool(verdict.majority) and newcomers.issuperset(verdict.wrong)
+        if in_vain and self._proving:
             self.dismiss(verdict.wrong, text)
             return
-        if verdict.newcomers:  # they host virtual workers already: their step is not applied
-            if self._rank in verdict.wrong:  # where other newcomers are right it is not the script
-                self._end(exits.UNLIKE if self._newcomers.issubset(verdict.wrong) else exits.DIVERGED, text)
-            raise CommunicatorBroken(text)
-        text = f"{text}{self._looked_now(verdict)}"
-        if verdict.nobody_knows or self._on_divergence is OnDivergence.FAIL:
+        if not in_vain and (not verdict.majority or self._on_divergence is OnDivergence.FAIL):
             self._end(exits.DISAGREED, text)
-        if self._rank in verdict.wrong:
-            self._end(exits.DIVERGED, text)
+        if self._rank in verdict.wrong:  # where other newcomers are right it is not the script
+            self._end(exits.UNLIKE if in_vain and newcomers.issubset(verdict.wrong) else exits.DIVERGED, text)
         raise CommunicatorBroken(text)
 
     def dismiss(self, ranks: Iterable[int], text: str) -> None:
@@ -283,58 +188,50 @@ class CrossCheck:
         self.dismissed = text
 
     def _sentence(self, verdict: Verdict, step: int) -> str:
+        """Called by all workers in the same step: where none of them has looked at what its script keeps, all do."""
         wrong = ", ".join(self._workers[rank] for rank in verdict.wrong)
         verb = "differ" if len(verdict.wrong) > 1 else "differs"
-        whom = "each other" if verdict.nobody_knows else "the workers that have the state"
-        begin = (
-            f"step {step}: {wrong} {verb} from {whom} in {verdict.differs_in} of virtual worker {self._virtual_worker}"
-        )
-        why = [self._names_that_differ(verdict.wrong[0])] if verdict.newcomers else []
-        if verdict.differs_in == SAMPLES:
+        whom = "the workers that have the state" if verdict.majority else "each other"
+        begin = f"step {step}: {wrong} {verb} from {whom} in {verdict.entry} of virtual worker {self._virtual_worker}"
+        one, other = self._giver, verdict.wrong[0]
+        if not self._newcomers.issuperset(verdict.wrong):
+            one, other = sorted((other, next(rank for rank in range(len(self._names)) if rank != other)))
+        if not self._proving:
+            self._look_now()
+        why = self._explain(one, other)
+        if verdict.entry == SAMPLES:
             changed = self._looking.changed_in_data(sys._getframe())
             if changed:
                 places = self._looking.places(changed[:3])
                 text = f"the loop has changed {places} of the dataset, which processes that read ahead do not see"
-                why = [f"{text}: derive it from the epoch in the dataset's set_epoch(epoch)"]
-            elif not why or why[0].startswith(advice.UNSEEN):
-                why = ["the data differ. Give all servers the same files, in the same order (sort lists of files)"]
-        return "; ".join([begin, *why])
+                why = f"{text}: derive it from the epoch in the dataset's set_epoch(epoch)"
+            elif why.startswith(advice.UNSEEN):
+                why = "the data differ. Give all servers the same files, in the same order (sort lists of files)"
+        return f"{begin}; {why}"
 
     @property
     def _giver(self) -> int:
         """The lowest rank that had the state when the generation began: newcomers' looks are compared with this worker's."""
         return next(rank for rank in range(len(self._names)) if rank not in self._newcomers)
 
-    def _names_that_differ(self, rank: int) -> str:
-        """Why a newcomer computes something else: the names under which its script keeps other values."""
-        return self._explain({rank: look[0] for rank, look in self._looks.items()}, self._giver, rank)
-
-    def _explain(self, looks: Mapping[int, Any], one: int, other: int) -> str:
-        if one not in looks or other not in looks:
+    def _explain(self, one: int, other: int) -> str:
+        """Why these two workers compute other things: the names under which their scripts keep other values."""
+        if one not in self._looks or other not in self._looks:
             return advice.UNSEEN
         names = self._names[one], self._names[other]
-        return self._looking.explain(Reach.of(looks[one]), Reach.of(looks[other]), names)[0]
+        return self._looking.explain(self._looks[one][0], self._looks[other][0], names)[0]
 
-    def _looked_now(self, verdict: Verdict) -> str:
-        """As `_names_that_differ`, of workers of which none is a newcomer: all look at what their scripts keep now. Called by all
-        workers in the same step."""
+    def _look_now(self) -> None:
         try:
-            letters = exchange(self._communicator, {"look": self._looking.now(sys._getframe()).plain()})
+            letters = exchange(self._communicator, {"look": self._looking.plain(sys._getframe())})
         except CommunicatorBroken:
-            return ""
-        looks = {rank: letter["look"] for rank, letter in enumerate(letters)}
-        wrong = verdict.wrong[0]
-        one, other = sorted((wrong, next(rank for rank in looks if rank != wrong)))
-        return f"; {self._explain(looks, one, other)}"
-
-    def _by_epoch(self, difference: Difference) -> bool:
-        """Is it of a dataset that is told the epoch, which a newcomer's has still to be?"""
-        return self._looking.told_epochs and (difference.in_data or difference.node.kind is Kind.DATA)
+            return  # nobody is left whose script could be looked at
+        self._looks = {rank: self._looking.of_plain(letter["look"]) for rank, letter in enumerate(letters)}
 
     def _refuse_derived(self, step: int) -> bool:
         """Newcomers compute what the others do in this micro-batch. Yet their scripts may have made something else at the epoch's
         beginning, such as a teacher from later weights, on which other micro-batches depend. Whether any newcomer ends for it."""
-        derived = {rank: Reach.of(look[1]) for rank, look in self._looks.items() if look[1] is not None}
+        derived = {rank: look[1] for rank, look in self._looks.items() if look[1] is not None}
         given = derived.get(self._giver)
         if given is None:
             return False
@@ -351,47 +248,11 @@ class CrossCheck:
     def _remark_on_looks(self) -> None:
         """Newcomers compute what the others do. Yet their scripts may keep other values, on which no gradient has depended."""
         giver = self._giver
-        if self._rank != giver:
+        if self._rank != giver or giver not in self._looks:
             return
         for rank in sorted(self._newcomers & self._looks.keys()):
-            if giver not in self._looks:
-                return
-            found = differences(Reach.of(self._looks[giver][0]), Reach.of(self._looks[rank][0]))
-            found = [
-                each for each in found if each.changed and each.name not in self._told and not self._by_epoch(each)
-            ]
-            if found:
-                self._told |= {each.name for each in found}
-                sentences = self._looking.sentences(found, (self._names[giver], self._names[rank]))
-                names = ", ".join(f'"{each.name}"' for each in found[:3])
-                text = f"{sentences}. No gradient depends on it so far. If only a log does, say so: run.local({names})"
-                warnings.warn(text, stacklevel=2)
-                self._remark(text)
-                return
-
-    def repeats(self) -> None:
-        """The step in progress is given up, and loop bodies have run for it: bodies of that step, or of the next, run again."""
-        self._repeats = True
-
-    def _tell_repeated(self, step: int) -> None:
-        """The bodies of a step have run that follows one that was given up. What they change in the script's own values has been
-        changed by the bodies before, too, which happens to no script that loses no worker. Tell the names, each once."""
-        before, self._before = self._before, None
-        assert before is not None
-        found = [
-            each for each in differences(before, self._looking.now(sys._getframe())) if each.name not in self._told
-        ]
-        if not found:
-            return
-        self._told |= {each.name for each in found}
-        names = ", ".join(f'"{each.name}"' for each in found[:3])
-        text = (
-            f"a worker was lost, and loop bodies of step {step} have run for nothing before: "
-            f"{self._looking.places(found[:3])} {'has' if len(found) == 1 else 'have'} been changed by both. Keep with "
-            f"run.state(...) what the training depends on, and say of the rest run.local({names})"
-        )
-        warnings.warn(text, stacklevel=2)
-        self._remark(text)
+            names = self._names[giver], self._names[rank]
+            self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
 
     def blame(self, error: UserError, step: int) -> frozenset[int]:
         """Letters of the step say that workers differ. In newcomers' second step that is their fault: they end. Returns their
@@ -406,45 +267,3 @@ class CrossCheck:
     def newcomers(self) -> frozenset[int]:
         """Ranks that have to agree with the others in the step in progress."""
         return self._newcomers if self._proving else frozenset()
-
-
-# ------------------------------------------------------------------------------------------------------------ digests
-
-
-def of_batch(batch: Any) -> int:
-    """A digest of a batch's contents: tensors, arrays, texts and numbers, in mappings, sequences and dataclasses. Other objects
-    in a batch do not count."""
-    tensors: list[torch.Tensor] = []
-    plain: list[str] = []
-    for each in _leaves(batch):
-        if isinstance(each, torch.Tensor):
-            tensors.append(each)
-            plain.append(f"{each.dtype} {list(each.shape)}")
-        else:
-            plain.append(repr(each))
-    return mixed([of_values(plain), *(of_tensors([each]) for each in tensors)])
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided and not value.is_quantized:
-            yield value
-    elif isinstance(value, str | bytes | int | float | complex | bool | None):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _leaves(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _leaves(getattr(value, field.name))
-    elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-        yield value.tobytes()
-
-
-def of_tensors(parts: Sequence[torch.Tensor]) -> int:
-    """A digest of tensors on one device, in their order. Waits for the device."""
-    return int(together(digests([part.detach() for part in parts]))) if parts else 0

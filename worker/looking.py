@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from ..protocol.errors import PeerError
 from . import advice
 from .assigned import Sources
 from .kept import Difference, Kind, Reach, differences
@@ -43,15 +44,8 @@ class Looking:
     _sources: Sources = field(default_factory=lambda: Sources(None))
     _bound: frozenset[str] = frozenset()
     _begun: Reach | None = None
-    _derived: frozenset[str] = (
-        frozenset()
-    )  # variables that the code before a pass over the batches computes anew in each epoch
+    _derived: frozenset[str] = frozenset()  # variables that the code at an epoch's beginning computes in each epoch
     _epoch: Reach | None = None  # these, when the present pass began
-
-    @property
-    def told_epochs(self) -> bool:
-        """Has the dataset a method `set_epoch`, in which it may derive values of its own?"""
-        return any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
 
     def begin(self, frame: FrameType | None) -> None:
         """The loop over epochs begins. frame: any from that of its call inwards."""
@@ -85,20 +79,34 @@ class Looking:
         seen = self._look(loop_frame(frame, self._code), self._bound)
         return seen.since(self._begun if self._begun is not None else seen)
 
-    def explain(
-        self,
-        theirs: Reach,
-        mine: Reach,
-        workers: tuple[str, str],
-        *,
-        data: str | None = None,
-    ) -> tuple[str, list[Difference]]:
+    def plain(self, frame: FrameType | None) -> list[Any]:
+        """`now` and `derived`, for MessagePack. `of_plain` is the reverse. frame: as for `now`."""
+        return [self.now(frame).plain(), self._epoch.plain() if self._epoch is not None else None]
+
+    @staticmethod
+    def of_plain(plain: Any) -> tuple[Reach, Reach | None]:
+        """Raises PeerError for what `plain` has not made."""
+        try:
+            now, derived = plain
+        except (TypeError, ValueError) as error:
+            raise PeerError(f"these are no looks at a script's values: {error}") from None
+        return Reach.of(now), Reach.of(derived) if derived is not None else None
+
+    def lost(self, theirs: Reach, mine: Reach) -> list[Difference]:
+        """The names that a loop has changed on one side and that the other side does not have so. A dataset with a method
+        `set_epoch` may derive values of its own there, and a new process' dataset has still to be told the epoch: those do not
+        count."""
+        told = any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
+        found = [each for each in differences(theirs, mine) if each.changed]
+        return [each for each in found if not (told and _is_of_data(each))]
+
+    def explain(self, theirs: Reach, mine: Reach, workers: tuple[str, str]) -> tuple[str, list[Difference]]:
         """Why the two workers differ, as far as it is known, and the names that differ because a loop has changed them; if there
-        are none, those that differ from the beginning. workers: names for people, theirs first. data: how samples differ."""
+        are none, those that differ from the beginning. workers: names for people, theirs first."""
         found = differences(theirs, mine)
         found = [each for each in found if each.changed] or found
         opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
-        text = advice.explain(found, workers, self._sources, data=data, opaque=opaque, batch_size=self.batch_size)
+        text = advice.explain(found, workers, self._sources, opaque=opaque, batch_size=self.batch_size)
         return text, found
 
     def sentences(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
@@ -110,7 +118,7 @@ class Looking:
         if self._begun is None:
             return []
         found = differences(self._begun, self.now(frame))
-        return [each for each in found if each.in_data or each.node.kind is Kind.DATA]
+        return [each for each in found if _is_of_data(each)]
 
     def places(self, found: Sequence[Difference]) -> str:
         """These names, each with the line that changes it."""
@@ -120,3 +128,7 @@ class Looking:
     def _look(self, frame: FrameType | None, bound: frozenset[str]) -> Reach:
         known = carried(self.state) | self.known
         return look(frame, bound, known, self.limits, beside=self.beside).without(self.is_local)
+
+
+def _is_of_data(difference: Difference) -> bool:
+    return difference.in_data or difference.node.kind is Kind.DATA

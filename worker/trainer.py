@@ -70,6 +70,7 @@ from .gradients.update import Update
 from .inband import Participant
 from .looking import Looking
 from .reachable import carried, leave_out
+from .remarks import Remarks
 from .results import Result
 from .script import Script, ScriptAt
 from .state.checkpoint import CheckpointWriter
@@ -106,7 +107,7 @@ class Trainer:
     ) -> None:
         """participants: what takes part in each step's in-band exchange, in the same order on every worker. functions: what
         `run.every` was given; it may still grow until the loop begins. known: objects that the script has from the runtime.
-        dataset: which the script has given it. likeness: of the data; None outside a cluster."""
+        dataset: as the script has given it. likeness, code, compiled: of this worker with others; None outside a cluster."""
         self._recipe = recipe
         self._control = control
         self._sampler = sampler
@@ -129,16 +130,17 @@ class Trainer:
             known=leave_out(known),
             batch_size=getattr(sampler, "batch_size", None),
         )
+        self._remarks = Remarks(self._looking, lambda text: control.tell(Noticed(text)))
         self._cross_check = CrossCheck(
             recipe.virtual_workers,
             recipe.seed,
             recipe.comparing.on_divergence,
             self._end_diverged,
             self._looking,
-            lambda text: control.tell(Noticed(text)),
+            self._remarks,
         )
-        self._held.looks = self._cross_check.looks
-        self._comparison = Comparison(self._held, recipe.comparing, self._cross_check, self._end_diverged)
+        self._held.looks = lambda: self._looking.plain(sys._getframe())
+        self._comparison = Comparison(self._held, recipe.comparing, self._cross_check)
         self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
         self._stepping = Stepping(
             recipe,
@@ -405,7 +407,7 @@ class Trainer:
             self._looking.first_batches(sys._getframe())
         if (was := self._held.script_was) is not None:
             self._held.script_was = None
-            self._cross_check.restarted(was, same_epoch=self._held.state_epoch == self._script.epoch)
+            self._remarks.on_restart(was, same_epoch=self._held.state_epoch == self._script.epoch)
         if self._held.owes_functions:
             self._first = self.between.call_functions()
 
@@ -491,7 +493,7 @@ class Trainer:
         """A step is not applied here. It is repeated, or another worker's state is taken over."""
         self._failure = str(error)
         if self._stepping.has_run_bodies and not self._by_host:
-            self._cross_check.repeats()
+            self._remarks.step_given_up()
 
     def finish(self, epochs: int) -> None:
         """The loop over `epochs` epochs is over, or there is none. Nothing happens if it was over before.

@@ -181,9 +181,8 @@ def number(name: str, changed: bool = True) -> Difference:
     return Difference(name, replace(NUMBER, changed=changed), replace(NUMBER, digest=2, shown="0", changed=False))
 
 
-def test_data_come_first_then_names_then_code_before_the_loop() -> None:
+def test_names_come_first_and_then_code_before_the_loop() -> None:
     found, script = [number("step")], sources(SCRIPT, "train")
-    assert advice.explain(found, WORKERS, script, data="sample 3 of 8") == "the data differ: sample 3 of 8"
     assert advice.explain(found, WORKERS, script) == (
         "step is 5 on s-1.0 and 0 on s-1.3 (train.py:31); register it: run.state(step=0)"
     )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elasticd.protocol import exits
-from elasticd.worker.crosscheck import Opinion, judge, of_batch
+from elasticd.worker.data.likeness import digest
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("test_comparison", HERE / "test_comparison.py")
@@ -140,37 +140,9 @@ def test_a_job_that_goes_on_from_a_checkpoint_is_told_what_its_script_has_lost(t
     assert re.search(r"teacher .*run\.epoch_begin\(", told), told
 
 
-A, B, C = Opinion(1, 1), Opinion(1, 2), Opinion(2, 2)
-
-
-def test_newcomers_have_no_vote_against_a_worker_that_has_proved_itself() -> None:
-    verdict = judge({0: A, 1: B, 2: B, 3: A}, frozenset({0}))
-    assert verdict is not None
-    assert (verdict.wrong, verdict.newcomers, verdict.nobody_knows) == ((1, 2), True, False)
-    assert verdict.differs_in == "the gradient"
-
-
-def test_a_minority_of_workers_that_have_proved_themselves_is_wrong() -> None:
-    verdict = judge({0: A, 1: C, 2: A}, frozenset({0, 1, 2}))
-    assert verdict is not None
-    assert (verdict.wrong, verdict.newcomers, verdict.nobody_knows) == ((1,), False, False)
-    assert verdict.differs_in == "the samples"
-
-
-def test_nobody_knows_which_of_two_workers_that_have_proved_themselves_is_right() -> None:
-    verdict = judge({0: A, 1: B, 2: A}, frozenset({0, 1}))
-    assert verdict is not None
-    assert (verdict.wrong, verdict.nobody_knows) == ((0, 1), True)
-
-
-def test_workers_that_agree_have_no_verdict() -> None:
-    assert judge({0: A, 1: A}, frozenset({0})) is None
-    assert judge({}, frozenset()) is None
-
-
 def test_batches_are_told_apart_by_their_contents() -> None:
     batch = {"x": torch.arange(6.0), "names": ["a", "b"], "n": 3}
-    assert of_batch(batch) == of_batch({"x": torch.arange(6.0), "names": ["a", "b"], "n": 3})
+    assert digest(batch) == digest({"x": torch.arange(6.0), "names": ["a", "b"], "n": 3})
     others = [
         {**batch, "x": torch.arange(6.0).view(2, 3)},
         {**batch, "x": torch.arange(1.0, 7.0)},
@@ -178,4 +150,4 @@ def test_batches_are_told_apart_by_their_contents() -> None:
         {**batch, "n": 3.0},
         (batch["x"], ["a", "b"], 3),
     ]
-    assert len({of_batch(batch), *map(of_batch, others)}) == 6
+    assert len({digest(batch), *map(digest, others)}) == 6

@@ -116,6 +116,9 @@ def test_newcomers_have_no_vote_against_those_that_have_given_them_the_state() -
     verdict = judge([given, other, other], frozenset({1, 2}))
     assert verdict is not None
     assert (verdict.majority, verdict.wrong) == ((0,), (1, 2))
+    undecided = judge([given, other, given], frozenset({2}))
+    assert undecided is not None
+    assert not undecided.majority, "of two that have a vote nobody knows which is right"
     outvoted = judge([given, other, other])
     assert outvoted is not None
     assert outvoted.wrong == (0,)

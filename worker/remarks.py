@@ -1,0 +1,93 @@
+"""Remarks on the values that a script keeps itself: what the job's user is told once, by name, as an event of the job.
+
+A remark is no refusal. Where a newcomer computes other gradients it does not join (`crosscheck`). Here a value is other than it
+would be in a training that loses no worker, and no gradient is known to depend on it: the loop bodies before have not changed a
+newcomer's; a restart from a checkpoint has lost it; loop bodies of a step that was given up have changed it, and change it again.
+`run.local` says that only a log reads such a value.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .kept import Difference, Reach, differences
+from .looking import Looking
+
+NAMED = 3  # in the line to write
+
+
+class Remarks:
+    """Those of one worker. For the training thread."""
+
+    def __init__(self, looking: Looking, notice: Callable[[str], None]) -> None:
+        """notice: makes a sentence an event of the job."""
+        self._looking = looking
+        self._notice = notice
+        self._told: set[str] = set()  # names, each of which is told once
+        self._repeats = False  # loop bodies have run for a step that was given up
+        self._before: Reach | None = None  # what the script kept before they run again
+
+    def on_newcomer(self, given: Reach, newcomer: Reach, workers: tuple[str, str]) -> None:
+        """A newcomer computes what the others do. given: what the script of a worker keeps that has given it the state."""
+        self._tell(
+            self._looking.lost(given, newcomer),
+            lambda found, names: (
+                f"{self._looking.sentences(found, workers)}. No gradient depends on it so far. If only a log does, say so: "
+                f"run.local({names})"
+            ),
+        )
+
+    def on_restart(self, was: Any, same_epoch: bool) -> None:
+        """The job goes on from a checkpoint in a new process, and no loop body has run. was: `Looking.plain` of the worker that
+        wrote the checkpoint. same_epoch: the checkpoint is of the middle of the present epoch."""
+        looking = self._looking
+        (before, before_derived), derived = looking.of_plain(was), looking.derived
+        found = looking.lost(before, looking.now(sys._getframe()))
+        if same_epoch and before_derived is not None and derived is not None:
+            known = {each.name for each in found}
+            found += [each for each in differences(before_derived, derived) if each.name not in known]
+        self._tell(
+            found,
+            lambda found, names: (
+                "the job goes on from a checkpoint without values that its script keeps itself: "
+                f"{looking.sentences(found, ('the checkpoint', 'this start'))}. What only a log reads is said by "
+                f"run.local({names})"
+            ),
+        )
+
+    # -- steps that are given up
+
+    def step_given_up(self) -> None:
+        """Loop bodies have run for it: bodies of that step, or of the next, run again."""
+        self._repeats = True
+
+    def step_begins(self) -> None:
+        """None of its loop bodies has run here."""
+        if self._repeats:
+            self._repeats, self._before = False, self._looking.now(sys._getframe())
+
+    def bodies_have_run(self, step: int) -> None:
+        """All of this worker's. What they have changed, those before have changed, too."""
+        if self._before is None:
+            return
+        before, self._before = self._before, None
+        self._tell(
+            differences(before, self._looking.now(sys._getframe())),
+            lambda found, names: (
+                f"a worker was lost, and loop bodies of step {step} have run for nothing before: "
+                f"{self._looking.places(found[:NAMED])} {'has' if len(found) == 1 else 'have'} been changed by both. Keep with "
+                f"run.state(...) what the training depends on, and say of the rest run.local({names})"
+            ),
+        )
+
+    def _tell(self, found: Sequence[Difference], text: Callable[[Sequence[Difference], str], str]) -> None:
+        """text: of the names that were not told before, and of the first of them as arguments of `run.local`."""
+        news = [each for each in found if each.name not in self._told]
+        if news:
+            self._told |= {each.name for each in news}
+            told = text(news, ", ".join(f'"{each.name}"' for each in news[:NAMED]))
+            warnings.warn(told, stacklevel=3)
+            self._notice(told)
