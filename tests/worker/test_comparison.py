@@ -123,6 +123,7 @@ def test_newcomers_are_compared_whole_in_their_second_step(tmp_path: Path, train
     outcome = train(tmp_path / "three", "parameter", every=1000, after=4)
     assert outcome.codes == [0, exits.UNLIKE, 0], outcome.told
     assert outcome.step == 5
+    assert "differs from 2 workers that agree in parameter 5.weight" in outcome.told
 
 
 def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_path: Path, train: Ranks) -> None:
