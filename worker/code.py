@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,12 +24,13 @@ from typing import Any
 
 import torch
 
+from .own_code import directories, is_own_file
+
 LARGEST_FILE_BYTES = 32 << 20  # of greater ones only the size is compared
 MOST_FILES = 4096
 NAMED = 3  # files in a message
 ANY = "any"  # the value of ELASTIC_CODE with which nothing is compared
 REPORTED = ("numpy", "torchvision", "transformers", "accelerate", "lightning", "datasets")  # versions, if imported
-INSTALLED = ("site-packages", "dist-packages")
 TEXT = "the text behind python -c"
 
 
@@ -55,17 +55,13 @@ class Code:
         """Describe what has been imported since the last look."""
         here = _working_directory()
         main = sys.modules.get("__main__")
-        script = _file_of(main)
-        roots = [here, *([os.path.dirname(script)] if script else [])]
-        without = _left_out()
-        if script is None and main is not None and "-c" in sys.orig_argv:
+        own = directories()
+        if _file_of(main) is None and main is not None and "-c" in sys.orig_argv:
             text = sys.orig_argv[sys.orig_argv.index("-c") + 1 :][:1]
             self._files.setdefault(TEXT, _digest("".join(text).encode()))
         for module in list(sys.modules.values()):
             path = _file_of(module)
-            if path is None or not any(_is_below(path, root) for root in roots):
-                continue
-            if any(_is_below(path, each) for each in without) or _is_installed(path, roots):
+            if path is None or not is_own_file(path, own):
                 continue
             name = os.path.relpath(path, here)
             if name not in self._files and len(self._files) < MOST_FILES and (digest := _digest_of(path)):
@@ -151,23 +147,6 @@ def _file_of(module: Any) -> str | None:
     except TypeError:  # something else that has been put into `sys.modules`
         return None
     return os.path.abspath(path) if isinstance(path, str) and path else None
-
-
-def _left_out() -> list[str]:
-    """Directories none of whose files is the job's own: Python's library, a virtual environment, this package."""
-    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[1])]
-    return [*own, sys.prefix] if sys.prefix != sys.base_prefix else own
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return path.startswith(directory.rstrip(os.sep) + os.sep)
-
-
-def _is_installed(path: str, roots: list[str]) -> bool:
-    """Is it, seen from a root, in a directory of installed packages or in a hidden one?"""
-    parts = [Path(path).relative_to(root).parts for root in roots if _is_below(path, root)]
-    shortest = min(parts, key=len)
-    return any(part in INSTALLED or part.startswith(".") for part in shortest[:-1])
 
 
 def _digest(content: bytes) -> str:

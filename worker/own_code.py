@@ -38,7 +38,7 @@ _PACKAGE = tuple(_normal(str(path)) + os.sep for path in (Path(__file__).parents
 _STDLIB = tuple(
     _normal(path) + os.sep for key in ("stdlib", "platstdlib") if (path := sysconfig.get_paths().get(key)) is not None
 )
-_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def directories() -> tuple[str, ...]:
@@ -55,15 +55,45 @@ def directories() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
-    """Is this file of code in one of the directories, and the script's own?"""
+    """Is this file of code in one of the directories, in none that is hidden, and the script's own?"""
     if file.startswith("<"):  # a notebook's cell, or what a program has made
         return file.startswith(("<ipython", "<stdin"))
     path = _normal(file)
     if f"{os.sep}ipykernel_" in path:
         return True
-    if path.startswith((*_PACKAGE, *_STDLIB)) or any(part in path for part in _INSTALLED):
+    root = _nearest(path, directories)
+    hidden = any(part.startswith(".") for part in path[len(root) :].split(os.sep)[:-1])
+    return bool(root) and not hidden and not is_installed(path, directories)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_installed(file: str, directories: tuple[str, ...] = ()) -> bool:
+    """Is this file Python's, this package's, a virtual environment's, or in a directory that an installer has filled: one that is
+    called `site-packages`, or one on `sys.path` with a `*.dist-info` (`pip install --target`)? directories: the script's own,
+    which none of the latter contains."""
+    path = _normal(file)
+    root = _nearest(path, directories)
+    environment = [sys.prefix] if sys.prefix != sys.base_prefix else []
+    filled = [each for each in sys.path if each and _has_distributions(each)]
+    outer = [_normal(each) + os.sep for each in (*environment, *filled)]
+    return (
+        path.startswith((*_PACKAGE, *_STDLIB))
+        or any(path.startswith(each) and not root.startswith(each) for each in outer)
+        or not _INSTALLED.isdisjoint(path[len(root) :].split(os.sep)[:-1])
+    )
+
+
+def _nearest(path: str, directories: tuple[str, ...]) -> str:
+    """The innermost of these directories that the path is in. "": it is in none."""
+    return max((each for each in directories if path.startswith(each)), key=len, default="")
+
+
+@functools.lru_cache(maxsize=256)
+def _has_distributions(directory: str) -> bool:
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(directory))
+    except OSError:  # an archive, or nothing at all
         return False
-    return path.startswith(directories)
 
 
 _VARIABLES: Any = vars(types.ModuleType)["__dict__"]

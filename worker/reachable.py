@@ -263,7 +263,7 @@ class _Walk:
             return Node(None, Kind.OTHER, kind.__name__)
         seen = self._seen.get(id(value))
         if seen is not None:
-            return _INSIDE if seen[1] is None else replace(seen[1], again=True)
+            return _INSIDE if seen[1] is None else replace(seen[1], again=True, parts=_EMPTY)
         self._seen[id(value)] = value, None
         try:
             node = self._inside(value, kind, name, depth)

@@ -316,7 +316,7 @@ class Run(Together):
             writer,
             feed.participants,
             self._functions,
-            [self, *([self._scaler] if self._scaler is not None else [])],
+            [self, *([self._scaler] if self._scaler is not None else []), *feed.seeded],
             dataset,
             self._likeness(feed.data),
             self._code,

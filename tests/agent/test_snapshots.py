@@ -161,7 +161,7 @@ def test_the_copy_goes_with_the_last_worker(story: Story, tmp_path: Path) -> Non
     story.start()
     story.get()
     story.snapshots.remove(JOB, UID, "")
-    story.until(lambda: not list((tmp_path / "jobs").rglob("code-*")))
+    story.until(lambda: not list((tmp_path / "jobs").glob("*/code-*")))
     story.start()
     story.until(lambda: len(story.asked) == 3)
 

@@ -48,7 +48,7 @@ def described(directory: Path, *command: str, **environment: str) -> dict[str, A
 
 def lay_out(directory: Path) -> None:
     files = {
-        "train.py": "import helper, package.part, installed, hidden_one\n" + DESCRIBE,
+        "train.py": "import helper, package.part, installed, hidden_one, targeted\n" + DESCRIBE,
         "helper.py": "X = 1",
         "unused.py": "Y = 1",
         "package/__init__.py": "",
@@ -56,6 +56,8 @@ def lay_out(directory: Path) -> None:
         "package/__main__.py": "from . import part\n" + DESCRIBE,
         "venv/lib/site-packages/installed.py": "",
         ".cache/hidden_one.py": "",
+        "packages/targeted.py": "",
+        "packages/targeted-1.0.dist-info/METADATA": "",
     }
     for name, text in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,7 @@ def lay_out(directory: Path) -> None:
 
 
 def path_of(directory: Path) -> str:
-    return os.pathsep.join([str(directory / "venv/lib/site-packages"), str(directory / ".cache")])
+    return os.pathsep.join([str(directory / "venv/lib/site-packages"), str(directory / ".cache"), str(directory / "packages")])
 
 
 def test_the_script_and_what_it_imports_from_its_directory_are_the_code_and_installed_packages_are_not(

@@ -306,6 +306,12 @@ def test_what_travels_is_plain_and_small() -> None:
     assert all(node.digest is not None and 0 <= node.digest < 1 << 63 for node in seen_.names.values())
 
 
+def test_a_deep_value_with_a_second_name_further_within_travels() -> None:
+    deep = {"a": {"b": {"c": {"d": {"e": {"f": [1, 2]}}}}}}
+    seen_ = of(deep=deep, holder=[[[[deep]]]])
+    assert Reach.of(msgspec.msgpack.decode(msgspec.msgpack.encode(seen_.plain()))) == seen_
+
+
 @pytest.mark.parametrize(
     "sent", [None, 1, [], [{}, []], [{"a": [1]}, [], None], [{"a": ["x"] * 8}, [], None], [[], [], 1]]
 )

@@ -20,7 +20,7 @@ from ..inband import Participant
 from ..state.training_state import DataPosition
 from ..virtual import derive_seed
 from .dataloader import Wanted, taken_over
-from .drawing import DrawnOrder, OrderWatch
+from .drawing import DrawnOrder, OrderWatch, seeded_generators
 from .feed import Batching, Sampling
 from .lanes import Lanes
 from .loading import Loader, LoaderOptions
@@ -43,13 +43,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Feed:
-    """A dataset as steps see it. position: what of it travels with the job's state."""
+    """A dataset as steps see it. position: what of it travels with the job's state. seeded: generators of the script's that the
+    runtime seeds for each epoch: their states depend on how far a worker has read ahead, and no sample depends on that."""
 
     sampling: Sampling
     batching: Batching
     position: DataPosition | None = None
     participants: tuple[Participant, ...] = ()
     data: Any = None  # the dataset itself, or its shards
+    seeded: tuple[Any, ...] = ()
 
 
 def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
@@ -70,7 +72,8 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
         seed = derive_seed(seed, "generator", wanted.generator.initial_seed())
     schedule = _schedule(dataset, wanted, seed, job)
     loader = Loader(dataset, schedule, job.seed, job.device, options)
-    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset)
+    sampler = wanted.batch_sampler if wanted.batch_sampler is not None else wanted.sampler
+    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, tuple(seeded_generators(sampler)))
 
 
 def _schedule(dataset: Any, wanted: Wanted, seed: int, job: Job) -> Schedule:

@@ -23,6 +23,8 @@ from .generators import generators_kept
 from .likeness import Unlike
 from .sampling import Schedule, fingerprint
 
+_GENERATORS = (torch.Generator, random.Random, numpy.random.RandomState, numpy.random.Generator)
+
 
 class DrawnOrder:
     """The order of a sampler, or the batches of a batch sampler."""
@@ -65,7 +67,7 @@ class DrawnOrder:
         with generators_kept():
             value = derive_seed(self._seed, "sampler", epoch)
             seed_everything(value)
-            _begin_epoch(self._sampler, epoch, value, set())
+            _begin_epoch(self._sampler, epoch, value)
             drawn = list(self._sampler)
         if len(drawn) != self.size:
             raise UserError(
@@ -75,22 +77,36 @@ class DrawnOrder:
         return drawn
 
 
-def _begin_epoch(sampler: Any, epoch: int, seed: int, seen: set[int]) -> None:
+def _samplers(sampler: Any) -> list[Any]:
+    """A sampler, and those that it keeps as attributes."""
+    found = [sampler]
+    for each in found:
+        kept = [value for value in _attributes(each) if isinstance(value, torch.utils.data.Sampler)]
+        found += [value for value in kept if all(value is not other for other in found)]
+    return found
+
+
+def _attributes(sampler: Any) -> list[Any]:
+    return list(getattr(sampler, "__dict__", {}).values())
+
+
+def seeded_generators(sampler: Any) -> list[Any]:
+    """The generators that a sampler and those within it keep: seeded before each epoch's order is drawn, whoever draws it."""
+    return [value for each in _samplers(sampler) for value in _attributes(each) if isinstance(value, _GENERATORS)]
+
+
+def _begin_epoch(sampler: Any, epoch: int, seed: int) -> None:
     """Tell a sampler, and those that it keeps, the epoch; seed the generators that they keep."""
-    seen.add(id(sampler))
-    if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-        set_epoch(epoch)
-    for value in list(getattr(sampler, "__dict__", {}).values()):
+    for each in _samplers(sampler):
+        if callable(set_epoch := getattr(each, "set_epoch", None)):
+            set_epoch(epoch)
+    for value in seeded_generators(sampler):
         if isinstance(value, torch.Generator):
             value.manual_seed(seed)
-        elif isinstance(value, random.Random):
-            value.seed(seed)
-        elif isinstance(value, numpy.random.RandomState):
-            value.seed(seed & 0xFFFFFFFF)
         elif isinstance(value, numpy.random.Generator):
             value.bit_generator.state = type(value.bit_generator)(seed).state
-        elif isinstance(value, torch.utils.data.Sampler) and id(value) not in seen:
-            _begin_epoch(value, epoch, seed, seen)
+        else:
+            value.seed(seed & 0xFFFFFFFF if isinstance(value, numpy.random.RandomState) else seed)
 
 
 class OrderWatch:

@@ -32,6 +32,7 @@ import numpy
 import torch
 
 from ...protocol.errors import UserError
+from ..own_code import directories, is_installed
 from ..virtual import derive_seed, seed_everything
 from .fetching import columns
 from .generators import generators_kept
@@ -234,7 +235,7 @@ def _is_scripts(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is None or kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
         return False
-    return not {"site-packages", "dist-packages"} & set(PurePath(file).parts)
+    return not is_installed(file, directories())
 
 
 def _plain_bytes(value: Any) -> bytes | None:
