@@ -28,6 +28,7 @@ MUTATING = frozenset(
     """.split()  # noqa: SIM905
 )
 LONGEST = 60  # characters of an expression that is shown
+MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name: some seconds
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Loop = ast.For | ast.AsyncFor | ast.While
@@ -62,9 +63,13 @@ class Source:
     def read(file: str) -> Source | None:
         """None: it is not there, or is no Python."""
         try:
-            return Source(file, ast.parse("".join(linecache.getlines(file))))
+            return Source(file, ast.parse(_text(file)))
         except (SyntaxError, ValueError, RecursionError):
             return None
+
+
+def _text(file: str) -> str:
+    return "".join(linecache.getlines(file))
 
 
 class Sources:
@@ -77,6 +82,7 @@ class Sources:
         epochs, or within it. function: the name of the one that holds the loop."""
         self._first = first
         self._others = others
+        self._read: dict[str, Source | None] = {}
         self._scope = None if first is None else _scope_of(first.tree, line, function)
         self._loop = None if self._scope is None else _loop_of(self._scope, line)
 
@@ -94,12 +100,23 @@ class Sources:
         """The file that holds the loop."""
         return self._first
 
-    @functools.cached_property
-    def _files(self) -> list[Source]:
+    def _files(self, word: str) -> list[Source]:
+        """The loop's file, and of the script's others those that this word stands in, at most `MOST_TEXT` of them."""
         if self._first is None:
             return []
-        names = [name for name in dict.fromkeys(self._others) if name != self._first.file]
-        return [self._first, *(source for name in names if (source := Source.read(name)) is not None)]
+        found, length = [self._first], 0
+        for file in dict.fromkeys(self._others):
+            text = _text(file)
+            if file == self._first.file or word not in text:
+                continue
+            length += len(text)
+            if length > MOST_TEXT:
+                break
+            if file not in self._read:
+                self._read[file] = Source.read(file)
+            if (source := self._read[file]) is not None:
+                found.append(source)
+        return found
 
     def temporaries(self) -> frozenset[str]:
         """Variables that the loop binds anew before it reads them: the targets of the headers of the loop and of those in it, and
@@ -141,7 +158,7 @@ class Sources:
         """The expression that the name is bound to in each epoch, outside of the loop over batches, if it is computed there, and
         not from what the name had before. None: there is none."""
         found: str | None = None
-        for source, change in self._changes(name, owners):
+        for source, change in self._changes(name, owners, only_first=True):
             outside = self._is_in_loop(source, change) and not self._is_in_body(source, change)
             if outside and change.scope is self._scope and change.value is not None:
                 text, reads = ast.unparse(change.value), _reads(change.value)
@@ -165,18 +182,17 @@ class Sources:
 
     def _is_in_loop(self, source: Source, change: Change) -> bool:
         loop = self._loop
-        return loop is not None and source is self._files[0] and _around(loop, change.line)
+        return loop is not None and source is self._first and _around(loop, change.line)
 
     def _is_in_body(self, source: Source, change: Change) -> bool:
         inner = None if self._loop is None else _inner(self._loop)
-        return inner is not None and source is self._files[0] and _around(inner, change.line)
+        return inner is not None and source is self._first and _around(inner, change.line)
 
     @functools.cached_property
     def _global(self) -> set[str]:
         """The names that are known everywhere in the loop's file."""
-        tree = self._files[0].tree
         found = set(dir(builtins))
-        for node in _within(tree):
+        for node in _within(self._first.tree) if self._first is not None else ():
             if isinstance(node, ast.Import | ast.ImportFrom):
                 found.update((each.asname or each.name).partition(".")[0] for each in node.names)
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -185,14 +201,17 @@ class Sources:
                 found.update(_names(node) if isinstance(node, ast.Name) else ())
         return found
 
-    def _changes(self, name: str, owners: Sequence[str]) -> list[tuple[Source, Change]]:
-        """Of the most specific name for which there are any, in the order of lines, the loop's file first."""
+    def _changes(self, name: str, owners: Sequence[str], only_first: bool = False) -> list[tuple[Source, Change]]:
+        """Of the most specific name for which there are any, in the order of lines, the loop's file first. only_first: in the
+        loop's file alone."""
+        first = [] if self._first is None else [self._first]
         while name:
             root, attributes, argument = _parts(name)
             if argument is not None:
-                found = self._of_argument(root, argument)
+                found = self._of_argument(root, argument, first if only_first else self._files(root))
             elif attributes:
-                found = self._of_attribute(f"{root}.{'.'.join(attributes)}", attributes[-1], owners)
+                files = first if only_first else self._files(attributes[-1])
+                found = self._of_attribute(f"{root}.{'.'.join(attributes)}", attributes[-1], owners, files)
             else:
                 found = self._of_variable(root)
             if found:
@@ -202,28 +221,28 @@ class Sources:
 
     def _of_variable(self, name: str) -> list[tuple[Source, Change]]:
         """Of the loop's function or module, or of those that functions declare `global` or `nonlocal`, or find there."""
-        if not self._files:
+        if (first := self._first) is None:
             return []
         found = []
-        for change, text in _all_changes(self._files[0].tree):
+        for change, text in _all_changes(first.tree):
             local = _is_function(change.scope) and change.scope is not self._scope and name in _locals(change.scope)
             inside = change.scope is self._scope or _is_function(change.scope)
             if text == name and inside and not local:
-                found.append((self._files[0], change))
+                found.append((first, change))
             elif text.startswith(f"{name}.") and inside and not local:  # what it holds
-                found.append((self._files[0], change._replace(value=None)))
-        if not found and self._scope is not self._files[0].tree:
-            tree = self._files[0].tree
-            found = [(self._files[0], each) for each, text in _all_changes(tree) if text == name and each.scope is tree]
+                found.append((first, change._replace(value=None)))
+        if not found and self._scope is not first.tree:
+            tree = first.tree
+            found = [(first, each) for each, text in _all_changes(tree) if text == name and each.scope is tree]
         return sorted(found, key=lambda each: each[1].line)
 
-    def _of_attribute(self, path: str, attribute: str, owners: Sequence[str]) -> list[tuple[Source, Change]]:
+    def _of_attribute(
+        self, path: str, attribute: str, owners: Sequence[str], files: Sequence[Source]
+    ) -> list[tuple[Source, Change]]:
         owner = owners[-1] if owners else None
         written = {path, re.sub(r"\.(\d+)", r"[\1]", path)}  # an item of an nn.Sequential
-        found = [
-            (source, change) for source in self._files for change, text in _all_changes(source.tree) if text in written
-        ]
-        for source in self._files:
+        found = [(source, change) for source in files for change, text in _all_changes(source.tree) if text in written]
+        for source in files:
             classes = _classes(source.tree, owner)
             for kind in classes:
                 own = {f"self.{attribute}", f"cls.{attribute}", f"{kind.name}.{attribute}", f"type(self).{attribute}"}
@@ -236,20 +255,20 @@ class Sources:
                 ]
             if not found and owner == "function":
                 found += [(source, each) for each, text in _all_changes(source.tree) if text == attribute]
-        if not found and len(self._files) > 1 and "." in path:  # of another module
+        if not found and len(files) > 1 and "." in path:  # of another module
             module = path.rpartition(".")[0].replace(".", os.sep)
             found = [
                 (source, change)
-                for source in self._files[1:]
+                for source in files[1:]
                 if os.path.splitext(source.file)[0].endswith(module)
                 for change, text in _all_changes(source.tree)
                 if text == attribute
             ]
-        return sorted(found, key=lambda each: (self._files.index(each[0]), each[1].line))
+        return sorted(found, key=lambda each: (files.index(each[0]), each[1].line))
 
-    def _of_argument(self, function: str, argument: str) -> list[tuple[Source, Change]]:
+    def _of_argument(self, function: str, argument: str, files: Sequence[Source]) -> list[tuple[Source, Change]]:
         found = []
-        for source in self._files:
+        for source in files:
             for node in ast.walk(source.tree):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
                     found += [(source, change) for change, text in _all_changes(node) if text == argument]
@@ -258,7 +277,7 @@ class Sources:
 
     def _shown(self, file: str) -> str:
         """Relative to the directory of the loop's file, if it is below it."""
-        directory = os.path.dirname(os.path.abspath(self._files[0].file))
+        directory = "" if self._first is None else os.path.dirname(os.path.abspath(self._first.file))
         path = os.path.abspath(file)
         return os.path.relpath(path, directory) if path.startswith(directory + os.sep) else os.path.basename(path)
 

@@ -53,7 +53,7 @@ def directories() -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.rstrip(os.sep) + os.sep for each in found))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 16)
 def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
     """Is this file of code in one of the directories, in none that is hidden, and the script's own?"""
     if file.startswith("<"):  # a notebook's cell, or what a program has made
@@ -66,7 +66,7 @@ def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
     return bool(root) and not hidden and not is_installed(path, directories)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 16)
 def is_installed(file: str, directories: tuple[str, ...] = ()) -> bool:
     """Is this file Python's, this package's, a virtual environment's, or in a directory that an installer has filled: one that is
     called `site-packages`, or one on `sys.path` with a `*.dist-info` (`pip install --target`)? directories: the script's own,
