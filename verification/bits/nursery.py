@@ -52,6 +52,7 @@ class Nursery:
         one_thread = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",  # as the processes from which an agent forks workers
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             # Of pyarrow, which Hugging Face's libraries import where it is installed.
             "JE_ARROW_MALLOC_CONF": "background_thread:false",

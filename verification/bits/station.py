@@ -16,6 +16,8 @@ from pathlib import Path
 
 import zmq
 
+from elasticd.agent.accounts import myself
+from elasticd.agent.environment import Surroundings, environment
 from elasticd.agent.events import (
     ControllerMessage,
     Event,
@@ -105,7 +107,8 @@ class Station:
         self._steering = Steering()
         self._controller = ControllerMachine(settings, self._steering.scheduler(), random.Random(0), self.now())
         self._requests = itertools.count(1)
-        self._agent = AgentMachine(_server(), "1", HEARTBEAT_INTERVAL_S)
+        self._server = _server()
+        self._agent = AgentMachine(self._server, "1", HEARTBEAT_INTERVAL_S)
         self._events: deque[Event] = deque([Started()])
         spec = JobSpec(
             name="bits",
@@ -237,21 +240,10 @@ class Station:
 
     def _start(self, start: StartWorker) -> None:
         self.asked[start.worker] = None
-        variables = {
-            "ELASTICD_JOB": start.job,
-            "ELASTICD_WORKER": start.worker,
-            "ELASTICD_AGENT": self._address,
-            "ELASTICD_ADDRESS": "127.0.0.1",
-            "ELASTICD_KEY": self._key,
-            "ELASTICD_GPU_KIND": "cpu",
-            "ELASTICD_VIRTUAL_WORKERS": str(start.spec.virtual_workers),
-            "ELASTICD_DETERMINISM": start.spec.determinism.value,
-            "ELASTICD_CHECKPOINT_DIRECTORY": str(self._directory / "checkpoints"),
-            "ELASTICD_CHECKPOINT_EVERY_S": repr(start.spec.checkpoint.every_s),
-            "ELASTICD_CHECKPOINT_KEEP": str(start.spec.checkpoint.keep),
-        }
-        if start.checkpoint_step is not None:
-            variables["ELASTICD_CHECKPOINT_STEP"] = str(start.checkpoint_step)
+        gpus = self._server.gpus
+        around = Surroundings(self._address, self._server.address, self._directory / "checkpoints", gpus)
+        scratch = str(self._directory)
+        variables = environment(start, gpus[start.gpu], around, myself(), scratch) | {"ELASTICD_KEY": self._key}
         slot = slot_of(start.worker)
         self._nursery.start(Errand(start.worker, slot, self._model, self._epochs, str(self._directory), variables))
 

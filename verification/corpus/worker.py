@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import runpy
 import sys
 import time
@@ -17,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
+from elasticd.agent.firstline import _elasticd_seeds
 from elasticd.worker import events as e
 from elasticd.worker.control import ClusterControl
 
@@ -49,8 +48,7 @@ def run(errand: Errand) -> None:
         environment = {**os.environ, **errand.variables}
         os.execve(sys.executable, [sys.executable, "-m", __name__, json.dumps(asdict(errand))], environment)
     warnings.resetwarnings()
-    random.seed()
-    numpy.random.seed()  # as a new interpreter does
+    _elasticd_seeds.begin(errand.variables)
     play(errand)
 
 
