@@ -1,8 +1,8 @@
 """Overheads, pauses and losses of the runtime, side by side with what else one could do. `make bench-runtime`
 
-    python -m benchmarks.runtime [--quick] [--only throughput|reduction|hosting|memory|comparing|pauses|losses|beginning|picture]
-                                 [--torchft DIRECTORY] [--json FILE]
+    python -m benchmarks.runtime [--quick] [--only GROUP] [--torchft DIRECTORY] [--json FILE]
 
+GROUP: `throughput`, `pauses` and others, which `--help` lists; several times: several groups.
 Rivals take turns, block by block, in one run on one machine; what counts are medians and ratios. The results go to
 out/bench-runtime.json and into docs/benchmarks.md (`--quick`: to out/bench-runtime-quick.json only).
 Whatever ends it, no process of it is left.

@@ -17,6 +17,7 @@ GROUP = "comparing"
 GOAL = Goal(0.1)
 WORKERS = 2
 WARM_UP = 4  # steps
+NAMES = ("bench-off", "bench-on")
 NOTES = (
     f"Two workers compare all of their state in every step, and in the other job not at all. In the default that is spread over "
     f"{COMPARE_EVERY} steps, and so is its cost: that is the value.",
@@ -38,21 +39,27 @@ QUICK = (Case("convolutions-0.1M", 5, 4), Case("stack-0.1M", 9, 50))
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
     """All cases with two workers."""
+    return spread_costs(family, quick, GROUP, "to compare all", COMPARE_EVERY, GOAL)
+
+
+def spread_costs(family: Family, quick: bool, group: str, what: str, every: int, goal: Goal) -> list[Measurement]:
+    """What the second of two jobs does in each step and the first never, as a part of `every` steps, with two workers."""
     found = []
-    jobs = [{"name": name, "virtual_workers": WORKERS, "determinism": "elastic"} for name in ("bench-off", "bench-on")]
+    jobs = [{"name": name, "virtual_workers": WORKERS, "determinism": "elastic"} for name in NAMES]
+    off, on = NAMES
     for case in QUICK if quick else FULL:
         settings = {"model": case.model, "blocks": case.blocks, "steps": case.steps}
-        times = run_ranks(family, "comparing:rank", WORKERS, 3000.0, jobs=jobs, **settings)
-        step_s = median(times["wall"]["bench-off"])
-        more = ratio(times["wall"], "bench-on", "bench-off") - 1
+        times = run_ranks(family, f"{group}:rank", WORKERS, 3000.0, jobs=jobs, **settings)
+        step_s = median(times["wall"][off])
+        more = ratio(times["wall"], on, off) - 1
         found.append(
             Measurement(
-                group=GROUP,
+                group=group,
                 what=f"{case.model}, W = {WORKERS}",
-                against=f"none: {number(step_s * 1e3)} ms a step; to compare all takes {number(more * step_s * 1e3)} ms",
-                value=100 * more / COMPARE_EVERY,
+                against=f"none: {number(step_s * 1e3)} ms a step; {what} takes {number(more * step_s * 1e3)} ms",
+                value=100 * more / every,
                 unit="% more time",
-                goal=GOAL,
+                goal=goal,
                 count=case.blocks,
                 detail={"times_s": times},
             ).show()
@@ -70,7 +77,7 @@ def rank(
     **_: Any,
 ) -> dict[str, Times]:
     """One rank: both jobs' blocks in turn."""
-    rounds = {"bench-off": MAX_COMPARE_EVERY, "bench-on": 1}
+    rounds = dict(zip(NAMES, (MAX_COMPARE_EVERY, 1), strict=True))
     rivals = [
         ours(name, model, {**variables[name], "ELASTICD_COMPARE_EVERY": str(every)}) for name, every in rounds.items()
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 from time import perf_counter, process_time
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,15 @@ from .workloads import Workload, build, sgd
 
 ENDLESS = 1_000_000
 Loop = Iterator[None]
+
+
+class InTurn(Protocol):
+    """A loop whose blocks of steps take turns with those of others."""
+
+    name: str
+
+    def steps(self, count: int) -> float:
+        """Seconds for each of `count` steps."""
 
 
 class Rival:
@@ -100,6 +110,9 @@ def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
         applied = 1  # in the first step the others get the state of rank 0
         for _ in run.epochs(ENDLESS):
             for x, y in batches:
+                if run.steps_done > applied:  # a step in which this worker, which had just got the state, hosted nothing
+                    applied = run.steps_done
+                    yield
                 workload.loss(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -115,7 +128,7 @@ def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
 Times = dict[str, list[float]]  # seconds for each step, by rival and block
 
 
-def in_turn(rivals: Sequence[Rival], warm_up: int, blocks: int, steps: int) -> dict[str, Times]:
+def in_turn(rivals: Sequence[InTurn], warm_up: int, blocks: int, steps: int) -> dict[str, Times]:
     """What each rival's steps take, block by block: on the clock ("wall"), and of this process's processors ("cpu").
 
     In every block another rival begins.

@@ -21,6 +21,7 @@ TITLES = {
     "hosting": "Hosting several virtual workers in one process",
     "memory": "Gradients that a worker keeps, beside the parameters' own",
     "comparing": "Comparing the workers' states",
+    "checking": "Cross-checks: a micro-batch that all workers compute",
     "pauses": "Pauses: the longest time between two applied steps, less the median step",
     "losses": "From SIGKILL of a worker to the next step that is applied without it",
     "beginning": "From `elasticctl submit` to the first applied step, on an idle machine",
