@@ -110,15 +110,12 @@ def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
         applied = 1  # in the first step the others get the state of rank 0
         for _ in run.epochs(ENDLESS):
             for x, y in batches:
-                if run.steps_done > applied:  # a step in which this worker, which had just got the state, hosted nothing
+                if run.steps_done > applied:  # in the first body of a step: behind `optimizer.step()` its own counts, too
                     applied = run.steps_done
                     yield
                 workload.loss(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if run.steps_done > applied:
-                    applied = run.steps_done
-                    yield
 
     begun = loop()
     next(begun)
