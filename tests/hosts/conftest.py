@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -59,12 +59,7 @@ def make_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 @pytest.fixture
 def same_bits() -> Callable[..., None]:
     """`same_bits(OUTPUT, ALONE, ARGUMENT...)`: the result of a job equals that of `python train_small.py` alone, bit for bit."""
-    path = ROOT / "tests" / "cluster" / "test_smoke.py"
-    spec = importlib.util.spec_from_file_location("smoke", path)
-    assert spec is not None
-    assert spec.loader is not None
-    smoke = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(smoke)
+    smoke = importlib.import_module("tests.cluster.test_smoke")
 
     def same(output: Path, alone: Path, *arguments: str, virtual_workers: int) -> None:
         smoke.assert_same_bits(smoke.load(output), smoke.alone(alone, *arguments, virtual_workers=virtual_workers))

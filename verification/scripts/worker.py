@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from elasticd.worker import events as e
+from elasticd.worker.admission import leave_gang
 from elasticd.worker.control import ClusterControl
 from elasticd.worker.gradients.accumulation import Accumulation
 from examples.frameworks import task
@@ -62,6 +63,7 @@ def warm_up() -> None:
 def run(errand: Errand) -> None:
     """The whole life of a worker, up to the end of the script."""
     journal = begin(errand)
+    leave_gang(os.environ)  # as importing an adapter does, which the nursery has done before there was an environment
     pace = Pace(Path(errand.directory, "pace"))
     used = os.open(errand.path("samples"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
