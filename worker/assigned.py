@@ -19,6 +19,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from .own_code import directories, own_modules
+from .save_calls import saved_names
 
 MUTATING = frozenset(
     """
@@ -99,6 +100,11 @@ class Sources:
     def first(self) -> Source | None:
         """The file that holds the loop."""
         return self._first
+
+    @functools.cached_property
+    def saved(self) -> frozenset[str]:
+        """The variables of the loop's file that go into what is saved (`save_calls`)."""
+        return frozenset() if self._first is None else saved_names(self._first.tree)
 
     def _files(self, word: str) -> list[Source]:
         """The loop's file, and of the script's others those that this word stands in, at most `MOST_TEXT` of them."""

@@ -50,6 +50,7 @@ from .virtual import derive_seed
 
 EVERY = 256  # steps: a body more in one of them is less than half a percent of a step, however few virtual workers a worker hosts
 SOON = frozenset({2, 4, 8, 16, 32, 64, 128})  # checked steps of a generation, counted from 0, beside its second one
+PROVEN_AFTER = 2  # steps of a generation
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
@@ -160,7 +161,7 @@ class CrossCheck:
         verdict = judge(entries, self._newcomers)
         if verdict is not None:
             self.carry_out(verdict, self._newcomers, self._sentence(verdict, part.step))
-        elif self._proving and not self._refuse_derived(part.step):
+        elif self._proving and not self._refuse_derived(part.step) and not self._refuse_saved(part.step):
             self._remark_on_looks()
 
     def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
@@ -186,6 +187,10 @@ class CrossCheck:
         if self._rank in ranks:
             self._end(exits.UNLIKE, text)
         self.dismissed = text
+
+    def disagree(self, text: str) -> NoReturn:
+        """Workers that have trained together differ in something of which no number of workers tells what is right."""
+        self._end(exits.DISAGREED, text)
 
     def _sentence(self, verdict: Verdict, step: int) -> str:
         """Called by all workers in the same step: where none of them has looked at what its script keeps, all do."""
@@ -245,6 +250,24 @@ class CrossCheck:
         self.dismiss(wrong, f"step {step}: {who} joined in the middle of an epoch, at whose beginning {sentences}")
         return True
 
+    def _refuse_saved(self, step: int) -> bool:
+        """No gradient has depended on it so far, yet newcomers lack what goes into a file that the script saves, such as an
+        average of the weights. Whether any newcomer ends for it."""
+        giver = self._giver
+        if giver not in self._looks:
+            return False
+        given = self._looks[giver][0]
+        lost = {rank: self._looking.lost(given, self._looks[rank][0]) for rank in self._newcomers & self._looks.keys()}
+        found = {rank: [one for one in each if self._looking.is_saved(one)] for rank, each in lost.items()}
+        wrong = sorted(rank for rank, each in found.items() if each)
+        if not wrong:
+            return False
+        sentences = self._looking.sentences(found[wrong[0]], (self._names[giver], self._names[wrong[0]]))
+        who = ", ".join(self._workers[rank] for rank in wrong)
+        verb = "lack" if len(wrong) > 1 else "lacks"
+        self.dismiss(wrong, f"step {step}: {who} {verb} what the script saves or decides by when to save; {sentences}")
+        return True
+
     def _remark_on_looks(self) -> None:
         """Newcomers compute what the others do. Yet their scripts may keep other values, on which no gradient has depended."""
         giver = self._giver
@@ -267,3 +290,17 @@ class CrossCheck:
     def newcomers(self) -> frozenset[int]:
         """Ranks that have to agree with the others in the step in progress."""
         return self._newcomers if self._proving else frozenset()
+
+    @property
+    def unproved(self) -> frozenset[int]:
+        """Ranks that have not agreed with the others yet."""
+        return self._newcomers if self._begun < PROVEN_AFTER else frozenset()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers, by rank."""
+        return self._names

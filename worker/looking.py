@@ -7,6 +7,7 @@ the same boundary between two steps, after registered values have come. All of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -112,6 +113,10 @@ class Looking:
     def sentences(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
         """One for each of the first of these names: its value on both workers, the line that changes it, the line to write."""
         return advice.sentences(found, workers, self._sources, self.batch_size)
+
+    def is_saved(self, difference: Difference) -> bool:
+        """Does the script's source say that this goes into what `run.save` is given, or decides when it is called?"""
+        return re.split(r"[.\[(]", difference.name, maxsplit=1)[0] in self._sources.saved
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """What the loop has changed in the dataset since it began. frame: as for `now`."""

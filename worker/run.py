@@ -460,19 +460,24 @@ class Run(Together):
         that runs in a snapshot writes to where it was submitted, if `path` is relative.
 
         In the loop, also within a step, it is the model after the last applied step. After the loop it ends the training, as
-        `finish`. UserError before the loop. A worker that was cut off, and whose job has gone on elsewhere, writes nothing."""
+        `finish`. UserError before the loop. A worker that was cut off, and whose job has gone on elsewhere, writes nothing.
+
+        Where several workers train, all give the same: what they give is compared, and in the loop the file has its name after
+        the next step (`saves`). If they differ, nothing is written, and the job ends with the reason. Under
+        `if run.is_leader:` nothing is compared."""
         trainer = self._in_job("save()", "call it in the loop, or after it")
         # Who loops over `steps` alone has come to an end when none is left.
         in_loop = self._looping if self._in_epochs else not trainer.finished
         if not in_loop:
             self.finish()
-        if not trainer.is_leader:
-            return
-        target = self._results / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         with trainer.as_applied():
-            torch.save(what.state_dict() if isinstance(what, torch.nn.Module) else what, temporary)
+            value = what.state_dict() if isinstance(what, torch.nn.Module) else what
+            target = trainer.to_save(str(path), value, self._results / path)
+            if target is None or not trainer.is_leader:
+                return
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            torch.save(value, temporary)
         if self._fence is not None and (newer := self._fence.overtaken_by()) is not None:
             temporary.unlink()
             log.warning("%s is not written: generation %d of the job goes on elsewhere", target, newer)

@@ -40,6 +40,7 @@ from .gradients.layout import Gradient
 from .gradients.update import Update
 from .gradients.updates import Updates
 from .inband import InBand, Part, Participant, exchange
+from .saves import Saves
 from .sharing import Sharing
 from .state.held import HeldState
 from .state.plain import inline, pack, restored, unpack
@@ -86,8 +87,9 @@ class Stepping:
         comparison: Comparison,
         cross_check: CrossCheck | None,
         untold: Untold,
+        saves: Saves | None = None,
     ) -> None:
-        """cross_check: None where micro-batches have other bits on other workers (`determinism: none`)."""
+        """cross_check, saves: None where micro-batches have other bits on other workers (`determinism: none`)."""
         self._recipe = recipe
         self._tell = tell
         self._held = held
@@ -101,6 +103,7 @@ class Stepping:
         self._comparison = comparison
         self._cross_check = cross_check
         self._untold = untold
+        self._saves = saves
         optimizers = held.parts.optimizers
         held.parts.registered.state.device = held.parts.registered.virtual.device = recipe.device
         self.evaluations = Evaluations(optimizers[0], recipe.virtual_workers) if evaluates_again(optimizers) else None
@@ -123,6 +126,7 @@ class Stepping:
         self._checked: int | None = None  # virtual worker whose micro-batch all workers compute in this step
         self._sent: Any = None  # its batch, where its host has sent it
         self.has_run_bodies = False  # for the step in progress
+        self.in_last_body = False  # of those that this worker runs for it
         self._reading = False  # the script has a batch, and has not asked for the next
         self.left = ""  # why the script's loop may not have been left where it was
         self._updating = False
@@ -135,6 +139,8 @@ class Stepping:
         participants: list[Participant] = [following, own.state, comparison]
         if cross_check is not None:
             participants.append(cross_check)
+        if saves is not None:
+            participants.append(saves)
         participants += [self.sharing, update.clipping, hyperparameters, held.parts.extra_state, own.virtual]
         for participant in participants:
             self.in_band.add(participant)
@@ -287,6 +293,7 @@ class Stepping:
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
             batch = self._begin_micro_batch(virtual_worker)
+            self.in_last_body = done + 1 == len(bodies)
             try:
                 self._reading = self.has_run_bodies = True
                 yield batch
@@ -365,6 +372,8 @@ class Stepping:
         send: bool = False,
     ) -> None:
         self._comparison.begin(step)
+        if self._saves is not None:
+            self._saves.begin(step)
         self._held.results.step_begins()
         self._buffers.begin()
         self._hyperparameters.begin(step)
@@ -632,6 +641,8 @@ class Stepping:
             parameter.grad = None
         lane.accumulation.applied()
         self._held.next_step = self._step + 1
+        if self._saves is not None:
+            self._saves.applied()
         epoch = self._next_epoch(self._step)
         self._loader.applied(self._step)
         if self._next_epoch(self._step + 1) != epoch:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -68,10 +69,13 @@ from .gradients.buffers import ModelBuffers
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
 from .inband import Participant
+from .last_saves import LastSaves
 from .looking import Looking
 from .reachable import carried, leave_out
 from .remarks import Remarks
 from .results import Result
+from .save_calls import is_for_leader
+from .saves import REGISTERED, Note, Saves, looked_at
 from .script import Script, ScriptAt
 from .state.checkpoint import CheckpointWriter
 from .state.epoch_values import Unfilled
@@ -141,6 +145,8 @@ class Trainer:
         )
         self._held.looks = lambda: self._looking.plain(sys._getframe())
         self._comparison = Comparison(self._held, recipe.comparing, self._cross_check)
+        self._saves = self._saves_of(recipe)
+        self._last_saves: LastSaves | None = None  # from the end of the loop on, where there are others
         self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
         self._stepping = Stepping(
             recipe,
@@ -156,6 +162,7 @@ class Trainer:
             self._comparison,
             self._cross_check if recipe.comparing.tensors else None,
             self._untold,
+            self._saves,
         )
         for participant in participants:
             self._stepping.in_band.add(participant)
@@ -300,6 +307,27 @@ class Trainer:
     def as_applied(self) -> AbstractContextManager[None]:
         """Meanwhile the model is that after the last applied step, also within another one."""
         return self._stepping.as_applied()
+
+    def _saves_of(self, recipe: Recipe) -> Saves | None:
+        if not recipe.comparing.tensors:
+            return None
+        return Saves(self._cross_check, self._looking, self._where, lambda: self._stepping.in_last_body)
+
+    def save_nothing(self) -> None:
+        """The script is only tried: what it gives to `run.save` is compared elsewhere."""
+        self._saves = None
+
+    def to_save(self, name: str, value: Any, target: Path) -> Path | None:
+        """The script saves this under the name that it has given: it is compared with what others save. Returns where the leader
+        writes it now; None: nowhere. Behind the loop it waits for the others, and ends the process where they differ."""
+        saves, last = self._saves, self._last_saves
+        if saves is None or (last is None and self.over):
+            return target
+        if last is None:
+            return saves.note(name, value, target, self._held.next_step)
+        if not is_for_leader(sys._getframe()):
+            last.give([Note(name, looked_at(value), target)], saves.look())
+        return target
 
     def _where(self) -> Where:
         where = self._stepping.where
@@ -505,8 +533,27 @@ class Trainer:
         if self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.OVER)
             self._held.interlude = None
+            if (was := self._held.script_was) is not None:
+                self._held.script_was = None
+                self._remarks.on_restart(was, same_epoch=False)
+            together, counts = self.finished, not self._held.runs_again
             self._obey(LoopEnded(epochs))
             self._loader.close()
+            if self._saves is not None:
+                self._save_last(self._saves, together, counts)
+
+    def _save_last(self, saves: Saves, together: bool, counts: bool) -> None:
+        """The loop is over. together: that of all workers is. counts: this worker has run the same code as the others."""
+        notes, entered = saves.left(), self._entered
+        if entered is not None and self.world_size > 1:
+            roster = entered.roster
+            leader = roster.rank(roster.leader)
+            silent = self._cross_check.unproved - {leader}
+            self._last_saves = LastSaves(saves, self._control.communicator, leader, silent, together)
+            registered = [Note(REGISTERED, looked_at(self._held.parts.registered.values()))] if together else []
+            self._last_saves.give([*notes, *registered], saves.look(), counts)
+        for note in notes:
+            note.publish()
 
     def left_early(self, by_error: bool) -> None:
         """The loop over epochs has been left by an exception, or else by `break` or `return`."""
@@ -548,6 +595,9 @@ class Trainer:
                     self._tell_leader()
                     return instruction
                 case ExitScript(code):
+                    if self._saves is not None and self.is_leader:
+                        for note in self._saves.left():
+                            note.publish()
                     raise ScriptExit(code)
             try:
                 happened = self._carry_out(instruction)
@@ -595,6 +645,8 @@ class Trainer:
         self._transfers.enter(entered, communicator)
         self._comparison.enter(entered)
         self._cross_check.enter(entered, communicator)
+        if self._saves is not None:
+            self._saves.enter(self.world_size)
         self.between.enter(entered, communicator)
 
     def _receive(self, keep_own: bool) -> StepWanted | None:

@@ -7,12 +7,15 @@ One worker begins alone, the others join before step 4. After the step that `aft
 memory: FAULT says of what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY,
 and what it says on stderr to FILE; the exit codes are the answer, a line for each errand.
 
+What scripts save is written to DIRECTORY.saved.
+
 With "case": CASE the script is that function of `unlike_cases`, and all workers that have joined end where one does. "joins" says
 before which step they join. "loses" is a step: the victim is killed in it.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -95,7 +98,9 @@ def lose(step: int) -> None:
 
 def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]]) -> None:
     terms = {"compare_every": errand["every"], "on_divergence": OnDivergence(errand["on_divergence"])}
-    place = replace(environment(me, Determinism(errand["determinism"])), **terms)
+    place = replace(
+        environment(me, Determinism(errand["determinism"])), **terms, results=f"{errand['directory']}.saved"
+    )
     table = Survivors(me, entries, meeting=Path(errand["meeting"]))
     run = Run(Rehearsal(table, errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
     if "case" in errand:
@@ -104,6 +109,7 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
         state = getattr(unlike_cases, errand["case"])(run)
     else:
         state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
+    atexit._run_exitfuncs()  # a forked rank ends without
     Path(errand["directory"], f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 
 

@@ -219,3 +219,134 @@ def teacher_and_counter(run: Run) -> list[Any]:
             optimizer.step()
             seen += len(x)
     return ended(run, model)
+
+
+# -- what is saved
+
+
+def write(run: Run, values: Any, path: str) -> None:
+    """The source does not tell which variables a caller gives."""
+    run.save(values, path)
+
+
+def saves_a_history(run: Run) -> list[Any]:
+    """Of losses, on which no gradient depends."""
+    model, optimizer, batches = prepared(run)
+    history: list[float] = []
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            history.append(loss.item())
+    run.save({"model": model.state_dict(), "history": history}, "last.pt")
+    return ended(run, model)
+
+
+def saves_a_history_in_a_function(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    record: list[float] = []
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            record.append(loss.item())
+        write(run, {"epoch": epoch, "history": record}, "each.pt")
+    return ended(run, model)
+
+
+def saves_a_history_behind_the_loop(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    record: list[float] = []
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            record.append(loss.item())
+    write(run, {"history": record}, "last.pt")
+    return ended(run, model)
+
+
+def saves_the_best_by_its_own_loss(run: Run) -> list[Any]:
+    """One worker's epoch may be better than the one before, and another's not."""
+    model, optimizer, batches = prepared(run)
+    best = float("inf")
+    for epoch in run.epochs(EPOCHS):
+        loss = torch.zeros(())
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        mine = loss.item() - 10 * epoch if run.rank == 0 else loss.item() + 10 * epoch
+        if mine < best:
+            best = mine
+            run.save(model, "best.pt")
+    return ended(run, model)
+
+
+def saves_at_the_end_on_one_worker(run: Run) -> list[Any]:
+    model = saves_nothing_of_its_own(run, "each.pt")
+    enough = run._env is None or run._env.worker == "w.0"
+    if enough:
+        run.save(model, "last.pt")
+    return ended(run, model)
+
+
+def saves_at_the_end_on_another_worker(run: Run) -> list[Any]:
+    model = saves_nothing_of_its_own(run, "each.pt")
+    enough = run._env is not None and run._env.worker == "w.1"
+    if enough:
+        run.save(model, "last.pt")
+    return ended(run, model)
+
+
+def saves_nothing_of_its_own(run: Run, path: str) -> nn.Module:
+    model, optimizer, batches = prepared(run)
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if run.steps_done % 3 == 0:
+                run.save(model, "third.pt")
+        run.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
+    return model
+
+
+def saves_what_all_have(run: Run) -> list[Any]:
+    model = saves_nothing_of_its_own(run, "each.pt")
+    run.save(model, "last.pt")
+    return ended(run, model)
+
+
+def saves_on_the_leader(run: Run) -> list[Any]:
+    """What it saves is its own: nothing is compared."""
+    model, optimizer, batches = prepared(run)
+    total = 0.0
+    run.local("total")
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        if run.is_leader:
+            write(run, {"total": total, "rank": run.rank}, "each.pt")
+    if not run.is_leader:
+        return ended(run, model)
+    run.save({"total": total}, "last.pt")
+    return ended(run, model)
+
+
+def saves_in_some_bodies(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    bodies = [0]
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            bodies[0] += 1
+            if bodies[0] == 25:  # 16 of them are one worker's before another joins
+                write(run, model, "some.pt")
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)

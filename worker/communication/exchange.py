@@ -28,15 +28,15 @@ def tell_each_other(communicator: Communicator, ranks: Sequence[int], name: str,
     first, *others = ranks
     tag = FIRST_TAG + 2 * (zlib.crc32(name.encode()) % TAGS)
     if communicator.rank != first:
-        _send(communicator, [first], tag, own)
-        return _parts(_receive(communicator, first, tag))
-    told = [own, *(_receive(communicator, rank, tag) for rank in others)]
+        send_bytes(communicator, [first], tag, own)
+        return _parts(receive_bytes(communicator, first, tag))
+    told = [own, *(receive_bytes(communicator, rank, tag) for rank in others)]
     lengths = torch.tensor([len(each) for each in told], dtype=torch.int64)
-    _send(communicator, others, tag, len(told).to_bytes(8, "big") + lengths.numpy().tobytes() + b"".join(told))
+    send_bytes(communicator, others, tag, len(told).to_bytes(8, "big") + lengths.numpy().tobytes() + b"".join(told))
     return told
 
 
-def _send(communicator: Communicator, ranks: Sequence[int], tag: int, data: bytes) -> None:
+def send_bytes(communicator: Communicator, ranks: Sequence[int], tag: int, data: bytes) -> None:
     length = torch.tensor([len(data)], dtype=torch.int64)
     memory = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
     works = [communicator.send(tensor, rank, tag + i) for rank in ranks for i, tensor in enumerate((length, memory))]
@@ -44,7 +44,7 @@ def _send(communicator: Communicator, ranks: Sequence[int], tag: int, data: byte
         communicator.wait(work)
 
 
-def _receive(communicator: Communicator, rank: int, tag: int) -> bytes:
+def receive_bytes(communicator: Communicator, rank: int, tag: int) -> bytes:
     length = torch.zeros(1, dtype=torch.int64)
     communicator.wait(communicator.receive(length, rank, tag))
     memory = torch.empty(max(int(length), 1), dtype=torch.uint8)

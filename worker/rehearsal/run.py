@@ -68,6 +68,7 @@ class Rehearsed(Run):
         given = inspect.signature(Run.prepare).bind(self, *arguments, **options).arguments
         dataset = given["dataset"]
         trainer = self._require_trainer()
+        trainer.save_nothing()
         steps = self._errand.steps
         if steps is None and trainer.steps_per_epoch is not None:
             steps = max(FEWEST_STEPS, 2 * trainer.steps_per_epoch + BEHIND_THIRD_EPOCH)

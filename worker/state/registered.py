@@ -87,6 +87,10 @@ class Registered:
     def __bool__(self) -> bool:
         return bool(self._values)
 
+    def values(self) -> dict[str, Any]:
+        """All of them, as they are."""
+        return {name: get() for name, (get, _) in self._values.items()}
+
     def names(self) -> list[str]:
         """In the order of registration."""
         return list(self._values)

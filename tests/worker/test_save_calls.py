@@ -1,0 +1,75 @@
+"""What a script's source says of its calls of `run.save`: what goes into them, and which are the leader's alone."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from elasticd.worker.save_calls import is_for_leader, saved_names
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("run.save({'ema': shadow}, 'x.pt')", {"shadow"}),
+        ("run.save(model, 'x.pt')", {"model"}),
+        ("best = {'w': ema.shadow}\nbest['h'] = history\nrun.save(best, 'x.pt')", {"best", "ema", "history"}),
+        ("if loss < best:\n    run.save(model, 'x.pt')", {"loss", "best", "model"}),
+        ("def keep():\n    run.save(history, 'x.pt')", {"history"}),
+        ("if run.is_leader:\n    run.save(history, 'x.pt')", set()),
+        ("if not run.is_leader:\n    wait()\nelse:\n    torch.save(history, 'x.pt')", set()),
+        ("print(total)", set()),
+    ],
+)
+def test_variables_that_go_into_a_file_are_found(source: str, names: set[str]) -> None:
+    assert saved_names(ast.parse(source)) == names
+
+
+LEADERS = [
+    "if run.is_leader:\n    save()",
+    "if run.is_leader and loss < best:\n    save()",
+    "main = run.rank == 0\nif main:\n    save()",
+    "if run.rank != 0:\n    pass\nelse:\n    save()",
+    "def keep():\n    save()\nif args.local_rank == 0:\n    keep()",
+    "def keep():\n    if not run.is_leader:\n        return\n    save()\nkeep()",
+]
+OTHERS = [
+    "save()",
+    "if loss < best:\n    save()",
+    "mine = 1 if run.rank else 0\nif mine < best:\n    save()",
+    "if not run.is_leader:\n    save()",
+    "if run.is_leader:\n    pass\nsave()",
+    "rank_loss = 1\nif rank_loss:\n    save()",
+]
+
+
+class Run:
+    is_leader, rank, local_rank = True, 0, 0
+
+
+@pytest.mark.parametrize(
+    ("source", "leaders"), [*((each, True) for each in LEADERS), *((each, False) for each in OTHERS)]
+)
+def test_a_call_that_only_the_leader_comes_to_is_known(
+    source: str, leaders: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Run()
+    if "not run.is_leader" in source and not leaders:
+        run.is_leader = False  # type: ignore[misc]
+    found: list[bool] = []
+
+    def save() -> None:
+        caller: FrameType | None = sys._getframe(1)
+        found.append(is_for_leader(caller))
+
+    file = tmp_path / "script.py"
+    file.write_text(source)
+    names: dict[str, Any] = {"run": run, "args": run, "save": save, "loss": 1, "best": 2}
+    exec(compile(source, str(file), "exec"), names)
+    assert found == [leaders]

@@ -1,0 +1,127 @@
+"""What a script saves is compared before it is written: a difference is named, and no file appears."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticd.protocol import exits
+from elasticd.worker.data.likeness import digest
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("comparison_for_saves", HERE / "test_comparison.py")
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+
+
+@pytest.fixture(scope="module")
+def train() -> Iterator[Any]:
+    ranks = _module.Ranks()
+    yield ranks
+    ranks.close()
+
+
+def saved(directory: Path) -> dict[str, str]:
+    """Digests of contents by name; also of files that have no name of the script's."""
+    found = directory.with_name(f"{directory.name}.saved")
+    return {path.name: digest(torch.load(path)) for path in sorted(found.iterdir())} if found.exists() else {}
+
+
+def alone(train: Any, tmp_path: Path, case: str) -> tuple[str, dict[str, str]]:
+    outcome = train(tmp_path / "alone", "none", workers=1, victim=0, case=case)
+    assert outcome.codes == [0], outcome.told
+    return outcome.states[0], saved(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_files_of_several_workers_are_those_of_one(workers: int, tmp_path: Path, train: Any) -> None:
+    state, files = alone(train, tmp_path, "saves_what_all_have")
+    assert sorted(files) == ["each.pt", "last.pt", "third.pt"]
+    outcome = train(tmp_path / "all", "none", workers=workers, victim=9, case="saves_what_all_have")
+    assert outcome.codes == [0] * workers, outcome.told
+    assert outcome.states == dict.fromkeys(range(workers), state)
+    assert saved(tmp_path / "all") == files
+
+
+def test_a_newcomer_without_what_is_saved_does_not_join_though_no_gradient_depends_on_it(
+    tmp_path: Path, train: Any
+) -> None:
+    state, files = alone(train, tmp_path, "saves_a_history")
+    outcome = train(tmp_path / "all", "none", workers=3, case="saves_a_history")
+    assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
+    assert re.search(
+        r"lack what the script saves or decides by when to save; history .*run\.state\(history=\[\]\)", outcome.told
+    ), outcome.told
+    assert outcome.states == {0: state}
+    assert saved(tmp_path / "all") == files
+
+
+def test_what_differs_in_a_file_ends_the_job_before_the_file_has_its_name(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="saves_a_history_in_a_function")
+    assert outcome.codes == [exits.DISAGREED] * 2, outcome.told
+    assert re.search(
+        r"each\.pt: \['history'\] is a list of 24 on w\.0 and \[.*\] on w\.1; record .*run\.state\(record=\[\]\)"
+        r".*run\.mean\(loss=loss\)",
+        outcome.told,
+    ), outcome.told
+    assert "each.pt" not in saved(tmp_path / "all")
+
+
+def test_what_differs_in_a_file_behind_the_loop_ends_the_job(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="saves_a_history_behind_the_loop")
+    assert outcome.codes == [exits.DISAGREED, 0], outcome.told
+    assert re.search(
+        r"after the loop: last\.pt: \['history'\] is a list of \d+ on w\.0 and a list of \d+ on w\.1", outcome.told
+    )
+    assert saved(tmp_path / "all") == {}
+
+
+def test_a_file_that_one_worker_saves_by_its_own_loss_is_named(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="saves_the_best_by_its_own_loss")
+    assert outcome.codes == [exits.DISAGREED] * 2, outcome.told
+    assert re.search(r"best\.pt is saved on w\.0 and not on w\.1; best is .*run\.means, run\.evaluate", outcome.told)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("saves_at_the_end_on_one_worker", "last.pt is saved on w.0 and not on w.1"),
+        ("saves_at_the_end_on_another_worker", "last.pt is saved on w.1 and not on w.0"),
+    ],
+)
+def test_a_file_that_one_worker_saves_behind_the_loop_is_named(
+    case: str, words: str, tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case=case)
+    assert outcome.codes == [exits.DISAGREED, 0], outcome.told
+    assert words in outcome.told
+    assert sorted(saved(tmp_path / "all")) == ["each.pt", "third.pt"]
+
+
+def test_what_only_the_leader_saves_is_its_own(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="saves_on_the_leader")
+    assert outcome.codes == [0, 0], outcome.told
+    assert sorted(saved(tmp_path / "all")) == ["each.pt", "last.pt"]
+
+
+def test_a_file_that_some_loop_bodies_save_is_named(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="saves_in_some_bodies", joins=2)
+    assert outcome.codes == [exits.DISAGREED] * 2, outcome.told
+    assert "some.pt is saved" in outcome.told
+
+
+def test_a_worker_that_is_lost_before_the_next_step_takes_no_file_with_it(tmp_path: Path, train: Any) -> None:
+    _, files = alone(train, tmp_path, "saves_what_all_have")
+    outcome = train(tmp_path / "all", "none", workers=3, victim=0, case="saves_what_all_have", loses=9)
+    assert outcome.codes[1:] == [0, 0], outcome.told
+    assert saved(tmp_path / "all") == files

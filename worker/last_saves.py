@@ -1,0 +1,159 @@
+"""What scripts save behind their loops is compared, too (`saves`), where no step's word tells it any more.
+
+Each worker tells the leader in order what it gives to `run.save`; first what it had noted in the loop since the last step, and
+what it has registered. The leader has a thread for each of the others, so that nobody waits for the leader: the others go on, and
+end. The leader waits for the others before it writes a file: until each has told its part with the same number, has come to the
+end of its script, or is lost. That has a limit. Messages travel from one worker to another and not by collectives: a worker
+that has left its loop alone would be taken for one in its next step.
+
+A difference ends the leader with `exits.DISAGREED`, which fails the job, and the file is not written.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..protocol import exits
+from .communication.communicator import Communicator, CommunicatorBroken
+from .communication.exchange import receive_bytes, send_bytes
+from .driver import end_process
+from .saves import Note, Saves, judge_notes
+
+END = msgspec.msgpack.encode({"end": True})
+FIRST_TAG = 1 << 29  # beyond those of `communication.exchange`
+TAGS = 1 << 20
+TOGETHER_S = 600.0  # that the leader waits for workers that have come to the end of the loop
+AT_EXIT_S = 60.0  # and at its own end
+APART_S = 20.0  # and where the loop was left early: they may still be in theirs, and wait for this worker
+
+
+class LastSaves:
+    """Of one worker, from the end of its loop to that of its process. For the training thread."""
+
+    def __init__(
+        self, saves: Saves, communicator: Communicator, leader: int, silent: frozenset[int], together: bool
+    ) -> None:
+        """leader: its rank. silent: ranks of which nothing counts. together: has the training come to its end, so that all
+        workers leave their loops?"""
+        self._saves = saves
+        self._communicator = communicator
+        self._leader = leader
+        self._limit_s = TOGETHER_S if together else APART_S
+        self._given = 0  # messages
+        self._heard: dict[int, list[dict[str, Any]]] = {}  # by rank, on the leader
+        self._over: set[int] = set()  # ranks from which nothing more comes
+        self._turned = threading.Condition()
+        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._sender: threading.Thread | None = None
+        if communicator.rank != leader:
+            self._sender = threading.Thread(target=self._send, name="elasticd-saves", daemon=True)
+            self._sender.start()
+        else:
+            for rank in range(communicator.size):
+                if rank != leader and rank not in silent:
+                    self._heard[rank] = []
+                    threading.Thread(
+                        target=self._hear, args=(rank,), name=f"elasticd-saves-{rank}", daemon=True
+                    ).start()
+        atexit.register(self._process_ends)
+
+    def give(self, notes: Sequence[Note], look: list[Any] | None, counts: bool = True) -> None:
+        """This worker gives these files to `run.save`; on the leader it returns where all have given the same. look: of
+        `Looking.plain`. counts: False where the script has run code that others had run before."""
+        own = {"notes": {note.name: note.plain() for note in notes} if counts else None, "look": look}
+        number, self._given = self._given, self._given + 1
+        if self._communicator.rank != self._leader:
+            self._outbox.put(msgspec.msgpack.encode(own))
+            return
+        late = self._wait(number + 1, self._limit_s)
+        if late and notes:
+            names = ", ".join(self._saves.names[rank] for rank in late)
+            warnings.warn(
+                f"{notes[0].name} is written without having been compared: {names} did not come there within "
+                f"{self._limit_s:.0f} s. A loop is left early for a reason that all workers share: run.agree(value, any)",
+                stacklevel=4,
+            )
+        if counts:
+            self._compare(number, own)
+
+    def _compare(self, number: int, own: Mapping[str, Any]) -> None:
+        """End the process if another worker has given something else as its message of this number."""
+        told, looks = {self._leader: _notes(own)}, {self._leader: own["look"]}
+        for rank, messages in self._heard.items():
+            if number < len(messages):
+                if messages[number].get("notes") is None and "end" not in messages[number]:
+                    continue
+                told[rank], looks[rank] = _notes(messages[number]), messages[number].get("look")
+            elif messages and "end" in messages[-1]:
+                told[rank], looks[rank] = {}, None
+        verdict = judge_notes(told, self._communicator.size, frozenset())
+        if verdict is not None:
+            sys.stdout.flush()
+            end_process(exits.DISAGREED, f"after the loop: {self._saves.sentence(verdict, told, looks)}")
+
+    def _wait(self, messages: int, limit_s: float) -> list[int]:
+        """Until all others have told so many, or are over. The ranks of those of which neither is known after the limit."""
+        deadline = time.monotonic() + limit_s
+        with self._turned:
+            while late := [
+                rank for rank, heard in self._heard.items() if len(heard) < messages and rank not in self._over
+            ]:
+                if not self._turned.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    return late
+        return []
+
+    def _process_ends(self) -> None:
+        failed = getattr(sys, "last_value", None) is not None
+        if self._sender is not None:
+            if not failed:  # else the end of the process tells it
+                self._outbox.put(END)
+                self._sender.join(self._limit_s)
+        elif not failed:
+            self._wait(sys.maxsize, min(self._limit_s, AT_EXIT_S))
+            for number in range(self._given, max(map(len, self._heard.values()), default=0)):
+                self._compare(number, {"notes": {}, "look": None})
+
+    # -- threads
+
+    def _send(self) -> None:
+        number, over = 0, False
+        try:
+            while not over:
+                message = self._outbox.get()
+                over = message == END
+                send_bytes(self._communicator, [self._leader], _tag(number), message)
+                number += 1
+        except CommunicatorBroken:  # the leader is lost, and the job does all of this again
+            return
+
+    def _hear(self, rank: int) -> None:
+        number, over = 0, False
+        try:
+            while not over:
+                message = msgspec.msgpack.decode(receive_bytes(self._communicator, rank, _tag(number)))
+                number, over = number + 1, "end" in message
+                with self._turned:
+                    self._heard[rank].append(message)
+                    self._turned.notify_all()
+        except (CommunicatorBroken, msgspec.MsgspecError):
+            pass
+        with self._turned:
+            self._over.add(rank)
+            self._turned.notify_all()
+
+
+def _tag(number: int) -> int:
+    return FIRST_TAG + 2 * (number % TAGS)
+
+
+def _notes(message: Mapping[str, Any]) -> dict[str, Note]:
+    return {name: Note.of(name, plain) for name, plain in (message.get("notes") or {}).items()}

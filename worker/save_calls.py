@@ -1,0 +1,145 @@
+"""Calls of `run.save` in a script's source: what they read, and which of them only the leader comes to.
+
+The source is read by its syntax alone. A condition that names a leader, a rank or a main process is taken for one that one worker
+passes: `if run.is_leader:`, `if rank == 0:`, `if not args.is_main_process: return`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import re
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from .own_code import directories, is_own_file
+
+_LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
+ROUNDS = 4  # of assignments that are followed backwards
+
+_Block = Sequence[ast.stmt]
+
+
+def is_for_leader(frame: FrameType | None) -> bool:
+    """Does the script come here only where it is the leader, as far as its source tells? frame: any from the call inwards."""
+    own = directories()
+    while frame is not None:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if is_own_file(file, own) and any(line in lines for lines in _leaders_lines(file)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def _leaders_lines(file: str) -> tuple[range, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    return tuple(_of_leader(tree))
+
+
+def _of_leader(tree: ast.Module) -> Iterator[range]:
+    """The lines that only the leader comes to."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.If(test=test, body=body, orelse=orelse) if _names_leader(tree, test):
+                yield _lines(orelse if _is_not(test) else body)
+            case ast.IfExp(test=test, body=expression) if _names_leader(tree, test):
+                yield range(expression.lineno, (expression.end_lineno or expression.lineno) + 1)
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                yield from _behind_return(tree, block)
+
+
+def _behind_return(tree: ast.Module, block: _Block) -> Iterator[range]:
+    """The rest of a block behind `if not run.is_leader: return`."""
+    for position, statement in enumerate(block):
+        leaves = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return | ast.Continue)
+        if leaves and _is_not(statement.test) and _names_leader(tree, statement.test):
+            yield _lines(block[position + 1 :])
+
+
+def _lines(block: _Block) -> range:
+    return range(block[0].lineno, (block[-1].end_lineno or block[-1].lineno) + 1) if block else range(0)
+
+
+def _is_not(test: ast.expr) -> bool:
+    match test:
+        case ast.UnaryOp(op=ast.Not()):
+            return True
+        case ast.Compare(ops=[ast.NotEq() | ast.Gt()]):
+            return True
+    return False
+
+
+def _names_leader(tree: ast.Module, test: ast.expr) -> bool:
+    """Does a condition, or what a variable in it was bound to, name a leader?"""
+    if _LEADER.search(ast.unparse(test)):
+        return True
+    names = set(_truths(test))
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+        and _LEADER.search(ast.unparse(node.value)) is not None
+        for node in ast.walk(tree)
+    )
+
+
+def _truths(test: ast.expr) -> Iterator[str]:
+    """The variables that are true or false in a condition, or equal to something."""
+    match test:
+        case ast.Name(id=name) | ast.Compare(left=ast.Name(id=name), ops=[ast.Eq() | ast.NotEq()]):
+            yield name
+        case ast.UnaryOp(operand=operand):
+            yield from _truths(operand)
+        case ast.BoolOp(values=values):
+            for value in values:
+                yield from _truths(value)
+
+
+def saved_names(tree: ast.Module) -> frozenset[str]:
+    """The variables that go into what `.save(what, path)` is given, and into the conditions under which it is called. Calls that
+    only the leader comes to do not count."""
+    leaders = list(_of_leader(tree))
+    found: set[str] = set()
+    for call, tests in _calls(tree, ()):
+        if any(call.lineno in lines for lines in leaders):
+            continue
+        for node in (call.args[0], *tests):
+            found |= _reads(node)
+    for _ in range(ROUNDS):
+        more = {name for bound, value in _bindings(tree) if bound in found for name in _reads(value)}
+        if more <= found:
+            break
+        found |= more
+    return frozenset(found)
+
+
+def _calls(node: ast.AST, tests: tuple[ast.expr, ...]) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
+    """Each call of a method `save`, with the conditions around it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "save" and node.args:
+        yield node, tests
+    if isinstance(node, ast.If):
+        tests = (*tests, node.test)
+    for child in ast.iter_child_nodes(node):
+        yield from _calls(child, tests)
+
+
+def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Variables, with what they or their items are bound to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                base = target
+                while isinstance(base, ast.Subscript | ast.Attribute):
+                    base = base.value
+                if isinstance(base, ast.Name):
+                    yield base.id, node.value
+
+
+def _reads(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}

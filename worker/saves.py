@@ -1,0 +1,276 @@
+"""What a script saves is compared: all workers come to `run.save`, the leader alone writes, and all would write the same.
+
+A gradient does not depend on all that a script saves: an average of the weights in a list, a history of losses, the epoch that a
+worker takes for the best. So each worker takes a digest of what it gives to `run.save` (`reachable.look`, which neither runs the
+script's code nor copies large tensors), and the file gets its name when all have told the same.
+
+*A collective must not be where only some workers come.* `if loss < best: run.save(...)` may hold on one worker alone. So a worker
+that saves in the loop waits for nobody. It notes path and digest. The leader writes to another name (`staged`). Two integers of
+the next step's word tell whether all workers have noted the same. If so, the file gets its name when that step is applied, by
+whichever worker is the first, so the leader may be lost meanwhile. If not, letters tell what differs, before the update.
+
+*Behind the loop* there is no word any more (`last_saves`).
+
+*Loop bodies.* A body runs once for each virtual worker. Only what the last body of a step gives counts, on each worker; a file
+that only others of its bodies save depends on how many bodies there are, and is a difference.
+
+*A difference* is the script's: a vote of workers says nothing about a value of which each has its own. A newcomer that differs in
+the step in which it has to agree with the others does not join, as after a cross-check, and the file is theirs. All else ends the
+job, with the name, and without the file.
+
+Not compared: what stands under a condition that only the leader passes (`if run.is_leader:`), which the leader writes at once;
+code that is run again for a state that is past it; a worker that is alone; jobs with `determinism: none`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .crosscheck import CrossCheck
+from .following import Where
+from .inband import NOTHING, Part
+from .kept import Kind, Node, Reach, differences
+from .looking import Looking
+from .reachable import Limits, look
+from .save_calls import is_for_leader
+from .state.digests import of_values
+from .state.verdict import Entry, Verdict, judge
+
+LIMITS = Limits(seconds=2.0, items=200_000)
+REGISTERED = "what the script has registered"
+_ROOT = "saved"  # the name that the look has for what is saved
+_IN_BODY = frozenset({Where.BEFORE_STEP, Where.BEHIND_STEP})
+_DECIDE = "decide it from what is the same on all workers (run.means, run.evaluate, run.agree), or save under `if run.is_leader:`"
+_MEAN = (
+    'what follows from the batches of one worker, such as a loss, is averaged: run.mean(loss=loss), and run.means["loss"]; '
+    "what may differ is saved under `if run.is_leader:`"
+)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What this worker gives to `run.save`."""
+
+    name: str  # the path, as the script has it
+    reach: Reach
+    target: Path | None = None  # None: it is no file
+    staged: Path | None = None
+    step: int = 0  # steps that were applied
+    in_body: bool = False  # before the update
+    partly: bool = False  # only some of this worker's loop bodies have saved it
+
+    @property
+    def digest(self) -> int:
+        """0: too large to be looked at, or not to be looked into."""
+        node = self.reach.names.get(_ROOT)
+        return (node.digest or 0) if node is not None else 0
+
+    def plain(self) -> list[Any]:
+        return [self.reach.plain(), self.partly]
+
+    @staticmethod
+    def of(name: str, plain: Any) -> Note:
+        """Raises PeerError for what `plain` has not made."""
+        reach, partly = plain
+        return Note(name, Reach.of(reach), partly=bool(partly))
+
+    def publish(self) -> None:
+        """The file gets its name, if no other worker has given it that, and if this one sees the directory."""
+        if self.staged is not None and self.target is not None:
+            with suppress(FileNotFoundError):
+                os.replace(self.staged, self.target)
+
+
+def looked_at(value: Any) -> Reach:
+    """Digests of this value by the names of its parts; of tensors beyond a megabyte some elements count."""
+    return look(None, (), (), LIMITS, beside={_ROOT: value})
+
+
+class Saves:
+    """This worker's part in it. A participant in the letters of a step (`inband.Participant`); for the training thread."""
+
+    name = "saves"
+    slots = 2
+
+    def __init__(
+        self, cross_check: CrossCheck, looking: Looking, where: Callable[[], Where], last_body: Callable[[], bool]
+    ) -> None:
+        """where: the script is. last_body: is this the last loop body that this worker runs for the step?"""
+        self._cross_check = cross_check
+        self._looking = looking
+        self._where = where
+        self._last_body = last_body
+        self._size = 1
+        self._pending: dict[str, Note] = {}  # noted, and not told; by name
+        self._early: dict[str, Note] = {}  # of loop bodies that others follow
+        self._told: dict[str, Note] = {}  # in the step in progress
+        self._differ = False
+
+    def enter(self, size: int) -> None:
+        """The next steps are another generation's, of so many workers."""
+        self._size = size
+
+    def note(self, name: str, value: Any, target: Path, step: int) -> Path | None:
+        """The script saves this in its loop, as of so many applied steps. Returns where the leader writes it: to `target` where
+        nothing is compared. None: nowhere, since another loop body of the step follows."""
+        where = self._where()
+        if self._size == 1 or where is Where.AGAIN or is_for_leader(sys._getframe()):
+            return target
+        note = Note(name, looked_at(value), target, target.with_name(f".{target.name}.step-{step}"), step)
+        note = replace(note, in_body=where in _IN_BODY)
+        if where is Where.BEHIND_STEP or (where is Where.BEFORE_STEP and not self._last_body()):
+            self._early[name] = note
+            return None
+        self._early.pop(name, None)
+        self._pending[name] = note
+        return note.staged
+
+    def begin(self, step: int) -> None:
+        """A step begins. If it is begun anew, its loop bodies save again."""
+        for name, note in self._early.items():
+            if note.step < step:
+                self._pending[name] = replace(note, partly=True)
+        self._early = {}
+        self._pending = {name: note for name, note in self._pending.items() if not (note.in_body and note.step == step)}
+        self._told = {}
+
+    def applied(self) -> None:
+        """The step is applied: all have told the same."""
+        for name, note in self._told.items():
+            note.publish()
+            if self._pending.get(name) is note:
+                del self._pending[name]
+        self._told = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers, by rank."""
+        return self._cross_check.names
+
+    def look(self) -> list[Any]:
+        """At what the script keeps, for `sentence`."""
+        return self._looking.plain(sys._getframe())
+
+    def left(self) -> list[Note]:
+        """What no step's word has told, when the loop is over; or when this worker ends before, for others to go on."""
+        found = [note for _, note in sorted(self._pending.items())]
+        self._pending = {}
+        return found
+
+    # -- in band
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        if part.joins:  # what it has noted is of a step that it has missed
+            self._pending = {}
+            return NOTHING, NOTHING
+        self._told = dict(self._pending)
+        own = 0
+        if self._told:
+            told: list[Any] = [[name, note.digest] for name, note in sorted(self._told.items())]
+            if any(note.partly for note in self._told.values()):
+                told.append(self._cross_check.rank)  # so that all read of it
+            own = of_values(told) >> 1
+        return own, -own
+
+    def wants(self, part: Part) -> bool:
+        return False
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        self._differ = greatest[0] != NOTHING and greatest[0] != -greatest[1]
+        return self._differ
+
+    def letter(self, part: Part) -> Any:
+        if not self._differ or part.joins:
+            return None
+        notes = {name: note.plain() for name, note in self._told.items()}
+        return {"notes": notes, "look": self.look()}
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """Raises CommunicatorBroken where the others are to go on without newcomers that differ."""
+        if not self._differ:
+            return
+        letters = [each or None for each in letters]  # of one who is blamed for something else nothing counts
+        told = {
+            rank: {name: Note.of(name, plain) for name, plain in letter["notes"].items()}
+            for rank, letter in enumerate(letters)
+            if letter is not None
+        }
+        newcomers = self._cross_check.newcomers
+        verdict = judge_notes(told, len(letters), newcomers)
+        if verdict is None:
+            return
+        looks = {rank: letter["look"] for rank, letter in enumerate(letters) if letter is not None}
+        sentence = self.sentence(verdict, told, looks)
+        if not newcomers.issuperset(verdict.wrong):
+            self._told = self._pending = {}
+            self._cross_check.disagree(f"step {part.step}: {sentence}")
+        self._cross_check.carry_out(verdict, newcomers, f"step {part.step}: {sentence}")
+
+    def sentence(self, verdict: Verdict, told: Mapping[int, Mapping[str, Note]], looks: Mapping[int, Any]) -> str:
+        """What differs in which file, its values on two workers, and the line to write. told: by rank and name. looks: of
+        `Looking.plain`, by rank."""
+        name = verdict.entry
+        one, other = next((a, b) for a in sorted(told) for b in sorted(told) if a < b and _differ(told, name, a, b))
+        workers = self._cross_check.names[one], self._cross_check.names[other]
+        mine, theirs = told[one].get(name), told[other].get(name)
+        partly = [workers[number] for number, note in enumerate((mine, theirs)) if note is not None and note.partly]
+        why, remedy = self._explained(one, other, looks), _DECIDE
+        if partly:
+            what = f"{name} is saved in some loop bodies of a step and not in the last one on {partly[0]}"
+        elif mine is None or theirs is None:
+            has, has_not = workers if theirs is None else workers[::-1]
+            what = f"{name} is saved on {has} and not on {has_not}"
+        else:
+            found = differences(mine.reach, theirs.reach)
+            what = f"what {name} would contain differs between {workers[0]} and {workers[1]}"
+            if found:
+                key = found[0].name.removeprefix(_ROOT)
+                shown = _shown(found[0].ones), _shown(found[0].others)
+                more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                what = f"{name}: {key or 'it'} is {shown[0]} on {workers[0]} and {shown[1]} on {workers[1]}{more}"
+                if shown[0] == shown[1]:
+                    what = f"{name}: {key or 'it'} ({shown[0]}) differs between {workers[0]} and {workers[1]}{more}"
+            remedy = "" if why and found and found[0].node.kind is Kind.TENSOR else _MEAN
+        return "; ".join(each for each in (what, why, remedy) if each) + ". Nothing is written"
+
+    def _explained(self, one: int, other: int, looks: Mapping[int, Any]) -> str:
+        if looks.get(one) is None or looks.get(other) is None:
+            return ""
+        (mine, _), (theirs, _) = self._looking.of_plain(looks[one]), self._looking.of_plain(looks[other])
+        found = [each for each in differences(mine, theirs) if each.changed]
+        saved = [each for each in found if self._looking.is_saved(each)]
+        names = self._cross_check.names
+        return self._looking.sentences(saved or found, (names[one], names[other]))
+
+
+def _differ(told: Mapping[int, Mapping[str, Note]], name: str, one: int, other: int) -> bool:
+    mine, theirs = told[one].get(name), told[other].get(name)
+    if mine is None or theirs is None:
+        return mine is not theirs
+    return mine.partly or theirs.partly or mine.digest != theirs.digest
+
+
+def _shown(node: Node | None) -> str:
+    return "not there" if node is None else node.shown or f"a {node.type}"
+
+
+def judge_notes(told: Mapping[int, Mapping[str, Note]], size: int, newcomers: frozenset[int]) -> Verdict | None:
+    """Which of so many workers have given other things to `run.save`. told: by rank and name; of who is not in it nothing counts.
+    newcomers: ranks without a vote. None: all have given the same."""
+    names = sorted({name for notes in told.values() for name in notes})
+    entries: list[list[Entry] | None] = [None] * size
+    for rank, notes in told.items():
+        entries[rank] = [(name, _number(notes.get(name), rank), "") for name in names]
+    return judge(entries, newcomers)
+
+
+def _number(note: Note | None, rank: int) -> int:
+    if note is None:
+        return -1
+    return -2 - rank if note.partly else note.digest
