@@ -10,7 +10,7 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 
 from .own_code import directories, is_own_file
@@ -58,8 +58,9 @@ def _of_leader(tree: ast.Module) -> Iterator[range]:
 def _behind_return(tree: ast.Module, block: _Block) -> Iterator[range]:
     """The rest of a block behind `if not run.is_leader: return`."""
     for position, statement in enumerate(block):
-        leaves = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return | ast.Continue)
-        if leaves and _is_not(statement.test) and _names_leader(tree, statement.test):
+        if not isinstance(statement, ast.If) or not isinstance(statement.body[-1], ast.Return | ast.Continue):
+            continue
+        if _is_not(statement.test) and _names_leader(tree, statement.test):
             yield _lines(block[position + 1 :])
 
 
@@ -102,15 +103,20 @@ def _truths(test: ast.expr) -> Iterator[str]:
 
 
 def saved_names(tree: ast.Module) -> frozenset[str]:
-    """The variables that go into what `.save(what, path)` is given, and into the conditions under which it is called. Calls that
-    only the leader comes to do not count."""
+    """The variables that go into what `.save(what, path)`, or a function of the script that hands its argument on to it, is
+    given, and into the conditions under which it is called. Calls that only the leader comes to do not count."""
     leaders = list(_of_leader(tree))
+    savers = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(_reads(call.args[0]) & {each.arg for each in node.args.args} for call, _ in _calls(node, (), {"save"}))
+    }
     found: set[str] = set()
-    for call, tests in _calls(tree, ()):
-        if any(call.lineno in lines for lines in leaders):
-            continue
-        for node in (call.args[0], *tests):
-            found |= _reads(node)
+    for call, tests in _calls(tree, (), {"save"} | savers):
+        if not any(call.lineno in lines for lines in leaders):
+            for node in (*call.args, *(each.value for each in call.keywords), *tests):
+                found |= _reads(node)
     for _ in range(ROUNDS):
         more = {name for bound, value in _bindings(tree) if bound in found for name in _reads(value)}
         if more <= found:
@@ -119,14 +125,17 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
     return frozenset(found)
 
 
-def _calls(node: ast.AST, tests: tuple[ast.expr, ...]) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
-    """Each call of a method `save`, with the conditions around it."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "save" and node.args:
-        yield node, tests
+def _calls(
+    node: ast.AST, tests: tuple[ast.expr, ...], names: Collection[str]
+) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
+    """Each call with arguments of a function or method of one of these names, with the conditions around it."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[_, *_]) if name in names:
+            yield node, tests
     if isinstance(node, ast.If):
         tests = (*tests, node.test)
     for child in ast.iter_child_nodes(node):
-        yield from _calls(child, tests)
+        yield from _calls(child, tests, names)
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

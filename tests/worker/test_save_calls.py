@@ -23,6 +23,10 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
         ("def keep():\n    run.save(history, 'x.pt')", {"history"}),
         ("if run.is_leader:\n    run.save(history, 'x.pt')", set()),
         ("if not run.is_leader:\n    wait()\nelse:\n    torch.save(history, 'x.pt')", set()),
+        (
+            "def keep(state, path):\n    run.save(state, path)\nkeep({'h': history}, 'x.pt')",
+            {"state", "path", "history"},
+        ),
         ("print(total)", set()),
     ],
 )

@@ -224,9 +224,9 @@ def teacher_and_counter(run: Run) -> list[Any]:
 # -- what is saved
 
 
-def write(run: Run, values: Any, path: str) -> None:
+def write(run: Run, path: str, *values: Any) -> None:
     """The source does not tell which variables a caller gives."""
-    run.save(values, path)
+    run.save(values[0], path)
 
 
 def saves_a_history(run: Run) -> list[Any]:
@@ -252,7 +252,7 @@ def saves_a_history_in_a_function(run: Run) -> list[Any]:
             loss.backward()
             optimizer.step()
             record.append(loss.item())
-        write(run, {"epoch": epoch, "history": record}, "each.pt")
+        write(run, "each.pt", {"epoch": epoch, "history": record})
     return ended(run, model)
 
 
@@ -265,7 +265,7 @@ def saves_a_history_behind_the_loop(run: Run) -> list[Any]:
             loss.backward()
             optimizer.step()
             record.append(loss.item())
-    write(run, {"history": record}, "last.pt")
+    write(run, "last.pt", {"history": record})
     return ended(run, model)
 
 
@@ -332,7 +332,7 @@ def saves_on_the_leader(run: Run) -> list[Any]:
             optimizer.step()
             total += loss.item()
         if run.is_leader:
-            write(run, {"total": total, "rank": run.rank}, "each.pt")
+            write(run, "each.pt", {"total": total, "rank": run.rank})
     if not run.is_leader:
         return ended(run, model)
     run.save({"total": total}, "last.pt")
@@ -346,7 +346,7 @@ def saves_in_some_bodies(run: Run) -> list[Any]:
         for x, y in batches:
             bodies[0] += 1
             if bodies[0] == 25:  # 16 of them are one worker's before another joins
-                write(run, model, "some.pt")
+                write(run, "some.pt", model)
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return ended(run, model)

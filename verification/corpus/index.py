@@ -831,5 +831,45 @@ SCRIPTS: tuple[Script, ...] = (
     Script("meters_and_timing", EQUAL),
     Script("metrics_tensors", EQUAL),
     Script("progress_bar", EQUAL),
+    Script(
+        "history_saved",
+        FOUND,
+        "history",
+        "run.mean and run.state",
+        (
+            ("\nhistory = []\n", "\nstate = run.state(history=[])\n"),
+            ("        loss.backward()\n", "        run.mean(loss=loss)\n        loss.backward()\n"),
+            ("        history.append(loss.item())\n", '    state.history.append(run.means["loss"])\n'),
+            ('"history": history', '"history": state.history'),
+        ),
+    ),
+    Script(
+        "history_saved_by_function",
+        FOUND,
+        "meters",
+        "run.mean and run.state",
+        (
+            ('meters = {"loss": 0.0, "seen": 0}\n', "state = run.state(loss=0.0, seen=0)\n"),
+            ("        loss.backward()\n", "        run.mean(loss=loss)\n        loss.backward()\n"),
+            ('        meters["loss"] += loss.item()\n', ""),
+            ('        meters["seen"] += len(inputs)\n', "        state.seen += 1\n"),
+            ("    save_checkpoint(", '    state.loss += run.means["loss"]\n    save_checkpoint('),
+            ("**meters", '"loss": state.loss, "seen": state.seen'),
+        ),
+    ),
+    Script(
+        "ema_of_head",
+        FOUND,
+        "shadow",
+        "state = run.state(shadow=…)",
+        (
+            ("\nshadow = [", "\nstate = run.state(shadow=["),
+            ("clone()]\n", "clone()])\n"),
+            ("shadow[0] = 0.95 * shadow[0]", "state.shadow[0] = 0.95 * state.shadow[0]"),
+            ('"head": shadow', '"head": state.shadow'),
+        ),
+    ),
+    Script("checkpoint_each_epoch", EQUAL),
+    Script("saved_on_the_leader", EQUAL),
 )
 BY_NAME = {script.name: script for script in SCRIPTS}
