@@ -22,7 +22,8 @@ A newcomer may also be found out by other participants of the step's letters: a 
 a counter, calls that it has left out. These raise UserError on all workers alike. In newcomers' second step such an error is the
 newcomers', since the others have trained together without them (`blame`).
 
-Not checked: steps of host loops (`integrations`), which count the batches that they get, and jobs with `determinism: none`.
+A host's loop (`integrations`) is checked alike, since its step runs whatever batches it is given. What it keeps is looked at by
+name only where a gradient differs: much of it is each worker's own. Not checked: jobs with `determinism: none`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from .inband import Part, exchange
 from .kept import Kind, Reach, differences
 from .looking import Looking
 from .remarks import Remarks
-from .state.digests import of_values
+from .state.digests import mixed, of_values
 from .state.verdict import Verdict, judge
 from .virtual import derive_seed
 
@@ -102,20 +103,20 @@ class CrossCheck:
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
         self._virtual_worker = None
 
-    def begin(self, step: int, has_samples: Callable[[int, int], bool], bodies: bool) -> int | None:
-        """A step begins. Returns the virtual worker whose micro-batch all workers compute in it, if there is one. bodies: may the
-        loop give the script a batch more?"""
+    def begin(self, step: int, has_samples: Callable[[int, int], bool], by_name: bool) -> int | None:
+        """A step begins. Returns the virtual worker whose micro-batch all workers compute in it, if there is one. by_name: is the
+        loop the script's own, so that what it keeps may be looked at also where no gradient differs?"""
         begun, self._begun = self._begun, self._begun + 1
         self._virtual_worker, self._proving, self._computed, self._look = None, False, False, None
-        if bodies:
+        if by_name:
             self._remarks.step_begins()
-        if len(self._workers) < 2 or not bodies or (begun == 0 and self._newcomers):
+        if len(self._workers) < 2 or (begun == 0 and self._newcomers):
             return None  # newcomers' state is on the way in that step
         drawn = derive_seed(self._seed, "cross-check", step)
         self._proving = begun == 1 and bool(self._newcomers)
         if not self._proving and begun not in SOON and drawn % EVERY:
             return None
-        if self._proving and (self._rank in self._newcomers or self._rank == self._giver):
+        if self._proving and by_name and (self._rank in self._newcomers or self._rank == self._giver):
             self._look = self._looking.plain(sys._getframe())
         candidates = [each for each in range(self._n) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // EVERY % len(candidates)]
@@ -131,8 +132,9 @@ class CrossCheck:
         self._samples = of_values(digest(batch))
 
     def computed(self, gradient: int) -> None:
-        """The digest of the checked virtual worker's gradient."""
-        self._gradient, self._computed = gradient, True
+        """The digest of the checked virtual worker's gradient; of a step with several evaluations one after the other."""
+        self._gradient = mixed([self._gradient, gradient]) if self._computed else gradient
+        self._computed = True
 
     # -- in band
 
@@ -201,7 +203,7 @@ class CrossCheck:
         one, other = self._giver, verdict.wrong[0]
         if not self._newcomers.issuperset(verdict.wrong):
             one, other = sorted((other, next(rank for rank in range(len(self._names)) if rank != other)))
-        if not self._proving:
+        if not self._looks:
             self._look_now()
         why = self._explain(one, other)
         if verdict.entry == SAMPLES:

@@ -66,10 +66,10 @@ class Note:
     partly: bool = False  # only some of this worker's loop bodies have saved it
 
     @property
-    def digest(self) -> int:
-        """0: too large to be looked at, or not to be looked into."""
+    def digest(self) -> int | None:
+        """None: not all of it was looked at, so nothing can be said."""
         node = self.reach.names.get(_ROOT)
-        return (node.digest or 0) if node is not None else 0
+        return 0 if node is None else node.digest
 
     def plain(self) -> list[Any]:
         return [self.reach.plain(), self.partly]
@@ -253,7 +253,8 @@ def _differ(told: Mapping[int, Mapping[str, Note]], name: str, one: int, other: 
     mine, theirs = told[one].get(name), told[other].get(name)
     if mine is None or theirs is None:
         return mine is not theirs
-    return mine.partly or theirs.partly or mine.digest != theirs.digest
+    known = mine.digest is not None and theirs.digest is not None
+    return mine.partly or theirs.partly or (known and mine.digest != theirs.digest)
 
 
 def _shown(node: Node | None) -> str:
@@ -265,12 +266,16 @@ def judge_notes(told: Mapping[int, Mapping[str, Note]], size: int, newcomers: fr
     newcomers: ranks without a vote. None: all have given the same."""
     names = sorted({name for notes in told.values() for name in notes})
     entries: list[list[Entry] | None] = [None] * size
+    unknown = {name for notes in told.values() for name, note in notes.items() if note.digest is None}
     for rank, notes in told.items():
-        entries[rank] = [(name, _number(notes.get(name), rank), "") for name in names]
+        entries[rank] = [(name, _number(notes.get(name), rank, name in unknown), "") for name in names]
     return judge(entries, newcomers)
 
 
-def _number(note: Note | None, rank: int) -> int:
+def _number(note: Note | None, rank: int, unknown: bool) -> int:
+    """Other numbers for what differs. unknown: what one of the workers gives was not looked at."""
     if note is None:
         return -1
-    return -2 - rank if note.partly else note.digest
+    if note.partly:
+        return -2 - rank
+    return 0 if unknown or note.digest is None else note.digest

@@ -198,7 +198,7 @@ class Stepping:
 
     def weight(self, virtual_worker: int) -> float:
         """What its mean counts in the step in progress."""
-        return self._sampler.weight(self._step, max(virtual_worker, 0))
+        return self._sampler.weight(self._step, self._seeded_as(virtual_worker))
 
     def clip(self, virtual_worker: int, max_norm: float) -> None:
         """How its body wants the global gradient clipped. Raises UserError."""
@@ -265,11 +265,11 @@ class Stepping:
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
         probes = self._cross_check is not None and self._cross_check.probes and self._checked not in self._hosted
         hosted = self._in_order()
-        bodies = hosted or [PROBE if probes else AGAIN] * looks_on
+        bodies = [PROBE, *hosted] if probes else hosted or [AGAIN] * looks_on
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
-        yield from self._run_bodies([PROBE, *hosted] if probes else bodies)
+        yield from self._run_bodies(bodies)
         while self.evaluations is not None and self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
         self._batches.clear()
@@ -429,7 +429,7 @@ class Stepping:
         self._current = virtual_worker
         self._stepped.clear()
         if virtual_worker < 0:
-            if virtual_worker == PROBE and not self._evaluates_again:
+            if virtual_worker == PROBE:
                 self._lanes.forget_others()
                 self._lanes.present.accumulation.probe()
             seed_everything(derive_seed(recipe.seed, "model", step, self._seeded_as(virtual_worker)))
@@ -444,7 +444,7 @@ class Stepping:
         return batch
 
     def _seeded_as(self, virtual_worker: int) -> int:
-        """The virtual worker whose random numbers a body draws."""
+        """The virtual worker whose random numbers a body draws, and for which it is run."""
         if virtual_worker == PROBE:
             assert self._checked is not None
             return self._checked
@@ -491,7 +491,7 @@ class Stepping:
         self._held.parts.registered.state.keep(first=virtual_worker == 0)
         self._held.parts.registered.virtual.keep(None if virtual_worker < 0 else virtual_worker)
         self._buffers.check()
-        if virtual_worker == PROBE and not self._evaluates_again:
+        if virtual_worker == PROBE:
             assert self._cross_check is not None
             self._cross_check.computed(self._lanes.present.accumulation.probed())
             self._lanes.forget_others()
@@ -499,7 +499,7 @@ class Stepping:
         if virtual_worker < 0:
             return True
         self._lanes.present.accumulation.completed()
-        if virtual_worker == self._checked and not self._evaluates_again:
+        if virtual_worker == self._checked:
             assert self._cross_check is not None
             self._cross_check.computed(self._lanes.present.accumulation.digest())
         self._lanes.forget_others()

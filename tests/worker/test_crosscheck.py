@@ -37,6 +37,8 @@ KEEPS_SOMETHING = {
     "replay": r"; buffer ",
     "teacher_of_an_epoch": r"; teacher .*run\.epoch_begin\(lambda: copy\.deepcopy\(model\)\.eval\(\)\)",
     "own_generator": r"; generator .*draw from torch's global generator",
+    "host_counter": r"; done is \d+ on w\.0 and 1 on w\.1 \(unlike_cases\.py:\d+\)",
+    "lbfgs_counts_later_evaluations": r"; counted is \d+ on w\.0 and 0 on w\.1",
 }
 
 
@@ -66,7 +68,10 @@ def test_newcomers_without_what_the_script_keeps_end_however_many_they_are(
     assert re.search(KEEPS_SOMETHING[case], outcome.told), outcome.told
 
 
-@pytest.mark.parametrize("case", ["keeps_nothing", "counts_for_a_log", "switch_in_an_epoch", "says_that_it_counts"])
+@pytest.mark.parametrize(
+    "case",
+    ["keeps_nothing", "counts_for_a_log", "switch_in_an_epoch", "says_that_it_counts", "host_that_keeps_nothing"],
+)
 def test_workers_of_a_script_that_keeps_nothing_that_counts_are_alike(case: str, tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, victim=9, case=case)
     assert outcome.codes == [0, 0, 0], outcome.told

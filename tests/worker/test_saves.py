@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 from elasticd.protocol import exits
 from elasticd.worker.data.likeness import digest
+from elasticd.worker.reachable import Limits, look
+from elasticd.worker.saves import Note, judge_notes, looked_at
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("comparison_for_saves", HERE / "test_comparison.py")
@@ -22,6 +25,18 @@ assert _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
+
+
+def test_what_the_limits_of_a_look_have_cut_off_is_no_difference() -> None:
+    whole = Note("x", looked_at({"a": [1, 2], "b": torch.ones(3)}))
+    other = Note("x", looked_at({"a": [1, 3], "b": torch.ones(3)}))
+    cut = Note("x", look(None, (), (), Limits(items=1), beside={"saved": {"a": [object()], "b": torch.ones(3)}}))
+    assert cut.digest is None
+    assert judge_notes({0: {"x": whole}, 1: {"x": whole}}, 2, frozenset()) is None
+    assert judge_notes({0: {"x": whole}, 1: {"x": other}}, 2, frozenset()) is not None
+    assert judge_notes({0: {"x": whole}, 1: {"x": cut}}, 2, frozenset()) is None
+    assert judge_notes({0: {"x": cut}, 1: {}}, 2, frozenset()) is not None
+    assert judge_notes({0: {"x": replace(whole, partly=True)}, 1: {"x": whole}}, 2, frozenset()) is not None
 
 
 @pytest.fixture(scope="module")

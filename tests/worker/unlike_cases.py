@@ -350,3 +350,54 @@ def saves_in_some_bodies(run: Run) -> list[Any]:
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return ended(run, model)
+
+
+def lbfgs_counts_later_evaluations(run: Run) -> list[Any]:
+    """What a step's first evaluation computes is the same on all workers."""
+    model = network()
+    raw = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=3)
+    model, optimizer, batches = run.prepare(model, raw, Points(), 5)
+    counted, seen = 0, (-1, 0.0)
+    known: set[tuple[int, float]] = set()
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            seen = run.steps_done, x.sum().item()
+            again = seen in known
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(model(x), y) * (1.0 + 0.001 * counted * again)  # noqa: B023
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            known.add(seen)
+            counted += again
+    return ended(run, model)
+
+
+def host_counter(run: Run) -> list[Any]:
+    """A framework's loop whose step counts what it computes."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run.prepare(model, optimizer, Points(), 5)
+    position = run.begin(EPOCHS)
+    done = 0
+    for _ in range(position.epoch, EPOCHS):
+        for step in run.steps():
+            for x, y in step:
+                (functional.cross_entropy(model(x), y) * min(1.0, done / 60)).backward()
+                done += 1
+    return ended(run, model)
+
+
+def host_that_keeps_nothing(run: Run) -> list[Any]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run.prepare(model, optimizer, Points(), 5)
+    position = run.begin(EPOCHS)
+    for _ in range(position.epoch, EPOCHS):
+        for step in run.steps():
+            for x, y in step:
+                (run.weight * functional.cross_entropy(model(x), y)).backward()
+    return ended(run, model)
