@@ -15,6 +15,11 @@ from .kept import Difference, Kind, Node
 
 TOLD = 3  # names in one message; of the others only their number
 UNSEEN = "code before the loop, or at an epoch's beginning, has made something that cannot be looked into"
+DRAWN = (
+    "the loop body draws other random numbers on the leader than on other workers: move what only one worker does, such as "
+    "`if run.is_leader: estimate_loss()`, behind optimizer.step() or into a function of run.every(steps=…), where it shifts no "
+    "draws of others"
+)
 
 _GLOBAL = {"torch.Generator": "torch's", "random.Random": "Python's"}
 

@@ -142,11 +142,12 @@ class Between:
         due = self._due()
         if not due:
             return None
-        seed_everything(derive_seed(self._seed, "after step", self._held.next_step))
         self._held.interlude_begins(after_step=True, interruptible=any(each.together for each in due))
         self._after = self._held.next_step
         try:
-            for function in due:
+            for number, function in enumerate(due):
+                # Each anew: the one before may have drawn on the leader alone.
+                seed_everything(derive_seed(self._seed, "after step", self._after, number))
                 self._function = function
                 function.call()
         except Superseded as superseded:
@@ -296,6 +297,8 @@ class Between:
                 chosen = self._chosen([unpack(msgspec.msgpack.decode(each)) for each in told], choose)
                 known = msgspec.msgpack.encode(pack(chosen, "what run.agree() has chosen"))
                 self._held.settlements.record(place, number, known, decision=True)
+        # Code on some workers alone may have drawn for its value: what the script draws next is the same again.
+        seed_everything(derive_seed(self._seed, "agreed", place.key, number))
         return unpack(msgspec.msgpack.decode(known))
 
     def _told(self, place: Place, number: int, own: bytes) -> list[bytes] | None:

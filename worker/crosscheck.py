@@ -39,6 +39,7 @@ from ..protocol.errors import UserError
 from ..protocol.model import OnDivergence
 from . import advice
 from .communication.communicator import Communicator, CommunicatorBroken
+from .data.generators import digest_of_generators
 from .data.likeness import digest
 from .events import EnterGeneration
 from .inband import Part, exchange
@@ -91,6 +92,9 @@ class CrossCheck:
         self._look: list[Any] | None = None  # `Looking.plain` of this worker, when such a step begins
         self._samples = 0
         self._gradient = 0
+        self._drawn = ""  # a digest of the generators, when the checked micro-batch's gradient is complete
+        self._asked = False  # its loop body has read which worker leads, or this worker's rank
+        self._draws: dict[int, tuple[str, bool]] = {}  # these two of each worker that has computed it, by rank
 
     def enter(self, entered: EnterGeneration, communicator: Communicator) -> None:
         """The next steps are another generation's."""
@@ -130,11 +134,17 @@ class CrossCheck:
     def sampled(self, batch: Any) -> None:
         """The checked virtual worker's batch, before a loop body has it."""
         self._samples = of_values(digest(batch))
+        self._asked = False
+
+    def asked_for_place(self) -> None:
+        """The loop body has read which worker leads, or this worker's rank."""
+        self._asked = True
 
     def computed(self, gradient: int) -> None:
         """The digest of the checked virtual worker's gradient; of a step with several evaluations one after the other."""
         self._gradient = mixed([self._gradient, gradient]) if self._computed else gradient
         self._computed = True
+        self._drawn = digest_of_generators()
 
     # -- in band
 
@@ -150,7 +160,7 @@ class CrossCheck:
 
     def letter(self, part: Part) -> Any:
         entries = [(SAMPLES, self._samples, ""), (GRADIENT, self._gradient, "")] if self._computed else None
-        return {"entries": entries, "look": self._look}
+        return {"entries": entries, "look": self._look, "draws": [self._drawn, self._asked]}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         """Raises CommunicatorBroken where the others are to go on without a worker that differs."""
@@ -159,6 +169,7 @@ class CrossCheck:
         told = {rank: letter for rank, letter in enumerate(letters) if letter is not None}
         looks = {rank: letter["look"] for rank, letter in told.items()}
         self._looks = {rank: self._looking.of_plain(look) for rank, look in looks.items() if look is not None}
+        self._draws = {rank: tuple(letter["draws"]) for rank, letter in told.items() if letter["entries"]}
         entries = [told[rank]["entries"] if rank in told else None for rank in range(len(letters))]
         verdict = judge(entries, self._newcomers)
         if verdict is not None:
@@ -205,7 +216,7 @@ class CrossCheck:
             one, other = sorted((other, next(rank for rank in range(len(self._names)) if rank != other)))
         if not self._looks:
             self._look_now()
-        why = self._explain(one, other)
+        why = self._of_draws(one, other) or self._explain(one, other)
         if verdict.entry == SAMPLES:
             changed = self._looking.changed_in_data(sys._getframe())
             if changed:
@@ -227,6 +238,14 @@ class CrossCheck:
             return advice.UNSEEN
         names = self._names[one], self._names[other]
         return self._looking.explain(self._looks[one][0], self._looks[other][0], names)[0]
+
+    def _of_draws(self, one: int, other: int) -> str:
+        """Why these two workers compute other things, if one of them has drawn other random numbers in a loop body that asks which
+        worker it runs on; else nothing. A micro-batch that only one of the two has computed tells nothing."""
+        (drawn, asked), (drawn_there, asked_there) = (self._draws.get(rank, ("", False)) for rank in (one, other))
+        if "" in (drawn, drawn_there) or drawn == drawn_there or not (asked or asked_there):
+            return ""
+        return advice.DRAWN
 
     def _look_now(self) -> None:
         try:

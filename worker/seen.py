@@ -36,9 +36,9 @@ class Seen:
     def is_leader(self) -> bool:
         """Whether this worker speaks for the job: for what is to be done once, such as writing a file. UserError before the
         loop."""
-        return self._in_job(
-            "is_leader", "what every process may do needs no leader; the rest belongs into the loop"
-        ).is_leader
+        trainer = self._in_job("is_leader", "what every process may do needs no leader; the rest belongs into the loop")
+        trainer.asked_for_place()
+        return trainer.is_leader
 
     @property
     def world_size(self) -> int:
@@ -50,7 +50,9 @@ class Seen:
     @property
     def rank(self) -> int:
         """This worker's rank among them. UserError before the loop."""
-        return self._in_job("rank", "to tell processes apart in a log, use os.getpid()").rank
+        trainer = self._in_job("rank", "to tell processes apart in a log, use os.getpid()")
+        trainer.asked_for_place()
+        return trainer.rank
 
     @property
     def steps_done(self) -> int:

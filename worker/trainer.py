@@ -186,6 +186,11 @@ class Trainer:
 
     # -- what a script may ask
 
+    def asked_for_place(self) -> None:
+        """The script has read what is another on another worker: which of them leads, its rank."""
+        if self._stepping.in_batch:
+            self._cross_check.asked_for_place()
+
     @property
     def has_place(self) -> bool:
         """Is this worker in a generation, so that it has a rank there?"""
@@ -558,6 +563,8 @@ class Trainer:
     def left_early(self, by_error: bool) -> None:
         """The loop over epochs has been left by an exception, or else by `break` or `return`."""
         self._left_by_break = not by_error
+        # Each worker has left another loop body: what the script draws behind the loop is the same again.
+        seed_everything(derive_seed(self._recipe.seed, "left", self._held.next_step))
         if by_error and self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.LEFT)
             self._loader.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections import deque, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
@@ -231,3 +232,63 @@ def a_loss_behind_the_step(run: Run) -> list[Any]:
                 state.last = loss.item()
     run.finish()
     return [model.state_dict()]
+
+
+def leaders_draws(run: Run) -> list[Any]:
+    """What the leader alone draws, behind the step, in a function between steps, at an epoch's edges and before it agrees with the
+    others: what all draw behind that is the same everywhere."""
+    model = network()
+    state = run.state(scale=torch.ones(12), order=[0])
+    raw = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    data = Points()
+
+    def estimate() -> None:
+        if run.is_leader:
+            random.random()
+            numpy.random.rand(3)
+            with torch.no_grad():
+                model(data.x[torch.randint(0, len(data), (4,))])
+
+    run.every(steps=2)(estimate)
+
+    @run.every(steps=2)
+    def draw() -> None:
+        state.scale = 1 + 0.1 * torch.rand(12)
+
+    for _ in run.epochs(EPOCHS):
+        estimate()
+        noise = run.epoch_begin(lambda: torch.rand(12))
+        for x, y in batches:
+            functional.cross_entropy(model(x * state.scale + noise), y).backward()
+            optimizer.step()
+            estimate()
+        estimate()
+        run.agree(0)
+        state.order = torch.randperm(9).tolist()
+        state.order.append(random.randrange(100))
+        estimate()
+        run.evaluate(lambda batch: model(batch[0]).sum(), data, 16)
+        state.scale = state.scale * float(numpy.random.rand())
+        estimate()
+    run.finish()
+    return [model.state_dict(), [*state.order], state.scale]
+
+
+def leaves_its_loop(run: Run) -> list[Any]:
+    """Each worker leaves another loop body, and draws behind it."""
+    model = network()
+    raw = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            if run.steps_done == 23:
+                break
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        else:
+            continue
+        break
+    drawn = [torch.rand(3), random.random(), numpy.random.rand(2)]
+    run.finish()
+    return [model.state_dict(), drawn]

@@ -39,6 +39,7 @@ KEEPS_SOMETHING = {
     "own_generator": r"; generator .*draw from torch's global generator",
     "host_counter": r"; done is \d+ on w\.0 and 1 on w\.1 \(unlike_cases\.py:\d+\)",
     "lbfgs_counts_later_evaluations": r"; counted is \d+ on w\.0 and 0 on w\.1",
+    "the_leader_estimates_in_the_body": r"; the loop body draws other random numbers on the leader .* run\.every\(steps=",
 }
 
 

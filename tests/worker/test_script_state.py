@@ -30,6 +30,7 @@ TWO = [[0, [0, 1]]]
 # One, three, one of them lost in a step that it has missed, two, others; in the middle of epochs and at their edges
 CHANGING = [[0, [0]], [5, [0, 1, 2]], [10, [0, 1, 2], [2]], [13, [1, 2]], [18, [2, 3, 4]], [22, [3, 4]]]
 
+DRAWS = ["leaders_draws", "leaves_its_loop"]
 CASES = ["curriculum", "averages", "replay", "large", "in_hooks", "recurrent", "teachers"]
 
 
@@ -40,7 +41,7 @@ def ranks() -> Iterator[Any]:
     ranks.close()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *DRAWS])
 @pytest.mark.parametrize("timetable", [TWO, CHANGING], ids=["two", "changing"])
 def test_a_loss_that_depends_on_a_scripts_values_gives_the_bits_of_one_worker_alone(
     ranks: Any, case: str, timetable: list[Any]

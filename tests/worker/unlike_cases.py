@@ -401,3 +401,19 @@ def host_that_keeps_nothing(run: Run) -> list[Any]:
             for x, y in step:
                 (run.weight * functional.cross_entropy(model(x), y)).backward()
     return ended(run, model)
+
+
+def the_leader_estimates_in_the_body(run: Run) -> list[Any]:
+    """As nanoGPT's loop does on its master, with random batches, before the forward pass, which draws for its dropout."""
+    model, optimizer, batches = prepared(run)
+    data = Points()
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            if run.is_leader:
+                with torch.no_grad():
+                    model.eval()
+                    model(data.x[torch.randint(0, len(data), (4,))])
+                    model.train()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)

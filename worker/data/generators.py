@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy
 import torch
+
+
+def digest_of_generators() -> str:
+    """Of the states of Python's, NumPy's and torch's global generators, the present CUDA device's too if CUDA is in use: another
+    one where something else has been drawn since they were seeded."""
+    states = [repr(random.getstate()).encode()]
+    kind, keys, *rest = numpy.random.get_state()
+    states += [repr((kind, rest)).encode(), numpy.asarray(keys).tobytes(), torch.get_rng_state().numpy().tobytes()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state().numpy().tobytes())
+    return hashlib.blake2b(b";".join(states), digest_size=8).hexdigest()
 
 
 @contextmanager
