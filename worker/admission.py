@@ -21,6 +21,8 @@ from multiprocessing import process
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..protocol.errors import UserError
 from ..protocol.variables import GANG
 
@@ -35,6 +37,13 @@ LAUNCHERS = {
     "mpiexec": ("PMI_RANK", "PMI_SIZE"),
 }
 ANY_LAUNCHER = ("a launcher", ("RANK", "WORLD_SIZE"))  # outside a cluster, which sets these itself
+
+NO_GROUP = (
+    "the workers of an elastic job come and go, so there is no process group, and what a script gathers or reduces in one would "
+    "depend on their number. Gradients are reduced by the runtime. For losses over the whole global batch write "
+    "run.gather(tensor) with prepare(…, gathers=True), for averages run.mean(loss=loss), for decisions run.agree(value). A "
+    "script that stays as it is for torchrun is submitted for a fixed number of GPUs, without elastic.join()"
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,13 @@ def check_process(environ: Mapping[str, str], own: Process) -> None:
             "one process for each GPU, and outside a cluster one process trains all virtual workers. Start the script with "
             f"`python train.py`; in a cluster `elasticctl submit --gpus 1:{count} --virtual-workers {count} -- python train.py`"
         )
+
+
+def check_group() -> None:
+    """Raises UserError where the script has made a process group of several processes."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise UserError(f"torch.distributed.init_process_group() was called: {NO_GROUP}")
 
 
 def check_guard(context: Any) -> None:

@@ -122,6 +122,7 @@ def check_evaluations(
     max_grad_norm: Any,
     before_update: Any,
     normalize: Any,
+    gathers: bool,
 ) -> None:
     """Raises UserError for what cannot be meant with an optimizer that evaluates the loss of a step several times."""
     found = [each for each in optimizers if isinstance(each, torch.optim.LBFGS)]
@@ -146,6 +147,7 @@ def check_evaluations(
         (max_grad_norm, "max_grad_norm=", "a clipped gradient is not that of its loss"),
         (before_update, "before_update=", "a gradient that is changed is not that of its loss. Change the loss"),
         (normalize, "normalize=", "its loss is the mean over the samples of the step. Return a mean from the closure"),
+        (gathers or None, "gathers=True", "each evaluation of its loss would have to run the loop body several times"),
     ):
         if given is not None:
             raise UserError(f"{what} was given, and the optimizer is LBFGS: {why}")

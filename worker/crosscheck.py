@@ -240,7 +240,7 @@ class CrossCheck:
         return self._looking.explain(self._looks[one][0], self._looks[other][0], names)[0]
 
     def _of_draws(self, one: int, other: int) -> str:
-        """Why these two workers compute other things, if one of them has drawn other random numbers in a loop body that asks which
+        """Why these two workers compute other things, if they have drawn other random numbers in a loop body that asks which
         worker it runs on; else nothing. A micro-batch that only one of the two has computed tells nothing."""
         (drawn, asked), (drawn_there, asked_there) = (self._draws.get(rank, ("", False)) for rank in (one, other))
         if "" in (drawn, drawn_there) or drawn == drawn_there or not (asked or asked_there):

@@ -18,9 +18,12 @@ import torch
 
 from ..protocol.model import Determinism
 from ..protocol.variables import REPEATABLE
+from .admission import NO_GROUP
 
 # As torch 2.13 words it: `at::Context::alertNotDeterministic`.
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+# As torch.distributed words it where a script calls a collective, or makes a group, in a worker that has joined.
+_NO_GROUP = ("Default process group has not been initialized", "environment variable RANK expected, but not set")
 
 
 def before_cuda(environ: MutableMapping[str, str]) -> None:
@@ -48,7 +51,10 @@ def ask_for(determinism: Determinism, device: torch.device) -> None:
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about an operation that torch has refused as not deterministic; empty if `error` is something else."""
+    """What to do about an operation that torch has refused as not deterministic, or for want of a process group; empty if `error`
+    is something else."""
+    if isinstance(error, ValueError) and any(each in str(error) for each in _NO_GROUP):
+        return NO_GROUP
     found = _REFUSED.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None:
         return ""

@@ -26,6 +26,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -39,7 +40,7 @@ from ..protocol.model import Determinism, GpuKind
 from ..protocol.rehearsal import asked
 from ..runtime.clock import SteadyClock
 from . import warm
-from .admission import JOINED, Process, check_process, leave_gang
+from .admission import JOINED, Process, check_group, check_process, leave_gang
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .code import Code
 from .comparison import Terms
@@ -86,6 +87,7 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
     Raises UserError in a process that is not the worker itself (`admission`).
     """
     check_process(os.environ, Process.present(os.getpid()))
+    check_group()
     torch.set_num_threads(threads)
     if (errand := asked(os.environ)) is not None:
         from .rehearsal.run import Rehearsed
@@ -253,6 +255,7 @@ class Run(Together):
         overlap: bool = True,
         normalize: str | None = None,
         scheduler_frequency: int = 1,
+        gathers: bool = False,
     ) -> tuple[M, Any, Batches]:
         """Make a model, its optimizer and a dataset elastic. The same optimizer comes back as an `ElasticOptimizer`;
         several come back as a tuple, and each is stepped for each batch.
@@ -280,6 +283,7 @@ class Run(Together):
         normalize: the loss is a sum over items, such as tokens, and each body tells how many: `normalize="tokens"` with
         `run.share(tokens=...)`. The gradient is then that of the mean over all items of the step.
         scheduler_frequency: global steps between two of a scheduler's.
+        gathers: loop bodies call `run.gather`, for which each runs up to three times in a step.
         Raises UserError where the arguments cannot work.
         """
         if self._trainer is not None:
@@ -288,7 +292,7 @@ class Run(Together):
         optimizers = check_optimizers(model, optimizer)
         schedulers = check_schedulers(scheduler)
         check_update(max_grad_norm, before_update, after_update)
-        check_evaluations(optimizers, self._scaler, max_grad_norm, before_update, normalize)
+        check_evaluations(optimizers, self._scaler, max_grad_norm, before_update, normalize, gathers)
         turns = Updates.of(updates, optimizers)
         job = Job(self._virtual_workers, self._seed, self._device, len(turns))
         if self._initial is not None:
@@ -307,7 +311,7 @@ class Run(Together):
         tell = self._control.tell
         writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep, tell) if env else None
         trainer = Trainer(
-            self._recipe(overlap, normalize, turns),
+            replace(self._recipe(overlap, normalize, turns), gathers=gathers),
             self._control,
             state,
             update,
@@ -377,6 +381,7 @@ class Run(Together):
             raise UserError("the loop begins after save() or finish(), which end the training: begin it before")
         if self._epochs:
             raise UserError("begin() was called twice: a run has one loop, with as many epochs as all of it needs")
+        check_group()
         self._epochs = epochs
         atexit.register(self._at_exit)
         trainer.find(sys._getframe(1), self._local.has)

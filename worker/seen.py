@@ -42,7 +42,13 @@ class Seen:
 
     @property
     def world_size(self) -> int:
-        """How many workers train now. UserError before the loop."""
+        """How many workers train now. UserError before the loop, and in the loop body before `optimizer.step()`."""
+        if self._trainer is not None and self._trainer.stepping.virtual_worker is not None:
+            raise UserError(
+                "run.world_size was read in the loop body before optimizer.step(), and is another number after each resize. What "
+                "a loss or a learning rate depends on is run.virtual_workers, which never changes; what a log needs is read behind "
+                "optimizer.step()"
+            )
         return self._in_job(
             "world_size", "what a result depends on is run.virtual_workers, which never changes"
         ).world_size
@@ -147,6 +153,25 @@ class Seen:
     def weight(self) -> float:
         """What the present virtual worker's mean counts in that over all of them: 1 in a full step. In a loop body alone."""
         return self._require_trainer("run.weight").stepping.weight(self._body("weight"))
+
+    def gather(self, tensor: torch.Tensor, differentiable: bool = True) -> torch.Tensor:
+        """This tensor of all N virtual workers, one behind the other: from [B, ...] to [N * B, ...], in which the rows of this
+        body begin at `virtual_worker * B`. For losses that compare samples of the whole global batch (CLIP, SimCLR).
+
+        The step's gradient is that of the mean of all virtual workers' losses, each of which depends on the tensors of others,
+        too. differentiable=False: others' tensors count as constants. Needs `prepare(…, gathers=True)`, for which the loop body
+        runs three times in a step, or else twice (`gathering`). All bodies call it alike, with tensors of one shape. Raises
+        UserError elsewhere. Source: Gao et al. 2021."""
+        trainer = self._require_trainer("run.gather()")
+        self._body("gather")
+        return trainer.stepping.gather(tensor, differentiable)
+
+    @property
+    def virtual_worker(self) -> int:
+        """The number of the one whose loop body runs, 0 to N - 1. In a loop body alone, before `optimizer.step()`."""
+        trainer = self._require_trainer("run.virtual_worker")
+        self._body("virtual_worker")
+        return trainer.stepping.number
 
     def clip(self, max_norm: float) -> float | None:
         """Clip the global gradient to this 2-norm before the update. For a body that calls `clip_grad_norm_`: its own gradient is

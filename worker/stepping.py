@@ -9,6 +9,7 @@ whose virtual workers have no sample in a short step sees the batch of virtual w
 
 Where the optimizer evaluates the loss of the step several times (`gradients.evaluations`), all of the step's bodies run once for
 each evaluation, on the same batches. The word follows the last of them.
+Where bodies gather tensors of all virtual workers (`gathering`), they run in passes before, of which nothing counts.
 
 A step whose collectives fail is not applied here (`give_up`). A joiner takes part in a step without hosting a virtual worker
 (`join`): the state arrives meanwhile, and it applies the same reduced gradient to it.
@@ -32,6 +33,7 @@ from .data.feed import Batching, Sampling
 from .data.fetching import move_to
 from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
 from .following import Following, Where
+from .gathering import COUNTS, GIVES, Gathering
 from .gradients.buffers import ModelBuffers
 from .gradients.evaluations import DISAGREE, Evaluations, evaluates_again
 from .gradients.hyperparameters import Hyperparameters
@@ -50,6 +52,7 @@ from .virtual import derive_seed, seed_everything
 
 # In place of a virtual worker; nothing comes of the body for the job.
 AGAIN = -1  # the body is run for a batch of virtual worker 0
+REHEARSED = -3  # and below: the body of virtual worker 0, 1, ... in a pass before the step's own (`gathering`)
 PROBE = -2  # the body is run for the virtual worker that is checked in this step, and hosted elsewhere
 
 
@@ -66,6 +69,7 @@ class Recipe:
     updates: Updates  # made from each batch
     normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
     comparing: Terms = field(default_factory=Terms)
+    gathers: bool = False  # loop bodies want tensors of all virtual workers
     backwards: bool = False  # in a rehearsal: the bodies of a step run in the reverse order
 
 
@@ -108,6 +112,8 @@ class Stepping:
         held.parts.registered.state.device = held.parts.registered.virtual.device = recipe.device
         self.evaluations = Evaluations(optimizers[0], recipe.virtual_workers) if evaluates_again(optimizers) else None
         held.parts.registered.state.refuses = "the optimizer is LBFGS" if self.evaluations is not None else ""
+        gathers = recipe.gathers and recipe.virtual_workers > 1
+        self.gathering = Gathering(recipe.virtual_workers, recipe.device) if gathers else None
         self._total_steps: int | None = 0
         self._epochs = 0
 
@@ -210,6 +216,23 @@ class Stepping:
             )
         self._update.clipping.ask(virtual_worker, max_norm)
 
+    def gather(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
+        """A tensor of the present body and of those of all virtual workers (`gathering`). Raises UserError."""
+        if not self._recipe.gathers:
+            raise UserError(
+                "run.gather() was called without prepare(…, gathers=True), with which a loop body runs up to three times in a step"
+            )
+        assert self._current is not None
+        if self.gathering is None:
+            return tensor
+        return self.gathering.gather(self._seeded_as(self._current), tensor, differentiable)
+
+    @property
+    def number(self) -> int:
+        """Of the virtual worker for which the present body computes."""
+        assert self._current is not None
+        return self._seeded_as(self._current)
+
     @property
     def update(self) -> str:
         """The name of the update that the step in progress makes."""
@@ -269,6 +292,8 @@ class Stepping:
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
+        if self.gathering is not None:
+            yield from self._rehearse(self.gathering)
         yield from self._run_bodies(bodies)
         while self.evaluations is not None and self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
@@ -287,6 +312,17 @@ class Stepping:
         if not hosts:
             (packed,) = (letter["batch"] for letter in letters if letter["batch"] is not None)
             self._sent = move_to(unpack(packed, lambda content, _: restored(content)), self._recipe.device)
+
+    def _rehearse(self, gathering: Gathering) -> Iterator[Any]:
+        """The passes before the step's own. Raises CommunicatorBroken."""
+        while gathering.number != COUNTS:
+            yield from self._run_bodies([REHEARSED - virtual_worker for virtual_worker in self._in_order()])
+            computed = self._once_computed()
+            self._communicator.part_issued(computed)
+            computed()
+            gathering.exchange(self._communicator)
+            self._tell(Evaluated())
+            self._communicator.part_begins()
 
     def _run_bodies(self, bodies: Sequence[int]) -> Iterator[Any]:
         for done, virtual_worker in enumerate(bodies):
@@ -308,13 +344,20 @@ class Stepping:
                     "gradients over k batches, do not count them yourself: ask for k times as many virtual workers, whose "
                     "gradients are accumulated anyway. To leave a batch out, call optimizer.step() without backward()"
                 )
-            self._end_body()
+            if virtual_worker <= REHEARSED:
+                self._forget_body()
+            else:
+                self._end_body()
 
     def _left_after(self, done: int, bodies: int) -> None:
         """The script has left its loop after so many bodies of the step in progress, perhaps not all of them."""
         begun, how = 0 < done < bodies, f"after {done} of the {bodies} loop bodies that this worker runs for it"
         if self.evaluations is not None and (self.evaluations.goes_on or (self._evaluates_again and done < bodies)):
             begun, how = True, "between two evaluations of its loss, for each of which the loop body runs"
+        if (passes := self.gathering) is not None:
+            counts = passes.number == COUNTS
+            if (done and not counts) or (done < bodies and passes.number != GIVES):
+                begun, how = True, "in which each loop body runs three times, since it calls run.gather()"
         if begun:
             step = self._step + 1
             self.left = (
@@ -330,6 +373,9 @@ class Stepping:
         """
         self._begin(step.step, step.ranges, step.proposal, parameters)
         part = Part(self._step, (), joins=True)
+        while self.gathering is not None and self.gathering.number != COUNTS:
+            self.gathering.exchange(self._communicator)
+            self._tell(Evaluated())
         if self.evaluations is None:
             self._complete(part, take_state)
             return
@@ -405,6 +451,8 @@ class Stepping:
         self._update.clipping.begin()
         if self.evaluations is not None:
             self.evaluations.begin()
+        if self.gathering is not None:
+            self.gathering.begin(step)
         self._communicator.part_begins()
         self._proposal = proposal
 
@@ -428,8 +476,10 @@ class Stepping:
         self._untold.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
+        if self.gathering is not None:
+            self.gathering.begin_body()
         if virtual_worker < 0:
-            if virtual_worker == PROBE:
+            if virtual_worker == PROBE or virtual_worker <= REHEARSED:
                 self._lanes.forget_others()
                 self._lanes.present.accumulation.probe()
             seed_everything(derive_seed(recipe.seed, "model", step, self._seeded_as(virtual_worker)))
@@ -448,9 +498,11 @@ class Stepping:
         if virtual_worker == PROBE:
             assert self._checked is not None
             return self._checked
-        return max(virtual_worker, 0)
+        return REHEARSED - virtual_worker if virtual_worker <= REHEARSED else max(virtual_worker, 0)
 
     def _batch(self, virtual_worker: int) -> Any:
+        if virtual_worker <= REHEARSED:
+            return self._batch(self._seeded_as(virtual_worker))
         if virtual_worker in self._batches:  # as it was before a body could change it
             return copy.deepcopy(self._batches[virtual_worker])
         step, sent = self._step, self._sent
@@ -463,7 +515,7 @@ class Stepping:
             batch = self._loader.again(step)
         else:
             batch = self._loader.batch(step, virtual_worker)
-        if self.evaluations is not None:
+        if self.evaluations is not None or self.gathering is not None:
             self._batches[virtual_worker] = copy.deepcopy(batch)
         return batch
 
@@ -486,6 +538,11 @@ class Stepping:
         if len(self._stepped) < len(updates.optimizers(self._step)):
             return False
         self._current = None
+        if self.gathering is not None:
+            self.gathering.end_body(self._seeded_as(virtual_worker))
+        if virtual_worker <= REHEARSED:
+            self._held.parts.registered.virtual.keep(None)
+            return False
         self._untold.check()
         self._hyperparameters.keep()
         self._held.parts.registered.state.keep(first=virtual_worker == 0)
@@ -521,8 +578,17 @@ class Stepping:
         self._held.parts.registered.state.end_body()
         self._following.end_body(self._step)
 
-    def complete_own_part(self) -> None:
-        """This worker's part of the step is issued. Raises CommunicatorBroken, with nothing applied."""
+    def _forget_body(self) -> None:
+        """A body is over that has run in a pass before the step's own: nothing is left of it."""
+        self._untold.check()
+        self._buffers.restore()
+        self._hyperparameters.restore()
+        self._held.parts.extra_state.restore()
+        self._held.parts.registered.state.restore()
+        self._following.begin()
+
+    def _once_computed(self) -> Callable[[], None]:
+        """A function that tells, when it is called first, that this worker's part is computed."""
         told = False
 
         def computed() -> None:
@@ -531,6 +597,11 @@ class Stepping:
                 told = True
                 self._tell(PartComputed())
 
+        return computed
+
+    def complete_own_part(self) -> None:
+        """This worker's part of the step is issued. Raises CommunicatorBroken, with nothing applied."""
+        computed = self._once_computed()
         self._communicator.part_issued(computed)
         part = Part(self._step, tuple(self._hosted))
         if self.evaluations is None:

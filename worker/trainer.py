@@ -482,6 +482,11 @@ class Trainer:
                 "run.steps() was called, and the optimizer is LBFGS, which needs optimizer.step(closure) in a loop over batches: "
                 "`for x, y in batches:`"
             )
+        if self._stepping.gathering is not None:
+            raise UserError(
+                "run.steps() was called, and prepare() was given gathers=True, which needs a loop over batches: `for x, y in "
+                "batches:`"
+            )
         if counts_epochs and self._script.at is ScriptAt.BETWEEN:
             self.epoch_begins(self._script.epoch + self._has_passed)
             self._has_passed = True

@@ -76,7 +76,7 @@ def main() -> None:
     model, optimizer, batches = run.prepare(
         model, optimizer, dataset, batch_size=options.batch_size, scheduler=scheduler, max_grad_norm=1.0
     )
-    latest = 0.0
+    latest, workers = 0.0, 1
 
     @run.every(steps=1)
     def flip() -> None:
@@ -84,19 +84,21 @@ def main() -> None:
             with torch.no_grad():
                 model[0].weight.view(torch.int32)[0, 0] ^= 1 << 20
 
+    run.local("workers")
     for epoch in run.epochs(options.epochs):
         dataset.epoch = epoch
         for x, y in batches:
             if options.end == "break" and run.steps_done == options.end_at:
                 break
             if options.pace and not os.path.exists(options.enough):
-                crowd = run.world_size / options.useful
+                crowd = workers / options.useful
                 time.sleep(options.pace * (1.2 * crowd if crowd > 1 else 1.0))
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             latest = float(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
+            workers = run.world_size
             if options.end != "break" and run.steps_done == options.end_at and ends_here(options.once):
                 if options.end == "exit":
                     sys.exit()

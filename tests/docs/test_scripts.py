@@ -31,6 +31,17 @@ BEFORE = {
     "Data with an index": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
     "Loops that are not yours": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
     "Losses that are evaluated several times": "dataset = torch.randn(60, 1), torch.randn(60, 1)",
+    "Losses over the whole global batch": """
+dataset = torch.randn(64, 3), torch.randn(64, 3)
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, image, text):
+        return self.image(image), self.text(text)
+""",
     "Two updates from a batch": """
 dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))
 generator, discriminator = nn.Linear(3, 1), nn.Linear(1, 1)

@@ -235,8 +235,8 @@ def a_loss_behind_the_step(run: Run) -> list[Any]:
 
 
 def leaders_draws(run: Run) -> list[Any]:
-    """What the leader alone draws, behind the step, in a function between steps, at an epoch's edges and before it agrees with the
-    others: what all draw behind that is the same everywhere."""
+    """What the leader alone draws, behind the step, in a function between steps, at an epoch's edges and before it agrees with
+    the others: what all draw behind that is the same everywhere."""
     model = network()
     state = run.state(scale=torch.ones(12), order=[0])
     raw = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import elasticd as elastic
 from elasticd.protocol.errors import UserError
 from elasticd.worker.checking import check_model, check_optimizers
 from elasticd.worker.driver import LocalControl
@@ -111,6 +112,24 @@ def test_a_model_whose_parameters_are_divided_among_processes_is_refused_with_th
             check_model(model)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_process_group_of_the_scripts_own_is_refused_with_what_takes_its_place() -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    run, model = Run(LocalControl.alone(2), None, 2, seed=1), nn.Linear(2, 1)
+    run.prepare(model, another(model), DATA, 3)
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(
+            UserError, match=r"init_process_group\(\) was called: .* come and go.* run.gather\(tensor\)"
+        ):
+            elastic.join()
+        with pytest.raises(UserError, match=r"init_process_group\(\) was called"):
+            next(run.epochs(1))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert next(run.epochs(1)) == 0
 
 
 class TwoSteps(torch.optim.SGD):

@@ -87,6 +87,17 @@ def test_on_a_gpu_torch_raises_errors_unless_the_job_wants_speed_alone(determini
     assert said.split() == [str(determinism is not Determinism.NONE), "False"]
 
 
+def test_a_collective_without_a_process_group_has_its_reason_and_what_to_write() -> None:
+    with pytest.raises(ValueError) as without:  # noqa: PT011
+        torch.distributed.all_gather([torch.zeros(1)], torch.zeros(1))
+    assert "the workers of an elastic job come and go" in described(without.value)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        assert name not in os.environ
+    with pytest.raises(ValueError) as making:  # noqa: PT011
+        torch.distributed.init_process_group("gloo")
+    assert "run.gather(tensor) with prepare(…, gathers=True)" in described(making.value)
+
+
 def test_only_what_torch_refuses_has_a_remedy() -> None:
     refused = RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set")
     assert described(refused).startswith("RuntimeError: cumsum_cuda_kernel has no deterministic algorithm here")

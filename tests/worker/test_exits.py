@@ -251,6 +251,18 @@ def test_what_nobody_knows_before_the_loop_is_refused_with_what_to_write(asked: 
     assert run.is_leader
 
 
+def test_the_number_of_workers_is_refused_in_the_loop_body_where_a_loss_could_depend_on_it() -> None:
+    run, model = alone()
+    trainer = run._trainer
+    assert trainer is not None
+    for batch in (batch for _ in run.epochs(1) for batch in trainer.batches()):
+        with pytest.raises(UserError, match=r"What a loss .* depends on is run\.virtual_workers"):
+            _ = run.world_size
+        model(batch[0]).sum().backward()
+        trainer.optimizer_stepped(0)
+        assert run.world_size == 1
+
+
 def alone() -> tuple[Run, torch.nn.Module]:
     """A script outside a cluster that is about to begin its loop."""
     run = Run(LocalControl.alone(2), None, 2, seed=1)

@@ -661,6 +661,28 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("clip_temperature", EQUAL),
+    Script("clip_global_negatives", EQUAL),
+    Script(
+        "simclr_all_gather",
+        FOUND,
+        "process group",
+        "run.gather and prepare(…, gathers=True)",
+        (
+            ("    parts = [torch.zeros_like(own) for _ in range(dist.get_world_size())]\n", ""),
+            (
+                "    dist.all_gather(parts, own)\n    parts[dist.get_rank()] = own\n    return torch.cat(parts)",
+                "    return run.gather(own)",
+            ),
+            ("batch_size=4)", "batch_size=4, gathers=True)"),
+        ),
+    ),
+    Script(
+        "world_size_in_loss",
+        FOUND,
+        "world_size",
+        "run.virtual_workers",
+        (("run.world_size", "run.virtual_workers"),),
+    ),
     Script("sparse_embeddings", EITHER),
     Script(
         "word2vec_negatives",
