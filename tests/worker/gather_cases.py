@@ -85,3 +85,36 @@ def simclr(run: Run) -> list[Any]:
             optimizer.step()
     run.finish()
     return [model.state_dict(), raw.state_dict()]
+
+
+class ByLoss(torch.utils.data.Sampler[int]):
+    """Draws samples by weights that the training has."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __len__(self) -> int:
+        return len(self._state.weights)
+
+    def __iter__(self) -> Any:
+        return iter(torch.multinomial(self._state.weights + 0.01, len(self), replacement=True).tolist())
+
+
+def sampler_by_losses(run: Run) -> list[Any]:
+    """Losses of all samples, by which the next epoch's are drawn."""
+    model, data = Towers().image, Points()
+    model.append(nn.Linear(8, 3))
+    numbers = torch.utils.data.StackDataset(data, range(len(data)))
+    state = run.state(losses=torch.ones(len(data)), weights=torch.ones(len(data)))
+    raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    options: Any = {"batch_size": 5, "drop_last": True, "gathers": True, "sampler": ByLoss(state)}
+    model, optimizer, batches = run.prepare(model, raw, numbers, **options)
+    for _ in run.epochs(EPOCHS):
+        state.weights = state.losses.clone()
+        for (x, y), index in batches:
+            losses = functional.cross_entropy(model(x), y, reduction="none")
+            state.losses[run.gather(index)] = run.gather(losses.detach(), differentiable=False)
+            losses.mean().backward()
+            optimizer.step()
+    run.finish()
+    return [model.state_dict(), raw.state_dict(), [state.losses]]

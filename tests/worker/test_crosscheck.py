@@ -87,6 +87,13 @@ def test_a_newcomer_that_has_missed_a_switch_of_an_earlier_epoch_ends(tmp_path: 
     assert outcome.states == {0: alone(train, tmp_path, "switched_before_it_came")}
 
 
+def test_a_newcomer_whose_sampler_gives_another_order_ends(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="sampler_of_own_losses", joins=14)
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert "their samplers have given different orders" in outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "sampler_of_own_losses")}
+
+
 def test_a_newcomer_that_derives_something_else_at_an_epochs_beginning_ends_though_its_gradient_is_the_same(
     tmp_path: Path, train: Any
 ) -> None:

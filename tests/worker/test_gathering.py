@@ -45,7 +45,7 @@ def ranks() -> Iterator[Any]:
     ranks.close()
 
 
-@pytest.mark.parametrize("case", ["clip", "others_are_constant", "simclr"])
+@pytest.mark.parametrize("case", ["clip", "others_are_constant", "simclr", "sampler_by_losses"])
 @pytest.mark.parametrize("timetable", [TWO, CHANGING], ids=["two", "changing"])
 def test_losses_over_the_global_batch_give_the_bits_of_one_worker_alone(
     ranks: Any, case: str, timetable: list[Any]

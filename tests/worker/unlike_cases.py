@@ -417,3 +417,29 @@ def the_leader_estimates_in_the_body(run: Run) -> list[Any]:
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return ended(run, model)
+
+
+class ByLoss(torch.utils.data.Sampler[int]):
+    """Draws samples by the losses that this worker's bodies have had."""
+
+    def __init__(self, size: int) -> None:
+        self.losses = torch.ones(size)
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    def __iter__(self) -> Any:
+        return iter(torch.multinomial(self.losses + 0.01, len(self.losses), replacement=True).tolist())
+
+
+def sampler_of_own_losses(run: Run) -> list[Any]:
+    model, data = network(), Points()
+    sampler = ByLoss(len(data))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, data, 5, sampler=sampler)
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        sampler.losses = torch.arange(1.0, 1.0 + len(sampler)) ** epoch
+    return ended(run, model)

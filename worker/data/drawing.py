@@ -55,6 +55,10 @@ class DrawnOrder:
     def fingerprint(self, epoch: int) -> int:
         return self._of(epoch)[1]
 
+    def forget(self) -> None:
+        """Another state has come, on which what the sampler gives may depend: draw anew."""
+        self._drawn = {}
+
     def _of(self, epoch: int) -> tuple[Sequence[Any], int]:
         if epoch not in self._drawn:
             drawn = self._draw(epoch)
@@ -137,6 +141,8 @@ class OrderWatch:
         told = [letter for letter in letters if letter is not None]
         told = [(own, size) for own, size, joins in told if not joins]
         if part.joins:
+            if isinstance(self._schedule.order, DrawnOrder):
+                self._schedule.order.forget()
             told.append((self._own(part), self._schedule.order.size))
         if len({own for own, _ in told}) < 2:
             return
@@ -147,7 +153,9 @@ class OrderWatch:
         else:
             text = (
                 "their samplers have given different orders: derive it from the epoch alone, which "
-                "`set_epoch(epoch)` is told, and from torch's, NumPy's or Python's generators, which are seeded for it"
+                "`set_epoch(epoch)` is told, and from torch's, NumPy's or Python's generators, which are seeded for it. One that "
+                "looks at losses needs those of all: state = run.state(losses=…, weights=…), losses filled in each loop body "
+                "from run.gather(losses.detach(), differentiable=False), and weights taken from them before the loop over batches"
             )
         kind = Unlike if part.joins else UserError
         raise kind(f"the workers do not read the same data in epoch {epoch} (step {part.step}): {text}")

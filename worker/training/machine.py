@@ -599,6 +599,7 @@ _TABLE: dict[tuple[Doing, type], _Method] = {
     (Doing.JOINING, Evaluated): Training._on_evaluated,
     (Doing.JOINING, WordRead): Training._on_word,
     (Doing.JOINING, CollectiveFailed): Training._on_failed,
+    (Doing.JOINING, Diverged): Training._on_diverged,
     (Doing.COMPUTING, PartComputed): Training._on_part_computed,
     (Doing.COMPUTING, CollectiveFailed): Training._on_failed,
     (Doing.COMPUTING, LoopEnded): Training._on_loop_ended,
