@@ -78,7 +78,9 @@ def refuse(trainer: Any, module: Any) -> None:
     for wrong, text in (
         (
             not module.automatic_optimization,
-            "automatic_optimization = False: the loop has one optimizer and one update a step",
+            "automatic_optimization = False: training_step() would step its optimizers itself, for each micro-batch, and the "
+            "gradient of a step is complete only when all virtual workers have run. Leave it at True and return the loss; or "
+            "write the loop with elastic.join(), where several updates of a batch are prepare(…, updates={…})",
         ),
         (
             len(trainer.optimizers) != 1,

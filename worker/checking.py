@@ -16,6 +16,12 @@ _AS_A_GANG = (
     "train.py"
 )
 
+SPARSE = (
+    "Gradients of all virtual workers are added up in dense memory, in an order that does not depend on who computes them, and "
+    "a sparse gradient would be dense: write sparse=False, and torch.optim.Adam in place of SparseAdam"
+)
+_TWO_POINTS = (("first_step", "second_step"), ("ascent_step", "descent_step"))  # methods of optimizers in public code
+
 
 def check_model(model: Any) -> None:
     """Raises UserError for what is no model, or one that cannot be trained so."""
@@ -53,6 +59,12 @@ def check_model(model: Any) -> None:
                 "layer of the first cannot wait for the statistics of the next. Use torch.nn.GroupNorm, or BatchNorm, "
                 "whose statistics are virtual worker 0's (as in DistributedDataParallel with broadcast_buffers)"
             )
+        if (
+            isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
+            raise UserError(f"{name or 'the model'} is an {type(module).__name__} with sparse=True. {SPARSE}")
     if any(isinstance(parameter, torch.nn.UninitializedParameter) for parameter in model.parameters()):
         raise UserError(
             f"the model, a {wrapped}, has parameters without a shape (lazy modules): call it once with a batch before the "
@@ -75,11 +87,15 @@ def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
     for position, each in enumerate(several):
         if not isinstance(each, torch.optim.Optimizer):
             raise UserError(f"optimizer {position} is {_a(each)}: give a torch.optim.Optimizer")
-        if callable(getattr(each, "first_step", None)) and callable(getattr(each, "second_step", None)):
+        if isinstance(each, torch.optim.SparseAdam):
+            raise UserError(f"the optimizer is SparseAdam, which takes sparse gradients only. {SPARSE}")
+        if any(all(callable(getattr(each, name, None)) for name in names) for names in _TWO_POINTS):
             raise UserError(
                 f"the optimizer, {type(each).__name__}, evaluates the loss of a step at two points, as sharpness-aware "
                 "minimization (SAM) does. The second point follows from the gradient of the whole step, which no single loop "
-                "body has: give the optimizer that it wraps"
+                "body has: give the optimizer that it wraps. With each micro-batch's own second point, as under DDP, the loop "
+                "body can do it: backward(), move the parameters, optimizer.zero_grad(), backward() again, copy the old values "
+                "back, optimizer.step()"
             )
         its = [parameter for group in each.param_groups for parameter in group["params"]]
         if its and not any(id(parameter) in known for parameter in its):

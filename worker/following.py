@@ -44,6 +44,12 @@ class Where(enum.Enum):
     UPDATING = "in the update"
 
 
+METRIC = (
+    "the loss of the training is run.means['loss'], after run.mean(loss=loss) in each loop body before optimizer.step(); that of "
+    "a validation is what run.evaluate returns"
+)
+
+
 class Following:
     """The found objects of one script, and what it calls of them. Takes part in the step's word."""
 
@@ -73,6 +79,7 @@ class Following:
         self._bodies: list[list[Any]] = []  # calls of each body in this step
         self._waiting: list[Callable[[], None]] = []  # calls of the present body before its last `optimizer.step()`
         self._since: list[Any] = []  # what has acted since the last update
+        self._plateaus: set[str] = set()  # calls that take a metric
         for each in self._stepped_here:
             _intercept(each, "step", self._stepped_by_us)
 
@@ -150,9 +157,11 @@ class Following:
         if isinstance(scheduler, ReduceLROnPlateau) and where in IN_BODY:
             raise UserError(
                 f"{what} with a metric was called in the loop over batches, where each worker has another one: call it between "
-                "epochs, with a metric that is the same on all workers"
+                f"epochs, with a metric that is the same on all workers: {METRIC}"
             )
         optimizer = scheduler.optimizer
+        if isinstance(scheduler, ReduceLROnPlateau):
+            self._plateaus.add(what)
         if where is Where.BEFORE_STEP and not self._has_stepped(optimizer):
             raise UserError(f"{what} was called before optimizer.step() in the loop over batches: call it behind it")
         optimizer._opt_called = True  # type: ignore[attr-defined]  # by others, where this worker has joined since
@@ -262,9 +271,10 @@ class Following:
         for rank, letter in present:
             if letter != present[0][1]:
                 what = _first_difference(letter, present[0][1])
+                remedy = METRIC if what in self._plateaus else REMEDY
                 raise UserError(
                     f"{what} was called differently on worker {present[0][0]} and on worker {rank} before step {part.step}: "
-                    f"what it is called with, and whether, must be the same on all workers; {REMEDY}"
+                    f"what it is called with, and whether, must be the same on all workers; {remedy}"
                 )
 
     # -- for a joiner

@@ -46,8 +46,8 @@ class Seen:
         if self._trainer is not None and self._trainer.stepping.virtual_worker is not None:
             raise UserError(
                 "run.world_size was read in the loop body before optimizer.step(), and is another number after each resize. What "
-                "a loss or a learning rate depends on is run.virtual_workers, which never changes; what a log needs is read behind "
-                "optimizer.step()"
+                "a loss or a learning rate depends on is run.virtual_workers, which never changes; what a log needs is read "
+                "behind optimizer.step()"
             )
         return self._in_job(
             "world_size", "what a result depends on is run.virtual_workers, which never changes"

@@ -220,7 +220,7 @@ class Stepping:
         """A tensor of the present body and of those of all virtual workers (`gathering`). Raises UserError."""
         if not self._recipe.gathers:
             raise UserError(
-                "run.gather() was called without prepare(…, gathers=True), with which a loop body runs up to three times in a step"
+                "run.gather() was called without prepare(…, gathers=True), with which loop bodies run up to three times in a step"
             )
         assert self._current is not None
         if self.gathering is None:

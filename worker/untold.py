@@ -173,7 +173,8 @@ class Untold:
             raise UserError(
                 f"the parameter {name} was changed in the loop body, which runs once for each virtual worker, and not on a "
                 "worker that has just joined. Change it in a function that is called once for each update: prepare(…, "
-                "after_update=function). What the forward pass changes is to be a buffer"
+                "after_update=function). What the forward pass changes is to be a buffer. To evaluate the loss at another point, "
+                "copy the old values back before optimizer.step()"
             )
         self._check_copies()
         if self._attributes is not None and not self._compared:

@@ -142,7 +142,29 @@ class TwoSteps(torch.optim.SGD):
         """Go down from where the step began."""
 
 
+class UpAndDown(torch.optim.SGD):
+    def ascent_step(self) -> None:
+        """Go up."""
+
+    def descent_step(self) -> None:
+        """Go down."""
+
+
 def test_an_optimizer_that_evaluates_a_step_at_two_points_is_refused_with_the_reason() -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(UserError, match=r"TwoSteps, evaluates the loss of a step at two points"):
         check_optimizers(model, TwoSteps(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match=r"UpAndDown, evaluates .* copy the old values back, optimizer.step\(\)"):
+        check_optimizers(model, UpAndDown(model.parameters(), lr=0.1))
+
+
+def test_sparse_gradients_are_refused_before_the_loop_with_the_line_to_write() -> None:
+    for layer in (nn.Embedding(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True)):
+        model = nn.Sequential(nn.Identity(), layer)
+        with pytest.raises(UserError, match=rf"1 is an {type(layer).__name__} with sparse=True.* write sparse=False"):
+            check_model(model)
+        layer.weight.requires_grad_(False)
+        check_model(nn.Sequential(model, nn.Linear(2, 1)))
+    dense = nn.Embedding(5, 2)
+    with pytest.raises(UserError, match=r"takes sparse gradients only.* torch.optim.Adam in place of SparseAdam"):
+        check_optimizers(dense, torch.optim.SparseAdam(dense.parameters()))

@@ -81,7 +81,7 @@ def test_what_bodies_set_behind_the_last_step_makes_no_worker_differ_that_has_ru
         ("calls_that_differ", r"scheduler\.step\(\) was called differently on worker 0 and on worker 1 before step 2"),
         (
             "metrics_that_differ",
-            r"scheduler\.step\(\) was called differently on worker 0 and on worker 1 before step 6",
+            r"scheduler\.step\(\) was called differently on worker 0 and on worker 1 before step 6.*run\.means\['loss'\]",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,6 +157,62 @@ def test_what_the_messages_advise_works() -> None:
     assert not torch.equal(ends[0], clipped.model[0].weight)
     torch.testing.assert_close(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[3])
+
+
+class Again(torch.optim.SGD):
+    """Whose update evaluates the loss once more."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            closure()
+        return super().step()
+
+
+class Needs(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "this optimizer requires a closure"
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Again, Needs])
+def test_an_optimizer_whose_update_wants_the_loss_again_is_refused_with_the_reason(kind: Any) -> None:
+    model, run = nn.Linear(2, 1), Run(LocalControl.alone(2), None, 2, seed=1)
+    optimizer: Any
+    model, optimizer, batches = run.prepare(model, kind(model.parameters(), lr=0.1), (torch.randn(8, 2),), batch_size=2)
+
+    def closure(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).sum()
+        loss.backward()
+        return loss
+
+    def loop() -> None:
+        for (x,) in (batch for _ in run.epochs(1) for batch in batches):
+            optimizer.step(partial(closure, x))
+
+    with pytest.raises(UserError, match=rf"{kind.__name__}, needs the closure in its update.*LBFGS works"):
+        loop()
+
+
+def test_a_second_point_of_each_micro_batch_is_allowed_where_the_old_values_are_copied_back() -> None:
+    def body(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+        parameters = [*script.model.parameters()]
+        script.loss(x, y).backward()
+        old = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.add_(parameter.grad, alpha=0.05)
+        script.optimizer.zero_grad()
+        script.loss(x, y).backward()
+        with torch.no_grad():
+            for parameter, value in zip(parameters, old, strict=True):
+                parameter.copy_(value)
+        script.optimizer.step()
+
+    script, plain = Script(), Script()
+    script.train(body)
+    plain.train(once)
+    assert script.run.steps_done == plain.run.steps_done
+    assert not torch.equal(script.model[0].weight, plain.model[0].weight)
 
 
 # ----------------------------------------------------------------------------------------------------- two updates

@@ -576,7 +576,24 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script("sam_two_steps", EITHER),
+    Script(
+        "sam_two_steps",
+        FOUND,
+        "Sam",
+        "the old values copied back before optimizer.step()",
+        (
+            ("    def first_step(self):", "    def up(self):"),
+            ("    def second_step(self):", "    def back(self):"),
+            (
+                'self.state[p]["moved"] = p.grad * (0.05 / (norm + 1e-12))\n                p.data.add_(self.state[p]["moved"])',
+                "moved[p] = p.data.clone()\n                p.data.add_(p.grad * (0.05 / (norm + 1e-12)))",
+            ),
+            ('p.data.sub_(self.state[p]["moved"])\n        self.step()', "p.data.copy_(moved[p])\n        self.step()"),
+            ("class Sam", "moved = {}\n\n\nclass Sam"),
+            ("optimizer.first_step()", "optimizer.up()"),
+            ("optimizer.second_step()", "optimizer.back()"),
+        ),
+    ),
     Script(
         "lars_state_outside",
         FOUND,
@@ -683,7 +700,13 @@ SCRIPTS: tuple[Script, ...] = (
         "run.virtual_workers",
         (("run.world_size", "run.virtual_workers"),),
     ),
-    Script("sparse_embeddings", EITHER),
+    Script(
+        "sparse_embeddings",
+        FOUND,
+        "sparse=True",
+        "sparse=False, and Adam",
+        (("sparse=True)\noptimizer", "sparse=False)\noptimizer"), ("optim.SparseAdam", "optim.Adam")),
+    ),
     Script(
         "word2vec_negatives",
         FOUND,
@@ -703,7 +726,28 @@ SCRIPTS: tuple[Script, ...] = (
         ((_JOIN, _JOIN + "state = run.state(sampler=sampler)\n"), ("(sampler.randint", "(state.sampler.randint")),
     ),
     Script("hard_mining", EQUAL),
-    Script("loss_aware_sampler", FOUND, "losses", "run.share and run.state"),
+    Script(
+        "loss_aware_sampler",
+        FOUND,
+        "losses",
+        "run.state and run.gather",
+        (
+            ("    def __init__(self, size):\n        self.losses = torch.ones(size)\n\n", ""),
+            ("return len(self.losses)", "return 128"),
+            ("self.losses + 0.01, len(self.losses)", "state.weights + 0.01, 128"),
+            ("ByLoss(128)", "ByLoss()"),
+            (_JOIN, _JOIN + "state = run.state(losses=torch.ones(128), weights=torch.ones(128))\n"),
+            (
+                "sampler=sampler)\nfor epoch in run.epochs(4):\n",
+                "sampler=sampler, gathers=True)\nfor epoch in run.epochs(4):\n    state.weights = state.losses.clone()\n",
+            ),
+            (
+                "        losses.mean()",
+                "        state.losses[run.gather(index)] = run.gather(losses.detach(), differentiable=False)\n        losses.mean()",
+            ),
+            ("        sampler.losses[index] = losses.detach()\n", ""),
+        ),
+    ),
     Script("class_balanced_sampler", EQUAL),
     Script(
         "plateau_training_loss",

@@ -266,7 +266,10 @@ class Accumulation:
             if grad is None:
                 _put_zero(view, adds)
             elif grad.is_sparse:
-                raise UserError("a parameter has a sparse gradient, which cannot be reduced: use sparse=False")
+                raise UserError(
+                    "a parameter has a sparse gradient, as of functional.embedding(…, sparse=True): gradients of all virtual "
+                    "workers are added up in dense memory. Write sparse=False"
+                )
             else:
                 views.append(view)
                 grads.append(grad)

@@ -77,10 +77,7 @@ class Update:
         if self._before_update is not None:
             self._before_update()
         for optimizer in optimizers:
-            if self.scaler is None:
-                optimizer.step()
-            else:
-                self.scaler.step(optimizer)
+            self._step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # for torch's schedulers, also where the scaler skips
         if self.scaler is not None:
             self.scaler.update()
@@ -92,6 +89,22 @@ class Update:
                     scheduler.step()
         if self._after_update is not None:
             self._after_update()
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises UserError if it wants the loss again."""
+        try:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        except (TypeError, AssertionError, RuntimeError) as error:
+            if not any(each in str(error) for each in ("'NoneType' object is not callable", "closure")):
+                raise
+            raise UserError(
+                f"the optimizer, {type(optimizer).__name__}, needs the closure in its update, to evaluate the loss of the step "
+                "once more, and a closure has the loss of one micro-batch: give an optimizer that needs gradients alone. Of "
+                "those that evaluate the loss again torch.optim.LBFGS works"
+            ) from error
 
 
 class _Act:
