@@ -30,7 +30,7 @@ from elasticd.worker.virtual import assign
 
 from .gpu_job import digest
 from .runtime.loops import ENDLESS, Loop, Rival, Times, in_turn, ours
-from .runtime.ranks import place_in
+from .runtime.ranks import place_in, share_with_rivals
 from .runtime.workloads import build, sgd
 
 TENSORS = 25  # that a state or a gradient is made of
@@ -176,6 +176,7 @@ def main() -> None:
     if device.type == "cuda":
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
+    share_with_rivals()
     if role != "train":  # whose workers come and go
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=int(rank), world_size=int(size))
     value = ROLES[role](int(rank), int(size), device, settings)

@@ -132,7 +132,7 @@ class Stepping:
         self._checked: int | None = None  # virtual worker whose micro-batch all workers compute in this step
         self._sent: Any = None  # its batch, where its host has sent it
         self.has_run_bodies = False  # for the step in progress
-        self.in_last_body = False  # of those that this worker runs for it
+        self.in_last_body = False  # of those that this worker runs for it, and that count
         self._reading = False  # the script has a batch, and has not asked for the next
         self.left = ""  # why the script's loop may not have been left where it was
         self._updating = False
@@ -329,7 +329,7 @@ class Stepping:
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
             batch = self._begin_micro_batch(virtual_worker)
-            self.in_last_body = done + 1 == len(bodies)
+            self.in_last_body = done + 1 == len(bodies) and virtual_worker > REHEARSED
             try:
                 self._reading = self.has_run_bodies = True
                 yield batch

@@ -110,7 +110,9 @@ def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
         applied = 1  # in the first step the others get the state of rank 0
         for _ in run.epochs(ENDLESS):
             for x, y in batches:
-                if run.steps_done > applied:  # in the first body of a step: behind `optimizer.step()` its own counts, too
+                if (
+                    run.steps_done > applied
+                ):  # in the first body of a step: behind `optimizer.step()` its own counts, too
                     applied = run.steps_done
                     yield
                 workload.loss(model(x), y).backward()

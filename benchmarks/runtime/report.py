@@ -22,6 +22,7 @@ TITLES = {
     "memory": "Gradients that a worker keeps, beside the parameters' own",
     "comparing": "Comparing the workers' states",
     "checking": "Cross-checks: a micro-batch that all workers compute",
+    "alarms": "Cross-checks of correct scripts, one in each step",
     "pauses": "Pauses: the longest time between two applied steps, less the median step",
     "losses": "From SIGKILL of a worker to the next step that is applied without it",
     "beginning": "From `elasticctl submit` to the first applied step, on an idle machine",
