@@ -18,7 +18,7 @@ from . import advice
 from .assigned import Sources
 from .kept import Difference, Kind, Reach, differences
 from .own_code import loop_frame
-from .reachable import Limits, carried, look, names_bound
+from .reachable import Limits, carried, look, names_bound, names_of
 from .state.training_state import TrainingState
 
 
@@ -47,6 +47,9 @@ class Looking:
     _begun: Reach | None = None
     _derived: frozenset[str] = frozenset()  # variables that the code at an epoch's beginning computes in each epoch
     _epoch: Reach | None = None  # these, when the present pass began
+    _carried: frozenset[str] = (
+        frozenset()
+    )  # variables for what the job carries: what else such an object keeps is not saved
 
     def begin(self, frame: FrameType | None) -> None:
         """The loop over epochs begins. frame: any from that of its call inwards."""
@@ -61,6 +64,7 @@ class Looking:
         if self._begun is None:
             before, self._bound = self._bound, (self._bound | names_bound(frame)) - self._sources.temporaries()
             self._begun = self._look(frame, self._bound)
+            self._carried = names_of(frame, carried(self.state) | self.known)
             self._derived = frozenset(
                 name
                 for name, node in self._begun.names.items()
@@ -116,7 +120,8 @@ class Looking:
 
     def is_saved(self, difference: Difference) -> bool:
         """Does the script's source say that this goes into what `run.save` is given, or decides when it is called?"""
-        return re.split(r"[.\[(]", difference.name, maxsplit=1)[0] in self._sources.saved
+        root = re.split(r"[.\[(]", difference.name, maxsplit=1)[0]
+        return root in self._sources.saved and root not in self._carried
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """What the loop has changed in the dataset since it began. frame: as for `now`."""

@@ -111,6 +111,12 @@ def names_bound(frame: FrameType | None) -> frozenset[str]:
     return frozenset(variables) | frozenset(list(frame.f_globals))
 
 
+def names_of(frame: FrameType | None, known: Collection[int]) -> frozenset[str]:
+    """The variables of this frame and its module for objects of these ids."""
+    variables = {} if frame is None else {**frame.f_globals, **variables_in(frame)}
+    return frozenset(name for name, value in variables.items() if id(value) in known)
+
+
 def leave_out(objects: Iterable[Any]) -> frozenset[int]:
     """The ids for `look(known=...)` of what the runtime carries itself: modules with all that they consist of, optimizers,
     schedulers, tensors, datasets' loaders and whatever else is given. They must live as long as the ids are used."""

@@ -16,6 +16,7 @@ from types import FrameType
 from .own_code import directories, is_own_file
 
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
+_KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
 ROUNDS = 4  # of assignments that are followed backwards
 
 _Block = Sequence[ast.stmt]
@@ -116,9 +117,9 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
     for call, tests in _calls(tree, (), {"save"} | savers):
         if not any(call.lineno in lines for lines in leaders):
             for node in (*call.args, *(each.value for each in call.keywords), *tests):
-                found |= _reads(node)
+                found.update(_kept(node))
     for _ in range(ROUNDS):
-        more = {name for bound, value in _bindings(tree) if bound in found for name in _reads(value)}
+        more = {name for bound, value in _bindings(tree) if bound in found for name in _kept(value)}
         if more <= found:
             break
         found |= more
@@ -148,6 +149,21 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                     base = base.value
                 if isinstance(base, ast.Name):
                     yield base.id, node.value
+
+
+def _kept(node: ast.AST) -> Iterator[str]:
+    """The variables whose values are in that of an expression, rather than what a function computes from them."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+        yield from _kept(node.func.value)  # such as `x.state_dict()`
+    elif isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for each in (*node.args, *(each.value for each in node.keywords)) if name in _KEEPING else ():
+            yield from _kept(each)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _kept(child)
 
 
 def _reads(node: ast.AST) -> set[str]:

@@ -560,7 +560,11 @@ class Trainer:
             leader = roster.rank(roster.leader)
             silent = self._cross_check.unproved - {leader}
             self._last_saves = LastSaves(saves, self._control.communicator, leader, silent, together)
-            registered = [Note(REGISTERED, looked_at(self._held.parts.registered.values()))] if together else []
+            registered = (
+                [Note(REGISTERED, looked_at(self._held.parts.registered.values()))]
+                if together and not self._by_host
+                else []
+            )
             self._last_saves.give([*notes, *registered], saves.look(), counts)
         for note in notes:
             note.publish()

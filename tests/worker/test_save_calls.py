@@ -27,6 +27,8 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
             "def keep(state, path):\n    run.save(state, path)\nkeep({'h': history}, 'x.pt')",
             {"state", "path", "history"},
         ),
+        ("model, batches = run.prepare(model, dataset)\nrun.save(model, 'x.pt')", {"model"}),
+        ("run.save({'accuracy': score(model, loader), 'e': len(epochs)}, 'x.pt')", {"epochs"}),
         ("print(total)", set()),
     ],
 )

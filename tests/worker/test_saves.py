@@ -140,3 +140,26 @@ def test_a_worker_that_is_lost_before_the_next_step_takes_no_file_with_it(tmp_pa
     outcome = train(tmp_path / "all", "none", workers=3, victim=0, case="saves_what_all_have", loses=9)
     assert outcome.codes[1:] == [0, 0], outcome.told
     assert saved(tmp_path / "all") == files
+
+
+def test_registered_values_that_differ_behind_the_last_step_are_named(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "registered", workers=3, every=1000, after=23)
+    assert outcome.codes == [exits.DISAGREED, 0, 0], outcome.told
+    assert re.search(r"after the loop: what the script has registered: \['seen'\].* w\.0 and .* w\.1", outcome.told)
+
+
+def test_a_loop_that_all_workers_leave_early_saves_what_one_would(tmp_path: Path, train: Any) -> None:
+    state, files = alone(train, tmp_path, "saves_after_a_break")
+    assert sorted(files) == ["each.pt", "last.pt"]
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="saves_after_a_break")
+    assert outcome.codes == [0, 0], outcome.told
+    assert outcome.states == {0: state, 1: state}
+    assert saved(tmp_path / "all") == files
+    assert "without having been compared" not in outcome.told
+
+
+def test_what_an_object_keeps_beside_what_is_saved_of_it_keeps_no_newcomer_out(tmp_path: Path, train: Any) -> None:
+    _, files = alone(train, tmp_path, "saves_a_model_that_counts")
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="saves_a_model_that_counts")
+    assert outcome.codes == [0, 0], outcome.told
+    assert saved(tmp_path / "all") == files

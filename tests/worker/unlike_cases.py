@@ -443,3 +443,34 @@ def sampler_of_own_losses(run: Run) -> list[Any]:
             optimizer.step()
         sampler.losses = torch.arange(1.0, 1.0 + len(sampler)) ** epoch
     return ended(run, model)
+
+
+def saves_after_a_break(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        run.save(model, "each.pt")
+        if epoch == 1:
+            break
+    run.save(model, "last.pt")
+    return ended(run, model)
+
+
+def saves_a_model_that_counts(run: Run) -> list[Any]:
+    """What a module keeps beside its state, and a data set's cache, go into no file."""
+    model = network()
+    data = Points()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, data, 5)
+    cache: dict[int, float] = {}
+    data.cache = cache  # type: ignore[attr-defined]
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model.calls = getattr(model, "calls", 0) + 1
+            cache[len(cache)] = y[0].item()
+        run.save({"model": model.state_dict(), "epoch": epoch}, "each.pt")
+    return ended(run, model)
