@@ -26,7 +26,7 @@ from ..protocol import exits
 from .communication.communicator import Communicator, CommunicatorBroken
 from .communication.exchange import receive_bytes, send_bytes
 from .driver import end_process
-from .saves import Note, Saves, judge_notes
+from .saves import Note, Saves, by_file, judge_notes
 
 END = msgspec.msgpack.encode({"end": True})
 FIRST_TAG = 1 << 29  # beyond those of `communication.exchange`
@@ -69,7 +69,7 @@ class LastSaves:
     def give(self, notes: Sequence[Note], look: list[Any] | None, counts: bool = True) -> None:
         """This worker gives these files to `run.save`; on the leader it returns where all have given the same. look: of
         `Looking.plain`. counts: False where the script has run code that others had run before."""
-        own = {"notes": {note.name: note.plain() for note in notes} if counts else None, "look": look}
+        own = {"notes": {name: note.plain() for name, note in by_file(notes).items()} if counts else None, "look": look}
         number, self._given = self._given, self._given + 1
         if self._communicator.rank != self._leader:
             self._outbox.put(msgspec.msgpack.encode(own))

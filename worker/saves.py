@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +57,7 @@ _MEAN = (
 class Note:
     """What this worker gives to `run.save`."""
 
-    name: str  # the path, as the script has it
+    name: str  # the path, as the script has it, or what it is instead of a file
     reach: Reach
     target: Path | None = None  # None: it is no file
     staged: Path | None = None
@@ -85,6 +85,16 @@ class Note:
         if self.staged is not None and self.target is not None:
             with suppress(FileNotFoundError):
                 os.replace(self.staged, self.target)
+
+
+def by_file(notes: Iterable[Note]) -> dict[str, Note]:
+    """In the order of their files' names. Directories may be each worker's own, with a time in their names."""
+    found: dict[str, Note] = {}
+    for note in sorted(notes, key=lambda note: os.path.basename(note.name)):
+        base = os.path.basename(note.name)
+        numbered = (base, *(f"{base} ({number})" for number in range(2, len(found) + 2)))
+        found[next(name for name in numbered if name not in found)] = note
+    return found
 
 
 def looked_at(value: Any) -> Reach:
@@ -159,7 +169,7 @@ class Saves:
 
     def left(self) -> list[Note]:
         """What no step's word has told, when the loop is over; or when this worker ends before, for others to go on."""
-        found = [note for _, note in sorted(self._pending.items())]
+        found = list(self._pending.values())
         self._pending = {}
         return found
 
@@ -172,7 +182,7 @@ class Saves:
         self._told = dict(self._pending)
         own = 0
         if self._told:
-            told: list[Any] = [[name, note.digest] for name, note in sorted(self._told.items())]
+            told: list[Any] = [[name, note.digest] for name, note in by_file(self._told.values()).items()]
             if any(note.partly for note in self._told.values()):
                 told.append(self._cross_check.rank)  # so that all read of it
             own = of_values(told) >> 1
@@ -188,7 +198,7 @@ class Saves:
     def letter(self, part: Part) -> Any:
         if not self._differ or part.joins:
             return None
-        notes = {name: note.plain() for name, note in self._told.items()}
+        notes = {name: note.plain() for name, note in by_file(self._told.values()).items()}
         return {"notes": notes, "look": self.look()}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:

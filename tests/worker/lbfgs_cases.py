@@ -145,8 +145,8 @@ def saved_in_the_closure(run: Run) -> list[Any]:
                 optimizer.zero_grad()
                 loss = functional.cross_entropy(model(x), y)  # noqa: B023
                 before = [parameter.detach().clone() for parameter in model.parameters()]
-                if run.is_leader:
-                    run.save(model, path)  # at once, since nothing is compared here
+                if run.is_leader:  # which writes it at once
+                    run.save(model, path)
                     saved = torch.load(path).values()
                     assert all(torch.equal(one, other) for one, other in zip(saved, applied, strict=True))
                 assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))

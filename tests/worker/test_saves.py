@@ -16,7 +16,7 @@ import torch
 from elasticd.protocol import exits
 from elasticd.worker.data.likeness import digest
 from elasticd.worker.reachable import Limits, look
-from elasticd.worker.saves import Note, judge_notes, looked_at
+from elasticd.worker.saves import Note, by_file, judge_notes, looked_at
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("comparison_for_saves", HERE / "test_comparison.py")
@@ -37,6 +37,14 @@ def test_what_the_limits_of_a_look_have_cut_off_is_no_difference() -> None:
     assert judge_notes({0: {"x": whole}, 1: {"x": cut}}, 2, frozenset()) is None
     assert judge_notes({0: {"x": cut}, 1: {}}, 2, frozenset()) is not None
     assert judge_notes({0: {"x": replace(whole, partly=True)}, 1: {"x": whole}}, 2, frozenset()) is not None
+
+
+def test_files_are_the_same_in_directories_of_each_workers_own() -> None:
+    def names(*paths: str) -> list[str]:
+        return list(by_file([Note(path, looked_at(1)) for path in paths]))
+
+    assert names("/tmp/1/b.pt", "/tmp/1/a.pt", "/tmp/1/x/a.pt") == names("/tmp/2/a.pt", "/tmp/2/x/a.pt", "/tmp/2/b.pt")
+    assert names("a.pt", "b/a.pt", "c/a.pt") == ["a.pt", "a.pt (2)", "a.pt (3)"]
 
 
 @pytest.fixture(scope="module")
