@@ -10,7 +10,7 @@ SPOILED = 79  # it has lost its initial values to a state that has not come, and
 UNREACHABLE = 80  # a newcomer that could not connect to the other workers
 SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads left, or our mistake
 DIVERGED = 82  # its training state differs from that of most other workers
-DISAGREED = 83  # the workers' states differ, and nobody can tell which is right: the job fails
+DISAGREED = 83  # the workers' states, or what they save, differ, and none of them is known to be right: the job fails
 UNLIKE = 84  # a newcomer that reads or computes something else than the workers that have the state: it does not join
 OTHER_CODE = 85  # a newcomer whose script, modules or version of torch are not those that the job began with
 

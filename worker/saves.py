@@ -212,6 +212,9 @@ class Saves:
             if letter is not None
         }
         newcomers = self._cross_check.newcomers
+        given = next((notes for rank, notes in sorted(told.items()) if rank not in newcomers), {})
+        for rank in newcomers & told.keys():  # no body of the step before has run there
+            told[rank] = {**given, **told[rank]}
         verdict = judge_notes(told, len(letters), newcomers)
         if verdict is None:
             return

@@ -683,5 +683,7 @@ class Trainer:
                     return None
             case other:
                 assert isinstance(other, TakeState)
+                if self._saves is not None:
+                    self._saves.left()  # the others have compared that
                 self._transfers.take(arrival)
         return StepWanted(self._script.epoch)

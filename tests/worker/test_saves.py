@@ -66,11 +66,11 @@ def alone(train: Any, tmp_path: Path, case: str) -> tuple[str, dict[str, str]]:
     return outcome.states[0], saved(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_files_of_several_workers_are_those_of_one(workers: int, tmp_path: Path, train: Any) -> None:
+@pytest.mark.parametrize(("workers", "joins"), [(2, 4), (3, 5), (2, 6)])
+def test_files_of_several_workers_are_those_of_one(workers: int, joins: int, tmp_path: Path, train: Any) -> None:
     state, files = alone(train, tmp_path, "saves_what_all_have")
     assert sorted(files) == ["each.pt", "last.pt", "third.pt"]
-    outcome = train(tmp_path / "all", "none", workers=workers, victim=9, case="saves_what_all_have")
+    outcome = train(tmp_path / "all", "none", workers=workers, victim=9, case="saves_what_all_have", joins=joins)
     assert outcome.codes == [0] * workers, outcome.told
     assert outcome.states == dict.fromkeys(range(workers), state)
     assert saved(tmp_path / "all") == files
@@ -85,6 +85,15 @@ def test_a_newcomer_without_what_is_saved_does_not_join_though_no_gradient_depen
     assert re.search(
         r"lack what the script saves or decides by when to save; history .*run\.state\(history=\[\]\)", outcome.told
     ), outcome.told
+    assert outcome.states == {0: state}
+    assert saved(tmp_path / "all") == files
+
+
+def test_a_newcomer_that_would_save_something_else_in_its_second_step_does_not_join(tmp_path: Path, train: Any) -> None:
+    state, files = alone(train, tmp_path, "saves_a_record_in_each_step")
+    outcome = train(tmp_path / "all", "none", workers=2, case="saves_a_record_in_each_step")
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert re.search(r"step 5: each\.pt: \['history'\] is .* run\.state\(record=\[\]\)", outcome.told), outcome.told
     assert outcome.states == {0: state}
     assert saved(tmp_path / "all") == files
 

@@ -286,6 +286,19 @@ def saves_the_best_by_its_own_loss(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def saves_a_record_in_each_step(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    record: list[int] = []
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            write(run, "each.pt", {"history": record})
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if run.steps_done not in record:
+                record.append(run.steps_done)
+    return ended(run, model)
+
+
 def saves_at_the_end_on_one_worker(run: Run) -> list[Any]:
     model = saves_nothing_of_its_own(run, "each.pt")
     enough = run._env is None or run._env.worker == "w.0"
