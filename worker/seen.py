@@ -37,7 +37,7 @@ class Seen:
         """Whether this worker speaks for the job: for what is to be done once, such as writing a file. UserError before the
         loop."""
         trainer = self._in_job("is_leader", "what every process may do needs no leader; the rest belongs into the loop")
-        trainer.asked_for_place()
+        trainer.asked_for_place(is_first=trainer.is_leader)
         return trainer.is_leader
 
     @property
@@ -57,7 +57,7 @@ class Seen:
     def rank(self) -> int:
         """This worker's rank among them. UserError before the loop."""
         trainer = self._in_job("rank", "to tell processes apart in a log, use os.getpid()")
-        trainer.asked_for_place()
+        trainer.asked_for_place(is_first=trainer.rank == 0)
         return trainer.rank
 
     @property

@@ -70,6 +70,7 @@ from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
 from .inband import Participant
 from .last_saves import LastSaves
+from .leading import LeadersCode
 from .looking import Looking
 from .reachable import carried, leave_out
 from .remarks import Remarks
@@ -143,6 +144,7 @@ class Trainer:
             self._looking,
             self._remarks,
         )
+        self._leaders_code = LeadersCode(lambda text: control.tell(Noticed(text)))
         self._held.looks = lambda: self._looking.plain(sys._getframe())
         self._comparison = Comparison(self._held, recipe.comparing, self._cross_check)
         self._saves = self._saves_of(recipe)
@@ -186,10 +188,13 @@ class Trainer:
 
     # -- what a script may ask
 
-    def asked_for_place(self) -> None:
-        """The script has read what is another on another worker: which of them leads, its rank."""
-        if self._stepping.in_batch:
+    def asked_for_place(self, is_first: bool) -> None:
+        """The script has read what is another on another worker: which of them leads, its rank. is_first: this worker leads, or
+        is the first."""
+        if self._stepping.in_batch and not self._by_host:
             self._cross_check.asked_for_place()
+            if is_first:
+                self._leaders_code.reads()
 
     @property
     def has_place(self) -> bool:
@@ -521,6 +526,7 @@ class Trainer:
         return in_body and not self._has_stepped(optimizer)
 
     def _step(self, optimizer: int) -> None:
+        self._leaders_code.steps()
         if self._stepping.optimizer_stepped(optimizer):
             try:
                 self._stepping.complete_own_part()

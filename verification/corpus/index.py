@@ -806,6 +806,24 @@ SCRIPTS: tuple[Script, ...] = (
     Script("spectral_and_weight_norm", EQUAL),
     Script("leader_estimates_loss", EQUAL),
     Script(
+        "leader_estimates_in_body",
+        FOUND,
+        "estimate_loss",
+        "run.every(steps=10)",
+        (
+            (
+                _JOIN + _PREPARE + "model, optimizer, (x, y), batch_size=4)\n",
+                _JOIN
+                + _PREPARE
+                + 'model, optimizer, (x, y), batch_size=4)\n\n\n@run.every(steps=10)\ndef estimate():\n    if run.is_leader:\n        print(f"step {run.steps_done}: loss {estimate_loss():.4f}")\n\n\n',
+            ),
+            (
+                '        if run.steps_done % 10 == 0 and run.is_leader:\n            print(f"step {run.steps_done}: loss {estimate_loss():.4f}")\n',
+                "",
+            ),
+        ),
+    ),
+    Script(
         "ddpm_ema_warm",
         FOUND,
         "ema_model",
