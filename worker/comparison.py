@@ -157,7 +157,8 @@ class Comparison:
         verdict = judge(letters, newcomers) if self._differ else None
         if verdict is None:
             return
-        self._cross_check.carry_out(verdict, newcomers, sentence(verdict, part.step, self._workers))
+        text = sentence(verdict, part.step, self._workers) + self._cross_check.also_differs(verdict)
+        self._cross_check.carry_out(verdict, newcomers, text)
 
 
 class _Look:

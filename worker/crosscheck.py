@@ -211,9 +211,7 @@ class CrossCheck:
         verb = "differ" if len(verdict.wrong) > 1 else "differs"
         whom = "the workers that have the state" if verdict.majority else "each other"
         begin = f"step {step}: {wrong} {verb} from {whom} in {verdict.entry} of virtual worker {self._virtual_worker}"
-        one, other = self._giver, verdict.wrong[0]
-        if not self._newcomers.issuperset(verdict.wrong):
-            one, other = sorted((other, next(rank for rank in range(len(self._names)) if rank != other)))
+        one, other = self._two_of(verdict)
         if not self._looks:
             self._look_now()
         why = self._of_draws(one, other) or self._explain(one, other)
@@ -226,6 +224,20 @@ class CrossCheck:
             elif why.startswith(advice.UNSEEN):
                 why = "the data differ. Give all servers the same files, in the same order (sort lists of files)"
         return f"{begin}; {why}"
+
+    def also_differs(self, verdict: Verdict) -> str:
+        """States differ: what to add of values that the scripts keep themselves, if any differ. Called by all workers in the same
+        step."""
+        self._look_now()
+        why = self._explain(*self._two_of(verdict))
+        return "" if why.startswith(advice.UNSEEN) else f". The script keeps values that differ, too: {why}"
+
+    def _two_of(self, verdict: Verdict) -> tuple[int, int]:
+        """Two ranks that differ, the one that has had the state for longer first."""
+        one, other = self._giver, verdict.wrong[0]
+        if not self._newcomers.issuperset(verdict.wrong):
+            one, other = sorted((other, next(rank for rank in range(len(self._names)) if rank != other)))
+        return one, other
 
     @property
     def _giver(self) -> int:

@@ -342,7 +342,8 @@ class Stepping:
                 raise UserError(
                     "the loop asked for the next batch before optimizer.step(): call it once for every batch. To accumulate "
                     "gradients over k batches, do not count them yourself: ask for k times as many virtual workers, whose "
-                    "gradients are accumulated anyway. To leave a batch out, call optimizer.step() without backward()"
+                    "gradients are accumulated anyway. To leave a batch out, call optimizer.step() without backward(). A "
+                    "prefetcher of the script's own asks too early: num_workers= and pin_memory= of prepare() read ahead"
                 )
             if virtual_worker <= REHEARSED:
                 self._forget_body()

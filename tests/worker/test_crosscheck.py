@@ -87,6 +87,17 @@ def test_a_newcomer_that_has_missed_a_switch_of_an_earlier_epoch_ends(tmp_path: 
     assert outcome.states == {0: alone(train, tmp_path, "switched_before_it_came")}
 
 
+def test_states_that_differ_are_told_with_the_values_that_scripts_keep(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="scale_in_the_update", joins=6)
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "scale_in_the_update")}
+    assert re.search(
+        r"agree in parameter .*; usual cause: .* differ, too: .*scale is [\d.]+ on w\.0 and [\d.]+ on w\.1 "
+        r"\(unlike_cases\.py:\d+\)",
+        outcome.told,
+    ), outcome.told
+
+
 def test_a_newcomer_whose_sampler_gives_another_order_ends(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=2, case="sampler_of_own_losses", joins=14)
     assert outcome.codes == [0, exits.UNLIKE], outcome.told

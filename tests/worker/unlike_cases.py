@@ -487,3 +487,26 @@ def saves_a_model_that_counts(run: Run) -> list[Any]:
             cache[len(cache)] = y[0].item()
         run.save({"model": model.state_dict(), "epoch": epoch}, "each.pt")
     return ended(run, model)
+
+
+def scale_in_the_update(run: Run) -> list[Any]:
+    """A loss scale by hand, which grows with the updates that this process has made."""
+    model = network()
+    scale, updates = 4.0, 0
+
+    def unscale() -> None:
+        nonlocal scale, updates
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(scale)
+        updates += 1
+        if updates % 5 == 0:
+            scale *= 1.7
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), 5, before_update=unscale)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            (functional.cross_entropy(model(x), y) * scale).backward()
+            optimizer.step()
+    return ended(run, model)
