@@ -18,6 +18,9 @@ import elasticd as elastic
 from ..protocol.errors import UserError
 from .ranks import by_rank
 
+ONE_AFTER_ANOTHER = "the virtual workers of one GPU run one after the other, so the tensors of others are not there"
+GATHERS = "For a loss over the whole global batch write the loop with elastic.join(): run.gather(tensor)"
+
 
 class Bodies:
     """A script's model, optimizers and training data."""
@@ -53,8 +56,8 @@ class Bodies:
         """Raises UserError in the loop over batches: other virtual workers are not there to talk to."""
         if self.reading is not None and self.reading.in_body:
             raise UserError(
-                f"{what} was called in the loop over batches, whose body runs once for each virtual worker, one after the other: "
-                "call it between epochs, where every worker has evaluated everything"
+                f"{what} was called in the loop over batches: {ONE_AFTER_ANOTHER}. Call it between epochs, where every worker "
+                f"has evaluated everything. {GATHERS}"
             )
 
 

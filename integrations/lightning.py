@@ -19,7 +19,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 import elasticd as elastic
 
-from .bodies import Reading, Unscaled
+from ..protocol.errors import UserError
+from .bodies import GATHERS, ONE_AFTER_ANOTHER, Reading, Unscaled
 from .leading import LiveRank
 from .lightning_logs import StepLogs
 from .lightning_state import HostState, refuse, refuse_loggers
@@ -103,6 +104,12 @@ class ElasticStrategy(SingleDeviceStrategy):
         _, *others = arguments
         with self._logs.collecting(self.lightning_module, self._micro_batch):
             return super().training_step(self._micro_batch, *others, **named)
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Of one process, as validation is. Raises UserError in the training, where others' tensors are meant."""
+        if self.lightning_module.trainer.training and self.run.virtual_workers > 1:
+            raise UserError(f"self.all_gather() was called in the training: {ONE_AFTER_ANOTHER}. {GATHERS}")
+        return super().all_gather(tensor, group, sync_grads)
 
     def _moved(self, batch: Any) -> Any:
         """As the host does with a batch from a data loader."""

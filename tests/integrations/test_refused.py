@@ -174,6 +174,23 @@ def test_lightning_refuses_manual_optimization_and_loggers_that_look_around(tmp_
         trainer(ElasticStrategy(), logger=CSVLogger(tmp_path)).fit(module(pl), loader())
 
 
+@needs("lightning")
+def test_lightning_refuses_to_gather_in_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightning.pytorch as pl
+
+    from elasticd.integrations.lightning import ElasticStrategy
+
+    monkeypatch.setenv("ELASTIC_VIRTUAL_WORKERS", "2")
+    contrasts = module(pl)
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        return contrasts.all_gather(contrasts.net(batch[0]), sync_grads=True).mean()
+
+    contrasts.training_step = training_step
+    with pytest.raises(UserError, match=r"self.all_gather\(\) was called in the training.* run.gather\(tensor\)"):
+        trainer(ElasticStrategy(), logger=False).fit(contrasts, loader())
+
+
 def trainer(strategy: Any, **options: Any) -> Any:
     import lightning.pytorch as pl
 
