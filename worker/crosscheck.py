@@ -298,7 +298,9 @@ class CrossCheck:
         sentences = self._looking.sentences(found[wrong[0]], (self._names[giver], self._names[wrong[0]]))
         who = ", ".join(self._workers[rank] for rank in wrong)
         verb = "lack" if len(wrong) > 1 else "lacks"
-        self.dismiss(wrong, f"step {step}: {who} {verb} what the script saves or decides by when to save; {sentences}")
+        self.dismiss(
+            wrong, f"step {step}: {who} {verb} what the script saves, or decides by when to save or to end; {sentences}"
+        )
         return True
 
     def _remark_on_looks(self) -> None:

@@ -119,7 +119,7 @@ class Looking:
         return advice.sentences(found, workers, self._sources, self.batch_size)
 
     def is_saved(self, difference: Difference) -> bool:
-        """Does the script's source say that this goes into what `run.save` is given, or decides when it is called?"""
+        """Does the script's source say that this goes into a file, or decides when one is saved or the loop ends?"""
         root = re.split(r"[.\[(]", difference.name, maxsplit=1)[0]
         return root in self._sources.saved and root not in self._carried
 

@@ -105,7 +105,8 @@ def _truths(test: ast.expr) -> Iterator[str]:
 
 def saved_names(tree: ast.Module) -> frozenset[str]:
     """The variables that go into what `.save(what, path)`, or a function of the script that hands its argument on to it, is
-    given, and into the conditions under which it is called. Calls that only the leader comes to do not count."""
+    given, and into the conditions under which it is called or the loop over epochs is left. Calls that only the leader comes to
+    do not count."""
     leaders = list(_of_leader(tree))
     savers = {
         node.name
@@ -118,12 +119,27 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
         if not any(call.lineno in lines for lines in leaders):
             for node in (*call.args, *(each.value for each in call.keywords), *tests):
                 found.update(_kept(node))
+    for test in _ends(tree):
+        found.update(_kept(test))
     for _ in range(ROUNDS):
         more = {name for bound, value in _bindings(tree) if bound in found for name in _kept(value)}
         if more <= found:
             break
         found |= more
     return frozenset(found)
+
+
+def _ends(tree: ast.Module) -> Iterator[ast.expr]:
+    """The conditions in a loop over epochs behind which it is left."""
+    for loop in ast.walk(tree):
+        if (
+            isinstance(loop, ast.For)
+            and isinstance(loop.iter, ast.Call)
+            and ast.unparse(loop.iter.func).endswith("epochs")
+        ):
+            for node in ast.walk(loop):
+                if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break | ast.Return):
+                    yield node.test
 
 
 def _calls(
@@ -140,8 +156,13 @@ def _calls(
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Variables, with what they or their items are bound to."""
+    """Variables, with what they or their items are bound to, and with the conditions under which they are."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            for name in {
+                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }:
+                yield name, node.test
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 base = target

@@ -29,6 +29,9 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
         ),
         ("model, batches = run.prepare(model, dataset)\nrun.save(model, 'x.pt')", {"model"}),
         ("run.save({'accuracy': score(model, loader), 'e': len(epochs)}, 'x.pt')", {"epochs"}),
+        ("for e in run.epochs(3):\n    for b in batches:\n        step(b)\n    if bad >= 2:\n        break", {"bad"}),
+        ("for e in range(3):\n    if bad:\n        break", set()),
+        ("if loss < best:\n    kept = shadow\nrun.save(kept, 'x.pt')", {"kept", "loss", "best", "shadow"}),
         ("print(total)", set()),
     ],
 )
