@@ -83,7 +83,8 @@ def test_a_newcomer_without_what_is_saved_does_not_join_though_no_gradient_depen
     outcome = train(tmp_path / "all", "none", workers=3, case="saves_a_history")
     assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
     assert re.search(
-        r"lack what the script saves, or decides by when to save or to end; history .*run\.state\(history=\[\]\)", outcome.told
+        r"lack what the script saves, or decides by when to save or to end; history .*run\.state\(history=\[\]\)",
+        outcome.told,
     ), outcome.told
     assert outcome.states == {0: state}
     assert saved(tmp_path / "all") == files
