@@ -65,7 +65,9 @@ def lay_out(directory: Path) -> None:
 
 
 def path_of(directory: Path) -> str:
-    return os.pathsep.join([str(directory / "venv/lib/site-packages"), str(directory / ".cache"), str(directory / "packages")])
+    return os.pathsep.join(
+        [str(directory / "venv/lib/site-packages"), str(directory / ".cache"), str(directory / "packages")]
+    )
 
 
 def test_the_script_and_what_it_imports_from_its_directory_are_the_code_and_installed_packages_are_not(
