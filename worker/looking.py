@@ -19,6 +19,7 @@ from .assigned import Sources
 from .kept import Difference, Kind, Reach, differences
 from .own_code import loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
+from .save_calls import is_part
 from .state.training_state import TrainingState
 
 
@@ -120,8 +121,8 @@ class Looking:
 
     def is_saved(self, difference: Difference) -> bool:
         """Does the script's source say that this goes into a file, or decides when one is saved or the loop ends?"""
-        root = re.split(r"[.\[(]", difference.name, maxsplit=1)[0]
-        return root in self._sources.saved and root not in self._carried
+        path = re.split(r"[\[(]", difference.name, maxsplit=1)[0]
+        return path.partition(".")[0] not in self._carried and is_part(path, self._sources.saved)
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """What the loop has changed in the dataset since it began. frame: as for `now`."""

@@ -104,9 +104,9 @@ def _truths(test: ast.expr) -> Iterator[str]:
 
 
 def saved_names(tree: ast.Module) -> frozenset[str]:
-    """The variables that go into what `.save(what, path)`, or a function of the script that hands its argument on to it, is
-    given, and into the conditions under which it is called or the loop over epochs is left. Calls that only the leader comes to
-    do not count."""
+    """The variables and attributes (`history`, `self.best`) that go into what `.save(what, path)`, or a function of the script
+    that hands its argument on to it, is given, and into the conditions under which it is called or the loop over epochs is left.
+    Calls that only the leader comes to do not count."""
     leaders = list(_of_leader(tree))
     savers = {
         node.name
@@ -122,7 +122,7 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
     for test in _ends(tree):
         found.update(_kept(test))
     for _ in range(ROUNDS):
-        more = {name for bound, value in _bindings(tree) if bound in found for name in _kept(value)}
+        more = {name for bound, value in _bindings(tree) if is_part(bound, found) for name in _kept(value)}
         if more <= found:
             break
         found |= more
@@ -165,17 +165,30 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 yield name, node.test
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                base = target
-                while isinstance(base, ast.Subscript | ast.Attribute):
-                    base = base.value
-                if isinstance(base, ast.Name):
-                    yield base.id, node.value
+                if path := _path(target):
+                    yield path, node.value
+
+
+def is_part(name: str, names: Collection[str]) -> bool:
+    """Is it one of these names, or does it hold or belong to one of them? `a.b` belongs to `a`."""
+    return any(name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.") for each in names)
+
+
+def _path(node: ast.expr) -> str:
+    """A variable, or an attribute of one, without what is behind an item: `self.log` of `self.log[0].x`. "": neither."""
+    names: list[str] = []
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
+        node = node.value
+    return ".".join([node.id, *names]) if isinstance(node, ast.Name) else ""
 
 
 def _kept(node: ast.AST) -> Iterator[str]:
-    """The variables whose values are in that of an expression, rather than what a function computes from them."""
-    if isinstance(node, ast.Name):
-        yield node.id
+    """The variables and attributes whose values are in that of an expression, rather than what a function computes from them."""
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and (path := _path(node)):
+        yield path
+        if isinstance(node, ast.Subscript):
+            yield from _kept(node.slice)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
         yield from _kept(node.func.value)  # such as `x.state_dict()`
     elif isinstance(node, ast.Call):

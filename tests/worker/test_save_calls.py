@@ -18,7 +18,7 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
     [
         ("run.save({'ema': shadow}, 'x.pt')", {"shadow"}),
         ("run.save(model, 'x.pt')", {"model"}),
-        ("best = {'w': ema.shadow}\nbest['h'] = history\nrun.save(best, 'x.pt')", {"best", "ema", "history"}),
+        ("best = {'w': ema.shadow}\nbest['h'] = history\nrun.save(best, 'x.pt')", {"best", "ema.shadow", "history"}),
         ("if loss < best:\n    run.save(model, 'x.pt')", {"loss", "best", "model"}),
         ("def keep():\n    run.save(history, 'x.pt')", {"history"}),
         ("if run.is_leader:\n    run.save(history, 'x.pt')", set()),
@@ -32,6 +32,7 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
         ("for e in run.epochs(3):\n    for b in batches:\n        step(b)\n    if bad >= 2:\n        break", {"bad"}),
         ("for e in range(3):\n    if bad:\n        break", set()),
         ("if loss < best:\n    kept = shadow\nrun.save(kept, 'x.pt')", {"kept", "loss", "best", "shadow"}),
+        ("class T:\n    def end(self):\n        run.save({'h': self.best[0]}, 'x.pt')", {"self.best"}),
         ("print(total)", set()),
     ],
 )
