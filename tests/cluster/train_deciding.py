@@ -117,9 +117,9 @@ def main() -> None:
             dies(options.die)
         send(communicator, ranks, tag, message)
 
-    send = exchange._send
+    send = exchange.send_bytes
     if options.die in ("told", "untold"):
-        exchange._send = dying_send
+        exchange.send_bytes = dying_send
 
     for epoch in run.epochs(options.epochs):
         for inputs, labels in batches:
