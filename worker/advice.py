@@ -51,7 +51,7 @@ def sentences(
 
 
 def sentence(difference: Difference, workers: tuple[str, str], sources: Sources, batch_size: int | None = None) -> str:
-    """What differs, where the script changes it, and what to write."""
+    """The name that differs with both values, the line that changes it, and the line to write."""
     place = sources.where(difference.name, difference.owners)
     at = f" ({place})" if place is not None else ""
     one, other = (_shown(node) for node in (difference.ones, difference.others))

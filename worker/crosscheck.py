@@ -263,7 +263,7 @@ class CrossCheck:
         try:
             letters = exchange(self._communicator, {"look": self._looking.plain(sys._getframe())})
         except CommunicatorBroken:
-            return  # nobody is left whose script could be looked at
+            return  # all other workers are lost: there is no second script to look at
         self._looks = {rank: self._looking.of_plain(letter["look"]) for rank, letter in enumerate(letters)}
 
     def _refuse_derived(self, step: int) -> bool:

@@ -258,7 +258,7 @@ class Following:
         return False
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Somebody disagrees."""
+        """Do two workers differ?"""
         return greatest[0] != NOTHING and greatest[0] != -greatest[1]
 
     def letter(self, part: Part) -> Any:
@@ -286,7 +286,7 @@ class Following:
 
     def replay(self, calls: Sequence[Any]) -> None:
         """Others have done this since the update that this worker has made, too. Schedulers' states come by themselves."""
-        known = len(self._since)  # told before
+        known = len(self._since)  # calls that this worker knows already
         self._since = [list(call) for call in calls]
         for call in self._since[known:]:
             if len(call) == 3:

@@ -173,7 +173,7 @@ class Station:
         ]
 
     def story(self) -> list[str]:
-        """What the controller has told of the job."""
+        """The texts of the controller's events, in their order."""
         return [event.text for event in self._controller.cluster.events]
 
     # -- facts in

@@ -37,6 +37,7 @@ def tell_each_other(communicator: Communicator, ranks: Sequence[int], name: str,
 
 
 def send_bytes(communicator: Communicator, ranks: Sequence[int], tag: int, data: bytes) -> None:
+    """Send bytes of any number to these ranks; uses the tags `tag` and `tag + 1`. Raises CommunicatorBroken."""
     length = torch.tensor([len(data)], dtype=torch.int64)
     memory = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
     works = [communicator.send(tensor, rank, tag + i) for rank in ranks for i, tensor in enumerate((length, memory))]
@@ -45,6 +46,7 @@ def send_bytes(communicator: Communicator, ranks: Sequence[int], tag: int, data:
 
 
 def receive_bytes(communicator: Communicator, rank: int, tag: int) -> bytes:
+    """The bytes that this rank has sent by `send_bytes` under the same tag. Raises CommunicatorBroken."""
     length = torch.zeros(1, dtype=torch.int64)
     communicator.wait(communicator.receive(length, rank, tag))
     memory = torch.empty(max(int(length), 1), dtype=torch.uint8)

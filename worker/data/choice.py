@@ -128,7 +128,7 @@ def _batch_size(wanted: Wanted) -> int:
 
 
 def map_style(data: Any) -> Any:
-    """A data set whose samples have numbers. Raises UserError for what has none."""
+    """A map-style data set, which has `__len__` and `__getitem__`. Raises UserError for any other."""
     if isinstance(data, str | Path) or data is None:
         raise UserError(f"the dataset is {data!r}: give an object with `__len__` and `__getitem__`")
     if not hasattr(data, "__getitem__"):

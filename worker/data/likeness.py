@@ -40,7 +40,7 @@ from .shards import Shards
 
 SAMPLES = 3  # of a dataset whose samples may be long to read
 ROWS = 64  # of tensors, and of a list of samples
-FILES = 64  # whose names and sizes are told one by one
+FILES = 64  # files of a dataset at most, with their names and sizes in the letter
 NAMES = 100_000  # of a list of files that are looked at
 LIMIT_S = 1.0
 WHOLE_BYTES = 64 << 20  # of tensors that are compared as a whole
