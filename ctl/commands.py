@@ -38,6 +38,7 @@ WRAPPERS = {
 }
 OPTIONS_WITH_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")  # of Python, which takes `-um` for `-u -m`
 OPTIONS_WITH_CODE = re.compile(r"-[bBdEiIOPqsSuvx]*c.*", re.DOTALL)
+SHELLS_OWN = ("cd", "source", ".", "export", "ulimit", "module")  # words that only a shell knows
 MPI = ("mpirun", "mpiexec", "horovodrun", "srun")  # these start processes on other servers by themselves
 
 
@@ -149,6 +150,12 @@ def _finds_elsewhere(command: Sequence[str], script: Path) -> bool:
 
 def unknown_program(program: str) -> str:
     """There is no such program: what to say of one that is known to belong to something."""
+    if program in SHELLS_OWN:
+        return ": it is a shell's own word; write bash -c '...' around the whole line"
+    if re.fullmatch(r"[A-Za-z_]\w*=.*", program, re.DOTALL):
+        return ": set variables with --env, or with env: in a job file"
+    if " " in program:
+        return ": it is one word here; leave out the quotes, or write bash -c before it"
     if program in ("python", "python3"):
         return "; is an environment active, or does it have another name here?"
     package = {"torchrun": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed"}.get(program)

@@ -7,13 +7,13 @@ import math
 import os
 import pwd
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import yaml
 
 from ..protocol.errors import UserError
 from ..protocol.limits import (
@@ -41,8 +41,8 @@ from ..protocol.model import (
     Until,
 )
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
-from ..runtime.config import convert, load_yaml
-from . import commands
+from ..runtime.config import convert, load_yaml, repeated
+from . import commands, shellwords
 from .jobgpus import GpuOptions, wanted_gpus
 
 Wait = TypeVar("Wait", float, None)
@@ -51,6 +51,8 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}[T ]")
+TEXT = "tag:yaml.org,2002:str"
+MERGE = "tag:yaml.org,2002:merge"
 PRIORITIES = {"low": -10, "normal": 0, "high": 10}
 
 # How msgspec says that a value is of another kind, and the words for kinds that people use.
@@ -149,7 +151,7 @@ def build(
     def wait_s(field: str, in_file: str | float | None, default: Wait) -> float | Wait:
         return default if in_file is None else duration_s(in_file, f"{source}: {field}")
 
-    command = _command(f"{source}: command", options.command or written.command)
+    command = _command(f"{source}: command", options.command or written.command, bool(options.command))
     workdir = _workdir(f"{source}: workdir", written.workdir, cwd, file)
     env = _environment(f"{source}: env", written.env or {}, options.env, environ)
     _check_program(f"{source}: command", command, workdir, env)
@@ -218,7 +220,7 @@ def _account() -> str:
 def _read(file: Path) -> _File:
     """The fields of a job file."""
     try:
-        document = load_yaml(file, UserError)
+        document = load_yaml(file, UserError, lambda document: _as_written(document, file))
     except RecursionError:
         raise UserError(f"{file}: is nested too deeply for a job file") from None
     except ValueError as error:  # YAML's own scalars: a date that is none, a number of thousands of digits
@@ -235,6 +237,44 @@ def _read(file: Path) -> _File:
         return convert(document, _File, str(file), UserError)
     except UserError as error:
         raise UserError(WRONG_KIND.sub(_plainly, str(error))) from None
+
+
+def _as_written(document: yaml.Node, file: Path) -> None:
+    """Refuse fields that stand twice, and leave variables and the words of a command as they are written: YAML's rules for
+    numbers, times and truth would turn 010 into 8, 12:30 into 750 and yes into true. Raises UserError."""
+    for line, field in repeated(document):
+        raise UserError(f"{file}: line {line}: {field} is given twice: keep one of them")
+    if isinstance(document, yaml.MappingNode):
+        document.value = [
+            (key, _texts(value, file, key.value) if key.value in ("env", "command") else value)
+            for key, value in document.value
+        ]
+
+
+def _texts(node: yaml.Node, file: Path, field: str) -> yaml.Node:
+    """A copy of a field whose values are texts. Its own, as an anchor may give the same node to other fields."""
+    if isinstance(node, yaml.SequenceNode) and field == "command":
+        return yaml.SequenceNode(node.tag, [_text_node(each) for each in node.value], node.start_mark, node.end_mark)
+    if not isinstance(node, yaml.MappingNode) or field != "env":
+        return node
+    pairs: list[tuple[yaml.Node, yaml.Node]] = []
+    for key, value in node.value:
+        if key.tag == MERGE:
+            several = isinstance(value, yaml.SequenceNode)
+            merged = [_texts(each, file, field) for each in (value.value if several else [value])]
+            pairs.append((key, yaml.SequenceNode("tag:yaml.org,2002:seq", merged, value.start_mark, value.end_mark)))
+            continue
+        if isinstance(value, yaml.ScalarNode) and not value.value and value.style is None:
+            where = f"{file}: line {key.start_mark.line + 1}: env.{key.value}"
+            raise UserError(f"{where}: has no value; write '' for an empty one")
+        pairs.append((_text_node(key), _text_node(value)))
+    return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
+
+
+def _text_node(node: yaml.Node) -> yaml.Node:
+    if not isinstance(node, yaml.ScalarNode):
+        return node
+    return yaml.ScalarNode(TEXT, node.value, node.start_mark, node.end_mark, node.style)
 
 
 def _plainly(found: re.Match[str]) -> str:
@@ -320,16 +360,14 @@ def _text(where: str, value: str) -> str:
     return value
 
 
-def _command(where: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+def _command(where: str, given: str | Sequence[str] | None, typed: bool) -> tuple[str, ...]:
     if not given:
         raise UserError(f"{where}: missing; say what to run, such as `python train.py`")
     if isinstance(given, str):
-        try:
-            parts = shlex.split(given)
-        except ValueError as error:
-            raise UserError(f"{where}: {given!r} cannot be split into words: {error}") from None
+        parts = shellwords.words_of(where, given)
     else:
         parts = list(given)
+        shellwords.check_list(where, parts, typed)
     if not parts or not parts[0]:
         raise UserError(f"{where}: is empty; say what to run, such as `python train.py`")
     return tuple(_text(where, part) for part in parts)
@@ -451,9 +489,9 @@ def _environment(
 ) -> dict[str, str]:
     env = {key: _text(f"variable {key}", environ[key]) for key in CAPTURED_VARIABLES if key in environ}
     for key, value in written.items():
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UserError(f"{where}.{key}: {value!r} is neither text nor a number; put it in quotes")
-        env[_variable(where, key)] = _text(f"{where}.{key}", str(value))
+        if not isinstance(value, str):
+            raise UserError(f"{where}.{key}: {value!r} is no text; put it in quotes")
+        env[_variable(where, key)] = _text(f"{where}.{key}", value)
     for option in options:
         key, equals, text = option.partition("=")
         if not equals:

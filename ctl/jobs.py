@@ -144,7 +144,8 @@ def submit(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check, show the job as it would be, and whether its deadline would hold; submit nothing."
+            "--dry-run",
+            help="Check, show the job as a file that can be submitted, and whether its deadline would hold; submit nothing.",
         ),
     ] = False,
     wait_for_end: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
@@ -229,14 +230,14 @@ def unchecked(spec: JobSpec) -> list[str]:
 def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
     """The job as it would be; with a deadline also what the cluster says of that. Raises RequestRefused if it would refuse it."""
     if spec.deadline is None:
-        _show_spec(render.plain(spec), as_json)
+        _show_spec(spec, as_json)
         return
     answer = shared.ask(Forecast(spec=spec), Forecasted)
     if as_json:
         told = {"reason": answer.reason, "promise": answer.promise, "offer": answer.offer, "time_s": answer.time_s}
         print_json({**render.plain(spec), "forecast": render.plain(told)})
     else:
-        _show_spec(render.plain(spec), as_json)
+        _show_spec(spec, as_json)
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, answer.time_s)}")
     if answer.reason:
@@ -268,13 +269,14 @@ def _file_or_command(arguments: list[str]) -> tuple[Path | None, tuple[str, ...]
     return None, tuple(arguments)
 
 
-def _show_spec(spec: dict[str, object], as_json: bool) -> None:
+def _show_spec(spec: JobSpec, as_json: bool) -> None:
+    """For programs as the controller is told; for people as a job file, which can be submitted."""
     if as_json:
-        print_json(spec)
+        print_json(render.plain(spec))
         return
-    import yaml
+    from .jobdocument import text_of
 
-    print(yaml.safe_dump(spec, sort_keys=False), end="")
+    print(text_of(spec), end="")
 
 
 def status(

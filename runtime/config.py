@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 C = TypeVar("C")
 S = TypeVar("S", bound=msgspec.Struct)
 
+Look = Callable[[yaml.Node], None]
+
 MOST_CHARACTERS = 2 << 20  # of a file
 MOST_VALUES = 200_000
 
@@ -32,8 +34,11 @@ _FIELD = re.compile(r"(.+?): (?!line \d)(\w[\w.\[\]]*): ")
 _STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of the way to a field
 
 
-def load_yaml(path: Path, kind: type[ElasticError] = OperatorError) -> object:
-    """The document in `path` as plain values; an empty file is an empty mapping. Raises `kind`, naming file and line."""
+def load_yaml(path: Path, kind: type[ElasticError] = OperatorError, look: Look | None = None) -> object:
+    """The document in `path` as plain values; an empty file is an empty mapping. Raises `kind`, naming file and line.
+
+    look: sees the nodes of the document before they become values, and may change them.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -42,15 +47,15 @@ def load_yaml(path: Path, kind: type[ElasticError] = OperatorError) -> object:
         raise kind(f"{path}: is a directory, not a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise kind(f"{path}: cannot be read: {error}") from None
-    return parse_yaml(text, str(path), kind)
+    return parse_yaml(text, str(path), kind, look)
 
 
-def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError) -> object:
+def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError, look: Look | None = None) -> object:
     """The same, of a file's text. What is short and means very much is refused: names that stand for others, deep nesting."""
     if len(text) > MOST_CHARACTERS:
         raise kind(f"{path}: is longer than {MOST_CHARACTERS} characters")
     try:
-        document = yaml.safe_load(text)
+        document = _document(text, look)
         if _values_in(document, {}) > MOST_VALUES:
             raise kind(f"{path}: stands for more than {MOST_VALUES} values")
     except RecursionError:
@@ -63,6 +68,20 @@ def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError) -
         problem = getattr(error, "problem", None) or "not YAML"
         raise kind(f"{path}: {where}: {problem}") from None
     return {} if document is None else document
+
+
+def _document(text: str, look: Look | None) -> object:
+    """As `yaml.safe_load`, with a look at the nodes in between. Raises yaml.YAMLError, ValueError, RecursionError."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if look is not None:
+            look(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def _values_in(document: object, known: dict[int, int]) -> int:
@@ -133,15 +152,24 @@ def _wrong(document: Mapping[object, object], into: type, at: str) -> Iterator[t
 def _repeated(path: Path) -> Iterator[tuple[int, str]]:
     """Names that stand twice in one mapping of a YAML file, of which readers take the last; each with its line."""
     try:
-        nodes = [("", yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))]
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return
+    yield from repeated(node)
+
+
+def repeated(document: yaml.Node | None) -> Iterator[tuple[int, str]]:
+    """The same, of a document that has been read."""
+    nodes, known = [("", document)], set[int]()
     while nodes:
         at, node = nodes.pop()
-        if not isinstance(node, yaml.MappingNode):
+        if not isinstance(node, yaml.MappingNode) or id(node) in known:
             continue
+        known.add(id(node))
         seen = set()
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen:
                 yield key.start_mark.line + 1, f"{at}{key.value}"
             seen.add(key.value)

@@ -297,7 +297,9 @@ def test_a_dry_run_submits_nothing(cli: Cli) -> None:
     before = len(cli.json("status", "--all")["jobs"])
     spec = cli.json("submit", "--dry-run", "--gpus", "1:4", "--", "sleep", "1")
     assert (spec["gpus"], spec["virtual_workers"], spec["command"]) == ({"min": 1, "max": 4}, 4, ["sleep", "1"])
-    assert "command:" in cli("submit", "--dry-run", "sleep.yaml").stdout
+    shown = cli("submit", "--dry-run", "sleep.yaml").stdout
+    (cli.cwd / "shown.yaml").write_text(shown)
+    assert cli("submit", "--dry-run", "shown.yaml").stdout == shown, "it is a job file"
     assert len(cli.json("status", "--all")["jobs"]) == before
 
 

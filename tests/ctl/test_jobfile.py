@@ -7,8 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from elasticd.ctl.jobdocument import memory_text, text_of
 from elasticd.ctl.jobfile import Overrides, build
+from elasticd.ctl.jobgpus import GpuOptions, wanted_gpus
 from elasticd.ctl.render import length, point_line
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.limits import COMPARE_EVERY
@@ -223,3 +228,130 @@ def test_a_command_that_is_no_text_is_refused_in_plain_words(tmp_path: Path) -> 
     file.write_text("command: 5\n")
     with pytest.raises(UserError, match=r"command: must be text or a list, not a whole number"):
         build(file, Overrides(), tmp_path, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["12.10", "010", "12:30", "0x10", "1_000", "yes", "Off", "null", "~", "2027-01-31", "1e3", ".5", "+7", "y", "<<"],
+)
+def test_a_variable_arrives_as_it_is_written(tmp_path: Path, written: str) -> None:
+    env = built(tmp_path, f"env: {{RUN: {written}, LAST: '{written}'}}").env
+    assert (env["RUN"], env["LAST"]) == (written, written)
+
+
+def test_names_of_variables_and_words_of_a_list_arrive_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("command: [sleep, 010, 1_0]\nenv: {ON: 1, NO: 2, Y: 3}\n")
+    spec = build(tmp_path / "job.yaml", Overrides(), tmp_path, {})
+    assert (spec.command, spec.env) == (("sleep", "010", "1_0"), {"ON": "1", "NO": "2", "Y": "3"})
+
+
+def test_a_variable_that_shares_an_anchor_is_text_and_the_other_field_a_number(tmp_path: Path) -> None:
+    spec = built(tmp_path, "max_steps: &steps 010\nenv: {STEPS: *steps}")
+    assert (spec.max_steps, spec.env["STEPS"]) == (8, "010")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("env: {A: 1}\nenv: {B: 2}", "line 3: env is given twice: keep one of them"),
+        ("env:\n  A: 1\n  B: 2\n  A: 3", "line 5: env.A is given twice: keep one of them"),
+        ("gpus: {min: 1, max: 2, min: 2}", "line 2: gpus.min is given twice: keep one of them"),
+        ("env:\n  A:\n  B: 2", "line 3: env.A: has no value; write '' for an empty one"),
+        ("env: {A: [1]}", "env.A: ['1'] is no text; put it in quotes".replace("'1'", "1")),
+    ],
+)
+def test_what_stands_twice_or_has_no_text_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        built(tmp_path, text)
+    assert str(refused.value) == f"{tmp_path / 'job.yaml'}: {words}"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "sleep 1 && sleep 2",
+            '&& is for a shell, and none runs the command: write command: [bash, -c, "sleep 1 && sleep 2"]',
+        ),
+        ("cat a | sort", '| is for a shell, and none runs the command: write command: [bash, -c, "cat a | sort"]'),
+        (
+            "sleep 1 > log",
+            "> is for a shell, and none runs the command: leave it out (`elasticctl logs` shows the output), or",
+        ),
+        ("sleep 1 2>&1", "2>&1 is for a shell"),
+        ("sleep 1 >log", ">log is for a shell"),
+        ("cd data; sleep 1", "; is for a shell"),
+        ("sleep 1 &", "& is for a shell"),
+        ("sleep $TIME", "$TIME is for a shell, and none runs the command: write its value, or command: [bash, -c, "),
+        ("sleep --n=`date`", "`date` is for a shell"),
+        ("sleep 1\nsleep 2", "has several lines, which are for a shell"),
+        (["sleep", "1", "&&", "sleep", "2"], "&& is for a shell"),
+        (
+            ["cat", "a b", "|", "sort"],
+            """| is for a shell, and none runs the command: write command: [bash, -c, "cat 'a b' | sort"]""",
+        ),
+    ],
+)
+def test_a_word_for_a_shell_is_refused_with_what_to_write(tmp_path: Path, command: object, words: str) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"command": command}))
+    with pytest.raises(UserError) as refused:
+        build(tmp_path / "job.yaml", Overrides(), tmp_path, ENVIRON)
+    assert f"job.yaml: command: {words}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("sleep '&&' \"a | b\" \\> 'x > $Y'", ("sleep", "&&", "a | b", ">", "x > $Y")),
+        ("sleep loss>=0.5 a&b x|y", ("sleep", "loss>=0.5", "a&b", "x|y")),
+        ("sleep \\\n  --for 1\n  --more 2", ("sleep", "--for", "1", "--more", "2")),
+        ('sh -c "sleep $N > /dev/null && true"', ("sh", "-c", "sleep $N > /dev/null && true")),
+        (["sh", "-c", "sleep 1 && sleep 2"], ("sh", "-c", "sleep 1 && sleep 2")),
+        (["cut", "-d", "|", "a"], ("cut", "-d", "|", "a")),
+        (["expr", "1", "|", "2"], ("expr", "1", "|", "2")),
+        (["env", "find", ".", "-exec", "cat", "{}", ";"], ("env", "find", ".", "-exec", "cat", "{}", ";")),
+    ],
+)
+def test_what_is_quoted_or_a_programs_own_is_no_word_for_a_shell(
+    tmp_path: Path, command: object, expected: tuple[str, ...]
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"command": command}))
+    assert build(tmp_path / "job.yaml", Overrides(), tmp_path, ENVIRON).command == expected
+
+
+def test_a_shells_word_after_the_options_is_refused_with_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the command line: command: && is .* write -- bash -c 'sleep 1 && sleep 2'"):
+        build(None, Overrides(command=("sleep", "1", "&&", "sleep", "2")), tmp_path, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", Overrides()),
+        ("gpus: {min: 2, max: 8, type: [A100, V100], memory: 39.5GiB}\nvirtual_workers: 16", Overrides()),
+        ("gpus: 8\nprocesses: per-server\nrestarts: 3", Overrides(gpus=GpuOptions(per_server=4))),
+        ("deadline: 2h\nsoft: true\nmax_steps: 7\npriority: high", Overrides(until="loss <= 0.1234567")),
+        ("deadline: 2027-01-31T18:00:00+01:00\npriority: 7\nmodel: ResNet-50/256", Overrides()),
+        ("throughput: {1: 10, 2: 19.1}\ncheckpoint: {every: 1h30m, keep: 3, save_timeout: 0.5}", Overrides()),
+        ("start_timeout: 2m\nload_timeout: 3d\nstep_timeout: 90\npause_timeout: 1.5", Overrides()),
+        ("compare_every: 1\non_divergence: fail\ndeterminism: none\nname: x", Overrides()),
+        ("env: {A: 010, B: '', C: '12:30', D: \"a\\tb\\u00e9\", E: 'null', F: ' x ', G: '~'}", Overrides()),
+        ("", Overrides(command=("sleep", "010", "", "a b", "{x: 1}", "- y", "é\n"))),
+    ],
+)
+def test_the_file_that_a_dry_run_prints_submits_the_same_job(tmp_path: Path, text: str, options: Overrides) -> None:
+    (tmp_path / "job.yaml").write_text(f"command: sleep 1\n{text}\n")
+    environ = {**ENVIRON, "HOME": "/home/me", "USER": "me"}
+    spec = build(tmp_path / "job.yaml", options, tmp_path, environ)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "again.yaml").write_text(text_of(spec))
+    again = build(tmp_path / "elsewhere" / "again.yaml", Overrides(), tmp_path / "elsewhere", {"USER": "me"})
+    assert again == spec
+
+
+@given(
+    st.integers(1, 999_999), st.sampled_from(["", ".5", ".125", ".001"]), st.sampled_from(["KB", "MiB", "GB", "GiB"])
+)
+def test_any_amount_of_memory_is_printed_as_it_is_read(whole: int, part: str, unit: str) -> None:
+    read = wanted_gpus("gpus", {"memory": f"{whole}{part}{unit}"}, GpuOptions()).memory_bytes
+    assert wanted_gpus("gpus", {"memory": memory_text(read)}, GpuOptions()).memory_bytes == read

@@ -1,0 +1,93 @@
+"""The job file of a job: what `submit --dry-run` prints, and what submits the same job again. Pure, the inverse of `jobfile`.
+
+All that `jobfile` would fill in is written out, the captured variables too: so the file means the same job wherever it is
+submitted. Left out is what says nothing, and `restarts` of a job that calls `elastic.join()`, which has no number for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+import yaml
+
+from ..protocol.limits import COMPARE_EVERY
+from ..protocol.model import Deadline, JobSpec, OnDivergence
+from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S
+from .jobgpus import UNITS
+
+WORDS_OF_PRIORITY = {-10: "low", 0: "normal", 10: "high"}
+SPANS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def text_of(spec: JobSpec) -> str:
+    """The file."""
+    return yaml.safe_dump(document_of(spec), sort_keys=False, allow_unicode=True, width=float("inf"))
+
+
+def document_of(spec: JobSpec) -> dict[str, object]:
+    """Its fields, as `jobfile` reads them."""
+    gpus: dict[str, object] = {"min": spec.gpus.min, "max": spec.gpus.max}
+    if spec.gpu_types:
+        gpus["type"] = list(spec.gpu_types)
+    if spec.gpu_memory_bytes:
+        gpus["memory"] = memory_text(spec.gpu_memory_bytes)
+    if spec.gpus_per_server is not None:
+        gpus["per_server"] = spec.gpus_per_server
+    checkpoint: dict[str, object] = {"every": span_text(spec.checkpoint.every_s), "keep": spec.checkpoint.keep}
+    if spec.checkpoint.save_timeout_s is not None:
+        checkpoint["save_timeout"] = span_text(spec.checkpoint.save_timeout_s)
+    until = spec.until
+    told: dict[str, object] = {
+        "name": spec.name,
+        "command": list(spec.command),
+        "gpus": gpus,
+        "virtual_workers": spec.virtual_workers,
+        "max_steps": spec.max_steps,
+        "until": None if until is None else f"{until.metric} {'>=' if until.at_least else '<='} {until.bound!r}",
+        **({} if spec.deadline is None else _deadline(spec.deadline)),
+        "checkpoint": checkpoint,
+        "determinism": spec.determinism.value,
+        "compare_every": None if spec.compare_every == COMPARE_EVERY else spec.compare_every,
+        "on_divergence": None if spec.on_divergence is OnDivergence.REPLACE else spec.on_divergence.value,
+        "priority": WORDS_OF_PRIORITY.get(spec.priority, spec.priority),
+        "model": spec.model or None,
+        "throughput": spec.throughput or None,
+        "processes": spec.processes.value,
+        "restarts": spec.restarts,
+        "start_timeout": span_text(spec.start_timeout_s) if spec.must_join else None,
+        "load_timeout": None if spec.load_timeout_s == LOAD_TIMEOUT_S else span_text(spec.load_timeout_s),
+        "step_timeout": None if spec.step_timeout_s is None else span_text(spec.step_timeout_s),
+        "pause_timeout": None if spec.pause_timeout_s == PAUSE_TIMEOUT_S else span_text(spec.pause_timeout_s),
+        "workdir": spec.workdir,
+        "snapshot": True if spec.snapshot is not None else None,
+        "env": dict(spec.env) or None,
+    }
+    return {field: value for field, value in told.items() if value is not None}
+
+
+def _deadline(deadline: Deadline) -> dict[str, object]:
+    soft = {"soft": True} if deadline.soft else {}
+    if deadline.at_s is None:
+        return {"deadline": span_text(deadline.in_s or 0.0), **soft}
+    return {"deadline": datetime.datetime.fromtimestamp(deadline.at_s, datetime.UTC).isoformat(" "), **soft}
+
+
+def span_text(seconds: float) -> str | float:
+    """A duration as people write it, such as 1h30m; one with a fraction of a second as a number."""
+    if seconds != int(seconds):
+        return seconds
+    left, parts = int(seconds), []
+    for size, letter in SPANS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{letter}")
+    return "".join(parts)
+
+
+def memory_text(bytes_: int) -> str:
+    """An amount of memory in the largest unit that gives it exactly."""
+    for unit, size in sorted(UNITS.items(), key=lambda each: -each[1]):
+        number = f"{bytes_ / size:.3f}".rstrip("0").rstrip(".")
+        if round(float(number) * size) == bytes_ and float(number) >= 1:
+            return f"{number} {unit}"
+    return f"{bytes_ / 1000:.3f} KB"
