@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -198,6 +198,19 @@ class Client:
             found += page.jobs
             if not page.next or (most is not None and len(found) >= most):
                 return msgspec.structs.replace(page, jobs=tuple(found))
+            request = msgspec.structs.replace(request, after=page.next)
+
+    def ended(self, request: GetEnded, most: int | None = None) -> Iterator[JobView]:
+        """The jobs that are over, one after the other, from `request` on; pages are asked for as they are needed. most: so many
+        are probably enough."""
+        limit = request.limit if most is None else min(request.limit, most + 1)
+        while True:
+            page = self.ask(msgspec.structs.replace(request, limit=limit))
+            if not isinstance(page, Jobs):
+                raise PeerError(f"the controller answered a {type(request).__name__} with a {type(page).__name__}")
+            yield from page.jobs
+            if not page.next:
+                return
             request = msgspec.structs.replace(request, after=page.next)
 
     def servers(self) -> Servers:

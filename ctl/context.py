@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -202,6 +202,24 @@ def table_lines(table: Table) -> Iterator[str]:
         return lines(table, None, False)
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return lines(table, shutil.get_terminal_size().columns, colour)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print text of columns; on a terminal without breaking its words."""
+    for line in fitted(lines):
+        print(line)
+
+
+def fitted(lines: Iterable[str]) -> Iterator[str]:
+    """`lines` as wide as the terminal; elsewhere as they are."""
+    from .tables import hung
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in lines:
+        if width is None:
+            yield line
+        else:
+            yield from hung(line, width)
 
 
 def print_json(document: Any) -> None:

@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, status, history, scale, profile, cancel, wait."""
+"""Commands about jobs: submit, status, scale, profile, cancel, wait."""
 
 from __future__ import annotations
 
@@ -33,7 +33,18 @@ from ..protocol.messages import (
 from ..protocol.model import JobPhase, JobSpec, Resize, job_number
 from ..protocol.texts import gpu_count
 from . import completion, render
-from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say, show, table_lines
+from .context import (
+    DECIDED_WITHIN_S,
+    JSON,
+    Context,
+    console,
+    fitted,
+    of,
+    print_json,
+    print_lines,
+    say,
+    table_lines,
+)
 from .promises import deadline_line
 from .waiting import Waiting, limit_s
 
@@ -56,7 +67,7 @@ def add_to(app: typer.Typer) -> None:
         epilog="Give a job file, or a command after --. Of your environment PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH, "
         "LD_LIBRARY_PATH, HOME, LANG and USER travel with the job, nothing else: use --env or the file.",
     )(submit)
-    for command in (status, history, scale, profile, cancel, wait):
+    for command in (status, scale, profile, cancel, wait):
         app.command()(command)
 
 
@@ -328,41 +339,11 @@ def _jobs(shared: Context, everything: bool, mine: bool) -> Jobs:
     return msgspec.structs.replace(ended, jobs=tuple(shown))
 
 
-def history(
-    context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many jobs.")] = 50,
-    before: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JOB",
-            help="Only jobs that ended before this one.",
-            show_default=False,
-            autocompletion=completion.ended_jobs,
-        ),
-    ] = None,
-    mine: Annotated[bool, MINE] = False,
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """Show the jobs that are over, the last one first: by the day on which they ended, then by submission."""
-    shared = of(context)
-    answer = shared.client.jobs(GetEnded(before_job=before or "", mine=mine), limit)
-    if as_json:
-        more = answer.jobs[-1].job if answer.next else None
-        print_json({"jobs": render.plain(answer.jobs), "time_s": answer.time_s, "more_before": more})
-        return
-    if not answer.jobs:
-        print("no jobs that are over" if before is None else f"no jobs that ended before {before}")
-        return
-    show(render.job_table(answer.jobs, answer.time_s))
-    if answer.next:
-        say(f"elasticctl: more: elasticctl history --before {answer.jobs[-1].job}")
-
-
 def _snapshot(shared: Context, job: str | None, everything: bool, mine: bool) -> tuple[object, Iterable[str]]:
     """What is so (the same as long as only time passes), and how it looks."""
     if job is not None:
         answer = shared.ask(GetJob(job=job), JobFound)
-        return answer.job, render.job_lines(answer.job, answer.time_s)
+        return answer.job, fitted(render.job_lines(answer.job, answer.time_s))
     jobs = _jobs(shared, everything, mine)
     return jobs.jobs, _table(jobs, everything, mine)
 
@@ -575,7 +556,7 @@ def wait(
         print_json({"jobs": render.plain(views)})
     else:
         for view in views:
-            print("\n".join([render.outcome(view), *render.failure_lines(view)]))
+            print_lines([render.outcome(view), *render.failure_lines(view)])
     raise typer.Exit(next((code for view in views if (code := _exit_code(view))), 0))
 
 

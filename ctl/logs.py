@@ -57,11 +57,37 @@ class _Reader:
     complained: bool = False
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines: of one worker (its number), of one attempt of the job, from a time on, the last so many. None: all."""
+
+    worker: int | None = None
+    attempt: int | None = None
+    after_s: float = 0.0
+    tail: int | None = None
+
+    def last(self, lines: list[Line]) -> list[Line]:
+        """Of those that are there, in order."""
+        return lines if self.tail is None else lines[len(lines) - min(self.tail, len(lines)) :]
+
+
+EVERYTHING = Wanted()
+
+
 def logs(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="Which job.", show_default=False, autocompletion=completion.any_jobs)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     worker: Annotated[int | None, typer.Option(help="Only the worker with this number.", show_default=False)] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Only of this attempt: 1 is the first, each restart begins another.", show_default=False
+        ),
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, help="Only the last so many lines.", show_default=False)
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(
@@ -73,36 +99,40 @@ def logs(
     """Show what a job's workers have written."""
     shared = of(context)
     after_s = 0.0 if since is None else since_s(since, time.time())
+    wanted = Wanted(worker, attempt, after_s, tail)
     if follow:
-        follow_job(shared, job, worker, after_s, as_json)
+        follow_job(shared, job, wanted, as_json)
         return
     view = shared.job(job)
-    if not (readers := _readers(view, worker)):
+    if not (readers := _readers(view, wanted)):
         say(f"{view.job} {NOTHING_YET}")
     lines = [line for reader in readers for line in _read_all(shared, view, reader)]
-    chosen = _in_order(lines, after_s)
+    chosen = wanted.last(_in_order(lines, after_s))
     if as_json:
         print_json({"job": view.job, "lines": [line.document() for line in chosen]})
     else:
         _print(chosen, several=len({line.worker for line in lines}) > 1)
 
 
-def follow_job(
-    shared: Context, job: str, worker: int | None = None, after_s: float = 0.0, as_json: bool = False
-) -> None:
+def follow_job(shared: Context, job: str, wanted: Wanted = EVERYTHING, as_json: bool = False) -> None:
     """Print what comes until the job is over and its logs have ended."""
     readers: dict[WorkerId, _Reader] = {}
+    begun = wanted.tail is None  # else what is there already has to be read before its last lines are known
     while True:
         view = shared.job(job)
-        for reader in _readers(view, worker):
+        for reader in _readers(view, wanted):
             readers.setdefault(reader.worker, reader)
-        lines = [line for reader in readers.values() if not reader.ended for line in _read(shared, view, reader)]
+        read = _read if begun else _read_all
+        lines = [line for reader in readers.values() if not reader.ended for line in read(shared, view, reader)]
+        chosen = _in_order(lines, wanted.after_s)
+        if not begun:
+            chosen, begun = wanted.last(chosen), True
         if as_json:
-            for line in _in_order(lines, after_s):
+            for line in chosen:
                 print(json.dumps(line.document()))  # a stream: one document a line
             sys.stdout.flush()
         else:
-            _print(_in_order(lines, after_s), several=len(readers) > 1)
+            _print(chosen, several=len(readers) > 1)
         if view.phase.final and not lines:
             return
         if not lines:
@@ -133,12 +163,19 @@ def _time_of_day(text: str, now_s: float) -> float:
     return (moment if moment <= now else moment - datetime.timedelta(days=1)).timestamp()
 
 
-def _readers(view: JobView, worker: int | None) -> list[_Reader]:
-    """One for each worker that has been started, by number."""
-    names = {w.worker: None for w in (*view.past_workers, *view.workers) if w.phase is not WorkerStage.ORDERED}
-    chosen = [name for name in names if worker is None or name == f"{view.job}.{worker}"]
-    if worker is not None and not chosen:
-        raise UserError(f"--worker {worker}: {view.job} has had no such worker")
+def _readers(view: JobView, wanted: Wanted) -> list[_Reader]:
+    """One for each wanted worker that has been started, by number. Raises UserError if none is of the number or the attempt."""
+    started = {w.worker: w for w in (*view.past_workers, *view.workers) if w.phase is not WorkerStage.ORDERED}
+    chosen = [name for name in started if wanted.worker is None or name == f"{view.job}.{wanted.worker}"]
+    if wanted.worker is not None and not chosen:
+        raise UserError(f"--worker {wanted.worker}: {view.job} has had no such worker")
+    if wanted.attempt is not None:
+        chosen = [name for name in chosen if started[name].attempt == wanted.attempt]
+        if not chosen and started:
+            known = ", ".join(map(str, sorted({w.attempt for w in started.values() if w.attempt}))) or "none"
+            raise UserError(
+                f"--attempt {wanted.attempt}: {view.job} has no worker of it; attempts with workers: {known}"
+            )
     return [_Reader(name) for name in sorted(chosen, key=lambda name: int(name.rpartition(".")[2]))]
 
 

@@ -110,10 +110,17 @@ def batch(job: JobView) -> str:
     return f"{count} {workers} x the script's batch_size, which it has not told yet"
 
 
-def step(job: JobView) -> str:
+def steps_done(job: JobView) -> int | None:
+    """How many steps it has made, in all attempts; None: it has told none."""
     if job.step is None and job.failure is None:
+        return None
+    return max(job.step + 1 if job.step is not None else 0, job.failure.steps_done if job.failure is not None else 0)
+
+
+def step(job: JobView) -> str:
+    done = steps_done(job)
+    if done is None:
         return "-"
-    done = max(job.step + 1 if job.step is not None else 0, job.failure.steps_done if job.failure is not None else 0)
     return f"{done}/{job.total_steps}" if job.total_steps else str(done)
 
 

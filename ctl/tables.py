@@ -12,6 +12,7 @@ whatever length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ NARROW_NOTE = 30  # a note in a column of its own has so much room at least, or 
 NAMED = 16  # the first column gives way down to so many characters before others do,
 SHORTEST = 10  # and to so many when no other can
 ELLIPSIS = "…"
+COLUMN = re.compile(r"(?:^|(?<=\S)) {2,}(?=\S)")  # what stands before one
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
@@ -150,6 +152,25 @@ def wrapped(text: str, width: int) -> list[str]:
             long = cell_len(word)
         line, used = (f"{line} {word}", used + 1 + long) if line else (word, long)
     return [*found, line] if line or not found else found
+
+
+def hung(line: str, width: int) -> Iterator[str]:
+    """A line of columns for a terminal of so many columns: broken between words, the rest below where its last column begins. A
+    word that is longer than a line, such as a path, stays whole: it is to be copied."""
+    if cell_len(line) <= width:
+        yield line
+        return
+    column = max((found.end() for found in COLUMN.finditer(line) if found.end() <= width // 2), default=len(INDENT))
+    head, indent = line[:column], " " * column
+    words, text = line[column:].split(" "), head
+    for at, word in enumerate(words):
+        joined = f"{text} {word}" if at else text + word
+        if text.strip() and text != head and cell_len(joined) > width:
+            yield text.rstrip()
+            text = indent + word
+        else:
+            text = joined
+    yield text.rstrip()
 
 
 def middle(text: str, width: int) -> str:

@@ -425,10 +425,23 @@ class Job:
             self.change_share(now, 0)
         if phase.final:
             self.change_share(now, 0)
+            self._note_short_life()
             self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
             self.restart_at = self.profiling = self.cut_since = None
             self.why_waiting = _nothing
             self.release()
+
+    def _note_short_life(self) -> None:
+        """A job may be over before it was known to run, such as a command of a moment: it has begun when it was given GPUs."""
+        kept = self.record
+        held = [
+            (entry.held_s, entry)
+            for entry in (*kept.past, *kept.workers)
+            if entry.held_s is not None and entry.attempt == kept.restarts + 1 and entry.fault is not Fault.SERVER
+        ]
+        if kept.started_s is None and held:
+            gpus = {gpu for _, entry in held for gpu in entry.all_gpus}
+            self.update(started_s=min(held_s for held_s, _ in held), peak_gpus=max(kept.peak_gpus, len(gpus)))
 
     def end_worker(
         self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault, log: str = ""
@@ -470,7 +483,7 @@ class Job:
         if len(shares) >= KEPT_REASONS and shares[-KEPT_REASONS].reason:
             forgotten = msgspec.structs.replace(shares[-KEPT_REASONS], reason="")
             shares = (*shares[:-KEPT_REASONS], forgotten, *shares[1 - KEPT_REASONS :])
-        self.update(shares=(*shares, change)[-KEPT_SHARES:])
+        self.update(shares=(*shares, change)[-KEPT_SHARES:], peak_gpus=max(self.record.peak_gpus, share))
 
     def _why_share(self, share: int) -> str:
         """Why it trains on so many GPUs from now on, as far as is recorded."""

@@ -47,6 +47,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     ended_s: float | None = None
     log: str = ""  # path on its server; of one that did not end as it should
     gpus: tuple[int, ...] = ()  # of its server, where its process has several of them; empty: `gpu` alone
+    attempt: int = 0  # of its job, from 1; 0: recorded by an earlier version
 
     @property
     def all_gpus(self) -> tuple[GpuAddress, ...]:
@@ -107,6 +108,8 @@ class JobRecord(Value, frozen=True, kw_only=True):
     started_s: float | None = None
     finished_s: float | None = None
     exit_code: int | None = None
+    ended_by: str = ""  # the name of the principal who has cancelled it
+    peak_gpus: int = 0  # the most that have trained at once; 0: none, or an earlier version has not recorded it
     generation: int = 0  # newest ordered
     committed: int = 0
     cycle: int = 1  # first generation since the job last (re)started from a checkpoint or from nothing

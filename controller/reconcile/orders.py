@@ -78,7 +78,7 @@ def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]
 
 def _new_worker(job: Job, gpu: GpuAddress, generation: int, gpus: tuple[int, ...]) -> WorkerId:
     worker = WorkerId(f"{job.id}.{job.record.worker_count}")
-    entry = WorkerRecord(worker=worker, gpu=gpu, generation=generation, gpus=gpus)
+    entry = WorkerRecord(worker=worker, gpu=gpu, generation=generation, gpus=gpus, attempt=job.record.restarts + 1)
     job.update(worker_count=job.record.worker_count + 1, workers=(*job.record.workers, entry))
     return worker
 

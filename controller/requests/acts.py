@@ -312,6 +312,7 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answ
     if job.final:
         raise RequestRefused(f"{job.id} is over already: it {over_words(job.record.phase)}")
     text = f"cancelled{by(asked.who)}"
+    job.update(ended_by=asked.who.name)
     end_job(cluster, now, job, JobPhase.CANCELLED, text)
     cluster.audit(now, asked, "cancel", job.id, text)
     return Cancelled(job=job.id)

@@ -86,6 +86,8 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         gpu_seconds=spent(now, job),
         elastic=job.elastic,
         promise=promise_view(job),
+        ended_by=kept.ended_by,
+        peak_gpus=kept.peak_gpus,
         does_not_grow="" if kept.phase.final else kept.does_not_grow,
     )
 
@@ -228,6 +230,7 @@ def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
         server=entry.gpu.server,
         gpu=entry.gpu.index,
         gpus=entry.gpus,
+        attempt=entry.attempt,
         phase=WorkerStage.of(status.phase) if status is not None else unheard,
         pid=status.pid if status is not None else entry.pid,
         reason="is being stopped" if entry.stopping else status.note if status is not None else "",
@@ -240,6 +243,7 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
         server=entry.gpu.server,
         gpu=entry.gpu.index,
         gpus=entry.gpus,
+        attempt=entry.attempt,
         phase=WorkerStage.ENDED,
         pid=entry.pid,
         exit_code=entry.exit_code,

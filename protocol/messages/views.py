@@ -53,6 +53,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     reason: str = ""
     gpus: tuple[int, ...] = ()  # where its process has several; empty: `gpu` alone
+    attempt: int = 0  # of its job, from 1; 0: not known
 
 
 class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +180,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None  # of a job that has failed
     promise: PromiseView | None = None  # of a job with a deadline that is not over
     does_not_grow: str = ""  # why no worker may join those that have its state; "": they may
+    ended_by: str = ""  # the name of the principal who has cancelled it; "": nobody has, or it is not known
+    peak_gpus: int = 0  # the most that have trained at once; 0: none, or not known
 
 
 class ShareStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -202,6 +202,7 @@ def test_history_and_audit_log_say_who_has_done_what():
     assert "max-min gives way to fifo, from fifo by operator olga" in texts
     assert texts[-1] == "cancelled by operator olga"
     assert world.ask(GetJob(job=job.id), who=ALICE).job.reason == "cancelled by operator olga"
+    assert world.ask(GetJob(job=job.id), who=ALICE).job.ended_by == "olga"
     assert [(line.who, line.act, line.of, line.done) for line in world.audits] == [
         ("user:alice", "submit", job.id, True),
         ("user:alice", "scale", job.id, True),

@@ -86,6 +86,17 @@ def test_a_killed_command_is_not_run_again_unless_its_user_says_so():
     assert job.record.workers == ()
 
 
+def test_a_command_of_a_moment_has_started_and_had_its_gpus():
+    world = World()
+    job = world.submit(command(2))
+    for worker in ("run-1.0", "run-1.1"):
+        world.exit(worker, 0, turn=False)
+    world.turn()
+    assert (job.record.phase, job.record.peak_gpus) == (JobPhase.FINISHED, 2)
+    assert job.record.started_s is not None
+    assert job.submission.submitted_s <= job.record.started_s <= job.record.finished_s
+
+
 def test_a_killed_command_is_run_again_whole_as_often_as_it_may():
     world = World()
     job = world.submit(command(2, restarts=1))
@@ -98,6 +109,7 @@ def test_a_killed_command_is_run_again_whole_as_often_as_it_may():
     world.pass_time(2)
     assert world.running(job.id) == ["run-1.2", "run-1.3"]
     assert (job.record.phase, job.record.restarts) == (JobPhase.RUNNING, 1)
+    assert [entry.attempt for entry in (*job.record.past, *job.record.workers)] == [1, 1, 2, 2]
     world.exit("run-1.3", -9)
     assert job.record.phase is JobPhase.FAILED
     assert "it has been run again 1 times" in job.record.reason

@@ -129,6 +129,8 @@ def test_a_jobs_own_exit_code_and_output_come_back(cli: Cli) -> None:
     assert cli("logs", job).stdout == "hello\n"
     assert cli("logs", job, "--worker", "0").stdout == "hello\n"
     assert cli("logs", job, "--since", "1h").stdout == "hello\n"
+    assert cli("logs", job, "--attempt", "1", "--tail", "1", "--follow").stdout == "hello\n"
+    assert "attempts with workers: 1" in one_line(cli("logs", job, "--attempt", "2", code=2))
     ended = cli("wait", job, code=3).stdout
     assert ended.startswith(f"{job} failed")
     path = ended.splitlines()[-1].partition(":")[2]
@@ -169,7 +171,9 @@ def test_jobs_that_are_over_are_paged_through(cli: Cli) -> None:
     assert [view["job"] for view in rest["jobs"]] == [jobs[0]]
     text = cli("history", "--limit", "2")
     assert jobs[2] in text.stdout
-    assert f"history --before {jobs[1]}" in text.stderr
+    assert f"history --limit 2 --before {jobs[1]}" in text.stderr
+    named = cli("history", "--state", "cancelled", "--since", "1h", "--limit", "1", "--csv", "--format", "job,exit,by")
+    assert named.stdout == f"job,exit_code,ended_by\n{jobs[2]},,{getpass.getuser()}\n"
     shown = [view["job"] for view in cli.json("status", "--all")["jobs"]]
     assert shown[-3:] == jobs, "in the order of submission"
     assert "there is no job" in one_line(cli("history", "--before", "nothing-7", code=2))

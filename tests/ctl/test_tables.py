@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from elasticd.ctl import render
-from elasticd.ctl.tables import Cell, Column, Row, Table, lines, middle, wrapped
+from elasticd.ctl.tables import Cell, Column, Row, Table, hung, lines, middle, wrapped
 from elasticd.protocol.messages import CordonView, JobView, ServerState, ServerView, StillThere
 from elasticd.protocol.model import CordonKind, Gpu, GpuKind, JobId, Server, ServerId
 from elasticd.protocol.texts import ranges
@@ -199,6 +199,28 @@ def test_words_are_broken_only_where_they_are_longer_than_a_line():
     assert wrapped("a /long/path/to b", 6) == ["a", "/long/", "path/t", "o b"]
     assert wrapped("", 5) == [""]
     assert wrapped("数据中心", 5) == ["数据", "中心"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  reason           " + LONG_REASON,
+        "11:17:55  failed         fails-2        failed: " + LONG_REASON,
+        "11:17:55  failed         a-name-that-is-longer-than-its-column-7 failed: " + LONG_REASON,
+        "  log              server-1:/" + "path/" * 40 + "a-1.0.log",
+        "short",
+    ],
+)
+def test_a_line_of_columns_is_broken_between_words_and_goes_on_below_its_last_column(line: str, width: int):
+    found = list(hung(line, width))
+    assert " ".join(" ".join(found).split()) == " ".join(line.split())
+    assert all(cell_len(part) <= width or " " not in part[width:].strip() for part in found)
+    assert all(word in line.split() for part in found for word in part.split()), "no word is broken"
+    indents = {len(part) - len(part.lstrip()) for part in found[1:]}
+    assert len(indents) <= 1
+    if line.startswith("  reason") and width >= 80:
+        assert indents == {19}
 
 
 def test_styles_are_outside_the_measure():

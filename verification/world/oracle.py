@@ -560,6 +560,10 @@ class Oracle:
             if record.worker_count < before.worker_count:
                 text = f"{job}: {before.worker_count} workers, then {record.worker_count}"
                 raise Violation("an id is never used again", text)
+        if record.peak_gpus < max((change.share for change in record.shares), default=0):
+            raise Violation(
+                "the peak is the greatest share", f"{job}: {record.peak_gpus}, and {record.shares[-1].share} now"
+            )
         if before is None or record.phase is not before.phase:
             self._check_phase(job, known, record)
             known.over_at = self._timeline.now if record.phase in (JobPhase.CANCELLED, JobPhase.FAILED) else None
