@@ -8,19 +8,32 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
-from ..protocol.errors import ElasticError
+from ..protocol.errors import ElasticError, UserError
 from .context import given
+from .overview import other_word, screen
 
 # ClickException, whose module depends on typer's version: newer ones carry click inside.
 COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
+
+class Commands(TyperGroup):
+    """Says which command is meant by a word of another tool."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and (text := other_word(args[0])):
+            raise UserError(text)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="elasticctl",
+    cls=Commands,
     help="Run training jobs that grow, shrink and survive on your own GPU servers.",
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -58,7 +71,7 @@ def shared(
         print(f"elasticctl {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print(screen([command for commands in ROOMS.values() for command in commands]))
         raise typer.Exit
     context.obj = given(directory, controller, key)
 

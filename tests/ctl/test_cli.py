@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from elasticd.ctl import main, overview
+
 PATIENCE_S = 120.0  # on a machine that does much else
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 
@@ -352,6 +354,9 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
         (("policy", "set", "none.yaml"), "none.yaml: no such file"),
         (("policy", "set", "fifo", "--from-config"), "--from-config"),
         (("frobnicate",), "frobnicate"),
+        (("squeue", "-u", "me"), "there is no command 'squeue': elasticctl has `status` for this"),
+        (("list", "events"), "there is no command 'list': elasticctl has `status` for this"),
+        (("statsu",), "Did you mean 'status'?"),
     ],
 )
 def test_wrong_usage_is_refused_in_one_sentence(offline: Cli, arguments: tuple[str, ...], words: str) -> None:
@@ -629,11 +634,25 @@ def test_every_command_is_known_to_the_table_that_says_which_file_to_load() -> N
     assert done.stdout.split() == [], "these stand in one place and not in the other"
 
 
+def test_the_one_screen_has_every_command_and_no_word_of_another_tool_is_one_of_ours() -> None:
+    commands = [command for commands in main.ROOMS.values() for command in commands]
+    text = overview.screen(commands)
+    assert len(text.splitlines()) < 24
+    assert max(map(len, text.splitlines())) <= 80
+    assert set(commands) <= set(re.findall(r"[a-z]+", text))
+    assert not set(overview.OTHER_TOOLS) & set(commands)
+    meant = {word.split()[0] for word in overview.OTHER_TOOLS.values()}
+    assert meant <= {*commands, "--help"}
+    full = overview.screen([*commands, *(name for group in overview.GROUPS for name in group.names)])
+    assert len(full.splitlines()) < 24, "with all that it has a place for"
+
+
 def test_help_version_and_a_bare_command_answer_without_a_cluster(offline: Cli) -> None:
     bare, asked = offline().stdout, offline("--help").stdout
-    assert bare == asked
+    assert len(bare.splitlines()) < 24
     for command in ("submit", "status", "servers", "policy", "simulate"):
         assert f"\n  {command} " in asked
+        assert command in bare
     assert offline("--version").stdout.startswith("elasticctl 0.")
     assert offline("policy").stdout.startswith("Usage: elasticctl policy ")
     for command in ("", "policy"):

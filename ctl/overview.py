@@ -1,0 +1,109 @@
+"""What `elasticctl` says when it is called alone: one screen, what users need first. And where words of other tools lead.
+
+`--help` has every command with a line, and each command's own `--help` its options; neither fits a terminal of 24 lines.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+WIDTH = 80
+
+# Words that people bring along, from Slurm, PBS, Kubernetes, Docker and the shell, and the command that is meant.
+OTHER_TOOLS = {
+    "apply": "submit",
+    "delete": "cancel",
+    "describe": "status JOB",
+    "get": "status",
+    "help": "--help",
+    "jobs": "status",
+    "kill": "cancel",
+    "list": "status",
+    "ls": "status",
+    "nodes": "servers",
+    "ps": "status",
+    "qdel": "cancel",
+    "qstat": "status",
+    "qsub": "submit",
+    "queue": "status",
+    "rm": "cancel",
+    "run": "submit",
+    "sacct": "history",
+    "sbatch": "submit",
+    "scancel": "cancel",
+    "sinfo": "servers",
+    "squeue": "status",
+    "srun": "submit",
+    "stop": "cancel",
+    "tail": "logs",
+    "top": "status -w",
+    "watch": "status -w",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands that belong together: some with a line each, the others by name."""
+
+    title: str
+    lines: dict[str, str]
+    names: tuple[str, ...] = ()
+
+
+GROUPS = (
+    Group(
+        "Jobs",
+        {
+            "submit": "submit JOB.yaml, or a command after --; prints the job's id",
+            "status": "the jobs, or one in full (-w: live)",
+            "logs": "what a job has written (-f: as it comes)",
+            "explain": "why a job waits, or has no more GPUs, and what would change that",
+            "scale": "set how many GPUs a job has",
+            "cancel": "end jobs",
+            "history": "the jobs that are over: times, GPU-hours, exit codes",
+        },
+        ("pause", "resume", "hold", "release", "requeue", "checkpoint", "wait", "events", "profile", "check"),
+    ),
+    Group(
+        "Cluster",
+        {"up": "a whole cluster on this machine, for a try; down stops it", "doctor": "what is wrong on this machine"},
+        ("down", "servers", "topology", "policy", "quota", "report", "simulate", "login", "version"),
+    ),
+    Group(
+        "For operators",
+        {},
+        ("drain", "cordon", "uncordon", "lend", "reclaim", "keys", "config", "store", "controllers"),
+    ),
+)
+
+
+def screen(known: Collection[str]) -> str:
+    """The text, with those commands that there are."""
+    return "\n".join(_lines(known))
+
+
+def _lines(known: Collection[str]) -> Iterator[str]:
+    yield "Run training jobs that grow, shrink and survive on your own GPU servers."
+    yield "Usage: elasticctl COMMAND ..."
+    placed: set[str] = set()
+    for group in GROUPS:
+        yield ""
+        yield group.title
+        for name, text in group.lines.items():
+            if name in known:
+                yield f"  {name:<8}  {text}"
+        names = [name for name in group.names if name in known]
+        placed |= {*group.lines, *names}
+        if group is GROUPS[-1]:
+            names += sorted(set(known) - placed)  # nothing is left out
+        yield from textwrap.wrap(", ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
+    yield ""
+    yield "All commands: elasticctl --help. Options of one: elasticctl COMMAND --help."
+
+
+def other_word(word: str) -> str:
+    """What to say of a word that is another tool's; "": it is none."""
+    meant = OTHER_TOOLS.get(word, "")
+    return f"there is no command {word!r}: elasticctl has `{meant}` for this" if meant else ""
