@@ -98,7 +98,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def metrics(job: JobView) -> str:
-    return "  ".join(f"{name}={value:.4g}" for name, value in sorted(job.metrics.items()))
+    words = {name: f"{value:.4g}" for name, value in job.metrics.items()} | job.odd_metrics
+    return "  ".join(f"{name}={word}" for name, word in sorted(words.items()))
 
 
 def batch(job: JobView) -> str:
@@ -420,7 +421,7 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         lines.append(f"  ETA              {span(left)}")
     if job.gpu_seconds.held_gpu_s:
         lines.append(f"  GPU time         {gpu_time(job.gpu_seconds)}")
-    if job.metrics:
+    if job.metrics or job.odd_metrics:
         lines.append(f"  metrics          {printable(metrics(job))}")
     if job.workers:
         lines.append(f"  workers          generation {job.generation}")

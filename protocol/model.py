@@ -446,6 +446,7 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     median_step_s: float = 0.0
     steady: Steady = Steady()
     metrics: dict[str, float] = {}
+    odd_metrics: dict[str, str] = {}  # the controller puts here those that are not finite: "nan", "inf", "-inf"
     resizes: tuple[Resize, ...] = ()  # the last few
     note: str = ""  # why it is broken, for people
     news: str = ""  # the last thing that it has told its job's events, for people

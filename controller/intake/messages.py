@@ -440,7 +440,9 @@ def _note_status(
     if status.news and (before is None or before.news != status.news):
         cluster.tell(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
     for what in job.newly_odd(odd):
-        cluster.tell(now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}: it is left out")
+        cluster.tell(
+            now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}, which cannot be reckoned with"
+        )
     _note_worker(now, job, entry, status)
     # Only a worker's arrival says that starts succeed on its server now; who has trained there for long does not.
     arrives = before is None or before.phase is WorkerPhase.STARTING

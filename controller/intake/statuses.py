@@ -2,7 +2,7 @@
 policy ever holds a figure that is not a number, not finite, or of no sensible size.
 
 What the membership rules rest on (generations, steps, sequence) must be right, or the message is dropped as a whole. Figures for
-people and for the scheduler are left out one by one: a script whose loss is not a number trains on.
+people and for the scheduler are left out one by one: a script whose loss is not a number trains on, and people read the word.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def sensible(status: WorkerStatus) -> bool:
         and 0 <= (status.total_steps or 0) <= MAX_COUNT
         and 0 <= status.batch_samples <= MAX_COUNT
         and _steady_fits(status.steady)
+        and not status.odd_metrics
         and len(status.metrics) <= MAX_METRICS
         and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
         and max(len(status.note), len(status.news)) <= MAX_TEXT
@@ -84,9 +85,10 @@ def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, 
     for field, default in _odd_figures(status):
         kept[field] = default
         odd.append(f"{field}: {getattr(status, field)}")
-    metrics, left_out = _finite(status.metrics)
-    if left_out:
-        kept["metrics"] = metrics
+    metrics, words, left_out = _told(status.metrics)
+    if words or left_out or status.odd_metrics:
+        kept["metrics"], kept["odd_metrics"] = metrics, words
+        odd += [f"metric {name}: {word}" for name, word in words.items()]
         odd += [f"metric {name}" for name in left_out]
     resizes = tuple(resize for resize in status.resizes[-MAX_RESIZES:] if usable_resize(resize))
     if len(resizes) < len(status.resizes):
@@ -117,10 +119,13 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
         yield "total_steps", None
 
 
-def _finite(metrics: dict[str, float]) -> tuple[dict[str, float], tuple[str, ...]]:
-    good = {name: value for name, value in metrics.items() if math.isfinite(value) and len(name) <= MAX_NAME}
-    kept = dict(list(good.items())[:MAX_METRICS])
-    return kept, tuple(f"{name[:MAX_NAME]}: {value}" for name, value in metrics.items() if name not in kept)
+def _told(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str], tuple[str, ...]]:
+    """Those that can be reckoned with, those that are not finite as words, and what is left out: too many, too long a name."""
+    named = {name: value for name, value in metrics.items() if len(name) <= MAX_NAME}
+    kept = dict(list(named.items())[:MAX_METRICS])
+    finite = {name: value for name, value in kept.items() if math.isfinite(value)}
+    words = {name: f"{value}" for name, value in kept.items() if name not in finite}
+    return finite, words, tuple(f"{name[:MAX_NAME]}: {value}" for name, value in metrics.items() if name not in kept)
 
 
 def _within(value: float, most: float = MAX_DURATION_S) -> bool:
@@ -241,7 +246,8 @@ def mended_progress(progress: Progress) -> Progress:
         "median_step_s": lambda: _within(progress.median_step_s),
     }
     kept = {field: value for field, value in asdict(progress).items() if field in fits and fits[field]()}
-    return Progress(**kept, metrics=_finite(progress.metrics)[0])
+    metrics, words, _ = _told(progress.metrics)
+    return Progress(**kept, metrics=metrics, odd_metrics=progress.odd_metrics | words)
 
 
 def usable_measurement(entry: Measured) -> bool:

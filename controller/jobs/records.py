@@ -84,6 +84,7 @@ class Progress(Value, frozen=True, kw_only=True):
     samples_per_s: float = 0.0
     median_step_s: float = 0.0
     metrics: dict[str, float] = {}
+    odd_metrics: dict[str, str] = {}  # those that are not finite
     batch_samples: int = 0  # of a global step; 0: not known yet
 
 

@@ -72,6 +72,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         samples_per_s=0.0 if job.final else progress.samples_per_s,
         median_step_s=progress.median_step_s,
         metrics=progress.metrics,
+        odd_metrics=progress.odd_metrics,
         workers=tuple(_worker_view(job, entry) for entry in kept.workers),
         past_workers=tuple(_past_view(entry) for entry in kept.past),
         shares=kept.shares,

@@ -181,6 +181,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     promise: PromiseView | None = None  # of a job with a deadline that is not over
     does_not_grow: str = ""  # why no worker may join those that have its state; "": they may
     ended_by: str = ""  # the name of the principal who has cancelled it; "": nobody has, or it is not known
+    odd_metrics: dict[str, str] = {}  # reported, and not finite: "nan", "inf", "-inf"; none of them is in `metrics`
     peak_gpus: int = 0  # the most that have trained at once; 0: none, or not known
 
 

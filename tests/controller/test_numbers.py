@@ -151,9 +151,16 @@ def test_the_rest_of_a_status_counts_and_each_odd_figure_is_told_once() -> None:
         report(world, replace(status, sequence=status.sequence + number, applied=20 + number, metrics=metrics))
     found = world.ask(GetJob(job=job)).job
     assert found.step == 23
-    assert found.metrics == {"accuracy": 0.5}
+    assert (found.metrics, found.odd_metrics) == ({"accuracy": 0.5}, {"loss": "nan"})
     told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.ODD_FIGURE]
-    assert told == [f"{status.worker} reports metric loss: nan: it is left out"]
+    assert told == [f"{status.worker} reports metric loss: nan, which cannot be reckoned with"]
+    report(world, replace(status, sequence=status.sequence + 9, applied=30, metrics={"loss": -INF}))
+    assert_sane(world, job)
+    found = world.ask(GetJob(job=job)).job
+    assert (found.metrics, found.odd_metrics) == ({}, {"loss": "-inf"}), "nothing older stands for it"
+    report(world, replace(status, sequence=status.sequence + 10, applied=31, metrics={"loss": 2.0}))
+    found = world.ask(GetJob(job=job)).job
+    assert (found.metrics, found.odd_metrics) == ({"loss": 2.0}, {})
 
 
 @pytest.mark.parametrize("field", ["generation", "order", "floor", "sequence", "applied", "pid"])
@@ -288,6 +295,7 @@ def test_a_generation_that_nobody_can_have_ordered_does_not_become_the_jobs() ->
 def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_and_how_fast() -> None:
     """A field that is new must be looked at: `intake` compares it, or it is one of these."""
     progress = {"applied", "epoch", "total_steps", "samples_per_s", "median_step_s", "steady", "metrics", "note"}
+    progress.add("odd_metrics")  # a worker that tells them gets a second look (`sensible`)
     progress |= {
         "saving_s",
         "longest_step_s",

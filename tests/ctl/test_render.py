@@ -57,6 +57,11 @@ def test_no_directory_and_no_metric_of_somebody_elses_job_reaches_the_terminal_a
     assert "\x1b" not in "".join(told)
 
 
+def test_a_metric_that_is_no_number_is_shown_as_the_word_that_was_reported():
+    told = render.job_lines(view(1, metrics={"accuracy": 0.5}, odd_metrics={"loss": "nan"}), 10.0)
+    assert "  metrics          accuracy=0.5  loss=nan" in told
+
+
 def test_a_job_that_is_over_says_how_long_it_was_there_and_not_how_long_ago():
     over = view(1, phase="finished", submitted_s=10.0, finished_s=14.0)
     told = next(line for line in render.job_lines(over, 500.0) if line.startswith("  time"))
