@@ -180,7 +180,6 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         "ELASTICD_WORKER": start.worker,
         "ELASTICD_AGENT": around.agent_address_for(account),
         "ELASTICD_ADDRESS": around.address,
-        "ELASTICD_KEY": start.key,
         "ELASTICD_GPU_KIND": gpu.kind.value,
         "ELASTICD_VIRTUAL_WORKERS": str(spec.virtual_workers),
         "ELASTICD_DETERMINISM": spec.determinism.value,
@@ -198,6 +197,8 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         made[GANG] = " ".join(gang)
     if spec.processes is Processes.PER_SERVER:
         made["ELASTICD_PER_SERVER"] = "1"
+    else:
+        made["ELASTICD_KEY"] = start.key  # a launcher's processes cannot join, and all that they start would have it
     if len(seen) > 1:
         made["ELASTICD_GPU_INDEX"] = str(_visible(start).index(start.gpu))
     if spec.max_steps is not None:

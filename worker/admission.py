@@ -28,6 +28,7 @@ from ..protocol.variables import GANG
 
 JOINED = "ELASTICD_JOINED"
 WORKER = "ELASTICD_WORKER"
+KEY = "ELASTICD_KEY"
 GUARD = 'if __name__ == "__main__":'
 # What each launcher sets in its processes: a variable that only it sets, and one that says how many there are.
 LAUNCHERS = {
@@ -70,6 +71,10 @@ def check_process(environ: Mapping[str, str], own: Process) -> None:
         raise UserError(
             f"elastic.join() was called in {own.name}, a process that the script has started and that imports the script anew: "
             f"put what the script does under `{GUARD}`, so that it is done in the worker alone"
+        )
+    if WORKER in environ and joined == str(own.pid) and not own.child:
+        raise UserError(
+            "elastic.join() was called twice in one process: a job is one training, so call it once and use the run that it gives"
         )
     if WORKER in environ and (own.child or joined not in ("", str(own.pid))):
         raise UserError(
@@ -135,6 +140,12 @@ def gang_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Those that the agent has set so that a gang's processes find each other, with their values."""
     words = environ.get(GANG, "").split()
     return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def take_key(environ: MutableMapping[str, str]) -> None:
+    """Take the job's key away, which has been read: nothing that the script starts needs it, and the workers believe whoever
+    has it. It is there until the process joins, since a shell or `uv run` may stand between the cluster and the script."""
+    environ.pop(KEY, None)
 
 
 def leave_gang(environ: MutableMapping[str, str]) -> None:

@@ -40,7 +40,7 @@ from ..protocol.model import Determinism, GpuKind
 from ..protocol.rehearsal import asked
 from ..runtime.clock import SteadyClock
 from . import warm
-from .admission import JOINED, Process, check_group, check_process, leave_gang
+from .admission import JOINED, Process, check_group, check_process, leave_gang, take_key
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .code import Code
 from .comparison import Terms
@@ -104,6 +104,7 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
             "say it in one place, or the same in both"
         )
     leave_gang(os.environ)
+    take_key(os.environ)
     os.environ[JOINED] = str(os.getpid())
     try:
         control = ClusterControl(environment)

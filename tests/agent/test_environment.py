@@ -258,6 +258,8 @@ def test_a_process_that_is_expected_to_join_sees_its_own_gpu_alone() -> None:
 
 def test_torchrun_is_told_where_its_fellows_are() -> None:
     made = variables(of_gang(Processes.PER_SERVER, gpus=(1, 2)))
+    assert "ELASTICD_KEY" not in made, "none of its processes can join"
+    assert "ELASTICD_KEY" in variables(of_gang())
     assert (made["PET_NNODES"], made["PET_NODE_RANK"], made["PET_NPROC_PER_NODE"]) == ("2", "1", "2")
     assert (made["PET_MASTER_ADDR"], made["PET_MASTER_PORT"]) == ("10.0.0.1", "4711")
     assert made["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"

@@ -12,7 +12,7 @@ import pytest
 
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.variables import GANG
-from elasticd.worker.admission import JOINED, Process, check_process, launcher, leave_gang
+from elasticd.worker.admission import JOINED, Process, check_process, launcher, leave_gang, take_key
 
 WORKER = {"ELASTICD_WORKER": "digits-1.0"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -28,7 +28,7 @@ def run(script: str, directory: Path, *command: str, **variables: str) -> subpro
     )
 
 
-@pytest.mark.parametrize("environ", [{}, WORKER, IN_GANG, {**WORKER, JOINED: "7"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+@pytest.mark.parametrize("environ", [{}, WORKER, IN_GANG, {JOINED: "7"}, {"RANK": "0", "WORLD_SIZE": "1"}])
 def test_the_process_that_was_started_for_it_may_join(environ: dict[str, str]) -> None:
     check_process(environ, Process(7))
 
@@ -37,6 +37,18 @@ def test_the_process_that_was_started_for_it_may_join(environ: dict[str, str]) -
 def test_a_process_that_imports_the_script_anew_is_told_of_the_guard(environ: dict[str, str]) -> None:
     with pytest.raises(UserError, match='under `if __name__ == "__main__":`'):
         check_process(environ, Process(7, "SpawnProcess-1", spawned=True))
+
+
+def test_a_worker_joins_once() -> None:
+    with pytest.raises(UserError, match="called twice in one process"):
+        check_process({**WORKER, JOINED: "7"}, Process(7))
+
+
+def test_what_a_worker_starts_does_not_inherit_the_jobs_key() -> None:
+    environ = {**IN_GANG, "ELASTICD_KEY": "secret"}
+    take_key(environ)
+    take_key(environ)
+    assert environ == IN_GANG
 
 
 def test_a_child_of_the_worker_may_not_join_in_its_place() -> None:
