@@ -56,10 +56,12 @@ from .data.sources import TarSamples as TarSamples
 from .determinism import ask_for, before_cuda, described
 from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
+from .events import Noticed
 from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
+from .left_threads import Patience, at_script_end, watch
 from .state.checkpoint import CheckpointWriter
 from .state.fence import Fence
 from .state.registered import Registered
@@ -111,7 +113,10 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
         control.start()
     except OUT_OF_ROOM as error:
         end_process(exits.SPEECHLESS, f"this worker cannot talk to the cluster: {type(error).__name__}: {error}")
-    return Run(control, environment, environment.virtual_workers, seed, InitialWeights(seed))
+    run = Run(control, environment, environment.virtual_workers, seed, InitialWeights(seed))
+    patience = Patience.of(environment.limits.pause_timeout_s)
+    watch(patience, lambda text: control.tell(Noticed(text)), run.has_failed)
+    return run
 
 
 class Batches:
@@ -384,6 +389,7 @@ class Run(Together):
             raise UserError("begin() was called twice: a run has one loop, with as many epochs as all of it needs")
         check_group()
         self._epochs = epochs
+        at_script_end(self._at_exit)  # others do not wait for threads that the script has left behind
         atexit.register(self._at_exit)
         trainer.find(sys._getframe(1), self._local.has)
         epoch = trainer.arrive(epochs, max_steps)
@@ -441,6 +447,8 @@ class Run(Together):
     def _at_exit(self) -> None:
         """A script that left the loop by `break` and came to its end has finished. One that failed, or that called `sys.exit` in
         the middle of its loop, has not."""
+        if self._over:
+            return
         self._over = True
         trainer = self._require_trainer()
         if trainer.over:
@@ -458,6 +466,11 @@ class Run(Together):
                 print(described(wrong), file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(1)
+
+    def has_failed(self) -> bool:
+        """Has the script been left by an exception, or come to its end with its training unfinished?"""
+        unfinished = self._trainer is not None and not self._trainer.over
+        return unfinished or getattr(sys, "last_value", None) is not None
 
     # -- the result
 
