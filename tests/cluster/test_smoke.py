@@ -6,6 +6,7 @@ The simulated cluster (`make world`) searches what lies between; `make test-clus
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -204,3 +205,15 @@ def test_the_first_job_of_the_readme(elasticctl: Callable[[str], str]) -> None:
     assert "digits-1" in said["elasticctl scale digits-1 3"]
     assert "test accuracy" in said["elasticctl logs -f digits-1"]
     assert "digits-1 finished" in said["elasticctl wait digits-1 && elasticctl down"]
+
+
+@pytest.mark.cluster
+def test_the_page_of_the_first_job_works_on_ones_own_machine(elasticctl: Callable[[str], str], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "first-job.md").read_text()
+    assert "elasticctl up --servers 2 --gpus 4" in page
+    blocks = re.findall(r"```console\n(.*?)```", page.partition("## A script")[2], re.DOTALL)
+    typed = [line[2:] for line in "".join(blocks).splitlines() if line.startswith(("$ ", "> ", ">"))]
+    script = "\n".join(typed).replace("/opt/elasticctl/bin/python", "python").replace("sleep(0.02)", "sleep(0.002)")
+    said = elasticctl(f"export HOME={tmp_path}; elasticctl up --servers 2 --gpus 4; set -e\n{script}\n")
+    for words in ("first-1 finished", "model.pt", "second-2 cancelled"):
+        assert words in said
