@@ -23,6 +23,7 @@ from ..protocol.limits import (
     MAX_KEPT_CHECKPOINTS,
     MAX_MODEL,
     MAX_PRIORITY,
+    PRIORITIES,
     MAX_RUN_AGAIN,
     MAX_STEPS,
     MAX_STEPS_PER_S,
@@ -53,7 +54,6 @@ DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}[T ]")
 TEXT = "tag:yaml.org,2002:str"
 MERGE = "tag:yaml.org,2002:merge"
-PRIORITIES = {"low": -10, "normal": 0, "high": 10}
 
 # How msgspec says that a value is of another kind, and the words for kinds that people use.
 WRONG_KIND = re.compile(r"[Ee]xpected `(?P<allowed>[^`]+)`, got `(?P<got>[^`]+)`")

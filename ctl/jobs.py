@@ -210,7 +210,7 @@ def submit(
         say(f"elasticctl: {render.submitted(job, spec)}")
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, time.time())}")
-    _say_all([*doubts, *unchecked(spec)])
+    _say_all([*answer.notes, *doubts, *unchecked(spec)])
     if follow:
         from .logs import follow_job
 

@@ -14,6 +14,7 @@ MAX_COMPARE_EVERY = 1_000_000
 MAX_MODEL = 200  # characters
 MAX_RUN_AGAIN = 1000  # times, of a command that has not called `elastic.join()`
 MAX_PRIORITY = 1_000_000  # and as much below 0
+PRIORITIES = {"low": -10, "normal": 0, "high": 10}
 MIN_STEPS_PER_S = 1e-6  # a step of eleven days
 MAX_STEPS_PER_S = 1e9
 MAX_STATUS_BYTES = 64 << 10  # of a worker: its agent sends many of them in one message

@@ -30,6 +30,7 @@ from .placement.registry import Placement
 from .policies import Policy
 from .quotas.dividing import Tenancy, not_raised
 from .quotas.limited import share_by_quota
+from .priorities import by_priority
 from .reservation import told
 from .sets import union
 from .sharing import Sharing
@@ -51,6 +52,7 @@ def decide_limited(
     """Like `pipeline.decide`, for a view with limits. `without`: rows that get none."""
     if tenancy is None:
         sharing = Sharing(view, policy, rng, without)
+    policy = by_priority(policy, view.jobs)
         sharing.share_out()
         by_policy = wanted = sharing.given.copy()
     else:

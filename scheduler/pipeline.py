@@ -39,6 +39,7 @@ from .policies.base import Shares, no_shares
 from .quotas.dividing import Tenancy, divide_by_quota, not_raised
 from .quotas.lasting import bounded, told, too_many
 from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
+from .priorities import by_priority
 
 
 def decide(
@@ -115,6 +116,7 @@ def divide(
     foreseen = foresee(view, deadlines) if deadlines is not None and has_any(view, deadlines) else None
     needs = None if foreseen is None else foreseen.needs(len(view.jobs))
     if needs is not None and rows is not None:
+    policy = by_priority(policy, view.jobs)
         needs = needs.cut(rows)
     ask = _asking(policy, jobs, view.now, rng, needs)
     given = ask(None, gpus)

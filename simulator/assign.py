@@ -105,6 +105,7 @@ def _workload(shape: _Shape, chosen: Sequence[Curve], work_s: Floats, told_s: Fl
         models=tuple(each.model for each in distinct),
         told_s=None if told_s is None else told_s[order],
         deadline_s=trace.deadline_s[order] - began_s,
+        priority=None if trace.priority is None else trace.priority[order],
     )
 
 

@@ -69,6 +69,7 @@ class Jobs:
         columns.curve[:] = workload.curve
         columns.deadline_s[:] = math.nan if workload.deadline_s is None else workload.deadline_s
         columns.soft[:] = 0 if workload.soft is None else workload.soft
+        columns.priority[:] = 0 if workload.priority is None else workload.priority
         floats, ints = self._floats.view(), self._ints.view()
         floats.flags.writeable = ints.flags.writeable = False  # policies only look
         seen = _columns(workload, floats, ints)

@@ -8,6 +8,7 @@
 * EasyScale's workload: ``name,time,application,max_parallelism,epochs``, in no strict order, some names twice
 
 Any of them may have a column ``told_s``: how long a job has told that it takes with the GPUs that it requests; empty: nothing.
+And one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from ..protocol.errors import UserError
+from ..protocol.limits import MAX_PRIORITY, PRIORITIES
 from ..scheduler.profiles.tables import Table, listed, read
 from ..scheduler.view import Floats, Ints
 
@@ -89,7 +91,7 @@ EASYSCALE = Format(
     ordered=False,
     unique=False,
 )
-TOLD = "told_s"  # a column that any of them may have
+TOLD, PRIORITY = "told_s", "priority"  # columns that any of them may have
 FORMATS = (PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE)
 
 
@@ -109,6 +111,7 @@ class Trace:
     told_s: Floats | None = (
         None  # how long each has told that it takes with `gpus`; nan: nothing; None: the file does not say
     )
+    priority: Ints | None = None  # greater goes first; None: the file does not say
 
     def __len__(self) -> int:
         return len(self.names)
@@ -139,6 +142,7 @@ class Trace:
             batches=None if self.batches is None else self.batches[rows],
             deadline_s=self.deadline_s[rows],
             told_s=None if self.told_s is None else self.told_s[rows],
+            priority=None if self.priority is None else self.priority[rows],
         )
 
 
@@ -170,6 +174,7 @@ def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
         batches=table.numbers(form.batch, least=1) if form.batch in table else None,
         deadline_s=_deadlines(table, form.deadline, submit_s),
         told_s=_told(table),
+        priority=_priorities(table),
     )
 
 
@@ -189,6 +194,25 @@ def _told(table: Table) -> Floats | None:
     if len(rows):
         told_s[rows] = _durations(table.only(rows), TOLD)
     return told_s
+
+
+def _priorities(table: Table) -> Ints | None:
+    """As numbers. None: the file does not say."""
+    if PRIORITY not in table:
+        return None
+    found = []
+    for row, value in enumerate(table.columns[PRIORITY]):
+        number = PRIORITIES.get(value or "normal")
+        if number is None:
+            try:
+                number = int(value)
+            except ValueError:
+                number = MAX_PRIORITY + 1
+        if abs(number) > MAX_PRIORITY:
+            reason = f"{value!r} is not low, normal, high or a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise table.wrong(row, PRIORITY, reason)
+        found.append(number)
+    return np.array(found, dtype=np.int64)
 
 
 def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:

@@ -25,6 +25,7 @@ class Workload:
     told_s: Floats | None = None  # what each job tells of `work_s`; nan: nothing; None: all tell the truth
     deadline_s: Floats | None = None  # nan: none; None: no job has one
     soft: Ints | None = None  # 1: the deadline is soft; None: none is
+    priority: Ints | None = None  # greater goes first; None: all are alike
 
     def __len__(self) -> int:
         return len(self.submit_s)

@@ -23,6 +23,7 @@ from ...protocol.texts import gpu_count, over_words
 from ...protocol.times import FIRST_HELLO_S
 from ...scheduler.admission import Newcomer, Situation
 from ...scheduler.kinds import Demand, never_fits
+from ...scheduler.priorities import ignored
 from ...scheduler.quotas.lasting import Lasting
 from ..cluster import Cluster, Undecided
 from ..events import ClientRequest
@@ -112,7 +113,8 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}"
     cluster.tell(now, EventKind.SUBMITTED, job.id, text)
     cluster.audit(now, asked, "submit", job.id, text)
-    return Submitted(job=job.id, promise=promise_view(job))
+    note = ignored(cluster.decider.scheduler.policy, spec.priority)
+    return Submitted(job=job.id, promise=promise_view(job), notes=(note,) if note else ())
 
 
 def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:

@@ -25,6 +25,7 @@ from .views import (
 class Submitted(Message, frozen=True, kw_only=True):
     job: JobId
     promise: PromiseView | None = None  # of a job with a deadline
+    notes: tuple[str, ...] = ()  # what of its specification does not do what it seems to, in sentences
 
 
 class Forecasted(Message, frozen=True, kw_only=True):

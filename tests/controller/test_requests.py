@@ -74,6 +74,14 @@ def test_a_share_that_the_job_cannot_use_is_refused():
     assert world.ask(Scale(job="nobody", share=1)).bad_input
 
 
+@pytest.mark.parametrize(("policy", "told"), [("max-min", False), ("elasticflow", True)])
+def test_who_submits_with_a_priority_is_told_where_it_does_nothing(policy, told):
+    world = World(policy=policy)
+    answer = world.ask(Submit(spec=job_spec(priority=10)))
+    assert [policy in note for note in answer.notes] == [True] * told
+    assert world.ask(Submit(spec=job_spec("other"))).notes == ()
+
+
 def test_scaling_to_the_present_share_names_the_present_generation():
     world = World()
     job = one_running(world, 2)
