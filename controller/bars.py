@@ -103,6 +103,8 @@ def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, st
         severity = Severity.MOVE_AWAY if cordon.kind.drains else Severity.NO_NEW_WORK
         because = f": {cordon.reason}" if cordon.reason else ""
         text = f"{'drain ordered' if cordon.kind.drains else 'cordoned'} by {cordon.by}{because}"
+        if cordon.loan:
+            text = f"{cordon.reason}, by {cordon.by}"
         why.append((severity, text, f"{cordon.kind.value}-{cordon.since_s}"))
     drain = max((cordon.kind for cordon in cordons if cordon.kind.drains), key=_KINDS.index, default=None)
     return dataclasses.replace(_bar(why), by_operator=True, drain=drain, beside=fault)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..protocol.model import ServerId
+from ..protocol.model import GpuAddress, ServerId
+from ..scheduler.view import Use
+from .bars import NOTHING_OVERRULED
 from .cluster import Cluster
 from .records import Cordon
 
@@ -17,6 +19,18 @@ def lent(cluster: Cluster) -> Iterator[tuple[ServerId, Cordon]]:
         for cordon in record.cordons:
             if cordon.loan:
                 yield server, cordon
+
+
+def use_of(cluster: Cluster, gpu: GpuAddress) -> Use:
+    """Why a GPU that no job holds is not to be had."""
+    loans = [
+        cordon.loan
+        for cordon in cluster.overruled.get(gpu.server, NOTHING_OVERRULED).cordons
+        if cordon.loan and cordon.covers(gpu.index)
+    ]
+    if not loans:
+        return Use.BARRED
+    return Use.RESERVED if any(loan.startswith(RESERVATION) for loan in loans) else Use.LENT
 
 
 def taken(cluster: Cluster) -> dict[str, int]:

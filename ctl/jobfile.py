@@ -23,12 +23,12 @@ from ..protocol.limits import (
     MAX_KEPT_CHECKPOINTS,
     MAX_MODEL,
     MAX_PRIORITY,
-    PRIORITIES,
     MAX_RUN_AGAIN,
     MAX_STEPS,
     MAX_STEPS_PER_S,
     MAX_VIRTUAL_WORKERS,
     MIN_STEPS_PER_S,
+    PRIORITIES,
 )
 from ..protocol.model import (
     CAPTURED_VARIABLES,

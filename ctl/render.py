@@ -333,6 +333,8 @@ def _server_row(view: ServerView, now_s: float) -> Row:
     whole = next((cordon for cordon in view.cordons if cordon.gpu is None), None)
     if whole is not None and view.alive:
         state = Cell(cordoned(whole, now_s), "yellow")
+    elif view.state is ServerState.ALIVE and server.gpus and len(view.barred) == len(server.gpus):
+        state = Cell("lent" if all(cordon.loan for cordon in view.cordons) else "cordoned", "yellow")
     usable = view.state in (ServerState.ALIVE, ServerState.UNFIT)
     cells = (
         Cell(server.server),
@@ -348,7 +350,10 @@ def _server_row(view: ServerView, now_s: float) -> Row:
 
 
 def cordoned(cordon: CordonView, now_s: float) -> str:
-    """ "cordoned 5 min ago", "draining for 12 s", "drained 3 h ago"."""
+    """ "cordoned 5 min ago", "draining for 12 s", "drained 3 h ago", "lent for 4 min more"."""
+    if cordon.loan:
+        more = f" for {span(cordon.until_s - now_s)} more" if cordon.until_s is not None else ""
+        return f"lent{more}{'' if cordon.drained_s is not None else ', jobs are leaving it'}"
     if not cordon.kind.drains:
         return f"cordoned {span(now_s - cordon.since_s)} ago"
     if cordon.drained_s is None:

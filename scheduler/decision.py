@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..protocol.texts import gpu_count
 from .deadlines.keeping import Kept
 from .deadlines.words import duration
 from .placement.fewest_servers import Placements
-from .view import ClusterView, Ints, Reason, ReasonCode
+from .view import ClusterView, Ints, Reason, ReasonCode, Use
 
 MOST_TOLD = 3  # jobs that hold GPUs by hand, or servers, in a reason
 
@@ -61,22 +61,54 @@ def too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
     return Reason(ReasonCode.MANUAL, f"set to {gpu_count(wanted)} by hand, {share} of {gpus} could be had")
 
 
+ASKS = "asks for at least"
+_WORDS = {  # what one GPU is, what several are, and what leaves few
+    Use.FIXED: (
+        "belongs to jobs that cannot be resized",
+        "belong to jobs that cannot be resized",
+        "jobs that cannot be resized",
+    ),
+    Use.LENT: ("is lent", "are lent", "loans"),
+    Use.RESERVED: ("is reserved by the policy file", "are reserved by the policy file", "reservations"),
+    Use.BARRED: ("takes no new work", "take no new work", "GPUs that take no new work"),
+    Use.UNKNOWN: ("has a job that is not known", "have jobs that are not known", "jobs that are not known"),
+}
+
+
+def asks(view: ClusterView, row: int, wanted: int) -> str:
+    """Before a number of GPUs: how a job is bound to it."""
+    return ASKS if wanted <= view.jobs.min_gpus[row] else "is given all or none of"
+
+
 def too_few(
-    view: ClusterView, what: str, there: int, left: int, known: int, least: int, per_server: bool = False
+    view: ClusterView,
+    what: str,
+    there: int,
+    left: int,
+    known: int,
+    least: int,
+    verb: str = ASKS,
+    aside: Sequence[tuple[Use, int]] = (),
 ) -> Reason:
     """There are too few GPUs for a job, even if it was alone. `what` it asks for; `there`: in view; `left`: with servers that are
-    lost; `known`: also with GPUs of jobs that nobody may resize."""
+    lost; `known`: also with those that nobody in view can have; `aside`: why, and how many of them the job could use."""
     if known < least:
-        return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {what}, the cluster has {known}")
+        return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"{verb} {what}, the cluster has {known}")
     lost = [server.server for server in view.absent]
     names = ", ".join(lost[:MOST_TOLD]) + (f" and {len(lost) - MOST_TOLD} more" if len(lost) > MOST_TOLD else "")
     gone = f"{names} {'is' if len(lost) == 1 else 'are'} lost"
     if left < least:
-        verb = "belongs" if known - left == 1 else "belong"
-        belong = f"{known - left} of {known} {verb} to jobs that cannot be resized"
-        whole = f"jobs that cannot be resized leave {left} of {known}"
-        held = whole if per_server else belong
-        return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {what}: {held}{f', and {gone}' if lost else ''}")
+        taken = [(use, count) for use, count in aside if count]
+        if sum(count for _, count in taken) == known - left:
+            told = [
+                f"{count}{'' if at else f' of {known}'} {_WORDS[use][0 if count == 1 else 1]}"
+                for at, (use, count) in enumerate(taken)
+            ]
+        else:  # it needs GPUs that are together on a server, or of one type
+            told = [f"{' and '.join(_WORDS[use][2] for use, _ in taken) or 'others'} leave {left} of {known}"]
+        told += [gone] if lost else []
+        held = ", and ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else told[0]
+        return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {what}: {held}")
     return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"waits for {what}: {there} of {left} are there, {gone}")
 
 

@@ -105,6 +105,12 @@ class Stock:
         return sum([number for sort, number in self.count if sort in option])
 
 
+def stock_of(demand: Demand, stock: Stock) -> int:
+    """How many GPUs of a server are of a sort that a job may have, of whatever type."""
+    options = demand.options([sort for sort, _ in stock.count])
+    return stock.among([sort for option in options for sort in option])
+
+
 def most_gpus(demand: Demand, servers: Sequence[Stock]) -> int:
     """The largest share that a job can have, if nobody else has any."""
     return most_of_each([demand], servers)[0]

@@ -16,6 +16,7 @@ from .decision import (
     Decision,
     Stage,
     Step,
+    asks,
     beside_by_hand,
     gives_way_to_quotas,
     packed,
@@ -23,14 +24,15 @@ from .decision import (
     too_few,
     too_little_for,
 )
-from .kinds import Demand, most_gpus
+from .kinds import Demand, most_gpus, stock_of
+from .lacking import Usable, lacking
 from .packing import pack
 from .placement.fewest_servers import layout_of
 from .placement.registry import Placement
 from .policies import Policy
+from .priorities import by_priority
 from .quotas.dividing import Tenancy, not_raised
 from .quotas.limited import share_by_quota
-from .priorities import by_priority
 from .reservation import told
 from .sets import union
 from .sharing import Sharing
@@ -50,9 +52,9 @@ def decide_limited(
     without: Collection[int] = frozenset(),
 ) -> Decision:
     """Like `pipeline.decide`, for a view with limits. `without`: rows that get none."""
+    policy = by_priority(policy, view.jobs)
     if tenancy is None:
         sharing = Sharing(view, policy, rng, without)
-    policy = by_priority(policy, view.jobs)
         sharing.share_out()
         by_policy = wanted = sharing.given.copy()
     else:
@@ -73,6 +75,19 @@ def decide_limited(
     def held() -> str:
         return told_by_hand(view, shares if view.manual_shares else None)
 
+    def counted(limit: Limit, row: int, reason: Reason | None) -> Reason | None:
+        if reason is None or reason.lack is None:
+            return reason
+        wanted, size = reason.lack.wanted, max(one.bit_count() for one in limit.options)
+        if wanted > size:
+            text = f"{asks(view, row, wanted)} {wanted} {limit.demand.what}, there are {size} that it may use"
+            return Reason(ReasonCode.CLUSTER_TOO_SMALL, text)
+        able = [one for one in limit.options if one.bit_count() >= wanted]
+        option = max(able, key=lambda one: (one & ~used).bit_count())
+        given = {other: (gpus & option).bit_count() for other, gpus in placed.items() if gpus & option}
+        held_now = (union(view.placements.values()) & option).bit_count()
+        return lacking(view, row, reason.lack, Usable(option.bit_count(), given, held_now))
+
     def each(row: int) -> Iterator[Reason | None]:
         if row in view.manual_shares:
             yield too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
@@ -87,7 +102,7 @@ def decide_limited(
         reason = (
             _limited(view, limit, int(view.jobs.min_gpus[row]), used, sharing.cap(row)) if not shares[row] else None
         )
-        yield beside_by_hand(view, row, int(shares[row]), held, reason or sharing.told(row))
+        yield beside_by_hand(view, row, int(shares[row]), held, reason or counted(limit, row, sharing.told(row)))
 
     def every(row: int) -> tuple[Reason, ...]:
         return tuple(reason for reason in each(row) if reason is not None)
@@ -197,8 +212,13 @@ def _limited(view: ClusterView, limit: Limit, least: int, used: Gpus, most: int)
     present = [server.stock for server in view.servers]
     if most < least:
         left = most_gpus(demand, [*present, *(server.stock for server in view.absent)])
+        if left >= least and not view.absent:  # others of them are held for the head of the queue
+            head = view.reservation
+            held = f", others are held for {view.jobs.name(head.row)}" if head is not None else ""
+            return Reason(ReasonCode.LIMITED, f"waits for {what}: {most} of {left} may be used by it{held}")
         known = most_gpus(demand, [server.stock for server in view.known])
-        reason = too_few(view, what, most, left, known, least, per_server=bool(demand.per_server))
+        aside = [(one.use, sum(stock_of(demand, server.stock) for server in one.servers)) for one in view.aside]
+        reason = too_few(view, what, most, left, known, least, aside=aside)
         return Reason(reason.code, reason.text + _bound(demand))
     free = max((option & ~used).bit_count() for option in limit.options)
     if demand.per_server:

@@ -17,10 +17,11 @@ import numpy as np
 from ..protocol.texts import gpu_count
 from .deadlines import keeping
 from .deadlines.keeping import Deadlines, Kept, foresee, has_any, keep, next_s
-from .decision import Decision as Decision
 from .decision import (
+    ASKS,
     Stage,
     Step,
+    asks,
     beside_by_hand,
     gives_way,
     gives_way_to_quotas,
@@ -30,16 +31,18 @@ from .decision import (
     too_few,
     too_little_for,
 )
+from .decision import Decision as Decision
+from .lacking import Usable, lacking
 from .limited import decide_limited
 from .manual import shares_by_hand
 from .packing import pack
 from .placement.registry import FEWEST_SERVERS, Placement
 from .policies import Policy
 from .policies.base import Shares, no_shares
+from .priorities import by_priority
 from .quotas.dividing import Tenancy, divide_by_quota, not_raised
 from .quotas.lasting import bounded, told, too_many
 from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
-from .priorities import by_priority
 
 
 def decide(
@@ -113,10 +116,10 @@ def divide(
     jobs = view.jobs if rows is None else view.jobs.cut(rows)
     if not policy.needs_lengths:
         jobs = jobs.without_lengths()
+    policy = by_priority(policy, view.jobs)
     foreseen = foresee(view, deadlines) if deadlines is not None and has_any(view, deadlines) else None
     needs = None if foreseen is None else foreseen.needs(len(view.jobs))
     if needs is not None and rows is not None:
-    policy = by_priority(policy, view.jobs)
         needs = needs.cut(rows)
     ask = _asking(policy, jobs, view.now, rng, needs)
     given = ask(None, gpus)
@@ -245,10 +248,26 @@ class Reasons(msgspec.Struct, frozen=True, dict=True):
         if at in self.lowered:
             yield gives_way_to_quotas()
         raised = bool(shares[row]) and not self.stages[0][1][at]  # the policy gave nothing, and a later stage some
-        by_policy = None if raised else self.given.why(at)
+        by_policy = None if raised else self._counted(row, self.given.why(at))
         reason = beside_by_hand(view, row, int(shares[row]), self._held, by_policy)
         if reason is not None:
             yield reason
+
+    def _counted(self, row: int, reason: Reason | None) -> Reason | None:
+        """What the policy says, with the numbers of the whole cluster."""
+        if reason is None or reason.lack is None:
+            return reason
+        if reason.lack.wanted > self.view.total_gpus:
+            return _too_large(
+                self.view, reason.lack.wanted, self.gpus, self._held(), asks(self.view, row, reason.lack.wanted)
+            )
+        return lacking(self.view, row, reason.lack, self._usable)
+
+    @cached_property
+    def _usable(self) -> Usable:
+        given = {row: int(self.shares[row]) for row in np.flatnonzero(self.shares).tolist()}
+        held = sum(gpus.bit_count() for gpus in self.view.placements.values())
+        return Usable(self.view.total_gpus, given, held)
 
     def _behind_promises(self, row: int) -> bool:
         """Would it have more GPUs if others needed none for their promises?"""
@@ -297,11 +316,11 @@ def _policed(view: ClusterView, gpus: int, without: Collection[int]) -> Ints | N
     return None if policed.all() else np.flatnonzero(policed)
 
 
-def _too_large(view: ClusterView, least: int, gpus: int, held: str) -> Reason:
+def _too_large(view: ClusterView, least: int, gpus: int, held: str, verb: str = ASKS) -> Reason:
     total = view.total_gpus
     if least > total:
         left = total + sum(len(server.gpus) for server in view.absent)
-        return too_few(view, gpu_count(least), total, left, sum(len(server.gpus) for server in view.known), least)
-    return Reason(
-        ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {gpu_count(least)}, {gpus} of {total} are left: {held}"
-    )
+        known = sum(len(server.gpus) for server in view.known)
+        aside = [(one.use, sum(len(server.gpus) for server in one.servers)) for one in view.aside]
+        return too_few(view, gpu_count(least), total, left, known, least, verb, aside)
+    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"{verb} {gpu_count(least)}, {gpus} of {total} are left: {held}")

@@ -352,6 +352,24 @@ def limit_for(demand: Demand, sorts: Mapping[GpuSort, Gpus]) -> Limit:
     return Limit(demand, tuple(union(sorts[sort] for sort in option) for option in demand.options(sorts)))
 
 
+class Use(enum.Enum):
+    """Why GPUs of a server that is there are in nobody's view."""
+
+    FIXED = "of jobs that cannot be resized"
+    LENT = "lent"
+    RESERVED = "reserved by the policy file"
+    BARRED = "not to be used"  # cordoned, drained, or something is wrong there
+    UNKNOWN = "of jobs that are not known"
+
+
+@dataclass(frozen=True)
+class Aside:
+    """GPUs that nobody in view can have, on the servers where they are."""
+
+    use: Use
+    servers: tuple[ServerInView, ...]
+
+
 @dataclass(frozen=True)
 class Reservation:
     """GPUs are held for the job of a row (`reservation`)."""
@@ -381,6 +399,9 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
         ServerInView, ...
     ] = ()  # the servers that are there, also with GPUs of jobs that nobody may resize, where there are such
     reservation: Reservation | None = None  # its limits stand among the others
+    aside: tuple[
+        Aside, ...
+    ] = ()  # the GPUs of servers that are there which nobody in view can have, by why that is; `whole` has them, too
 
     @cached_property
     def total_gpus(self) -> int:
@@ -423,9 +444,31 @@ class ReasonCode(enum.Enum):
     PROMISE_BROKEN = "promise-broken"  # its deadline will be missed
 
 
+class Taken(enum.Enum):
+    """Which GPUs count as taken, for a job that waits."""
+
+    GIVEN = "given"  # what the others get by this decision
+    MINIMUMS = "minimums"  # the minimums of jobs that go before it
+    HELD = "held"  # what jobs have now
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A job waits for `wanted` GPUs; too few are not `taken`. `what` follows the number of those: "left by jobs that go first".
+
+    A policy may have been asked about a part of the jobs and of the GPUs. So the numbers that people are shown are counted anew,
+    of the whole cluster (`lacking`).
+    """
+
+    wanted: int
+    what: str
+    taken: Taken
+
+
 @dataclass(frozen=True)
 class Reason:
-    """`text` is a sentence for people."""
+    """`text` is a sentence for people. `lack`: what it says of a job that waits for GPUs, without the numbers."""
 
     code: ReasonCode
     text: str
+    lack: Lack | None = None

@@ -23,11 +23,13 @@ from itertools import chain
 from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobId, ServerId, WorkerId
 from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
-from ..bars import sentences
+from ...scheduler.view import Use
+from ..bars import Bar, sentences
 from ..cluster import Cluster
 from ..jobs.generations import arrived
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord, WorkerState
+from ..loans import use_of
 from ..sessions import Doubt, Health
 from .barring import weigh
 
@@ -124,10 +126,14 @@ def deadlines(cluster: Cluster) -> Iterator[float]:
 
 
 def troubles(cluster: Cluster, now: float) -> str:
-    """Which servers and GPUs take no new work, and why, in words; of many the first."""
+    """Which servers and GPUs take no new work, and why, in words; of many the first. Of what is lent the reasons of jobs tell."""
     found = {server for server, health in cluster.health.items() if health.until_s is not None}
     for server in (*cluster.barred, *cluster.offers_nothing):
-        if server in cluster.sessions and cluster.sessions[server].alive:
+        if (
+            server in cluster.sessions
+            and cluster.sessions[server].alive
+            and (server in cluster.offers_nothing or _barred(cluster, server))
+        ):
             found.add(server)
     told = [
         f"{server}: {_told(cluster, now, server)[:LONGEST_TOLD]}" for server in heapq.nsmallest(SERVERS_TOLD, found)
@@ -142,8 +148,17 @@ def _told(cluster: Cluster, now: float, server: ServerId) -> str:
     if health is not None and health.until_s is not None:
         return health.sentence(now)
     if server in cluster.barred:
-        return "; ".join(sentences(len(cluster.sessions[server].server.gpus), cluster.barred[server]))
+        return "; ".join(sentences(len(cluster.sessions[server].server.gpus), _barred(cluster, server)))
     return f"it offers nothing: {cluster.offers_nothing[server]}"
+
+
+def _barred(cluster: Cluster, server: ServerId) -> dict[int, Bar]:
+    """GPUs of a server that take no new work, but for those that are only lent."""
+    return {
+        index: bar
+        for index, bar in cluster.barred.get(server, {}).items()
+        if bar.fault is not None or use_of(cluster, GpuAddress(server=server, index=index)) is Use.BARRED
+    }
 
 
 # ------------------------------------------------------------------------------------------- is it the script or the server?

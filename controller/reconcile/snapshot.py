@@ -16,9 +16,10 @@ from ...scheduler.quotas.dividing import Tenancy
 from ...scheduler.quotas.terms import Quotas
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.speedup_curve import fewest_servers
-from ...scheduler.view import ClusterView, Gpus, Ints, JobTable, ServerInView
+from ...scheduler.view import Aside, ClusterView, Gpus, Ints, JobTable, ServerInView, Use
 from ..cluster import Cluster
 from ..jobs.job import Job
+from ..loans import use_of
 from ..sessions import Session
 from .reserving import reserved
 from .rows import Rows
@@ -76,8 +77,9 @@ def snapshot(
     places = _places(rows, chosen, servers)
     limits, limit_of = rows.limits(chosen, servers)
     absent = tuple(session.whole for _, session in sessions if not session.alive)
-    whole = there_now if rows.ending or rows.gangs else ()
-    view = ClusterView(now, table, servers, places.own, manual, limits, limit_of, absent, whole)
+    aside = _aside(cluster, sessions, servers)
+    whole = there_now if aside else ()
+    view = ClusterView(now, table, servers, places.own, manual, limits, limit_of, absent, whole, aside=aside)
     scheduler = scheduler or cluster.decider.scheduler
     tenancy = _tenancy(cluster, scheduler.stages.quotas, jobs, chosen)
     review_s = math.inf
@@ -147,6 +149,29 @@ def _in_view(
         if seen or fit:
             found.append(session.whole.only(seen))
     return tuple(found)
+
+
+def _aside(
+    cluster: Cluster, sessions: Sequence[tuple[ServerId, Session]], servers: Sequence[ServerInView]
+) -> tuple[Aside, ...]:
+    """The GPUs of servers that are there and that nobody in view can have, by why that is."""
+    in_view = {server.server: server for server in servers}
+    fixed = {gpu for job in cluster.rows.fixed.values() for gpu in job.own_gpus}
+    found: dict[Use, list[ServerInView]] = {}
+    for name, session in sessions:
+        if not session.alive or in_view.get(name) is session.whole:
+            continue
+        seen = set(in_view[name].gpus) if name in in_view else set()
+        unknown = {index for local in session.unknown.values() for index in local.all_gpus}
+        by_use: dict[Use, list[int]] = {}
+        for at, index in enumerate(session.whole.gpus):
+            if index not in seen:
+                gpu = GpuAddress(server=name, index=index)
+                use = Use.FIXED if gpu in fixed else Use.UNKNOWN if index in unknown else use_of(cluster, gpu)
+                by_use.setdefault(use, []).append(at)
+        for use, kept in by_use.items():
+            found.setdefault(use, []).append(session.whole.only(kept))
+    return tuple(Aside(use, tuple(found[use])) for use in Use if use in found)
 
 
 def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId]) -> set[int]:

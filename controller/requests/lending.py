@@ -137,8 +137,15 @@ def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:
     if len(able) < count:
         gangs = {gpu for job in cluster.index.live.values() if job.gang for gpu in job.own_gpus}
         total = sum(len(session.server.gpus) for session in cluster.sessions.values() if session.alive)
-        kept = f"; {len(gangs)} belong to jobs that cannot be resized" if gangs else ""
-        raise RequestRefused(f"{gpu_count(count)} cannot be lent: {len(able)} of {total} can be had{kept}")
+        away = sum(cluster.sessions[server].alive for server, _ in lent(cluster) if server in cluster.sessions)
+        kept = (
+            [f"{len(gangs)} {'belong' if len(gangs) > 1 else 'belongs'} to jobs that cannot be resized"]
+            if gangs
+            else []
+        )
+        kept += [f"{away} {'are' if away > 1 else 'is'} lent or reserved"] if away else []
+        told = "; ".join([f"{len(able)} of {total} can be had", *kept])
+        raise RequestRefused(f"{gpu_count(count)} cannot be lent: {told}")
     return tuple(sorted(able[:count], key=lambda gpu: (gpu.server, gpu.index)))
 
 

@@ -14,10 +14,12 @@ from ...protocol.messages import (
     UncordonServer,
 )
 from ...protocol.model import CordonKind, GpuAddress, ServerId, Trouble
+from ...protocol.texts import gpu_count
 from ..bars import NOTHING_OVERRULED, sentences
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
+from ..loans import lent
 from ..reconcile.barring import weigh
 from ..reconcile.health import forgive
 from ..records import Cordon, RemovalRecord, Trusted
@@ -48,11 +50,23 @@ def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: Serv
         removal = RemovalRecord(agent=session.agent, incarnation=session.incarnation, by=str(asked.who), since_s=now)
         cluster.record_removal(name, removal)
         cluster.schedule_due = True
+    _end_loans_of(cluster, now, name)
     cluster.forget_server(name)
     how = ", while its agent ran" if ran else ""
     cluster.tell(now, EventKind.SERVER_REMOVED, None, f"server {name} is removed{by(asked.who)}{how}")
     cluster.audit(now, asked, "remove server", name, f"removed{how}")
     return ServerRemoved(server=name)
+
+
+def _end_loans_of(cluster: Cluster, now: float, name: ServerId) -> None:
+    """Tell which loans lose GPUs, since their server is not known any more."""
+    gone: dict[str, int] = {}
+    for server, cordon in lent(cluster):
+        if server == name:
+            gone[cordon.loan] = gone.get(cordon.loan, 0) + 1
+    for loan, count in sorted(gone.items()):
+        text = f"{loan} has {gpu_count(count)} fewer: server {name} is removed"
+        cluster.tell(now, EventKind.LOAN_ENDED, None, text)
 
 
 def _there(cluster: Cluster, session: Session) -> str:
@@ -88,12 +102,12 @@ def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: C
         raise UserError(f"a reason is one line of at most {MOST_REASON} characters")
     answer = ServerCordoned(server=name, gpu=gpu, kind=kind)
     before = cluster.overruled.get(name, NOTHING_OVERRULED)
-    known = next((one for one in before.cordons if one.gpu == gpu), None)
+    known = next((one for one in before.cordons if one.gpu == gpu and not one.loan), None)
     if known is not None and known.kind is kind and request.reason in ("", known.reason):
         return answer
     reason = request.reason or (known.reason if known is not None else "")
     cordon = Cordon(gpu=gpu, reason=reason, by=str(asked.who), since_s=now, kind=kind)
-    others = (one for one in before.cordons if one.gpu != gpu)
+    others = (one for one in before.cordons if one is not known)
     cluster.record_overruled(name, replace(before, cordons=(*others, cordon)))
     because = f": {reason}" if reason else ""
     event, act, text = _WORDS[kind]
@@ -118,7 +132,8 @@ def act_of(kind: CordonKind) -> str:
 def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: UncordonServer) -> ServerUncordoned:
     """Use a server, or one of its GPUs, again; with `trust` also in spite of what is wrong there now. Raises UserError.
 
-    A GPU is used in spite of what is wrong with its whole server only if that is trusted, too.
+    A GPU is used in spite of what is wrong with its whole server only if that is trusted, too. Loans and reservations stay as
+    they are (`requests.lending`).
     """
     name, gpu = request.server, request.gpu
     session = _known(cluster, name)
@@ -128,7 +143,7 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
         return gpu is None or index == gpu
 
     before = cluster.overruled.get(name, NOTHING_OVERRULED)
-    record = replace(before, cordons=tuple(one for one in before.cordons if not meant(one.gpu)))
+    record = replace(before, cordons=tuple(one for one in before.cordons if one.loan or not meant(one.gpu)))
     spite: list[Trouble] = []
     if request.trust:
         spite = [trouble for trouble in session.troubles if trouble.severity.bars and meant(trouble.gpu)]

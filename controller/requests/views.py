@@ -303,7 +303,8 @@ def _state(cluster: Cluster, session: Session) -> ServerState:
     if not session.alive:
         return ServerState.LOST
     name = session.server.server
-    wholly = bool(session.server.gpus) and len(cluster.barred.get(name, ())) == len(session.server.gpus)
+    faults = [bar for bar in cluster.barred.get(name, {}).values() if bar.fault is not None]
+    wholly = bool(session.server.gpus) and len(faults) == len(session.server.gpus)
     return ServerState.UNFIT if wholly or name in cluster.offers_nothing or not cluster.fit(name) else ServerState.ALIVE
 
 

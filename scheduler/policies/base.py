@@ -14,7 +14,7 @@ import numpy as np
 from ...protocol.texts import gpu_count
 from ..arrays import sum_of
 from ..order import smallest as smallest
-from ..view import Ints, JobTable, Reason, ReasonCode
+from ..view import Ints, JobTable, Lack, Reason, ReasonCode, Taken
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -83,9 +83,12 @@ def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None 
     return free
 
 
-def waits_for(wanted: int, free: int, gpus: int, what: str = "left by jobs that go first") -> Reason:
+def waits_for(
+    wanted: int, free: int, gpus: int, what: str = "left by jobs that go first", taken: Taken = Taken.GIVEN
+) -> Reason:
+    """Why a job waits that wants so many GPUs: `free` of those that the policy was asked about are not `taken`."""
+    lack = Lack(wanted, what, taken)
     if wanted > gpus:
-        return Reason(
-            ReasonCode.CLUSTER_TOO_SMALL, f"needs {gpu_count(wanted)}, the cluster has {gpus} that this policy may give"
-        )
-    return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {gpu_count(wanted)}: {free} of {gpus} {what}")
+        text = f"needs {gpu_count(wanted)}, the cluster has {gpus} that this policy may give"
+        return Reason(ReasonCode.CLUSTER_TOO_SMALL, text, lack)
+    return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {gpu_count(wanted)}: {free} of {gpus} {what}", lack)

@@ -36,8 +36,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from ...protocol.texts import gpu_count
-from ..view import Floats, Ints, JobTable, Reason, ReasonCode
+from ..view import Floats, Ints, JobTable, Reason, ReasonCode, Taken
 from .backfill import free_after
 from .base import Shares, no_shares, waits_for
 from .fifo import first_waiting
@@ -124,12 +123,12 @@ def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_D
         wanted = int(jobs.min_gpus[row])
         if wanted > division.room:
             text = "not needed for the minimums of running jobs"
-            refused = refused or (row, waits_for(wanted, division.room, gpus, text))
+            refused = refused or (row, waits_for(wanted, division.room, gpus, text, Taken.MINIMUMS))
             continue
         joined = division.joined_by(row)
         if wanted > free and joined.longer_s(division) > 0:
-            text = f"{free} of {gpus} free, and if others gave theirs, jobs would take longer on average"
-            refused = refused or (row, Reason(ReasonCode.NO_FREE_GPUS, f"waits for {gpu_count(wanted)}: {text}"))
+            text = "free, and if others gave theirs, jobs would take longer on average"
+            refused = refused or (row, waits_for(wanted, free, gpus, text, Taken.HELD))
             continue
         if refused and joined.wait_s(refused[0]) > division.wait_s(refused[0]):
             continue

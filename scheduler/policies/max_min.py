@@ -7,7 +7,7 @@ import random
 import msgspec
 import numpy as np
 
-from ..view import Ints, JobTable, Reason
+from ..view import Ints, JobTable, Reason, Taken
 from .base import Shares, no_shares, waits_for
 
 
@@ -39,7 +39,8 @@ class MaxMin:
         def why(row: int) -> Reason | None:
             if given[row]:
                 return None
-            return waits_for(int(jobs.min_gpus[row]), left, gpus, "left by the minimums of earlier jobs")
+            what = "left by the minimums of earlier jobs"
+            return waits_for(int(jobs.min_gpus[row]), left, gpus, what, Taken.MINIMUMS)
 
         return Shares(given, why, rows=rows)
 

@@ -14,7 +14,7 @@ import random
 import msgspec
 import numpy as np
 
-from ..view import Floats, Ints, JobTable, Reason
+from ..view import Floats, Ints, JobTable, Reason, Taken
 from .base import Shares, smallest, waits_for
 from .max_min import minimums
 
@@ -47,7 +47,8 @@ class Optimus:
         def why(row: int) -> Reason | None:
             if given[row]:
                 return None
-            return waits_for(int(jobs.min_gpus[row]), left, gpus, "left by the minimums of earlier jobs")
+            what = "left by the minimums of earlier jobs"
+            return waits_for(int(jobs.min_gpus[row]), left, gpus, what, Taken.MINIMUMS)
 
         return Shares(given, why, rows=rows)
 

@@ -347,7 +347,7 @@ def test_a_share_that_a_loan_has_changed_says_so_and_why_it_came_back() -> None:
     first, less, more = told_changes(world, job)
     assert first == (4, "starts: GPUs are free")
     assert less[0] == 2
-    assert less[1] == f"s1:0-1: drain ordered by operator:local: lent ({loan.loan}): evening"
+    assert less[1] == f"s1:0-1: lent ({loan.loan}): evening, by operator:local"
     assert more == (4, "s1:0-1 can be used")
 
 

@@ -8,8 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.protocol.messages import EndLoan, EventKind, GetServers, GpusLent, LendGpus, LoanEnded, Refused, Submit
-from elasticd.protocol.model import Deadline
+from elasticd.protocol.messages import (
+    CordonServer,
+    EndLoan,
+    EventKind,
+    GetJob,
+    GetServers,
+    GpusLent,
+    LendGpus,
+    LoanEnded,
+    Refused,
+    RemoveServer,
+    ServerState,
+    ServerUncordoned,
+    Submit,
+    UncordonServer,
+)
+from elasticd.protocol.model import CordonKind, Deadline, ServerId
 from elasticd.protocol.principals import Principal, Role
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -145,3 +160,47 @@ def test_users_lend_nothing() -> None:
     world = World({"s1": 4})
     refused = world.ask(LendGpus(gpus=1, for_s=60.0), who=Principal(role=Role.USER, name="alice"))
     assert refused.not_allowed
+
+
+@pytest.mark.parametrize("kind", list(CordonKind))
+@pytest.mark.parametrize("gpu", [None, 0])
+def test_a_cordon_or_drain_of_what_is_lent_and_its_end_leave_the_loan_alone(kind: CordonKind, gpu: int | None) -> None:
+    world = World({"s1": 2})
+    loan = lent(world, 2)
+    world.ask(CordonServer(server=ServerId("s1"), gpu=gpu, kind=kind))
+    answer = world.ask(UncordonServer(server=ServerId("s1"), gpu=gpu))
+    assert isinstance(answer, ServerUncordoned)
+    assert all(f"lent ({loan.loan})" in still for still in answer.still)
+    assert answer.still
+    (view,) = world.ask(GetServers()).servers
+    assert [(cordon.loan, cordon.gpu) for cordon in view.cordons] == [(loan.loan, 0), (loan.loan, 1)]
+    assert not world.submit(job_spec(high=1)).record.target
+    assert world.ask(EndLoan(loan=loan.loan)) == LoanEnded(loan=loan.loan, gpus=loan.gpus)
+
+
+def test_a_job_that_waits_for_gpus_that_are_lent_is_told_so_and_nobody_else_is_blamed() -> None:
+    world = World({"s1": 2, "s2": 2})
+    gang = world.submit(job_spec("gang", 1, 1, restarts=0))
+    assert gang.record.target
+    loan = lent(world, 3)
+    waiting = world.submit(job_spec("waiting", 1, 1, restarts=0))
+    reason = world.ask(GetJob(job=waiting.id)).job.reason
+    assert reason == "waits for 1 GPU: 1 of 4 belongs to jobs that cannot be resized, and 3 are lent"
+    assert f"lent ({loan.loan}), by operator:local" in {
+        taken.why for taken in world.ask(GetJob(job=waiting.id, explain=True)).explanation.taken
+    }
+
+
+def test_a_server_whose_gpus_are_all_lent_is_not_called_unfit() -> None:
+    world = World({"s1": 2})
+    loan = lent(world, 2)
+    (view,) = world.ask(GetServers()).servers
+    assert view.state is ServerState.ALIVE
+    assert view.trouble == f"no new work here: lent ({loan.loan}), by operator:local"
+
+
+def test_a_server_that_is_removed_while_its_gpus_are_lent_ends_that_with_an_event() -> None:
+    world = World({"s1": 2, "s2": 2})
+    loan = lent(world, 4)
+    world.ask(RemoveServer(server=ServerId("s1")))
+    assert f"{loan.loan} has 2 GPUs fewer: server s1 is removed" in world.story()

@@ -64,7 +64,7 @@ def test_nothing_is_started_on_a_gpu_that_takes_no_new_work():
     world.settle(job.id)
     waits = world.submit(job_spec("waits", 2, 2))
     reason = world.ask(GetJob(job=waits.id)).job.reason
-    assert reason == "asks for at least 2 GPUs, the cluster has 1; s1: no new work on GPU 0: bad is wrong"
+    assert reason == "waits for 2 GPUs: 1 of 2 takes no new work; s1: no new work on GPU 0: bad is wrong"
 
 
 def test_a_server_that_has_no_gpu_says_why_also_to_who_waits():
@@ -365,5 +365,5 @@ def test_of_very_many_servers_in_trouble_the_first_are_told():
         world.trouble(f"s{number:02}", trouble(0))
     world.submit(job_spec("waits", 1, 1))
     reason = world.ask(GetJob(job="waits")).job.reason
-    assert reason.count("no new work") == 8
+    assert reason.count("no new work here") == 8
     assert reason.endswith("s07: no new work here: bad is wrong; and 4 more servers")

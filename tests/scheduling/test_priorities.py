@@ -132,5 +132,7 @@ def test_a_simulation_heeds_the_priorities_of_its_trace(tmp_path: Path, name: st
 
 
 def test_a_priority_in_a_trace_that_is_none_is_told_by_its_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"line 2, column priority: 'urgent' is not low, normal, high or a whole number"):
+    with pytest.raises(
+        UserError, match=r"line 2, column priority: 'urgent' is not low, normal, high or a whole number"
+    ):
         simulated(tmp_path, "fifo", ",priority", "a,0,30,4,urgent")
