@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import typer
 
-from ..protocol.errors import ClusterUnreachable, PeerError, UserError
+from ..protocol.errors import ClusterUnreachable, PeerError, RequestRefused, UserError
 from ..protocol.messages import Answer, GetJob, JobFound, JobView, Request
 from . import record
 
@@ -165,6 +165,14 @@ class Context:
 
     def job(self, name: str) -> JobView:
         return self.ask(GetJob(job=name), JobFound).job
+
+
+def agreed(question: str, otherwise: str) -> None:
+    """Whoever sits at the terminal says yes. Raises RequestRefused if not; `otherwise`: where nobody sits there."""
+    if not sys.stdin.isatty():
+        raise RequestRefused(otherwise)
+    if not typer.confirm(question, err=True):
+        raise RequestRefused("nothing is done")
 
 
 def given(directory: Path | None, controller: str | None, key: Path | None) -> Context:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -49,6 +49,22 @@ def daemon_runs(directory: Path, daemons: Mapping[str, Daemon], name: str) -> bo
 def anything_runs(directory: Path) -> bool:
     """Whether any process of the cluster in `directory` runs, as far as it can be told without its list of daemons."""
     return bool(_running(directory, {}).all)
+
+
+def end_daemons(directory: Path, daemons: Mapping[str, Daemon], names: Sequence[str]) -> None:
+    """End these daemons of the cluster in `directory`, and nothing that they have started. One that does not end is left."""
+    began = time.monotonic()
+    while time.monotonic() < began + GONE_WITHIN_S:
+        files = {directory / f"{name}.yaml" for name in names}
+        found = _merged(
+            [daemons[name].pid for name in names if name in daemons and daemons[name].runs],
+            [pid for pid, line in _command_lines() if _configuration(line) in files] if names else [],
+        )
+        if not found:
+            return
+        _send(found, signal.SIGKILL if time.monotonic() > began + STOP_GRACE_S else signal.SIGTERM)
+        _reap()
+        time.sleep(0.05)
 
 
 def stop_everything(directory: Path, daemons: Mapping[str, Daemon]) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from . import offers
 from .context import say
 from .fleet import Fleet
 from .hosts import Host
-from .leftovers import anything_runs, daemon_runs, stop_everything
+from .leftovers import anything_runs, daemon_runs, end_daemons, stop_everything
 from .offers import Offer
 from .record import CONTROLLER, FILE, Daemon, log_of, tail
 from .ssh import DEFAULT_SSH
@@ -159,6 +159,9 @@ def up(directory: Path, wanted: Wanted) -> tuple[LocalCluster, list[str]]:
         started: dict[str, subprocess.Popen[bytes]] = {}
         try:
             _lay_out(directory, cluster)
+            removed = _removed(directory, cluster, missing)
+            end_daemons(directory, cluster.daemons, removed)
+            missing += removed
             for name in missing:
                 process = started[name] = _start(directory, name)
                 daemon = Daemon(process.pid, start_ticks(process.pid) or 0)
@@ -431,6 +434,23 @@ def _write_whole(path: Path, data: bytes) -> None:
     temporary = path.with_name(TEMPORARY)
     temporary.write_bytes(data)
     os.replace(temporary, path)
+
+
+def _removed(directory: Path, cluster: LocalCluster, missing: list[str]) -> list[str]:
+    """Agents of this machine that run, and whose servers have been removed: the controller takes them in when they have been
+    started anew. None are known where the controller does not run, or does not answer."""
+    from .client import Client
+
+    if CONTROLLER in missing or cluster.fleet is not None:
+        return []
+    client = Client(cluster.controller)
+    try:
+        known = {str(view.server.server) for view in client.servers().servers}
+    except ElasticError:
+        return []
+    finally:
+        client.close()
+    return [name for name in cluster.names[1:] if name not in known and name not in missing]
 
 
 def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str, subprocess.Popen[bytes]]) -> None:

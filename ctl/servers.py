@@ -17,6 +17,7 @@ from ..protocol.messages import (
     ServerCordoned,
     ServerRemoved,
     Servers,
+    ServerState,
     ServerUncordoned,
     ServerView,
     StillThere,
@@ -24,7 +25,7 @@ from ..protocol.messages import (
 )
 from ..protocol.model import CordonKind, ServerId
 from . import completion, render
-from .context import DECIDED_WITHIN_S, JSON, Context, of, print_json, say, show
+from .context import DECIDED_WITHIN_S, JSON, Context, agreed, of, print_json, say, show
 from .waiting import Waiting, limit_s
 
 
@@ -74,9 +75,19 @@ def adopt(context: typer.Context, server: Annotated[str, SERVER], as_json: Annot
         print(f"{server} is taken over")
 
 
-def remove(context: typer.Context, server: Annotated[str, SERVER], as_json: Annotated[bool, JSON] = False) -> None:
+def remove(
+    context: typer.Context,
+    server: Annotated[str, SERVER],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also if it is there; do not ask.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
     """Do not know a server any more that is lost, or on which nothing runs. When its agent is started again, it joins as a new
     one."""
+    if not yes and _is_there(of(context), ServerId(server)):
+        agreed(
+            f"{server} is there, and its GPUs can be used; it comes back when its agent is started again. Remove it?",
+            f"{server} is there: drain it or switch it off first, or say --yes",
+        )
     answer = of(context).ask(RemoveServer(server=ServerId(server)), ServerRemoved, DECIDED_WITHIN_S)
     if as_json:
         print_json(render.plain(answer))
@@ -197,6 +208,18 @@ def _view(shared: Context, server: ServerId) -> ServerView:
     if view is None:
         raise RequestRefused(f"server {server} has been removed")
     return view
+
+
+def _is_there(shared: Context, server: ServerId) -> bool:
+    """Is it an idle server of this cluster whose agent is heard, and of which nobody has said that it is to take no new work?"""
+    found = shared.ask(GetServers(server=server), Servers).servers
+    return any(
+        view.server.server == server
+        and not view.used
+        and view.state in (ServerState.ALIVE, ServerState.UNFIT)
+        and all(cordon.gpu is not None for cordon in view.cordons)
+        for view in found
+    )
 
 
 def _tell_who_stays(shared: Context, place: str, left: Sequence[StillThere], preempts: bool) -> NoReturn:

@@ -79,7 +79,7 @@ def _removed(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
         return ""
     return (
         f"server {server} has been removed by {removal.by} while this agent ran; started again, it joins as a new server: "
-        "`systemctl restart elasticctl-agent`"
+        "`systemctl restart elasticctl-agent`, or `elasticctl up` for one that it has started"
     )
 
 

@@ -235,6 +235,12 @@ def test_a_server_with_work_is_neither_removed_nor_said_to_be_drained(alone: Cli
     assert "there is no server" in one_line(cli("servers", "remove", "nowhere", code=2))
     assert "exclude each other" in one_line(cli("drain", name, "--no-wait", "--timeout", "1s", code=2))
     assert "is no SERVER:GPU" in one_line(cli("drain", f"{name}:x", code=2))
+    assert f"{name} is there: drain it or switch it off first, or say --yes" in one_line(
+        cli("servers", "remove", name, code=1)
+    )
+    assert cli("servers", "remove", name, "--yes").stdout == f"{name} is removed\n"
+    assert cli("up").stdout.startswith(f"started {name} at "), "its agent is started again, and joins"
+    assert [view["state"] for view in cli.json("servers")["servers"]] == ["alive"]
 
 
 @pytest.mark.cluster
