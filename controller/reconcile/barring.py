@@ -14,8 +14,10 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+from msgspec import structs
 
 from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobId, ServerId, Severity
@@ -53,6 +55,15 @@ def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) ->
     if better and sparing.lets(now):
         which = "it" if len(better) == gpus else f"GPU{'s' if len(better) > 1 else ''} {', '.join(map(str, better))}"
         cluster.tell(now, EventKind.RECOVERED, None, f"{server}: {which} may be used again")
+
+
+def give_back(cluster: Cluster, now: float, loan: str, gpus: Sequence[GpuAddress]) -> None:
+    """Use these GPUs of a loan again."""
+    for server in dict.fromkeys(gpu.server for gpu in gpus):
+        before, here = cluster.overruled[server], {gpu.index for gpu in gpus if gpu.server == server}
+        kept = tuple(one for one in before.cordons if one.loan != loan or one.gpu not in here)
+        cluster.record_overruled(server, structs.replace(before, cordons=kept))
+        weigh(cluster, now, server, told=True)
 
 
 def _causes(bar: Bar | None) -> tuple[Severity, tuple[str, ...]] | None:

@@ -22,7 +22,7 @@ from ..bars import NOTHING_OVERRULED
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..loans import RESERVATION, lent
-from ..reconcile.barring import weigh
+from ..reconcile.barring import give_back, weigh
 from ..reconcile.promising import broken_without
 from ..records import Cordon
 from .authority import by
@@ -120,15 +120,6 @@ def _ended(cluster: Cluster, now: float, loan: str) -> tuple[GpuAddress, ...]:
     )
     give_back(cluster, now, loan, gpus)
     return gpus
-
-
-def give_back(cluster: Cluster, now: float, loan: str, gpus: Sequence[GpuAddress]) -> None:
-    """Use these GPUs of a loan again."""
-    for server in dict.fromkeys(gpu.server for gpu in gpus):
-        before, here = cluster.overruled[server], {gpu.index for gpu in gpus if gpu.server == server}
-        kept = tuple(one for one in before.cordons if one.loan != loan or one.gpu not in here)
-        cluster.record_overruled(server, replace(before, cordons=kept))
-        weigh(cluster, now, server, told=True)
 
 
 def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:

@@ -19,8 +19,8 @@ from ..bars import NOTHING_OVERRULED, sentences
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
-from ..loans import lent
-from ..reconcile.barring import weigh
+from ..loans import RESERVATION, lent
+from ..reconcile.barring import give_back, weigh
 from ..reconcile.health import forgive
 from ..records import Cordon, RemovalRecord, Trusted
 from ..sessions import Session
@@ -132,8 +132,8 @@ def act_of(kind: CordonKind) -> str:
 def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: UncordonServer) -> ServerUncordoned:
     """Use a server, or one of its GPUs, again; with `trust` also in spite of what is wrong there now. Raises UserError.
 
-    A GPU is used in spite of what is wrong with its whole server only if that is trusted, too. Loans and reservations stay as
-    they are (`requests.lending`).
+    A GPU is used in spite of what is wrong with its whole server only if that is trusted, too. Of a server loans and
+    reservations stay as they are; a single GPU that is lent, and not cordoned besides, is taken back from its loan.
     """
     name, gpu = request.server, request.gpu
     session = _known(cluster, name)
@@ -142,6 +142,7 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
     def meant(index: int | None) -> bool:
         return gpu is None or index == gpu
 
+    _take_back(cluster, now, asked, name, gpu)
     before = cluster.overruled.get(name, NOTHING_OVERRULED)
     record = replace(before, cordons=tuple(one for one in before.cordons if one.loan or not meant(one.gpu)))
     spite: list[Trouble] = []
@@ -160,6 +161,19 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
         weigh(cluster, now, name, told=True)
     told = tuple(f"{trouble.code}: {trouble.text}" for trouble in spite)
     return ServerUncordoned(server=name, gpu=gpu, trusted=told, still=_still(cluster, session, gpu))
+
+
+def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId, gpu: int | None) -> None:
+    """Use a GPU again that is lent, and not cordoned besides. None: nothing is taken back."""
+    there = [
+        one for one in cluster.overruled.get(name, NOTHING_OVERRULED).cordons if gpu is not None and one.gpu == gpu
+    ]
+    if len(there) != 1 or not there[0].loan or there[0].loan.startswith(RESERVATION):
+        return
+    found = GpuAddress(server=name, index=gpu)
+    give_back(cluster, now, there[0].loan, (found,))
+    cluster.tell(now, EventKind.LOAN_ENDED, None, f"{found} of {there[0].loan} is used again{by(asked.who)}")
+    cluster.audit(now, asked, "end loan", there[0].loan, f"{found} used again")
 
 
 def _still(cluster: Cluster, session: Session, gpu: int | None) -> tuple[str, ...]:

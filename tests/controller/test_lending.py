@@ -170,12 +170,22 @@ def test_a_cordon_or_drain_of_what_is_lent_and_its_end_leave_the_loan_alone(kind
     world.ask(CordonServer(server=ServerId("s1"), gpu=gpu, kind=kind))
     answer = world.ask(UncordonServer(server=ServerId("s1"), gpu=gpu))
     assert isinstance(answer, ServerUncordoned)
+    assert EventKind.LOAN_ENDED not in world.kinds()
     assert all(f"lent ({loan.loan})" in still for still in answer.still)
     assert answer.still
     (view,) = world.ask(GetServers()).servers
     assert [(cordon.loan, cordon.gpu) for cordon in view.cordons] == [(loan.loan, 0), (loan.loan, 1)]
     assert not world.submit(job_spec(high=1)).record.target
     assert world.ask(EndLoan(loan=loan.loan)) == LoanEnded(loan=loan.loan, gpus=loan.gpus)
+
+
+def test_a_single_gpu_is_taken_back_from_its_loan_with_an_event() -> None:
+    world = World({"s1": 2})
+    loan = lent(world, 2)
+    world.ask(UncordonServer(server=ServerId("s1"), gpu=1))
+    (view,) = world.ask(GetServers()).servers
+    assert [cordon.gpu for cordon in view.cordons] == [0]
+    assert f"s1:1 of {loan.loan} is used again" in world.story()
 
 
 def test_a_job_that_waits_for_gpus_that_are_lent_is_told_so_and_nobody_else_is_blamed() -> None:
