@@ -43,7 +43,7 @@ class Card:
     index: int  # of the whole GPU
     uuid: str = ""
     name: str = ""
-    memory_bytes: int = 0
+    memory_bytes: int = 0  # 0: not told
     pci: str = ""  # "0000:07:00.0", as the kernel writes it
     node: int | None = None
     cpus: tuple[int, ...] = ()
@@ -174,7 +174,7 @@ def _cards(index: int, handle: Any) -> list[Card]:
         index=index,
         name=text(pynvml.nvmlDeviceGetName(handle)),
         uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        memory_bytes=memory(handle)[0],
         pci=_pci(index, handle),
         node=_node(index, handle),
         cpus=_cpus(index, handle),
@@ -192,7 +192,7 @@ def _instances(whole: Card, handle: Any) -> list[Card]:
             index=whole.index,
             name=text(pynvml.nvmlDeviceGetName(part)),
             uuid=text(pynvml.nvmlDeviceGetUUID(part)),
-            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
+            memory_bytes=memory(part)[0],
             pci=whole.pci,
             node=whole.node,
             cpus=whole.cpus,
@@ -201,6 +201,19 @@ def _instances(whole: Card, handle: Any) -> list[Card]:
         )
         for part in _parts_of(handle)
     ]
+
+
+def memory(handle: Any) -> tuple[int, int]:
+    """How much memory a GPU has, and how much of it is used, in bytes; (0, 0): it does not tell.
+
+    GPUs that share the processor's memory (GB10, Jetson, some of Grace) have none of their own, and virtual GPUs may not tell. Any
+    other error is a fault. Raises NVMLError.
+    """
+    try:
+        found = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return 0, 0
+    return int(found.total), int(found.used)
 
 
 def _parts_of(handle: Any) -> Iterator[Any]:

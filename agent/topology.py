@@ -125,8 +125,10 @@ def discover(
     )
     near = {number: card.cpus for number, card in bound.cards.items() if card.cpus and kind is GpuKind.CUDA}
     troubles = tuple(_troubles(bound, now_s))
+    uuids = {number: each.uuid for number, (each, _) in bound.missing.items()}
     for trouble in troubles:
-        log.error("%s", trouble.text)
+        which = f"GPU {trouble.gpu} {uuids.get(trouble.gpu, '')}".rstrip() + ": " if trouble.gpu is not None else ""
+        log.error("%s%s", which, trouble.text)
     return Inventory(tuple(sorted(gpus, key=lambda gpu: gpu.index)), troubles, wiring, near, Counted.of(told))
 
 
@@ -172,18 +174,19 @@ def _troubles(bound: numbers.Bound, now_s: float) -> Iterable[Trouble]:
         yield Trouble(code="no-gpu", severity=Severity.NO_NEW_WORK, text=text, since_s=now_s)
     for number, card in sorted(bound.cards.items()):
         if card.error:
-            yield _silent(number, "", card, now_s)
+            yield _silent(number, card, now_s)
         elif card.divided:
             text = (
-                f"GPU {number} is in MIG mode and has no instance: make some (nvidia-smi mig -cgi ... -C) "
+                "it is in MIG mode and has no instance: make some (nvidia-smi mig -cgi ... -C) "
                 "or switch it off (nvidia-smi -mig 0)"
             )
             yield Trouble(code="mig-empty", severity=Severity.NO_NEW_WORK, text=text, gpu=number, since_s=now_s)
-    for number, (known, failing) in sorted(bound.missing.items()):
-        yield _silent(number, f" ({known.uuid})", failing, now_s)
+    for number, (_, failing) in sorted(bound.missing.items()):
+        yield _silent(number, failing, now_s)
 
 
-def _silent(number: int, who: str, card: Card | None, now_s: float) -> Trouble:
+def _silent(number: int, card: Card | None, now_s: float) -> Trouble:
+    """In words that are the same for all GPUs that fail so: they are told together."""
     mend = "restart the server; if it stays so, look at its seat, its power and `dmesg`"
     if card is None:
         code, what = "gpu-missing", "is not counted by the driver any more"
@@ -192,7 +195,7 @@ def _silent(number: int, who: str, card: Card | None, now_s: float) -> Trouble:
         code, what = "gpu-lost", "has fallen off the bus"
     else:
         code, what = "gpu-error", f"does not answer ({card.error})"
-    text = f"GPU {number}{who} {what}: {mend}"
+    text = f"it {what}: {mend}"
     severity = Severity.STOP if code == "gpu-lost" else Severity.NO_NEW_WORK
     return Trouble(code=code, severity=severity, text=text, gpu=number, since_s=now_s)
 

@@ -428,7 +428,7 @@ def _address_of(handle: Any) -> int:
 
 def _reading(handle: Any, own: frozenset[int], occupied: bool) -> GpuReading:
     try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        memory_bytes, used_bytes = nvml.memory(handle)
     except pynvml.NVMLError as error:
         return GpuReading(lost=str(error))
     uncorrected = _quiet(
@@ -450,8 +450,8 @@ def _reading(handle: Any, own: frozenset[int], occupied: bool) -> GpuReading:
         recovery=_recovery(handle),
         foreign=tuple(_foreign(processes, own)),
         occupied=occupied,
-        memory_bytes=int(memory.total),
-        used_bytes=int(memory.used),
+        memory_bytes=memory_bytes,
+        used_bytes=used_bytes,
     )
 
 

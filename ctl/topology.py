@@ -151,7 +151,7 @@ def gpu_label(view: ServerView, gpu: Gpu) -> Any:
     wiring = wiring_of(view.server, gpu.index)
     told = [wiring.pci, speed(wiring.pcie_bytes_per_s)]
     if len(types(view.server)) > 1:
-        told = [render.printable(gpu.name), size(gpu.memory_bytes), *told[1:]]
+        told = [render.printable(gpu.name), size(gpu.memory_bytes) if gpu.memory_bytes else "", *told[1:]]
     if not wiring.pci:
         told.append("does not answer, or does not tell its place")
     label = _text(f"GPU {gpu.index}", "green", *told)

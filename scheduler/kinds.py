@@ -153,6 +153,8 @@ def never_fits(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
     if not able:
         largest = max(named, key=lambda sort: sort.memory_bytes)
         of_type = f" of type {' or '.join(demand.types)}" if demand.types else ""
+        if not largest.memory_bytes:
+            return f"a job that asks for memory needs GPUs that tell how much they have; {largest.name} does not"
         return (
             f"no GPU{of_type} has {memory_text(demand.memory_bytes)}; "
             f"the largest is {largest.name} with {memory_text(largest.memory_bytes)}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pynvml
+from msgspec.structs import replace
 
+from ...protocol.texts import ranges
 from . import interpreters
 from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, Interpreter, numbers
@@ -163,6 +165,8 @@ def nvml(place: Place) -> Finding:
         return failed
     names: list[str] = []
     wrong: list[Finding] = []
+    modes: list[tuple[int, Finding]] = []
+    silent: dict[tuple[str, str], list[int]] = {}  # GPUs that do not answer, those with the same reason together
     notes: list[str] = []
     count = pynvml.nvmlDeviceGetCount()
     for index in range(count):
@@ -170,13 +174,18 @@ def nvml(place: Place) -> Finding:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             names.append(_text(pynvml.nvmlDeviceGetName(handle)))
             pynvml.nvmlDeviceGetUUID(handle)
-            pynvml.nvmlDeviceGetMemoryInfo(handle)
+            if not _memory_is_told(handle):
+                notes.append("no memory of their own is told")
         except pynvml.NVMLError as error:
-            found, remedy = INIT.get(error.value, (f"{error}", "`nvidia-smi -q -i`, `dmesg`; restart this server"))
-            wrong.append(failure(f"GPU {index} does not answer: {found}", remedy))
+            told = INIT.get(error.value, (f"{error}", "`nvidia-smi -q -i`, `dmesg`; restart this server"))
+            silent.setdefault(told, []).append(index)
             continue
-        wrong += list(_modes(index, handle))
+        modes += [(index, finding) for finding in _modes(index, handle)]
         notes += list(_notes(index, handle))
+    for (found, remedy), indices in silent.items():
+        who = f"GPU {indices[0]} does" if len(indices) == 1 else f"GPUs {ranges(indices)} do"
+        wrong.append(failure(f"{who} not answer: {found}", remedy))
+    wrong += _together(modes)
     on_bus = 0 if _stood_in(place) else len(_on_bus(place))
     if on_bus > count:
         wrong.append(
@@ -191,6 +200,26 @@ def nvml(place: Place) -> Finding:
     version = _asked(pynvml.nvmlSystemGetDriverVersion)
     tail = f"; {'; '.join(dict.fromkeys(notes))}" if notes else ""
     return worst(wrong, ok(f"{kinds}, driver {_text(version or '?')}{tail}"))
+
+
+def _together(findings: Sequence[tuple[int, Finding]]) -> list[Finding]:
+    """Findings of single GPUs, with their numbers: those that are equal but for that as one."""
+    alike: dict[Finding, list[int]] = {}
+    for index, finding in findings:
+        alike.setdefault(replace(finding, found=finding.found.replace(f"GPU {index} ", "{} ")), []).append(index)
+    return [
+        replace(finding, found=finding.found.format(f"GPU{'s' if len(indices) > 1 else ''} {ranges(indices)}"))
+        for finding, indices in alike.items()
+    ]
+
+
+def _memory_is_told(handle: Any) -> bool:
+    """A GPU that shares the processor's memory may have none of its own. Raises NVMLError if it does not answer."""
+    try:
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError_NotSupported:
+        return False
+    return True
 
 
 def _modes(index: int, handle: Any) -> Iterator[Finding]:
@@ -209,7 +238,7 @@ def _modes(index: int, handle: Any) -> Iterator[Finding]:
         )
     if mig[0] and not _instances(handle):
         yield failure(
-            f"GPU {index} is in MIG mode and has no instance, so it offers nothing",
+            f"MIG mode of GPU {index} is on, without an instance, so nothing is offered there",
             "make some (`nvidia-smi mig -cgi ... -C`), or switch it off (`nvidia-smi -mig 0`)",
         )
 

@@ -171,8 +171,26 @@ def test_a_gpu_that_does_not_answer_at_the_start_keeps_number_and_uuid_and_is_a_
     found = server.look()
     assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(gpu.index, gpu.uuid) for gpu in before]
     assert [(t.code, t.gpu, t.severity.value) for t in found.troubles] == [("gpu-lost", 3, "stop")]
-    assert before[3].uuid in found.troubles[0].text
+    assert found.troubles[0].text.startswith("it has fallen off the bus: restart the server")
     assert 3 not in found.gpus[0].place.nvlinks
+
+
+def test_a_gpu_that_does_not_tell_its_memory_is_offered_and_its_memory_unknown(machine: Make) -> None:
+    unified = (
+        "gpu * name NVIDIA GB10",
+        "gpu * fails nvmlDeviceGetMemoryInfo 3",
+        "gpu * fails nvmlDeviceGetMemoryInfo_v2 3",
+    )
+    found = machine("a100", *unified).look()
+    assert found.troubles == ()
+    assert {(gpu.name, gpu.memory_bytes) for gpu in found.gpus} == {("NVIDIA GB10", 0)}
+    assert all(gpu.uuid for gpu in found.gpus)
+
+
+def test_gpus_that_fail_alike_have_troubles_in_the_same_words(machine: Make) -> None:
+    found = machine("a100", "gpu * fails nvmlDeviceGetMemoryInfo 999").look()
+    assert len(found.troubles) == 8
+    assert len({trouble.text for trouble in found.troubles}) == 1
 
 
 def test_a_gpu_that_has_never_answered_is_a_trouble_too(machine: Make) -> None:

@@ -87,6 +87,12 @@ def test_what_happens_to_a_gpu_is_a_trouble_of_it_and_of_no_other(
     assert {each.partition(":")[0] for each in found} == {code.partition(":")[0]}
 
 
+def test_a_gpu_that_does_not_tell_its_memory_is_well(watched: Callable[..., Any]) -> None:
+    unified = ("gpu * fails nvmlDeviceGetMemoryInfo 3", "gpu * fails nvmlDeviceGetMemoryInfo_v2 3")
+    found = watched("3:ecc-uncorrected", *unified, "gpu 3 ecc 0 5")
+    assert set(found) == {"3:ecc-uncorrected"}
+
+
 def test_an_xid_of_a_gpu_that_has_fallen_off_the_bus_is_told_of_that_gpu(watched: Callable[..., Any]) -> None:
     found = watched("3:xid-79,3:gpu-lost", "gpu 3 xid 79", "gpu 3 error 15")
     assert set(found) == {"3:xid-79", "3:gpu-lost"}
