@@ -6,7 +6,7 @@ import difflib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,10 +19,13 @@ from ..context import JSON, of, print_json, say
 
 if TYPE_CHECKING:
     from .checks import Check, Finding
+    from .crowd import Crowd
     from .places import Place
     from .screen import Result
 
 WIDTH_IN_PIPES = 100
+LATE = 0.5  # of its usual limit, that a check has taken
+AGAIN = "`elasticctl doctor` again when less runs here"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,21 +69,23 @@ def doctor(
     pairs = _pairs(found, wanted)
     if not pairs:
         raise UserError(f"doctor: {', '.join(only or [])}: there is nothing here that it looks at")
-    results = []
+    results: list[Result] = []
     names = max(len(check.name) for _, check in pairs)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_IN_PIPES
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    title = ""
     for result in examined(pairs):
         results.append(result)
-        if as_json or (result.finding.outcome is Outcome.ABSENT and not everything and not only):
+        _progress(f"{len(results)} of {len(pairs)} checks, {result.check.name}")
+    _progress("")
+    title = ""
+    for result in () if as_json else screen.in_order(results):
+        if result.finding.outcome is Outcome.ABSENT and not everything and not only:
             continue
         if result.place.title != title:
             title = result.place.title
             print(title)
         for line in screen.lines_of(result, names, width, colour):
             print(line)
-        sys.stdout.flush()
     if as_json:
         print_json(screen.document(results, machine.host))
     else:
@@ -90,6 +95,13 @@ def doctor(
             say("some checks of other accounts' daemons need root: `sudo elasticctl doctor`")
     if any(result.finding.outcome is Outcome.FAILURE for result in results):
         raise typer.Exit(1)
+
+
+def _progress(text: str) -> None:
+    """On a terminal, a line that is written over; "": it goes."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+        sys.stderr.flush()
 
 
 def _pairs(places: Sequence[Place], checks: Sequence[Check]) -> list[tuple[Place, Check]]:
@@ -104,17 +116,26 @@ def _pairs(places: Sequence[Place], checks: Sequence[Check]) -> list[tuple[Place
     return found
 
 
-def examined(pairs: Sequence[tuple[Place, Check]]) -> Iterator[Result]:
-    """What each check finds, in their order; each in a process of its own, and within its limit."""
+def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | None = None) -> Iterator[Result]:
+    """What each check finds, in their order; each in a process of its own, and within its limit. `look`: how busy is it here?
+
+    What has failed on a crowded machine after a large part of its time says nothing.
+    """
     import msgspec
 
     from . import bounded
-    from .checks import Finding, absent, failure
+    from .checks import Finding, Outcome, absent, failure, warning
+    from .crowd import crowd
     from .screen import Result
 
-    works = [bounded.Work(partial(_look, check, place), check.limit_s) for place, check in pairs]
+    look = look or crowd
+    patience = look().patience
+    works = [bounded.Work(partial(_look, check, place), check.limit_s * patience) for place, check in pairs]
     for (place, check), done in zip(pairs, bounded.in_order(works), strict=True):
-        if done.hung:
+        if done.hung and (now := look()).crowded:
+            said = now.sentence(f"no end within {check.limit_s * patience:.0f} s of looking at this: {check.finds}")
+            finding = warning(said, AGAIN)
+        elif done.hung:
             finding = failure(
                 f"no end within {check.limit_s:.0f} s of looking at this: {check.finds}",
                 f"whatever it asks hangs, a file system or a name service, say; {check.remedy}",
@@ -125,6 +146,9 @@ def examined(pairs: Sequence[tuple[Place, Check]]) -> Iterator[Result]:
             finding = failure(f"could not be looked at: {done.error}", check.remedy)
         else:
             finding = msgspec.convert(done.answer, Finding)
+            late = done.took_s > LATE * check.limit_s
+            if late and finding.outcome is Outcome.FAILURE and (now := look()).crowded:
+                finding = warning(now.sentence(finding.found), AGAIN)
         yield Result(place, check, finding, done.took_s)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from .crowd import crowd
+
 ASKED_WITHIN_S = 60.0  # loading torch from a cold network file system takes long
 
 PROBE = r"""
@@ -58,13 +60,14 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
 
 def ask(python: str, environ: Mapping[str, str]) -> Interpreter | str:
     """What `python` has, or why it does not tell."""
+    limit_s = ASKED_WITHIN_S * crowd().patience
     kept = {name: environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in environ}
     try:
         done = subprocess.run(
-            [python, "-c", PROBE], cwd="/", env=kept, capture_output=True, timeout=ASKED_WITHIN_S, check=False
+            [python, "-c", PROBE], cwd="/", env=kept, capture_output=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"it has not loaded torch within {ASKED_WITHIN_S:.0f} s"
+        return f"it has not loaded torch within {limit_s:.0f} s"
     except OSError as error:
         return f"it cannot be started: {os.strerror(error.errno or 0)}"
     if done.returncode:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.errors import ClusterUnreachable, ElasticError, UserError
+from ...protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ...runtime.endpoints import split
 from ...runtime.keys import KeyFile
 from .. import record
@@ -28,6 +28,7 @@ from ..config import Kind, kind_of
 from ..context import SYSTEM, Context, configuration
 from . import bounded, reach
 from .checks import Subject
+from .crowd import crowd
 from .reach import Reach
 
 DESCRIBED_WITHIN_S = 20.0
@@ -139,7 +140,10 @@ class Place:
 def find(context: Context, files: Iterable[Path], python: str | None, machine: Machine) -> list[Place]:
     """The places here: daemons by their files (none named: those that are usual), then the desk. Raises UserError."""
     named = [file.absolute() for file in files]
-    found = bounded.one(lambda: list(_daemons(named, context.directory, machine)), DESCRIBED_WITHIN_S)
+    limit_s = DESCRIBED_WITHIN_S * crowd().patience
+    found = bounded.one(lambda: list(_daemons(named, context.directory, machine)), limit_s)
+    if found.hung and (now := crowd()).crowded:
+        raise RequestRefused(now.sentence("`elasticctl doctor` again when less runs here"))
     if found.hung or found.error:
         raise UserError(
             f"the daemons' configuration cannot be read: {found.error or 'its file system does not answer'}"
@@ -169,10 +173,12 @@ def _desk(context: Context, python: str | None, machine: Machine, daemons: tuple
         why, mistaken = str(error), not isinstance(error, ClusterUnreachable)
     reached = None
     if address:
-        limit_s = REACHED_WITHIN_S * len(split(address))
+        limit_s = REACHED_WITHIN_S * len(split(address)) * crowd().patience
         done = bounded.one(lambda: _reached(address, key), limit_s)
         if done.hung or done.error:
             text = done.error or f"no end of the attempt to reach it within {limit_s:.0f} s"
+            if done.hung and (now := crowd()).crowded:
+                text = now.sentence(text)
             reached = Reach(address=address, step=reach.Step.ANSWER, found=text, remedy="look at the controller's log")
         else:
             reached = msgspec.convert(done.answer, Reach)
@@ -252,9 +258,10 @@ def _daemon(file: Path, kind: str, machine: Machine, describe: Describe | None =
 def _described(file: Path, kind: str) -> tuple[Described | None, str]:
     command = [sys.executable, "-P", "-m", f"elasticd.{kind}", "--config", str(file), "--options"]
     try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=DESCRIBED_WITHIN_S / 2, cwd="/")
+        limit_s = DESCRIBED_WITHIN_S / 2 * crowd().patience
+        done = subprocess.run(command, capture_output=True, check=False, timeout=limit_s, cwd="/")
     except subprocess.TimeoutExpired:
-        return None, f"{file}: cannot be read within {DESCRIBED_WITHIN_S / 2:.0f} s"
+        return None, f"{file}: cannot be read within {limit_s:.0f} s"
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         return None, said[0] if said else f"{file}: exit code {done.returncode}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .. import render
 from ..tables import STYLES
-from .checks import Check, Finding, Outcome
+from .checks import ORDER, Check, Finding, Outcome
 from .places import Place
 
 WORDS = {Outcome.OK: "ok", Outcome.WARNING: "warning", Outcome.FAILURE: "FAILURE", Outcome.ABSENT: "-"}
@@ -45,6 +45,11 @@ def lines_of(result: Result, names: int, width: int, colour: bool) -> Iterator[s
     if found.remedy:
         for line in wrapped(f"-> {found.remedy}", room):
             yield " " * indent + line
+
+
+def in_order(results: Sequence[Result]) -> list[Result]:
+    """What is not ok first, the worst at the top, then the rest; each as it was looked at."""
+    return sorted(results, key=lambda result: -max(0, ORDER.index(result.finding.outcome) - ORDER.index(Outcome.OK)))
 
 
 def wrapped(text: str, width: int) -> list[str]:

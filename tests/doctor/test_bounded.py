@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from elasticd.ctl.doctor import bounded, command, screen
-from elasticd.ctl.doctor.checks import Check, Finding, Outcome, Subject, failure, ok
+from elasticd.ctl.doctor.checks import Check, Finding, Outcome, Subject, absent, failure, ok, warning
+from elasticd.ctl.doctor.crowd import Crowd, crowd
 from elasticd.ctl.doctor.screen import Result
 
 
@@ -25,7 +26,8 @@ def test_a_check_that_hangs_is_a_finding_and_what_it_has_started_ends_with_it(be
 
     check = Check("shares", Subject.DESK, "the share hangs", "mount it again", hang, limit_s=1.0)
     other = Check("other", Subject.DESK, "", "", lambda place: ok("well"))
-    results = list(command.examined([(bench.desk(), check), (bench.desk(), other)]))
+    pairs = [(bench.desk(), check), (bench.desk(), other)]
+    results = list(command.examined(pairs, lambda: Crowd(threads=1, processors=1)))
     assert [result.finding.outcome for result in results] == [Outcome.FAILURE, Outcome.OK]
     assert "no end within 1 s" in results[0].finding.found
     assert "mount it again" in results[0].finding.remedy
@@ -33,6 +35,48 @@ def test_a_check_that_hangs_is_a_finding_and_what_it_has_started_ends_with_it(be
     while Path(f"/proc/{note.read_text()}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{note.read_text()}").exists()
+
+
+def test_on_a_crowded_machine_what_does_not_end_or_fails_late_says_nothing(bench: Any) -> None:
+    def never(place: Any) -> Finding:
+        while True:
+            signal.pause()
+
+    def late(place: Any) -> Finding:
+        time.sleep(0.6)
+        return failure("it has not loaded torch", "install torch once more")
+
+    checks = [
+        Check("hangs", Subject.DESK, "the share hangs", "mount it again", never, limit_s=0.5),
+        Check("torch", Subject.DESK, "", "", late, limit_s=1.0),
+        Check("file", Subject.DESK, "", "", lambda place: failure("it is not there", "make it"), limit_s=600.0),
+    ]
+    pairs = [(bench.desk(), check) for check in checks]
+    results = list(command.examined(pairs, lambda: Crowd(threads=50, processors=2)))
+    assert [result.finding.outcome for result in results] == [Outcome.WARNING, Outcome.WARNING, Outcome.FAILURE]
+    for result in results[:2]:
+        assert result.finding.found.startswith("too busy to tell: 50 threads want to run on 2 processors; ")
+        assert "install" not in result.finding.remedy
+    assert "no end within 3 s" in results[0].finding.found, "six times as patient"
+    quiet = list(command.examined(pairs[1:2], lambda: Crowd(threads=3, processors=2)))
+    assert quiet[0].finding.outcome is Outcome.FAILURE
+
+
+def test_how_many_threads_want_to_run_is_read_from_the_kernel(tmp_path: Path) -> None:
+    told = tmp_path / "loadavg"
+    told.write_text("50.11 31.00 12.50 61/1234 99\n")
+    assert crowd(told).threads == 61
+    told.write_text("nonsense")
+    assert not crowd(told).crowded
+    assert crowd().processors >= 1
+
+
+def test_what_is_not_ok_stands_first(bench: Any) -> None:
+    found = [ok("a"), failure("b", "mend"), absent("c"), warning("d", "mend"), ok("e")]
+    results = [
+        Result(bench.desk(), Check(one.found, Subject.DESK, "", "", lambda place: ok("")), one, 0.1) for one in found
+    ]
+    assert [result.check.name for result in screen.in_order(results)] == ["b", "d", "a", "c", "e"]
 
 
 def test_a_check_that_crashes_or_raises_is_a_finding() -> None:
