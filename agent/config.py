@@ -104,6 +104,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     address: str = "127.0.0.1"
     rack: Annotated[str, msgspec.Meta(max_length=64)] = ""
     cpu_slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    visible_gpus: tuple[str | int, ...] | None = None
     worker_device: Literal["gpu", "cpu"] = "gpu"
     nvml_library: str | None = None
     sysfs: str = "/sys"

@@ -92,6 +92,7 @@ from .reach import Reach
 from .renewing import Renewing, fits
 from .scratch import Scratch
 from .snapshots import Snapshots
+from .visible import Visible
 
 if TYPE_CHECKING:
     from ..runtime.metrics import Exporter
@@ -134,10 +135,11 @@ class AgentDaemon:
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
 
+        visible = Visible.of(options.visible_gpus, environment)
+
         def discover() -> topology.Inventory:
-            return topology.discover(
-                state, time.time(), options.cpu_slots, options.gpu_kind, options.nvml_library, Path(options.sysfs)
-            )
+            library, root = options.nvml_library, Path(options.sysfs)
+            return topology.discover(state, time.time(), options.cpu_slots, options.gpu_kind, library, root, visible)
 
         inventory = discover()
         self._ports = Ports()

@@ -155,7 +155,9 @@ Observation = XidSeen | GpusRead | DriverLooked | DisksRead | CheckFailed | Time
 
 _Key = tuple[int | None, str]  # GPU and code
 
-OF_THE_SERVER = frozenset({"no-driver", "nvml-failed", "no-gpu", "mig-empty"})  # codes of the inventory (`topology`)
+OF_THE_SERVER = frozenset(
+    {"no-driver", "nvml-failed", "no-gpu", "none-visible", "not-there", "mig-empty"}
+)  # codes of the inventory (`topology`)
 OF_THE_START = frozenset({"gpu-missing", "gpu-error"})
 
 

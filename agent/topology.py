@@ -48,10 +48,12 @@ from ..protocol.model import (
 from . import numbers, nvml, sysfs
 from .numbers import Known
 from .nvml import NVSWITCH, Card, Counted, DriverFailed, Levels, Told
+from .visible import Visible
 
 log = logging.getLogger(__name__)
 
 SYSFS = Path("/sys")
+ALL = Visible({})
 NODES = "devices/system/node"
 ANSWERED_WITHIN_S = (
     60.0  # by the driver, to all questions together: with persistence mode off it initialises each GPU first
@@ -94,10 +96,12 @@ def discover(
     kind: GpuKind = GpuKind.CUDA,
     library: str | None = None,
     root: Path = SYSFS,
+    visible: Visible = ALL,
 ) -> Inventory:
     """CPU slots if so many are given, or else the GPUs by the numbers that `state` keeps.
 
     `kind`: what workers on these GPUs compute on. `library`: NVML's, if the system does not find it. `root`: of sysfs.
+    `visible`: which of the GPUs are offered.
     Raises OperatorError if the record of numbers cannot be used.
     """
     nics = sysfs.nics(root)
@@ -107,11 +111,14 @@ def discover(
     try:
         told = _asked(library)
     except DriverFailed as error:
-        found = tuple(_remembered(each, kind) for each in known)
+        silent = visible.only(numbers.Bound({}, {each.number: (each, None) for each in known}))
+        found = tuple(_remembered(each, kind) for each, _ in silent.missing.values())
         return Inventory(found, (no_driver(error, now_s),), Wiring(nics=nics))
     bound = numbers.bind(known, told.cards)
     if bound.known != known:
         numbers.save(state, bound.known)
+    limits = tuple(visible.troubles(bound, now_s))
+    bound = visible.only(bound)
     paths = {card.pci: sysfs.above(root, card.pci) for card in bound.cards.values() if card.pci}
     places = _places(bound.cards, told.levels, paths)
     gpus = [
@@ -124,7 +131,7 @@ def discover(
         driver=told.driver,
     )
     near = {number: card.cpus for number, card in bound.cards.items() if card.cpus and kind is GpuKind.CUDA}
-    troubles = tuple(_troubles(bound, now_s))
+    troubles = (*limits, *_troubles(bound, now_s, bool(visible)))
     uuids = {number: each.uuid for number, (each, _) in bound.missing.items()}
     for trouble in troubles:
         which = f"GPU {trouble.gpu} {uuids.get(trouble.gpu, '')}".rstrip() + ": " if trouble.gpu is not None else ""
@@ -168,8 +175,8 @@ def no_driver(error: DriverFailed, now_s: float) -> Trouble:
     return Trouble(code=code, severity=Severity.NO_NEW_WORK, text=text, since_s=now_s)
 
 
-def _troubles(bound: numbers.Bound, now_s: float) -> Iterable[Trouble]:
-    if not bound.cards and not bound.missing:
+def _troubles(bound: numbers.Bound, now_s: float, limited: bool) -> Iterable[Trouble]:
+    if not bound.cards and not bound.missing and not limited:
         text = "the NVIDIA driver finds no GPU: `lspci -d 10de:` and `dmesg` say more"
         yield Trouble(code="no-gpu", severity=Severity.NO_NEW_WORK, text=text, since_s=now_s)
     for number, card in sorted(bound.cards.items()):

@@ -12,7 +12,7 @@ import psutil
 import pynvml
 from msgspec.structs import replace
 
-from ...protocol.texts import ranges
+from ...protocol.texts import gpu_count, ranges
 from . import interpreters
 from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, Interpreter, numbers
@@ -130,7 +130,7 @@ def driver(place: Place) -> Finding:
             f"not everybody may use {', '.join(closed)}: only jobs of accounts in the group can",
             "NVreg_DeviceFileMode=0666 for the module nvidia, or put people into the group",
         )
-    count = f", {len(gpus)} GPUs on the bus" if gpus else ""
+    count = f", {gpu_count(len(gpus))} on the bus" if gpus else ""
     return ok(f"NVIDIA {version[0] if version else 'driver'}{count}")
 
 
@@ -190,7 +190,7 @@ def nvml(place: Place) -> Finding:
     if on_bus > count:
         wrong.append(
             failure(
-                f"{on_bus} GPUs are on the bus, and the driver knows {count}",
+                f"{gpu_count(on_bus)} {'is' if on_bus == 1 else 'are'} on the bus, and the driver knows {count}",
                 "`dmesg`; restart this server; replace the GPU",
             )
         )
@@ -403,7 +403,8 @@ def nccl_variables(place: Place) -> Finding:
         if name == "NCCL_IB_DISABLE" and value == "1" and any((place.machine.sys / "class/infiniband").glob("*")):
             wrong.append(warning("NCCL_IB_DISABLE=1: the InfiniBand adapters are not used", f"take it out of {source}"))
         if name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
-            wrong.append(warning(f"{name}: the agent sets it for each worker", f"take it out of {source}"))
+            instead = "`visible_gpus` in the agent's configuration says which GPUs it offers"
+            wrong.append(warning(f"{name}: the agent sets it for each worker", f"take it out of {source}; {instead}"))
     ours = [name for name in given if name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_"))]
     return worst(wrong, ok(f"{', '.join(ours)}: nothing against that" if ours else "none are set"))
 

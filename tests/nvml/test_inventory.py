@@ -24,7 +24,9 @@ from pathlib import Path
 from elasticd.agent.topology import discover
 from elasticd.protocol.model import GpuKind
 here = Path(sys.argv[1])
-found = discover(here, 1.0, kind=GpuKind(sys.argv[2]), root=here / "sys")
+from elasticd.agent.visible import Visible
+visible = Visible.of(None, {"CUDA_VISIBLE_DEVICES": sys.argv[3]} if sys.argv[3:] else {})
+found = discover(here, 1.0, kind=GpuKind(sys.argv[2]), root=here / "sys", visible=visible)
 cpus = {str(gpu): cpus for gpu, cpus in found.cpus.items()}
 print(json.dumps(msgspec.to_builtins([found.gpus, found.troubles, found.wiring, cpus])))
 """
@@ -47,9 +49,9 @@ class Machine:
         self.say, self.directory, self._standin, self._kind = standin.say, directory, standin, kind
         sysfs.write(standin.file.read_text(), directory / "sys")
 
-    def look(self) -> Found:
-        """What an agent that starts now finds."""
-        return msgspec.convert(self._standin.run(LOOK, str(self.directory), self._kind), Found)
+    def look(self, *visible: str) -> Found:
+        """What an agent that starts now finds. `visible`: its CUDA_VISIBLE_DEVICES; none: it has no such variable."""
+        return msgspec.convert(self._standin.run(LOOK, str(self.directory), self._kind, *visible), Found)
 
 
 @pytest.fixture
@@ -94,6 +96,16 @@ def test_a_server_with_several_types_tells_each(machine: Make) -> None:
     gpus = machine("mixed").look().gpus
     assert [gpu.name.split()[0] for gpu in gpus] == ["V100-PCIE-32GB", "V100-PCIE-32GB", "RTX", "T4"]
     assert len({gpu.memory_bytes for gpu in gpus}) == 3
+
+
+def test_only_visible_gpus_are_offered_and_wired_whatever_is_wrong_with_the_others(machine: Make) -> None:
+    server = machine("a100", "gpu 5 error 15")
+    found = server.look("2,3")
+    assert [gpu.index for gpu in found.gpus] == [2, 3]
+    assert found.gpus[0].place.nvlinks == (3,)
+    assert found.troubles == ()
+    assert [trouble.code for trouble in server.look("").troubles] == ["none-visible"]
+    assert len(server.look().gpus) == 8
 
 
 def test_mig_instances_are_gpus_of_their_own_and_tell_their_parent(machine: Make) -> None:
