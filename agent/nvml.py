@@ -206,8 +206,8 @@ def _instances(whole: Card, handle: Any) -> list[Card]:
 def memory(handle: Any) -> tuple[int, int]:
     """How much memory a GPU has, and how much of it is used, in bytes; (0, 0): it does not tell.
 
-    GPUs that share the processor's memory (GB10, Jetson, some of Grace) have none of their own, and virtual GPUs may not tell. Any
-    other error is a fault. Raises NVMLError.
+    GPUs that share the processor's memory (GB10, Jetson, some of Grace) have none of their own, and virtual GPUs may not tell.
+    Any other error is a fault. Raises NVMLError.
     """
     try:
         found = pynvml.nvmlDeviceGetMemoryInfo(handle)

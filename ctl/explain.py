@@ -126,7 +126,7 @@ def _decision(page: _Page, job: JobView, why: Explanation) -> Iterator[str]:
         yield from page.part("policy", f"{why.policy}: {why.rule}")
     idle = f"{why.free_gpus} idle that it may use" if why.free_gpus else "none idle that it may use"
     jobs = f"{why.among_jobs} job{'s' if why.among_jobs != 1 else ''}"
-    divided = f"{why.policy} divides {why.divided_gpus} of {why.known_gpus} GPUs among {jobs}, and leaves {idle}"
+    divided = f"{why.policy} divides {why.divided_gpus} of {gpu_count(why.known_gpus)} among {jobs}, and leaves {idle}"
     needs = f"; it needs {why.least_gpus} to start" if not job.share_gpus else ""
     yield from page.part("GPUs", divided + needs)
     for taken in why.taken[:TAKEN]:
@@ -167,7 +167,7 @@ def _changes(page: _Page, shares: Sequence[ShareChange], now_s: float, everythin
     for at in range(first, len(shares)):
         before = shares[at - 1].share if at else 0
         change = shares[at]
-        how = f"{before} -> {change.share}" if before != change.share else f"{change.share} GPUs, others"
+        how = f"{before} -> {change.share}" if before != change.share else f"{gpu_count(change.share)}, others"
         text = f"{moment(change.time_s, now_s)}  {how:<8}  {change.reason or '-'}"
         yield from page.part("changes" if at == first else "", text)
 

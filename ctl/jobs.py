@@ -482,7 +482,7 @@ def _until_resized(
                 f"{view.job} cannot be scaled: it {render.printable(view.reason) or 'is a fixed gang'}"
             )
         if view.manual_share != wanted:
-            now = "given back to the policy" if view.manual_share is None else f"set to {view.manual_share} GPUs"
+            now = "given back to the policy" if view.manual_share is None else f"set to {gpu_count(view.manual_share)}"
             raise RequestRefused(f"{view.job} was {now} meanwhile")
         if view.generation >= order.generation and view.share_gpus == view.wanted_gpus:
             committed_at = committed_at or time.monotonic()
@@ -510,12 +510,12 @@ def profile(
     shared = of(context)
     within_s = limit_s(timeout)
     order = shared.ask(Profile(job=job), Profiling, DECIDED_WITHIN_S)
-    shares = ", ".join(map(str, order.shares))
+    shares = ", ".join([*map(str, order.shares[:-1]), *map(gpu_count, order.shares[-1:])])
     if no_wait:
-        _answer(as_json, {"job": order.job, "shares": list(order.shares)}, f"{order.job}: measuring with {shares} GPUs")
+        _answer(as_json, {"job": order.job, "shares": list(order.shares)}, f"{order.job}: measuring with {shares}")
         return
     if sys.stderr.isatty():
-        say(f"{order.job}: measuring with {shares} GPUs")
+        say(f"{order.job}: measuring with {shares}")
     waiting = Waiting(f"{order.job} to be measured", within_s)
     while (view := shared.job(order.job)).measuring_gpus is not None:
         waiting.pause(view.reason)

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ..protocol.messages import Ping, Pong, ServerState
+from ..protocol.texts import many
 from ..runtime import transport
 from ..runtime.config import load_yaml
 from ..runtime.directories import check_way, private_directory
@@ -216,7 +217,7 @@ def made(directory: Path) -> str:
     ]
     if cluster is not None and cluster.fleet is not None:
         where = f" under {cluster.fleet.checkpoints}" if cluster.fleet.checkpoints is not None else ""
-        parts.append(f"what lies on its {len(cluster.fleet.hosts)} hosts{where}")
+        parts.append(f"what lies on its {many(len(cluster.fleet.hosts), 'host')}{where}")
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -478,7 +479,7 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
             present = {str(view.server.server) for view in found if view.state is not ServerState.LOST}
     finally:
         client.close()
-    there = f"{here} of {cluster.servers} servers are there"
+    there = f"{here} of {many(cluster.servers, 'server')} {'is' if here == 1 else 'are'} there"
     late = f"not ready within {READY_WITHIN_S:.0f} s: {there}"
     if cluster.fleet is not None and present is not None:
         raise RequestRefused(f"{late}\n{fleets.silent(cluster.fleet, present)}")

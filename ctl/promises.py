@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..protocol.messages import CounterOffer, PromiseState, PromiseView
-from ..protocol.texts import gpu_count
+from ..protocol.texts import gpu_count, many
 from .tables import Cell
 from .words import printable, span
 
@@ -71,7 +71,7 @@ def offer_lines(offer: CounterOffer, now_s: float) -> list[str]:
             f"a deadline of {moment(offer.deadline_s, now_s)} (in {span(offer.deadline_s - now_s + 1)}) would hold"
         )
     if offer.steps is not None:
-        lines.append(f"this deadline would hold with at most {offer.steps:,} steps")
+        lines.append(f"this deadline would hold with at most {many(offer.steps, 'step')}")
     if offer.more_gpus is not None:
         lines.append(f"it would hold with {gpu_count(offer.more_gpus)} more in the cluster")
     if offer.consent:

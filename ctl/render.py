@@ -30,7 +30,7 @@ from ..protocol.messages import (
 )
 from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize
 from ..protocol.principals import LOCAL
-from ..protocol.texts import gpu_count, ranges
+from ..protocol.texts import RELEASED, gpu_count, ranges
 from .promises import deadline_line, slack
 from .tables import Cell, Column, Row, Table
 from .words import clock as clock
@@ -149,14 +149,22 @@ def length(job: JobView, known: JobLength) -> str:
 
 def outcome(job: JobView, gap: str = " ") -> str:
     """How it stands with a job, and why."""
-    return f"{job.job}{gap}{job.phase.value}" + (f": {printable(job.reason)}" if job.reason else "")
+    why = because(job)
+    return f"{job.job}{gap}{job.phase.value}" + (f": {printable(why)}" if why else "")
+
+
+def because(job: JobView) -> str:
+    """Its reason, to follow its phase: without the word for it, "by alice"."""
+    if job.phase is not JobPhase.CANCELLED:
+        return job.reason
+    return job.reason.removeprefix(job.phase.value).lstrip(" ,;:")
 
 
 def verdict(job: JobView) -> str:
     """How a job that is over has ended, and after how long."""
     ran = f" after {span((job.finished_s or job.submitted_s) - job.submitted_s)}"
     code = f" (exit code {job.exit_code})" if (job.exit_code or 0) > 0 and job.phase is JobPhase.FAILED else ""
-    how = f": {printable(job.reason)}" if job.reason else ""
+    how = f": {printable(because(job))}" if because(job) else ""
     if not how and job.step is not None and job.batch_samples:
         how = f": {job.step + 1} steps of {job.batch_samples} samples each"
     return f"{job.job} {job.phase.value}{ran}{code}{how}"
@@ -278,7 +286,7 @@ def _job_row(job: JobView, now_s: float) -> Row:
     )
     fixed = "fixed" if job.phase is JobPhase.RUNNING and not job.elastic else ""
     kept = f"does not grow: `elasticctl explain {job.job}` says why" if job.does_not_grow else ""
-    return Row(cells, _notes(kept or job.reason or metrics(job) or fixed))
+    return Row(cells, _notes(kept or because(job) or metrics(job) or fixed))
 
 
 SERVER_COLUMNS = (
@@ -434,7 +442,9 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
             f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} {w.phase.value:<9} pid {w.pid or '-'}{note(w)}"
             for w in job.workers
         ]
-    failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None)][-3:]
+    failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None) and worker.reason != RELEASED][
+        -3:
+    ]
     lines += [f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} ended     {printable(w.reason)}" for w in failed]
     if job.curve:
         lines.append("  throughput")

@@ -24,6 +24,7 @@ from ..protocol.messages import (
     UncordonServer,
 )
 from ..protocol.model import CordonKind, ServerId
+from ..protocol.texts import many
 from . import completion, render
 from .context import DECIDED_WITHIN_S, JSON, Context, agreed, of, print_json, say, show
 from .waiting import Waiting, limit_s
@@ -70,7 +71,8 @@ def adopt(context: typer.Context, server: Annotated[str, SERVER], as_json: Annot
     if as_json:
         print_json(render.plain(answer))
     elif answer.workers:
-        print(f"{server} is taken over: {answer.workers} workers there save their state and end")
+        end = "saves its state and ends" if answer.workers == 1 else "save their state and end"
+        print(f"{server} is taken over: {many(answer.workers, 'worker')} there {end}")
     else:
         print(f"{server} is taken over")
 

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
-from ..protocol.texts import gpu_count
+from ..protocol.texts import gpu_count, many
 from . import render
 from . import simulation_tables as tables
 from .context import console, say
@@ -227,7 +227,7 @@ def simulate(
     _write_rows(jobs, timeline, found)
     if plot is not None:
         gpus, count = setups[0].gpus, len(setups[0].assigned.workload)
-        _draw(plot, found[0][1], f"{trace.name}: {count} jobs on {gpus} GPUs", gpus)
+        _draw(plot, found[0][1], f"{trace.name}: {many(count, 'job')} on {gpu_count(gpus)}", gpus)
 
 
 # -- what is asked for

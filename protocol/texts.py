@@ -7,12 +7,18 @@ from itertools import groupby
 
 from .model import JobPhase
 
+RELEASED = "released: it was told to end"  # of a worker that its job needs no more
 LONGEST_REASON = 300  # characters, of why a share has changed
 
 
 def gpu_count(count: int) -> str:
     """ "1 GPU", "2 GPUs"."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def many(count: int, noun: str) -> str:
+    """ "1 worker", "2,000 workers"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def span(seconds: float) -> str:

@@ -25,11 +25,13 @@ jobs fail too, while it has run elsewhere, is believed: that is a server without
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 from ...protocol.exits import DISAGREED, DIVERGED, NO_CHECKPOINT, OTHER_CODE, UNLIKE
 from ...protocol.messages import EventKind
 from ...protocol.model import Fault, JobPhase, ServerId, WorkerId, WorkerPhase
+from ...protocol.texts import RELEASED
 from ...protocol.times import CUT_OFF_TIMEOUT_S
 from .. import accounting
 from ..cluster import Cluster
@@ -77,6 +79,8 @@ def worker_ended(
         reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
     if over or entry.stopping:
         fault = Fault.NONE if over else entry.fault or Fault.STOPPED
+        if exit_code == -signal.SIGTERM:
+            reason = RELEASED  # it was told to end so
     elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT, Fault.SERVER) and (
         why := _gpu_at_fault(cluster, job, entry, fault)
     ):

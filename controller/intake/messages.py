@@ -196,7 +196,9 @@ def _greet(cluster: Cluster, now: float, before: Session | None, session: Sessio
     if before is None or (before.server, before.agent) != (session.server, session.agent):
         cluster.record_server(session)
     if before is None:
-        cluster.tell(now, EventKind.SERVER_JOINED, None, f"server {name} joined with {len(session.server.gpus)} GPUs")
+        cluster.tell(
+            now, EventKind.SERVER_JOINED, None, f"server {name} joined with {gpu_count(len(session.server.gpus))}"
+        )
     elif not before.alive and not expected:
         cluster.tell(now, EventKind.SERVER_BACK, None, f"server {name} is back")
     if before is None or not before.alive or before.server != session.server:
@@ -561,7 +563,7 @@ def resize_text(resize: Resize) -> str:
     """A measured switch in one line, for people."""
     steps = f"median step {resize.median_step_s * 1000:.0f} ms, then {resize.median_step_after_s * 1000:.0f} ms"
     gap = f"longest gap {resize.longest_gap_s * 1000:.0f} ms ({steps})"
-    change = f"{resize.workers_before} -> {resize.workers_after} GPUs at step {resize.step}, {gap}"
+    change = f"{resize.workers_before} -> {gpu_count(resize.workers_after)} at step {resize.step}, {gap}"
     return f"went on after a loss: {change}" if resize.recovery else change
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ...protocol.model import GpuAddress
 from ...protocol.texts import gpu_count, over_words, ranges
 from ..cluster import Cluster
+from ..jobs.generations import ending
 from ..jobs.job import Job
 from .deciding import Decided
 from .snapshot import Snapshot
@@ -115,12 +116,17 @@ def why_gone(cluster: Cluster, gpu: GpuAddress) -> str:
         return bar.text
     if not cluster.fit(gpu.server):
         return cluster.health[gpu.server].reason
+    if (name := cluster.index.on_gpu(gpu)) is not None:
+        return f"a worker of {name} is still there"
     return "a process of no known job is there"
 
 
 def holder_of(cluster: Cluster, gpu: GpuAddress) -> Job | None:
-    """The job that no policy decides about, and that has this GPU."""
-    return next((job for job in cluster.rows.fixed.values() if gpu in job.own_gpus), None)
+    """The job that no policy decides about, and that has this GPU. One may have become such since the last decision."""
+    known = next((job for job in cluster.rows.fixed.values() if gpu in job.own_gpus), None)
+    name = cluster.index.on_gpu(gpu) if known is None else None
+    job = cluster.jobs.get(name) if name is not None else None
+    return job if job is not None and gpu in job.own_gpus and (job.gang or ending(job)) else known
 
 
 def _gpus(gpus: Iterable[GpuAddress]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...protocol.errors import RequestRefused
 from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobPhase
+from ...protocol.texts import gpu_count
 from ...scheduler.measuring import smaller_shares, unknown, worth_measuring
 from ...scheduler.packing import server_size
 from ...scheduler.pipeline import Decision
@@ -51,7 +52,9 @@ def profile_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
     shares = _on_the_way(job, _packed(cluster))
     if not shares:
         has, least = len(job.record.target), job.spec.gpus.min
-        raise RequestRefused(f"{job.id} has {has} GPUs and needs {least} at least: there is no half of them to measure")
+        raise RequestRefused(
+            f"{job.id} has {gpu_count(has)} and needs {least} at least: there is no half of them to measure"
+        )
     _measure_with(cluster, now, job, shares)
     return shares
 

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from ...protocol.messages import CounterOffer, EventKind, PromiseState, PromiseView
 from ...protocol.model import JobId, ServerId
-from ...protocol.texts import gpu_count, span
+from ...protocol.texts import gpu_count, many, span
 from ...scheduler.deadlines.keeping import Busy, Deadlines, Kept
 from ...scheduler.deadlines.promises import Promise, settle
 from ...scheduler.deadlines.table import Terms, situation, told_deadline_s
@@ -407,7 +407,7 @@ def _instead(now: float, offer: CounterOffer) -> Iterator[str]:
     if offer.deadline_s is not None:
         yield f"a deadline in {span(math.ceil(offer.deadline_s - now))}"
     if offer.steps is not None:
-        yield f"at most {offer.steps:,} steps"
+        yield f"at most {many(offer.steps, 'step')}"
     if offer.more_gpus is not None:
         yield f"{gpu_count(offer.more_gpus)} more in the cluster"
     if offer.consent:

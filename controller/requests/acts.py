@@ -302,7 +302,13 @@ def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Ans
         what = _fixed(job) or "its command has not called elastic.join() yet"
         raise RequestRefused(f"{job.id} cannot be measured: {what}")
     shares = profile_now(cluster, now, job)
-    cluster.audit(now, asked, "profile", job.id, f"measured with {', '.join(map(str, shares))} GPUs")
+    cluster.audit(
+        now,
+        asked,
+        "profile",
+        job.id,
+        f"measured with {', '.join([*map(str, shares[:-1]), *map(gpu_count, shares[-1:])])}",
+    )
     settle(cluster, now)
     return Profiling(job=job.id, shares=shares)
 

@@ -52,6 +52,7 @@ from ...protocol.messages import (
 )
 from ...protocol.model import ServerId
 from ...protocol.principals import Principal
+from ...protocol.texts import many
 from ...protocol.times import LOG_TIMEOUT_S
 from ..cluster import Cluster, PendingLog
 from ..events import ClientRequest
@@ -235,7 +236,7 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
 
 def _adopt(cluster: Cluster, now: float, asked: ClientRequest, server: ServerId) -> Answer:
     answer = adopt(cluster, now, server, by(asked.who))
-    cluster.audit(now, asked, "adopt server", server, f"taken over with {answer.workers} workers")
+    cluster.audit(now, asked, "adopt server", server, f"taken over with {many(answer.workers, 'worker')}")
     return answer
 
 

@@ -170,6 +170,7 @@ def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerI
     ]
     if len(there) != 1 or not there[0].loan or there[0].loan.startswith(RESERVATION):
         return
+    assert gpu is not None
     found = GpuAddress(server=name, index=gpu)
     give_back(cluster, now, there[0].loan, (found,))
     cluster.tell(now, EventKind.LOAN_ENDED, None, f"{found} of {there[0].loan} is used again{by(asked.who)}")

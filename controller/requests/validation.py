@@ -24,6 +24,7 @@ from ...protocol.limits import (
     MIN_STEPS_PER_S,
 )
 from ...protocol.model import JobSpec
+from ...protocol.texts import gpu_count
 
 MAX_NAME = 40
 MAX_USER = 256
@@ -107,7 +108,7 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     for share, rate in spec.throughput.items():
         if not usable_rate(share, rate):
             yield (
-                f"throughput: {rate} steps per second with {share} GPUs is not allowed: "
+                f"throughput: {rate} steps per second with {gpu_count(share)} is not allowed: "
                 f"{MIN_STEPS_PER_S:g} to {MAX_STEPS_PER_S:g}, with 1 to {MAX_GPUS} GPUs"
             )
     if spec.restarts is not None and not 0 <= spec.restarts <= MAX_RUN_AGAIN:

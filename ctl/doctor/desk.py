@@ -13,6 +13,7 @@ from ... import __version__
 from ...protocol.errors import UserError
 from ...protocol.messages import PROTOCOL_VERSION, VERSIONS_AHEAD, ServerState, ServerView
 from ...protocol.principals import Role
+from ...protocol.texts import many
 from ...runtime.keys import KeyFile
 from .. import record
 from ..render import span
@@ -135,7 +136,7 @@ def controller(place: Place) -> Finding:
     pong = place.reach.pong
     assert pong is not None
     text = (
-        f"cluster {pong.cluster} answers within {short(place.reach.round_trip_s)}; {pong.servers} servers, "
+        f"cluster {pong.cluster} answers within {short(place.reach.round_trip_s)}; {many(pong.servers, 'server')}, "
         f"policy {pong.policy}"
     )
     if not others:

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from elasticd.controller.intake.ends import worker_ended
+from elasticd.controller.reconcile.causes import why_gone
 from elasticd.protocol.messages import (
     Cancel,
     CordonServer,
@@ -30,6 +32,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import (
     CordonKind,
     Deadline,
+    Fault,
     Gpu,
     GpuRange,
     JobPhase,
@@ -39,6 +42,7 @@ from elasticd.protocol.model import (
     Trouble,
 )
 from elasticd.protocol.principals import LOCAL_OPERATOR, Principal, Role
+from elasticd.protocol.texts import RELEASED
 from elasticd.scheduler.quotas.terms import Quota, Quotas
 from elasticd.scheduler.scheduler import Stages
 
@@ -504,3 +508,20 @@ def test_a_job_that_starts_is_not_yet_called_a_gang() -> None:
     assert explained(world, job).reasons == ("its workers are starting",)
     world.pass_time(100.0)
     assert "has not called elastic.join(): runs as a fixed gang of 2 GPUs" in explained(world, job).reasons
+
+
+def test_a_gpu_of_a_gang_that_has_just_become_one_is_not_of_a_process_that_nobody_knows() -> None:
+    world = World({"s1": 2})
+    gang = world.submit(job_spec("gang", 1, 1, restarts=0))
+    world.machine.cluster.rows.gangs.clear()  # as before the next decision catches up
+    assert why_gone(world.machine.cluster, gang.record.target[0]) == f"{gang.id} has it, a gang of fixed size"
+
+
+def test_a_worker_that_was_told_to_end_is_released_and_not_killed() -> None:
+    world = World({"s1": 2})
+    job, cluster = started(world, job_spec("first", 1, 2)), world.machine.cluster
+    told, killed = (entry.worker for entry in job.record.workers)
+    job.update_worker(told, stopping=True)
+    for worker in (told, killed):
+        worker_ended(cluster, world.now, job, job.worker(worker), -15, "killed by SIGTERM", None, Fault.KILLED)
+    assert [entry.reason for entry in job.record.past] == [RELEASED, "killed by SIGTERM"]

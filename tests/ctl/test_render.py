@@ -177,3 +177,12 @@ def test_a_job_in_full_says_where_its_length_comes_from_and_how_wrong_it_was(
     fields: dict[str, Any], length: dict[str, Any], told: str
 ) -> None:
     assert f"  length           {told}" in render.job_lines(view(1, length=length, **fields), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("cancelled", "cancelled"), ("cancelled by alice", "cancelled: by alice"), ("", "cancelled")]
+)
+def test_a_job_that_was_cancelled_is_not_told_so_twice(reason: str, told: str) -> None:
+    job = view(1, phase="cancelled", reason=reason, finished_s=5.0)
+    assert render.outcome(job) == f"digits-1 {told}"
+    assert render.verdict(job) == f"digits-1 cancelled after 5s{told.removeprefix('cancelled')}"

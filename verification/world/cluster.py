@@ -14,6 +14,7 @@ from elasticd.protocol.times import START_PATIENCE_S
 from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.worker.membership.machine import MAX_EARLY
 
+from . import words
 from .agent import Agent
 from .bookkeeper import Bookkeeper
 from .controller import Controller
@@ -133,6 +134,7 @@ class World:
         cluster = self.controller.machine.cluster
         if running and not cluster.awaited:
             self.oracle.deadlines(self.controller.now, cluster.jobs.values())
+            words.look(cluster, self.controller.now)
         for agent in self.agents:
             if agent.state is State.RUNNING:
                 self.oracle.start_hangs(agent.name, agent.hanging(HANGING_S), agent.sizes["starts that hang"])

@@ -62,6 +62,8 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
         world.users.set_policy(number, fault.who)
     elif kind is Kind.DRAIN:
         world.users.drain(number, agent.gpu(fault.who // 8 % len(agent.server.gpus)), fault.who, for_s)
+    elif kind is Kind.LEND:
+        world.users.lend(number, fault.who, for_s)
     elif kind is Kind.REMOVE:
         world.users.remove(number, agent, for_s)
     elif kind is Kind.CORDON:

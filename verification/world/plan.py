@@ -153,6 +153,7 @@ class Kind(enum.Enum):
     LYING_TROUBLES = "let the agent of server tell of troubles of GPUs that are not there"
     CORDON = "let an operator cordon a GPU of server"
     DRAIN = "let an operator drain server"
+    LEND = "let an operator lend GPUs"
     REMOVE = "let an operator remove server"
     CUT_DATA = "let no data, but messages, get from server to the others and back"
     STRANGER = "let a stranger speak to the controller"
@@ -283,6 +284,7 @@ WITH_DEADLINES = (
     24,
     2 * FOCUS_OF,
 )  # the remainder, and what seeds are divided by: every other history of a plain remainder
+WITH_LOANS, LOANS = (20, 23), 6  # seeds of histories with loans and priorities besides, and how many loans
 WITH_NEWCOMERS = (25, 2 * FOCUS_OF)  # likewise
 KEEP_DEADLINES = ("max-min", "optimus", "afs-l", "afs-p", "elastic", "elasticflow")
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
@@ -545,7 +547,7 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         policy = random.Random(f"{seed}/deadlines").choice(KEEP_DEADLINES)
     if focus in (Focus.LINES, Focus.RESIZES):
         weather = replace(weather, late=BAD_LINES, copies=BAD_LINES)
-    faults = (
+    faults: Iterable[Fault] = (
         _fault(random.Random(f"{seed}/fault/{i}"), drawn, moment_of, bursts, shape)
         for i in range(count * (1 if focus is None and not resizes else RESIZES_FAULTS))
     )
@@ -566,6 +568,11 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         jobs = (_with_deadline(random.Random(f"{seed}/deadline/{i}"), job) for i, job in enumerate(jobs))
     elif focus is Focus.GANGS:
         jobs = (_command(random.Random(f"{seed}/command/{i}"), job, gpus) for i, job in enumerate(jobs))
+    jobs = list(jobs)
+    if count > 0 and shape.focus and seed % WITH_LOANS[1] == WITH_LOANS[0]:
+        lending = random.Random(f"{seed}/loans")
+        faults = (*faults, *(_loan(lending, shape) for _ in range(LOANS)))
+        jobs = [_with_priority(lending, job) for job in jobs]
     types: tuple[str, ...] = ()
     if shape.mixed and seed % FOCUS_OF in MIXED:
         types = _types(random.Random(f"{seed}/types"), shape.servers)
@@ -689,6 +696,16 @@ def _with_deadline(chance: random.Random, job: JobPlan) -> JobPlan:
     if told and job.script.step_s > 0 and not job.spec.throughput:
         changes["throughput"] = {gpus: gpus / job.script.step_s for gpus in (1, 2, 4, 8)}
     return replace(job, spec=msgspec.structs.replace(job.spec, **changes))
+
+
+def _loan(chance: random.Random, shape: Shape) -> Fault:
+    """An operator lends some GPUs."""
+    at, for_s = round(chance.uniform(5, shape.storm_s), 3), round(chance.uniform(20, 150), 1)
+    return Fault(at, Kind.LEND, chance.randrange(1000), for_s)
+
+
+def _with_priority(chance: random.Random, job: JobPlan) -> JobPlan:
+    return replace(job, spec=msgspec.structs.replace(job.spec, priority=chance.choice((-10, 0, 0, 10))))
 
 
 def _with_newcomers(chance: random.Random, job: JobPlan) -> JobPlan:

@@ -14,6 +14,7 @@ from elasticd.protocol.messages import (
     Cancel,
     CordonServer,
     Envelope,
+    LendGpus,
     Refused,
     RemoveServer,
     Reply,
@@ -100,6 +101,10 @@ class Users(Process):
         self.ask(f"drain-{number}", CordonServer(server=gpu.server, gpu=index, reason="a new disk", kind=kind))
         back = UncordonServer(server=gpu.server, gpu=index, trust=False)
         self._world.after(for_s, self.ask, f"undrain-{number}", back)
+
+    def lend(self, number: int, who: int, for_s: float) -> None:
+        """An operator lends some GPUs for so long, whatever has been promised; it may be refused."""
+        self.ask(f"lend-{number}", LendGpus(gpus=1 + who % 4, for_s=for_s, reason="for serving", force=True))
 
     def remove(self, number: int, agent: Agent, for_s: float) -> None:
         """An operator removes a server, if nothing runs there; its agent is started again after a while."""

@@ -1,0 +1,260 @@
+"""Every number in the reason of a job that waits is counted once more, from servers, loans and jobs.
+
+The scheduler is asked about the cluster as it is, as for `elasticctl explain`, and all that it would tell of each waiting job is
+taken to pieces. A sentence with a number that no rule here knows is a fault, too: nobody would count it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticd.controller.jobs.job import Job
+from elasticd.controller.reconcile.supposing import outcome
+from elasticd.controller.reconcile.weighing import Outcome
+from elasticd.protocol.model import GpuAddress
+
+from .violation import Violation
+
+if TYPE_CHECKING:
+    from elasticd.controller.cluster import Cluster
+
+TRUE_WORDS = "every number in a reason is true"
+_NAMES = re.compile(r"\b(?:job\w*|[a-z]+)-\d+\b|\bs\d+(?::[\d, -]+)?")  # of jobs, servers and their GPUs
+_USES = (
+    r"belongs? to jobs that cannot be resized",
+    r"(?:is|are) lent",
+    r"(?:is|are) reserved by the policy file",
+    r"takes? no new work",
+    r"(?:has a job that is|have jobs that are) not known",
+)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What there is, counted from the controller's records, and what would be decided. `uses`: GPUs of servers that are there
+    and that no policy divides, by why that is."""
+
+    decided: Outcome
+    everything: int
+    in_view: int
+    lost: int
+    uses: tuple[int, ...]  # as `_USES`
+
+    @classmethod
+    def of(cls, cluster: Cluster, decided: Outcome) -> Counted:
+        """As it is now."""
+        sessions = cluster.sessions.values()
+        there = {
+            GpuAddress(server=one.server.server, index=gpu.index)
+            for one in sessions
+            if one.alive
+            for gpu in one.server.gpus
+        }
+        divided = set(decided.seen.gpus)
+        rest = there - divided
+        jobs = [job for job in cluster.index.live.values() if job.id not in decided.seen.rows]
+        fixed = rest & {gpu for job in jobs for gpu in job.own_gpus}
+        unknown = (rest - fixed) & {
+            GpuAddress(server=one.server.server, index=index)
+            for one in sessions
+            for local in one.unknown.values()
+            for index in local.all_gpus
+        }
+        loans: dict[bool, set[GpuAddress]] = {True: set(), False: set()}
+        for server, record in cluster.overruled.items():
+            for cordon in record.cordons:
+                if cordon.loan and cordon.gpu is not None:
+                    gpu = GpuAddress(server=server, index=cordon.gpu)
+                    loans[cordon.loan.startswith("reservation-")].add(gpu)
+        reserved = (rest - fixed - unknown) & loans[True]
+        lent = (rest - fixed - unknown - reserved) & loans[False]
+        barred = rest - fixed - unknown - reserved - lent
+        lost = sum(len(one.server.gpus) for one in sessions if not one.alive)
+        uses = tuple(map(len, (fixed, lent, reserved, barred, unknown)))
+        return cls(decided, len(there) + lost, len(divided), lost, uses)
+
+    def shares(self) -> Mapping[int, int]:
+        """By row of the jobs that would get some, before anybody is kept off GPUs that take no new work."""
+        given = self.decided.found.divided.shares.tolist()
+        return {row: share for row, share in enumerate(given) if share}
+
+    def left(self, row: int, what: str, mask: int | None) -> int:
+        """GPUs that are not taken, in the sense of `what`; of those in `mask`, if the job may use no others."""
+        found, view = self.decided.found.divided, self.decided.seen.view
+        size = self.in_view if mask is None else mask.bit_count()
+        placed = {
+            other: gpus if mask is None else gpus & mask
+            for other, gpus in (view.placements if what.startswith("free, and") else found.placements).items()
+        }
+        if "minimums" not in what:
+            return size - sum(gpus.bit_count() for gpus in placed.values())
+        return size - sum(self._minimum(other, gpus) for other, gpus in placed.items() if self._before(other, row))
+
+    def _minimum(self, row: int, gpus: int) -> int:
+        by_hand = row in self.decided.seen.view.manual_shares
+        return gpus.bit_count() if by_hand else min(self._job(row).spec.gpus.min, gpus.bit_count())
+
+    def _before(self, other: int, row: int) -> bool:
+        if other in self.decided.seen.view.manual_shares:
+            return True
+        mine, theirs = self._job(row), self._job(other)
+        return (-theirs.spec.priority, other) < (-mine.spec.priority, row)
+
+    def _job(self, row: int) -> Job:
+        return self.decided.seen.jobs[row]
+
+
+def look(cluster: Cluster, now: float) -> None:
+    """Look at all that each waiting job would be told now. Raises Violation."""
+    decided = outcome(cluster, now)
+    if decided is None:
+        return
+    counted = Counted.of(cluster, decided)
+    for row, job in enumerate(decided.seen.jobs):
+        if decided.found.decision.shares[row]:
+            continue
+        for text in decided.found.every(row):
+            for part in text.split("; "):
+                _check(counted, row, job, part, text)
+
+
+def _check(counted: Counted, row: int, job: Job, part: str, text: str) -> None:
+    """Raises Violation if there is a number in it that is wrong, or that no rule counts."""
+    bare = _NAMES.sub("NAME", part)
+    if not re.search(r"\d", bare):
+        return
+    for pattern, rule in _RULES:
+        if (found := pattern.fullmatch(bare)) is not None:
+            if wrong := rule(counted, row, found):
+                raise Violation(TRUE_WORDS, f"{job.id} is told {text!r}: {wrong}")
+            return
+    raise Violation(TRUE_WORDS, f"{job.id} is told {text!r}: nobody counts {bare!r}")
+
+
+def _waits(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "waits for 4 GPUs: 3 of 4 left by the minimums of earlier jobs"."""
+    wanted, left, size, what = int(found[1]), int(found[2]), int(found[3]), found[4]
+    if not left < wanted <= size:
+        return f"{left} of {size} are enough, or it could never have {wanted}"
+    limit = counted.decided.seen.view.limit(row)
+    options = limit.options if limit is not None else (None,)
+    right = {(counted.left(row, what, mask), counted.in_view if mask is None else mask.bit_count()) for mask in options}
+    return "" if (left, size) in right else f"there are {sorted(right)}"
+
+
+def _turn(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "waits for its turn: the policy leaves 2 of 4 idle"."""
+    limit = counted.decided.seen.view.limit(row)
+    options = limit.options if limit is not None else (None,)
+    right = {counted.left(row, "", mask) for mask in options}
+    return "" if int(found[1]) in right else f"there are {sorted(right)}"
+
+
+def _uses(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "waits for 1 GPU: 1 of 4 belongs to jobs that cannot be resized, and 3 are lent"."""
+    limit = counted.decided.seen.view.limit(row)
+    exact = limit is None or (not limit.demand.types and not limit.demand.memory_bytes and not limit.demand.began_on)
+    names = {sort.name for server in counted.decided.seen.view.known for sort in server.sorts}
+    exact = exact and len(names) <= 1 and (limit is None or not limit.demand.per_server)
+    for count, size, words in re.findall(rf"(\d+)(?: of (\d+))? ({'|'.join(_USES)})", found[2]):
+        at = next(number for number, use in enumerate(_USES) if re.fullmatch(use, words))
+        there = counted.uses[at]
+        if int(count) > there or (exact and int(count) != there):
+            return f"{there} {words}"
+        if size and (int(size) > counted.everything or (exact and int(size) != counted.everything)):
+            return f"the cluster has {counted.everything}"
+    return ""
+
+
+def _too_small(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "asks for at least 8 GPUs, the cluster has 4"."""
+    limit, has = counted.decided.seen.view.limit(row), int(found[2])
+    if has >= int(found[1]):
+        return "that is enough"
+    right = has <= counted.everything if limit is not None else has == counted.everything
+    return "" if right else f"the cluster has {counted.everything}"
+
+
+def _there(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "waits for 4 GPUs: 2 of 4 are there, s1 is lost"."""
+    there, size = int(found[1]), int(found[2])
+    if counted.decided.seen.view.limit(row) is not None:
+        right = there <= counted.in_view and size <= counted.in_view + counted.lost
+    else:
+        right = (there, size) == (counted.in_view, counted.in_view + counted.lost)
+    return "" if right else f"{counted.in_view} are there, {counted.lost} are lost"
+
+
+def _beside_hand(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "asks for at least 4 GPUs, 2 of 4 are left: NAME has 2 GPUs by hand"."""
+    by_hand = sum(counted.shares().get(other, 0) for other in counted.decided.seen.view.manual_shares)
+    right = counted.in_view - by_hand, counted.in_view
+    return "" if (int(found[2]), int(found[3])) == right else f"there are {right}"
+
+
+def _by_hand(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "NAME has 2 GPUs by hand"."""
+    shares = {counted.shares().get(other, 0) for other in counted.decided.seen.view.manual_shares}
+    wrong = [count for count in map(int, re.findall(r"has (\d+) GPU", found[0])) if count not in shares]
+    return f"by hand there are {sorted(shares)}" if wrong else ""
+
+
+def _set(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "set to 4 GPUs by hand, 0 of 4 could be had"."""
+    wanted = counted.decided.seen.view.manual_shares.get(row)
+    right = wanted, counted.shares().get(row, 0), counted.in_view
+    return "" if tuple(map(int, found.groups())) == right else f"there are {right}"
+
+
+def _limited(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "waits for 2 A100: 1 of 4 is free", "waits for 2 A100: all 4 are in use"."""
+    limit = counted.decided.seen.view.limit(row)
+    if limit is None:
+        return "it may use all"
+    free, size = (0, int(found[3])) if found[3] else (int(found[1]), int(found[2]))
+    frees = {counted.left(row, "", mask) for mask in limit.options}
+    sizes = {mask.bit_count() for mask in limit.options}
+    return "" if free in frees and size in sizes else f"free are {sorted(frees)} of {sorted(sizes)}"
+
+
+def _held(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "waits for 4 GPUs: 2 held for it, 2 in use by jobs that keep them"."""
+    reservation = counted.decided.seen.view.reservation
+    if reservation is None:
+        return "there is no reservation"
+    numbers = [int(number) for number in found.groups() if number]
+    right = [reservation.gpus, reservation.got, reservation.gpus - reservation.got][: len(numbers)]
+    return "" if numbers == right and reservation.got <= counted.in_view else f"there are {right}"
+
+
+def _as_it_is(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """Times, and what the policy gave before a later stage."""
+    return ""
+
+
+Rule = Callable[[Counted, int, re.Match[str]], str]  # why it is wrong; "": it is right
+_ASKS = r"(?:asks for at least|is given all or none of)"
+_SAYS: tuple[tuple[str, Rule], ...] = (
+    (r"waits for (\d+) GPUs?: (\d+) of (\d+) (left by .*|free|free, and if .*|not needed for .*)", _waits),
+    (r"waits for its turn: the policy leaves (\d+) of \d+ idle", _turn),
+    (rf"waits for ([^:]*): (\d+ of \d+ (?:{'|'.join(_USES)}).*)", _uses),
+    (r"waits for [^:]*: (?:[A-Za-z ]+) leave \d+ of \d+.*", _as_it_is),  # together on a server: not a plain count
+    (rf"{_ASKS} (\d+) [^:]*, (?:the cluster has|there are) (\d+).*", _too_small),
+    (r"waits for [^:]*: (\d+) of (\d+) are there, .*", _there),
+    (r"waits for [^:]*: \d+ of \d+ may be used by it.*", _as_it_is),
+    (rf"{_ASKS} (\d+) GPUs?, (\d+) of (\d+) are left: .*", _beside_hand),
+    (r"(?:NAME has \d+ GPUs? by hand(?:, )?)+(?:\d+ more have some)?", _by_hand),
+    (r"set to (\d+) GPUs? by hand, (\d+) of (\d+) could be had", _set),
+    (r"waits for [^:]*: (?:(\d+) of (\d+) (?:is|are) free|all (\d+) are in use)", _limited),
+    (r"waits for (\d+) GPUs?: (\d+) held for it(?:, (\d+) in use by jobs that keep them)?", _held),
+    (r"GPUs are being held for NAME, which waits for (\d+) GPUs? and has (\d+) of them so far", _held),
+    (r"waits for [^:]*: \d+ servers? (?:has|have) \d+ free, and it needs \d+", _as_it_is),
+    (r"\d+ [A-Za-z0-9 -]+ (?:is|are) free", _as_it_is),
+    (r"\d+ GPUs? in place of \d+, so that no two jobs share a server's network", _as_it_is),
+    (r"it began on .*, and stays on that type", _as_it_is),
+    (r".*(?:deadline|in \d+|at the soonest|next try).*", _as_it_is),
+)
+_RULES = tuple((re.compile(pattern), rule) for pattern, rule in _SAYS)
