@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Iterable
 
-from ..protocol.messages import EventKind, Refused
+from ..protocol.messages import EventKind, LogPiece, Refused
 from ..scheduler.scheduler import Scheduler
 from .cluster import Cluster, Settings
 from .events import (
@@ -105,6 +105,18 @@ class ControllerMachine:
         if not self._cluster.awaited or isinstance(event, TimePassed):  # servers that wait to be taken in come first
             keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
+
+    def look(self, event: Event) -> list[Action]:
+        """Answer somebody who only looks, or with a piece of a log, as at the last event: no time passes for this machine any
+        more (`looking`)."""
+        match event:
+            case AgentMessage(server, LogPiece() as message, agent):
+                on_agent_message(self._cluster, self._now, server, message, agent)
+            case ClientRequest():
+                on_request(self._cluster, self._now, event)
+            case Fetched(ClientRequest() as asked, records):
+                on_request(self._cluster, self._now, asked, records)
+        return self._cluster.take_effects(self._now)
 
     def next_deadline(self) -> float | None:
         """When `TimePassed` is wanted (Unix time, s)."""

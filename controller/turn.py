@@ -8,7 +8,8 @@ is recorded in pieces of whole events, and nothing is sent before its own piece 
 
 A commit may fail: the disk is full, the database is locked, the device fails. Then the machine knows what the store does not,
 and is thrown away with everything that it wanted to send. Agents and workers go on by themselves, as they do without a
-controller. Requests are refused, with the reason, so that nobody takes them for recorded. Once a second it is tried whether the
+controller. Requests are refused, with the reason, so that nobody takes them for recorded; who only looks is answered from memory
+(`looking`). Once a second it is tried whether the
 store can be written; as soon as it can, a new machine is made from what the store holds, as after a crash.
 
 Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: they
@@ -24,11 +25,15 @@ said, and nothing more is taken in: who runs the turn has to find out who reigns
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from msgspec.structs import replace as replace_in
+
 from ..protocol.messages import Refused, Reply
+from ..protocol.texts import span
 from ..protocol.times import STORE_RETRY_S
+from . import looking
 from .events import (
     Action,
     AgentMessage,
@@ -73,12 +78,16 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class _Away:
-    """The store cannot be written since then, for this reason; `size` bytes could not be, and it is tried again at `probe_s`."""
+    """The store cannot be written since then, for this reason; `size` bytes could not be, and it is tried again at `probe_s`.
+
+    `memory`: the last machine knows what is recorded, and nothing else, as far as it is asked.
+    """
 
     since_s: float
     reason: str
     size: int
     probe_s: float
+    memory: bool = False
 
 
 class Turn:
@@ -152,14 +161,18 @@ class Turn:
         changed = changes_of(actions)
         if not self._piece.takes(changed):
             self._commit(now)
-            if self._away is not None and isinstance(event, ClientRequest):
-                self._known -= {event.name}  # that answer is thrown away
+            if self._away is not None:
+                self._away = replace(self._away, memory=False)  # the machine knows what this event has changed
+                if isinstance(event, ClientRequest):
+                    self._known -= {event.name}  # that answer is thrown away
         if isinstance(event, ClockSet):
             self._set_s += event.by_s
         if self._away is not None:  # what the machine has made of this event is thrown away with it
             if isinstance(event, ClientRequest):
-                self._refuse(event, self._away)
-            return  # agents repeat what matters
+                self._refuse(event, self._away, now)
+            elif self._away.memory:  # a piece of a log; agents repeat what else matters
+                self._outbox += looking.answers(self._machine, event, self._read)
+            return
         if isinstance(event, ClientRequest):
             self._asked.append(event)
             if event.name in self._doubted:
@@ -289,7 +302,8 @@ class Turn:
     ) -> None:
         """Nothing of this piece is said. Its requests are refused, or kept until their outcome is known."""
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
-        self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S)
+        memory = looking.as_recorded(self._machine.cluster, self._store, writes)
+        self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S, memory)
         acts = [action for action in self._outbox if isinstance(action, Audit)] if error.outcome_unknown else []
         self._outbox = [Warn(f"nothing can be recorded any more: {error}; requests are refused, training goes on")]
         self._outbox += acts
@@ -297,7 +311,7 @@ class Turn:
         for event in asked:
             if error.outcome_unknown and changes(event.envelope.request):
                 self._doubt(event)
-            self._refuse(event, away)
+            self._refuse(event, away, now)
         self._known = frozenset(name for name, _ in self._machine.cluster.answers.items()) - {
             event.name for event in asked
         }
@@ -308,13 +322,30 @@ class Turn:
         while len(self._doubted) > MOST_DOUBTED:
             del self._doubted[next(iter(self._doubted))]
 
-    def _refuse(self, event: ClientRequest, away: _Away) -> None:
+    def _refuse(self, event: ClientRequest, away: _Away, now: float) -> None:
         if event.name in self._doubted or event.name in self._known:
             self._doubt(event)
             self._unsettled[event.name] = event
             return
+        if away.memory and self._answer_from_memory(event, away, now):
+            return
         reason = f"the controller cannot record anything: {away.reason}; training goes on"
         self._outbox.append(ReplyClient(event.client, Reply(id=event.envelope.id, answer=Refused(reason=reason))))
+
+    def _answer_from_memory(self, event: ClientRequest, away: _Away, now: float) -> bool:
+        """Answer somebody who only looks. False: this request is none that does, or the archive cannot be read."""
+        if not looking.only_looks(event.envelope.request):
+            return False
+        try:
+            actions = looking.answers(self._machine, event, self._read)
+        except StoreUnavailable:
+            return False
+        note = f"as it was {span(now - away.since_s)} ago: nothing can be recorded since then ({away.reason}); training goes on"
+        for action in actions:
+            if isinstance(action, ReplyClient):
+                action = replace(action, reply=replace_in(action.reply, note=note))
+            self._outbox.append(action)
+        return True
 
     def _return(self, now: float, away: _Away) -> None:
         """Try the store. If it can be written, go on with a new machine."""
@@ -322,7 +353,7 @@ class Turn:
             self._store.probe(away.size)
             self._machine = self._recovered(now)
         except StoreUnavailable as error:
-            self._away = _Away(away.since_s, str(error), away.size, now + STORE_RETRY_S)
+            self._away = _Away(away.since_s, str(error), away.size, now + STORE_RETRY_S, away.memory)
             return
         self._away = None
         if (set_s := self._set_s) != 0:

@@ -4,6 +4,7 @@ the time is up."""
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class Client:
         self._codec: Codec[Reply] = Codec(Reply)
         self._poller = zmq.Poller()
         self._lines: list[_Line] = []
+        self._noted = False
         try:
             for each in self._addresses(address):
                 self._lines.append(self._connected(each))
@@ -153,7 +155,7 @@ class Client:
             transport.send(self._lines[self._present].socket, data)
             reply = self._receive(envelope.id, min(ENDPOINT_SILENCE_S, left_s))
             if reply is not None:
-                return accepted(reply.answer)
+                return self._taken(reply)
             line = self._lines[self._present]
             if line.refused and all(each.refused for each in self._lines):
                 break
@@ -163,8 +165,15 @@ class Client:
                 pause_s = min(ENDPOINT_SILENCE_S, FIRST_PAUSE_S * 2 ** min(referred, 10))
                 reply = self._receive(envelope.id, min(pause_s, max(0.0, deadline - time.monotonic())), nobody=True)
                 if reply is not None:
-                    return accepted(reply.answer)
+                    return self._taken(reply)
         raise self._failure(timeout_s)
+
+    def _taken(self, reply: Reply) -> Answer:
+        """The answer; what is to be known of it is said once, on stderr. Raises NotAllowed, UserError, RequestRefused."""
+        if reply.note and not self._noted:
+            self._noted = True
+            print(f"elasticctl: {reply.note}", file=sys.stderr)
+        return accepted(reply.answer)
 
     def _failure(self, timeout_s: float) -> ElasticError:
         """Why there is no answer."""

@@ -259,3 +259,4 @@ Answer = (
 class Reply(Message, frozen=True, kw_only=True):
     id: str
     answer: Answer
+    note: str = ""  # what is to be known of the answer, for people: how old it is

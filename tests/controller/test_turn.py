@@ -26,20 +26,30 @@ from elasticd.protocol.messages import (
     Cancelled,
     Envelope,
     EventKind,
+    Events,
+    GetEvents,
+    GetJob,
     GetJobs,
+    GetLog,
+    GetServers,
+    JobFound,
     Jobs,
+    Log,
+    LogPiece,
     Order,
     Ping,
     Pong,
+    ReadLog,
     Refused,
     Request,
     Scale,
     Scaled,
+    Servers,
     StartWorker,
     Submit,
     Submitted,
 )
-from elasticd.protocol.model import Gpu, GpuKind, Server, ServerId
+from elasticd.protocol.model import Gpu, GpuKind, JobPhase, Server, ServerId, WorkerId
 from elasticd.scheduler.scheduler import load_scheduler
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -126,10 +136,74 @@ def test_a_turn_that_cannot_be_recorded_says_nothing_and_refuses_with_the_reason
         assert "cannot record anything" in answer.reason
         assert "disk is full" in answer.reason
     assert set(driven.answers(actions)) == {"r1", "r2"}
-    later = driven.ask(GetJobs(), "r3")
+    later = driven.ask(Submit(spec=job_spec("later")), "r3")
     assert isinstance(later, Refused)
     assert "training goes on" in later.reason
     assert driven.turn.trouble == str(FULL)
+
+
+def test_who_only_looks_is_answered_from_memory_while_nothing_can_be_recorded() -> None:
+    driven = Driven()
+    driven.ask(Submit(spec=job_spec("first", high=2)), "r1")
+    events = len(driven.kinds())
+    driven.store.fail = FULL
+    assert isinstance(driven.ask(Submit(spec=job_spec("second")), "r2"), Refused)
+    assert isinstance(driven.ask(Cancel(job="first-1"), "r3"), Refused)
+    found = driven.ask(GetJobs(), "r4")
+    assert isinstance(found, Jobs)
+    assert [(view.job, view.phase) for view in found.jobs] == [("first-1", JobPhase.STARTING)], "the second is refused"
+    told = driven.ask(GetEvents(), "r5")
+    assert isinstance(told, Events)
+    assert len(told.events) == events, "what is not recorded has not happened"
+    servers = driven.ask(GetServers(), "r6")
+    assert isinstance(servers, Servers)
+    assert [view.server.server for view in servers.servers] == [S1]
+    driven.now += 30.0
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r7", request=GetJob(job="first-1"))))
+    (reply,) = [action.reply for action in driven.turn.finish(driven.now) if isinstance(action, ReplyClient)]
+    assert isinstance(reply.answer, JobFound)
+    assert reply.note.startswith(
+        "as it was 30s ago: nothing can be recorded since then (cluster.db: database or disk is full)"
+    )
+    driven.store.fail = None
+    driven.finish(after_s=1.0)
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r8", request=GetJobs())))
+    (reply,) = [action.reply for action in driven.turn.finish(driven.now) if isinstance(action, ReplyClient)]
+    assert reply.note == ""
+
+
+def test_a_cancellation_that_could_not_be_recorded_is_not_shown() -> None:
+    driven = Driven()
+    driven.ask(Submit(spec=job_spec("first", high=2)), "r1")
+    driven.store.fail = FULL
+    assert isinstance(driven.ask(Cancel(job="first-1"), "r2"), Refused)
+    found = driven.ask(GetJob(job="first-1"), "r3")
+    assert isinstance(found, JobFound)
+    assert found.job.phase is JobPhase.STARTING
+
+
+def test_a_log_is_read_while_nothing_can_be_recorded() -> None:
+    driven = Driven()
+    driven.ask(Submit(spec=job_spec("first", high=2)), "r1")
+    driven.store.fail = FULL
+    driven.ask(Submit(spec=job_spec("second")), "r2")
+    worker = WorkerId("first-1.0")
+    request = GetLog(job="first-1", worker=worker, offset=0, limit=100)
+    driven.turn.take(driven.now, ClientRequest(b"client", Envelope(id="r3", request=request)))
+    (asked,) = [message for message in sent(driven.finish()) if isinstance(message, ReadLog)]
+    piece = LogPiece(request=asked.request, data=b"line", next_offset=4, end=True)
+    driven.turn.take(driven.now, AgentMessage(S1, piece))
+    assert driven.answers(driven.finish()) == {"r3": Log(data=b"line", next_offset=4, end=True)}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_where_the_outcome_is_unknown_what_the_store_has_is_shown(there: bool) -> None:
+    driven = Driven()
+    driven.store.fail, driven.store.commits_anyway = UNKNOWN, there
+    driven.ask(Submit(spec=job_spec("first")), "r1")
+    found = driven.ask(GetJobs(), "r2")
+    assert isinstance(found, Jobs)
+    assert [view.job for view in found.jobs] == ["first-1"] * there
 
 
 def test_the_controller_goes_on_as_after_a_crash_once_the_store_can_be_written_again() -> None:
