@@ -110,6 +110,21 @@ def joins(found: Command, workdir: Path, env: Mapping[str, str]) -> bool:
     return not found.launcher and any(LIBRARY in imports(path) for path in sources(found, workdir, env))
 
 
+def copies(command: Sequence[str], gpus: GpuRange, workdir: Path, env: Mapping[str, str]) -> tuple[str, bool]:
+    """What becomes of a range of GPUs where the command does not call `elastic.join()`, in a sentence; "": it does, or there is
+    no range. And whether that is sure, as the script's own text says so."""
+    found = look_at(command)
+    if gpus.min == gpus.max or found.module.partition(".")[0] == LIBRARY or joins(found, workdir, env):
+        return "", False
+    seen = not found.launcher and bool(sources(found, workdir, env))
+    what = found.script or found.module or found.launcher or Path(command[0]).name
+    why = f"{what} does not import {LIBRARY}" if seen else f"{what} is not known to call elastic.join()"
+    many = f"a process on each of its servers, with {gpus.min} to {gpus.max} GPUs in all, is"
+    if not found.launcher:
+        many = f"{gpus.min} to {gpus.max} copies of it, one for each GPU, are"
+    return f"{why}: {many} started once and never resized; say --gpus {gpus.max} if that is meant", seen
+
+
 def lacks(command: Sequence[str], workdir: Path, env: Mapping[str, str], here: bool = True) -> str:
     """What a script's interpreter does not have of what the script needs, in a sentence; empty: nothing known.
 

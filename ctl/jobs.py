@@ -37,6 +37,7 @@ from .context import (
     DECIDED_WITHIN_S,
     JSON,
     Context,
+    agreed,
     console,
     fitted,
     of,
@@ -196,6 +197,13 @@ def submit(
     packed = Packed()
     spec = build(file, overrides, _where_we_are(), os.environ, doubt, packed.take)
     doubts += packed.left_out
+    from .commands import copies
+
+    sentence, sure = copies(spec.command, spec.gpus, Path(spec.workdir), spec.env)
+    if sure and not dry_run and sys.stdin.isatty() and sys.stderr.isatty():
+        agreed(f"{sentence}. Submit it so?", sentence)
+    elif sentence:
+        doubts.append(sentence)
     if dry_run:
         _say_all(doubts)
         _forecast(shared, spec, as_json)
@@ -207,7 +215,7 @@ def submit(
         print_json({"job": job, **({"promise": render.plain(answer.promise)} if answer.promise is not None else {})})
     else:
         print(job, flush=True)
-        say(f"elasticctl: {render.submitted(job, spec)}")
+        say(f"elasticctl: {render.submitted(job, spec, joins=not sentence)}")
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, time.time())}")
     _say_all([*answer.notes, *doubts, *unchecked(spec)])

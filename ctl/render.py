@@ -170,12 +170,12 @@ def verdict(job: JobView) -> str:
     return f"{job.job} {job.phase.value}{ran}{code}{how}"
 
 
-def submitted(job: str, spec: JobSpec) -> str:
-    """What is known of a job at its submission, beside its id."""
+def submitted(job: str, spec: JobSpec, joins: bool = True) -> str:
+    """What is known of a job at its submission, beside its id. `joins`: as far as is known it calls `elastic.join()`."""
     low, high = spec.gpus.min, spec.gpus.max
     share = gpu_count(low) if low == high else f"{low} to {gpu_count(high)}"
     count = spec.virtual_workers
-    if not spec.expected_to_join:
+    if not spec.expected_to_join or not joins:
         return f"{job}: {share}"
     each = "the script's batch_size" if count == 1 else f"{count} virtual workers x the script's batch_size"
     return (

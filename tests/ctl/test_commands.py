@@ -187,3 +187,33 @@ def test_the_words_of_a_shell_give_a_job_no_name(work: Path) -> None:
 
 def test_no_file_is_looked_for_where_a_wrapper_changes_the_directory(work: Path) -> None:
     made(work, "env", "-C", "package", "python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "sure"),
+    [
+        (
+            ("python", "plain.py"),
+            "plain.py does not import elasticd: 1 to 4 copies of it, one for each GPU, are started ",
+            True,
+        ),
+        (("python", "elastic.py"), "", False),
+        (("python", "indirect.py"), "", False),
+        (("python", "-m", "package.train"), "", False),
+        (("sleep", "5"), "sleep is not known to call elastic.join(): 1 to 4 copies of it", False),
+        (
+            ("accelerate", "launch", "plain.py"),
+            "accelerate is not known to call elastic.join(): a process on each",
+            False,
+        ),
+    ],
+)
+def test_a_range_for_a_command_that_does_not_join_is_told_to_run_copies(
+    work: Path, command: tuple[str, ...], said: str, sure: bool
+) -> None:
+    sentence, known = commands.copies(command, GpuRange(min=1, max=4), work, {})
+    assert sentence.startswith(said)
+    assert bool(sentence) == bool(said)
+    assert known is sure
+    assert not sentence or sentence.endswith("say --gpus 4 if that is meant")
+    assert commands.copies(command, GpuRange(min=4, max=4), work, {}) == ("", False)
