@@ -41,6 +41,7 @@ from .zombies import Zombie
 QUIET_S = 2400.0
 LOOK_EVERY_S = 10.0
 WELL_EVERY_S = 10.0
+EXPLAINED_EVERY_S = 60.0
 HANGING_S = START_PATIENCE_S + 10.0  # after which a start that has not come to an end is given up
 SIZES_EVERY_S = 60.0
 OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost
@@ -88,6 +89,7 @@ class World:
         self.next_black_hole_at = 0.0
         self._armed: dict[Moment, list[tuple[int, Fault]]] = {}
         self._spared_until: dict[Moment, float] = {}
+        self._explained_at = 0.0
         self.users, self.intruders = Users(self), Intruders(self)
         self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))
         kinds = plan.types or [""] * plan.servers
@@ -135,6 +137,9 @@ class World:
         if running and not cluster.awaited:
             self.oracle.deadlines(self.controller.now, cluster.jobs.values())
             words.look(cluster, self.controller.now)
+            if self.timeline.now >= self._explained_at + EXPLAINED_EVERY_S:
+                self._explained_at = self.timeline.now
+                words.explain(cluster, self.controller.now)
         for agent in self.agents:
             if agent.state is State.RUNNING:
                 self.oracle.start_hangs(agent.name, agent.hanging(HANGING_S), agent.sizes["starts that hang"])

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from elasticd.controller.jobs.job import Job
 from elasticd.controller.reconcile.supposing import outcome
 from elasticd.controller.reconcile.weighing import Outcome
+from elasticd.controller.requests.explaining import explanation
 from elasticd.protocol.model import GpuAddress
+from elasticd.protocol.principals import LOCAL_OPERATOR
 
 from .violation import Violation
 
@@ -119,6 +121,37 @@ def look(cluster: Cluster, now: float) -> None:
         for text in decided.found.every(row):
             for part in text.split("; "):
                 _check(counted, row, job, part, text)
+
+
+def explain(cluster: Cluster, now: float) -> None:
+    """Ask for the whole explanation of the first job that waits, and count its GPUs once more. Raises Violation."""
+    job = next((job for job in cluster.index.live.values() if not job.record.target), None)
+    if job is None or (decided := outcome(cluster, now)) is None:
+        return
+    counted, told = Counted.of(cluster, decided), explanation(cluster, now, LOCAL_OPERATOR, job)
+    divided = set(decided.seen.gpus)
+    aside = [gpu for one in told.taken for gpu in one.gpus if gpu not in divided]
+    known = {
+        GpuAddress(server=one.server.server, index=gpu.index)
+        for one in cluster.sessions.values()
+        for gpu in one.server.gpus
+    }
+    idle = counted.in_view - sum(decided.found.decision.shares.tolist())
+    right = {
+        "GPUs of the cluster": (told.known_gpus, counted.everything),
+        "GPUs that the policy divides": (told.divided_gpus, counted.in_view),
+        "other GPUs": (sorted(aside, key=str), sorted(known - divided, key=str)),
+        "jobs that they are divided among": (told.among_jobs, len(decided.seen.jobs)),
+    }
+    wrong = [f"{what}: {said}, there are {there}" for what, (said, there) in right.items() if said != there]
+    if not 0 <= told.free_gpus <= idle:
+        wrong.append(f"{told.free_gpus} GPUs are idle that it may use, of {idle} that are")
+    for one in told.taken:
+        ours = [gpu for gpu in one.gpus if cluster.index.on_gpu(gpu) is not None]
+        if "of no known job" in one.why and ours:
+            wrong.append(f"{ours[0]}: {one.why}, and {cluster.index.on_gpu(ours[0])} has a worker there")
+    if wrong:
+        raise Violation(TRUE_WORDS, f"{job.id} is explained: {'; '.join(wrong)}")
 
 
 def _check(counted: Counted, row: int, job: Job, part: str, text: str) -> None:
