@@ -28,6 +28,7 @@ COUNTED = {
     "metrics_jobs": "jobs",
     "open_jobs_per_user": "jobs",
     "cpu_slots": "slots",
+    "visible_gpus": "indexes",
     "connections": "connections",
     "messages_at_once": "at once",
     "at_once": "at once",
