@@ -204,6 +204,12 @@ def simulate(
         left_out = "1 job that requests" if dropped == 1 else f"{dropped} jobs that request"
         say(f"elasticctl: --drop-larger: left out {left_out} more GPUs than the cluster has")
     setups = [one.setup for one in prepared]
+    from ..scheduler.priorities import ignored
+
+    priority = setups[0].assigned.workload.priority
+    for scheduler in schedulers.values() if priority is not None else ():
+        if note := ignored(scheduler.policy, int(abs(priority).max(initial=0))):
+            say(f"elasticctl: {note}")
     found = _run_all(setups, schedulers, processes)
     inputs = {
         "profiles": str(profiles) if profiles else None,

@@ -33,6 +33,8 @@ def lacking(view: ClusterView, row: int, lack: Lack, usable: Usable) -> Reason:
     for what, taken in ((lack.what, lack.taken), (BY_OTHERS, Taken.GIVEN)):
         left = usable.count - _taken(view, row, taken, usable)
         if left < lack.wanted:
+            if (view.jobs.priority > view.jobs.priority[row]).any():
+                what = what.replace("earlier jobs", "jobs that go first")
             text = f"waits for {gpu_count(lack.wanted)}: {left} of {usable.count} {what}"
             return Reason(ReasonCode.NO_FREE_GPUS, text, lack)
     return Reason(

@@ -120,6 +120,7 @@ class _Reserving:
         head = self._keeper(before, most)
         if head is None:
             old = np.flatnonzero(able & (due_s <= view.now)).tolist()
+            old.sort(key=lambda row: -int(view.jobs.priority[row]))  # of equal ones the job submitted first
             head = next((row for row in old if self._may(row)), None)
         if head is None:
             later = due_s[able & (due_s > view.now)]

@@ -48,6 +48,11 @@ def test_later_jobs_that_fit_beside_it_are_not_among_the_earlier_ones() -> None:
     assert told("max-min", seen, 1) == "waits for 3 GPUs: 2 of 4 left by the minimums of earlier jobs"
 
 
+def test_a_job_of_higher_priority_that_came_later_goes_first_and_is_not_called_earlier() -> None:
+    seen = view(4, job("low", 2, 2), job("high", 3, 3, priority=10))
+    assert told("max-min", seen, 0) == "waits for 2 GPUs: 1 of 4 left by the minimums of jobs that go first"
+
+
 def test_gpus_set_by_hand_are_among_those_of_the_cluster() -> None:
     seen = view(4, job("hand", 1, 4), job("b", 1, 1), job("c", 2, 2), manual={0: 2})
     text = told("max-min", seen, 2)
