@@ -207,8 +207,9 @@ def simulate(
     from ..scheduler.priorities import ignored
 
     priority = setups[0].assigned.workload.priority
-    for scheduler in schedulers.values() if priority is not None else ():
-        if note := ignored(scheduler.policy, int(abs(priority).max(initial=0))):
+    greatest = 0 if priority is None else int(abs(priority).max(initial=0))
+    for scheduler in schedulers.values():
+        if note := ignored(scheduler.policy, greatest):
             say(f"elasticctl: {note}")
     found = _run_all(setups, schedulers, processes)
     inputs = {

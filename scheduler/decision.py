@@ -68,6 +68,11 @@ _WORDS = {  # what one GPU is, what several are, and what leaves few
         "belong to jobs that cannot be resized",
         "jobs that cannot be resized",
     ),
+    Use.STARTING: (
+        "belongs to jobs that are still starting",
+        "belong to jobs that are still starting",
+        "jobs that are still starting",
+    ),
     Use.LENT: ("is lent", "are lent", "loans"),
     Use.RESERVED: ("is reserved by the policy file", "are reserved by the policy file", "reservations"),
     Use.BARRED: ("takes no new work", "take no new work", "GPUs that take no new work"),

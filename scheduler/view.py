@@ -356,6 +356,7 @@ class Use(enum.Enum):
     """Why GPUs of a server that is there are in nobody's view."""
 
     FIXED = "of jobs that cannot be resized"
+    STARTING = "of jobs that are expected to become elastic"
     LENT = "lent"
     RESERVED = "reserved by the policy file"
     BARRED = "not to be used"  # cordoned, drained, or something is wrong there

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...protocol.model import GpuAddress, JobId, ServerId, Severity
+from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId, Severity
 from ...scheduler.measuring import first_share
 from ...scheduler.placement.fewest_servers import addresses
 from ...scheduler.quotas.dividing import Tenancy
@@ -156,7 +156,7 @@ def _aside(
 ) -> tuple[Aside, ...]:
     """The GPUs of servers that are there and that nobody in view can have, by why that is."""
     in_view = {server.server: server for server in servers}
-    fixed = {gpu for job in cluster.rows.fixed.values() for gpu in job.own_gpus}
+    fixed = {gpu: job for job in cluster.rows.fixed.values() for gpu in job.own_gpus}
     found: dict[Use, list[ServerInView]] = {}
     for name, session in sessions:
         if not session.alive or in_view.get(name) is session.whole:
@@ -167,11 +167,19 @@ def _aside(
         for at, index in enumerate(session.whole.gpus):
             if index not in seen:
                 gpu = GpuAddress(server=name, index=index)
-                use = Use.FIXED if gpu in fixed else Use.UNKNOWN if index in unknown else use_of(cluster, gpu)
+                if (job := fixed.get(gpu)) is not None:
+                    use = Use.STARTING if job.gang and _may_join(job) else Use.FIXED
+                else:
+                    use = Use.UNKNOWN if index in unknown else use_of(cluster, gpu)
                 by_use.setdefault(use, []).append(at)
         for use, kept in by_use.items():
             found.setdefault(use, []).append(session.whole.only(kept))
     return tuple(Aside(use, tuple(found[use])) for use in Use if use in found)
+
+
+def _may_join(job: Job) -> bool:
+    """Is it expected to call `elastic.join()` in a moment?"""
+    return job.spec.expected_to_join and job.record.phase is not JobPhase.RUNNING
 
 
 def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId]) -> set[int]:

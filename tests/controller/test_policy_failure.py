@@ -146,7 +146,7 @@ def test_a_job_larger_than_the_cluster_waits_with_the_reason_and_the_others_run(
     reason = world.ask(GetJob(job=large.id)).job.reason
     assert reason in {  # before and after the small job has begun, which has not joined here
         "waits for 8 GPUs: 3 of 8 are there, s3 is lost",
-        "waits for 8 GPUs: 1 of 8 belongs to jobs that cannot be resized, and s3 is lost",
+        "waits for 8 GPUs: 1 of 8 belongs to jobs that are still starting, and s3 is lost",
     }
     assert EventKind.POLICY_FAILED not in world.kinds()
 

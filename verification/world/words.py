@@ -15,7 +15,7 @@ from elasticd.controller.jobs.job import Job
 from elasticd.controller.reconcile.supposing import outcome
 from elasticd.controller.reconcile.weighing import Outcome
 from elasticd.controller.requests.explaining import explanation
-from elasticd.protocol.model import GpuAddress
+from elasticd.protocol.model import GpuAddress, JobPhase
 from elasticd.protocol.principals import LOCAL_OPERATOR
 
 from .violation import Violation
@@ -27,6 +27,7 @@ TRUE_WORDS = "every number in a reason is true"
 _NAMES = re.compile(r"\b(?:job\w*|[a-z]+)-\d+\b|\bs\d+(?::[\d, -]+)?")  # of jobs, servers and their GPUs
 _USES = (
     r"belongs? to jobs that cannot be resized",
+    r"belongs? to jobs that are still starting",
     r"(?:is|are) lent",
     r"(?:is|are) reserved by the policy file",
     r"takes? no new work",
@@ -59,6 +60,7 @@ class Counted:
         rest = there - divided
         jobs = [job for job in cluster.index.live.values() if job.id not in decided.seen.rows]
         fixed = rest & {gpu for job in jobs for gpu in job.own_gpus}
+        starting = fixed & {gpu for job in jobs if _may_join(job) for gpu in job.own_gpus}
         unknown = (rest - fixed) & {
             GpuAddress(server=one.server.server, index=index)
             for one in sessions
@@ -75,7 +77,7 @@ class Counted:
         lent = (rest - fixed - unknown - reserved) & loans[False]
         barred = rest - fixed - unknown - reserved - lent
         lost = sum(len(one.server.gpus) for one in sessions if not one.alive)
-        uses = tuple(map(len, (fixed, lent, reserved, barred, unknown)))
+        uses = tuple(map(len, (fixed - starting, starting, lent, reserved, barred, unknown)))
         return cls(decided, len(there) + lost, len(divided), lost, uses)
 
     def shares(self) -> Mapping[int, int]:
@@ -107,6 +109,10 @@ class Counted:
 
     def _job(self, row: int) -> Job:
         return self.decided.seen.jobs[row]
+
+
+def _may_join(job: Job) -> bool:
+    return job.gang and job.spec.expected_to_join and job.record.phase is not JobPhase.RUNNING
 
 
 def look(cluster: Cluster, now: float) -> None:
