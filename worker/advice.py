@@ -69,6 +69,27 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
     return f"{what}; {remedy(difference, sources, batch_size)}"
 
 
+UNBOUND = (
+    NameError,
+    AttributeError,
+    KeyError,
+    TypeError,
+)  # what a script raises that uses a value which it has not made yet
+
+
+def of_error(error: BaseException, sources: Sources) -> str:
+    """Why a newcomer's script has raised this error, of `UNBOUND`, in code that other workers have run."""
+    text = f"{type(error).__name__}: {error}"
+    name = error.name if isinstance(error, NameError | AttributeError) else None
+    place = sources.where(name) if name else None
+    if name is None or place is None:
+        return f"{text}: the script keeps something that an earlier step has made: register it: run.state(...)"
+    return (
+        f"{text}: the loop assigns {name} in some steps only ({place}) and uses it in others: assign it in each step, or keep it "
+        f"with the job: state = run.state({name}=...), with the value that it begins with"
+    )
+
+
 def remedy(difference: Difference, sources: Sources, batch_size: int | None = None) -> str:
     """What to write, in the imperative, with the line."""
     node, owners = difference.node, difference.owners

@@ -124,22 +124,38 @@ class Sources:
                 found.append(source)
         return found
 
+    @functools.cached_property
+    def sometimes(self) -> frozenset[str]:
+        """Variables that loop bodies assign in some steps only, and read in others: an earlier body has made the value."""
+        flow = self._flow
+        if self._loop is None or flow is None:
+            return frozenset()
+        branches = [node for node in _within(self._loop) if isinstance(node, ast.If)]
+        assigned = {name for branch in branches for each in _within(branch) for name in _names(each)}
+        return frozenset((assigned & flow.read) - flow.bound - self._targets)
+
+    @functools.cached_property
+    def _targets(self) -> frozenset[str]:
+        """Those of the headers of the loop and of the loops in it."""
+        loops = [node for node in _within(self._loop) if isinstance(node, ast.For | ast.AsyncFor)] if self._loop else []
+        return frozenset(name for node in loops for name in _names(node.target))
+
+    @functools.cached_property
+    def _flow(self) -> _Flow | None:
+        if self._loop is None:
+            return None
+        flow = _Flow()
+        flow.block(_order(self._loop))
+        return flow
+
     def temporaries(self) -> frozenset[str]:
         """Variables that the loop binds anew before it reads them: the targets of the headers of the loop and of those in it, and
         those that the loop's body always assigns first."""
-        if self._loop is None or self._scope is None:
+        flow = self._flow
+        if self._scope is None or flow is None:
             return frozenset()
-        targets = {
-            name
-            for node in _within(self._loop)
-            if isinstance(node, ast.For | ast.AsyncFor)
-            for name in _names(node.target)
-        }
-        order = _order(self._loop)
-        flow = _Flow()
-        flow.block(order)
         elsewhere = {name for node in _within(self._scope, True) if _is_function(node) for name in _free(node)}
-        return frozenset(targets | (flow.bound - flow.read - elsewhere))
+        return self._targets | (flow.bound - flow.read - elsewhere)
 
     def where(self, name: str, owners: Sequence[str] = ()) -> Place | None:
         """The line that changes this: the last one in the loop, else in a function or method that does, else before the loop.

@@ -64,6 +64,7 @@ class Looking:
         frame = loop_frame(frame, self._code)
         if self._begun is None:
             before, self._bound = self._bound, (self._bound | names_bound(frame)) - self._sources.temporaries()
+            self._bound |= self._sources.sometimes
             self._begun = self._look(frame, self._bound)
             self._carried = names_of(frame, carried(self.state) | self.known)
             self._derived = frozenset(
@@ -118,6 +119,10 @@ class Looking:
     def sentences(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
         """One for each of the first of these names: its value on both workers, the line that changes it, the line to write."""
         return advice.sentences(found, workers, self._sources, self.batch_size)
+
+    def of_error(self, error: BaseException) -> str:
+        """Why a newcomer's script has raised this error in code that other workers have run."""
+        return advice.of_error(error, self._sources)
 
     def is_saved(self, difference: Difference) -> bool:
         """Does the script's source say that this goes into a file, or decides when one is saved or the loop ends?"""

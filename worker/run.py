@@ -391,6 +391,7 @@ class Run(Together):
         self._epochs = epochs
         at_script_end(self._at_exit)  # others do not wait for threads that the script has left behind
         atexit.register(self._at_exit)
+        _call_with_last_error(trainer.raised)
         trainer.find(sys._getframe(1), self._local.has)
         epoch = trainer.arrive(epochs, max_steps)
         return Position(epoch, trainer.applied)
@@ -504,6 +505,17 @@ class Run(Together):
         if self._fence is not None:
             self._fence.mark()
         os.replace(temporary, target)
+
+
+def _call_with_last_error(function: Callable[[BaseException], None]) -> None:
+    """The function gets the error that ends the script, once its traceback has been printed."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        function(error)
+
+    sys.excepthook = show
 
 
 def _is_raising(frame: FrameType) -> bool:

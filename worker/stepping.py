@@ -129,6 +129,7 @@ class Stepping:
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
         self._batches: dict[int, Any] = {}  # by virtual worker, where bodies run again on them
         self._looks_on = True
+        self.shows = False  # the loop body runs for a step that other workers have applied
         self._checked: int | None = None  # virtual worker whose micro-batch all workers compute in this step
         self._sent: Any = None  # its batch, where its host has sent it
         self.has_run_bodies = False  # for the step in progress
@@ -190,6 +191,11 @@ class Stepping:
     def optimizers(self) -> tuple[int, ...]:
         """By their position: those that are stepped for each batch of the step in progress."""
         return self._recipe.updates.optimizers(self._step)
+
+    @property
+    def steps_shown(self) -> int:
+        """Applied steps as the body sees them that runs for an applied step (`show`)."""
+        return self._step + (self._current is None)
 
     @property
     def virtual_worker(self) -> int | None:
@@ -259,6 +265,8 @@ class Stepping:
         """Where the script is in a step; BETWEEN: in none."""
         if self._updating:
             return Where.UPDATING
+        if self.shows:
+            return Where.AGAIN
         if not self._reading:
             return Where.BETWEEN
         if self._current is not None:
@@ -300,6 +308,30 @@ class Stepping:
         self._batches.clear()
         if not bodies:
             self.complete_own_part()
+
+    def show(self, step: int) -> Iterator[Any]:
+        """One loop body for `step`, which other workers have applied, so that the script has the names that its loop assigns.
+        Nothing of that body counts."""
+        held = self._held
+        self._step, self._hosted, self.shows = step, [], True
+        self._buffers.begin()
+        self._hyperparameters.begin(step)
+        self._following.begin()
+        held.parts.extra_state.begin()
+        held.parts.registered.remember()
+        held.parts.registered.state.begin(step, False)
+        held.parts.registered.virtual.begin()
+        self._update.clipping.begin()
+        if self.evaluations is not None:
+            self.evaluations.begin()
+        if self.gathering is not None:
+            self.gathering.begin(step)
+        self._lanes.show(step, self._lanes.owned(step, held.parts.trained()))
+        try:
+            yield from self._run_bodies([REHEARSED])
+        finally:
+            self.give_up(restore_buffers=True)
+            self.shows = False
 
     def _send_checked(self, virtual_worker: int) -> None:
         """Have the checked virtual worker's batch sent to all workers by its host, where no other worker can read it. Raises
@@ -359,7 +391,7 @@ class Stepping:
             counts = passes.number == COUNTS
             if (done and not counts) or (done < bodies and passes.number != GIVES):
                 begun, how = True, "in which each loop body runs three times, since it calls run.gather()"
-        if begun:
+        if begun and not self.shows:
             step = self._step + 1
             self.left = (
                 f"the loop over batches was left in the middle of step {step}, {how}: with another number of workers the job "
@@ -502,6 +534,8 @@ class Stepping:
         return REHEARSED - virtual_worker if virtual_worker <= REHEARSED else max(virtual_worker, 0)
 
     def _batch(self, virtual_worker: int) -> Any:
+        if self.shows:
+            return self._loader.example(self._step)
         if virtual_worker <= REHEARSED:
             return self._batch(self._seeded_as(virtual_worker))
         if virtual_worker in self._batches:  # as it was before a body could change it

@@ -26,6 +26,7 @@ import torch
 
 from ..protocol import exits
 from ..protocol.errors import UserError
+from . import advice
 from .between import Between, Function, ScriptExit, Superseded
 from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
@@ -240,6 +241,8 @@ class Trainer:
         epoch's end those that were applied there, also where the state is past it."""
         if self._where() is Where.AGAIN and self.between.has_read(self._script.epoch):
             return self.result.steps
+        if self._stepping.shows:
+            return self._stepping.steps_shown
         ahead = self._stepping.where is Where.BEHIND_STEP
         return self._held.next_step + ahead
 
@@ -425,8 +428,15 @@ class Trainer:
         """The micro-batches of this worker for the rest of the present epoch. Raises UserError where there can be none."""
         self._by_host = False
         self._begin_reading()
-        while (instruction := self.next_step()) is not None:
+        has_run_bodies = False
+        while isinstance(instruction := self._next_instruction(), RunStep):
             yield from self.run_step(instruction)
+            has_run_bodies |= self._stepping.has_run_bodies
+        if not has_run_bodies:  # joined in the epoch's last step, or began with a checkpoint of it
+            done = self._held.next_step
+            for step in range(max(done - len(self._recipe.updates.names), 0), done):
+                yield from self._stepping.show(step)
+        self._epoch_is_read()
 
     def _begin_reading(self) -> None:
         """A pass begins. Raises UserError where there can be none."""
@@ -451,14 +461,20 @@ class Trainer:
 
     def next_step(self) -> RunStep | None:
         """The script wants its next step. None: there is none left in its epoch."""
-        self._held.interlude = None  # that code is over
-        instruction = self._obey(StepWanted(self._script.epoch))
+        instruction = self._next_instruction()
         if isinstance(instruction, RunStep):
             return instruction
+        self._epoch_is_read()
+        return None
+
+    def _next_instruction(self) -> Instruction:
+        self._held.interlude = None  # that code is over
+        return self._obey(StepWanted(self._script.epoch))
+
+    def _epoch_is_read(self) -> None:
         self._script.go(ScriptAt.BETWEEN)
         seed_everything(derive_seed(self._recipe.seed, "epoch ends", self._script.epoch))
         self.between.epoch_read(self._script.epoch)
-        return None
 
     def run_step(self, instruction: RunStep) -> Iterator[Any]:
         """The batches of this worker's part of a step, which is not applied if a collective fails meanwhile."""
@@ -583,6 +599,17 @@ class Trainer:
         if by_error and self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.LEFT)
             self._loader.close()
+
+    def raised(self, error: BaseException) -> None:
+        """The script ends by this error. A newcomer's ends this process as one that differs, where the error says that the script
+        uses a value which it has not made: workers that have the state have run the same code."""
+        check = self._cross_check
+        if self._compares and isinstance(error, advice.UNBOUND) and check.rank in check.unproved | check.newcomers:
+            me = check.names[check.rank]
+            text = (
+                f"{me} had just joined, and ended in code that other workers have run: {self._looking.of_error(error)}"
+            )
+            self._end_diverged(exits.UNLIKE, text)
 
     def ended(self, reason: str) -> None:
         """The script ends without having finished. What it was still instructed to do is not done."""

@@ -6,7 +6,7 @@ They are written as for one GPU. What they change must be the same on all worker
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import (
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from training_cases import EPOCHS, SIZE, Points
 
+import elasticd as elastic
 from elasticd.protocol.errors import UserError
 from elasticd.worker.run import Run
 
@@ -66,6 +67,37 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 
 # ------------------------------------------------------------------------------------------------ hyper-parameters by hand
+
+
+def used_behind_the_loop(run: Run) -> list[Any]:
+    """What the loop body has made last is used at the epoch's end, as `print(loss.item())` does."""
+    model = network()
+    model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        run.report(loss=loss.item(), of=len(x))
+    return [model.state_dict(), optimizer.state_dict()]
+
+
+def used_behind_the_loop_of_shards(run: Run) -> list[Any]:
+    """The same with shards, which a worker that joins has not read."""
+
+    def samples(shard: int) -> Iterator[tuple[torch.Tensor, int]]:
+        data = Points()
+        return (data[index] for index in range(shard * 20, shard * 20 + 20))
+
+    model = network()
+    model, optimizer, batches = run.prepare(model, sgd(model), elastic.Shards(range(4), open=samples), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        run.report(loss=loss.item(), of=len(x))
+    return [model.state_dict(), optimizer.state_dict()]
 
 
 def by_hand(run: Run) -> list[Any]:

@@ -24,6 +24,8 @@ ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _modu
 # At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
 QUICK = [
+    "used_behind_the_loop",
+    "used_behind_the_loop_of_shards",
     "by_hand",
     "per_step",
     "per_epoch",

@@ -11,12 +11,15 @@ import os
 import shutil
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from . import pool, table
+from . import desk, pool, table
 from .index import BY_NAME, SCRIPTS
 from .verdict import Kind, Verdict
+
+PAGE = Path("docs/corpus.md")
 
 
 def arguments() -> argparse.Namespace:
@@ -26,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="scripts at the same time")
     parser.add_argument("--as-written", action="store_true", help="without the versions that have the named line")
     parser.add_argument("--fixed", action="store_true", help="only the versions that have the named line")
+    parser.add_argument("--desk", action="store_true", help="run `elasticctl check` on the scripts, and no cluster")
     parser.add_argument("--list", action="store_true", help="names and idioms")
     parser.add_argument("--keep", type=Path, help="leave all logs in this directory")
     parser.add_argument("--write", type=Path, help="the page with the table, such as docs/corpus.md")
@@ -48,6 +52,8 @@ def main() -> int:
     if chosen.from_json is not None:
         table.write_page(chosen.write, table.read_json(chosen.from_json), chosen.before)
         return 0
+    if chosen.desk:
+        return at_the_desk(chosen, names)
     versions = [(name, False) for name in names] if not chosen.fixed else []
     if not chosen.as_written:
         versions += [(name, True) for name in names if BY_NAME[name].fix]
@@ -72,6 +78,22 @@ def main() -> int:
         table.write_page(chosen.write, verdicts, chosen.before)
     wrong = [verdict for verdict in verdicts if not verdict.expected or verdict.kind is Kind.SILENT]
     return 1 if wrong else 0
+
+
+def at_the_desk(chosen: argparse.Namespace, names: Sequence[str]) -> int:
+    """Run `elasticctl check` on the scripts. Exit code 1: it finds too few of those that the cluster has found."""
+    checks: list[desk.Check] = []
+    with tempfile.TemporaryDirectory(prefix="corpus-") as work, ThreadPoolExecutor(chosen.jobs) as threads:
+        for task in as_completed([threads.submit(desk.check, work, name) for name in names]):
+            checks.append(task.result())
+            each = checks[-1]
+            name = ", by name" if each.named else ""
+            print(f"{each.script:34s} {each.verdict}{name} {each.seconds:5.1f} s", flush=True)
+    said, enough = table.compare_checks(chosen.write or PAGE, checks)
+    print(f"\n{said}")
+    if chosen.write is not None:
+        table.write_checks(chosen.write, checks)
+    return 0 if enough else 1
 
 
 if __name__ == "__main__":

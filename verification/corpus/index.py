@@ -988,5 +988,18 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script("checkpoint_each_epoch", EQUAL),
     Script("saved_on_the_leader", EQUAL),
+    Script("one_step_an_epoch", EQUAL),
+    Script(
+        "set_every_few_steps",
+        FOUND,
+        "weights",
+        "state = run.state(weights=…)",
+        (
+            (_PREPARE, f"state = run.state(weights=torch.ones(2))\n{_PREPARE}"),
+            ("            weights = ", "            state.weights = "),
+            ("weight=weights", "weight=state.weights"),
+        ),
+    ),
+    Script("centred_by_first_batch", FOUND, "scale"),
 )
 BY_NAME = {script.name: script for script in SCRIPTS}

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from .index import SCRIPTS
+from .desk import Check
+from .index import BY_NAME, SCRIPTS
 from .verdict import Kind, Verdict
 
 HEAD = """# The corpus
@@ -29,10 +30,16 @@ What is compared is all that `run.save` has written, and the model on each worke
 | …, alone too | two runs with one worker throughout differ: its data or its decisions are others in each run |
 
 *Before* is at the time when the corpus was written, *now* what the last run has found, *with the line* the script with a line
-added that mends it (`fix` in the index).
+added that mends it (`fix` in the index), *at the desk* the verdict of `elasticctl check` on the script as written
+(`make verify-corpus ARGS=--desk`).
 
 """
-COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "what is named")
+COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "at the desk", "what is named")
+
+
+FOUND = (Kind.NAMED, Kind.REFUSED)
+FOUND_IN_CLUSTER = tuple(kind.value for kind in FOUND)  # how a cell begins
+FOUND_AT_DESK = 0.95  # of the scripts that a cluster finds
 
 
 def line(verdict: Verdict) -> str:
@@ -53,6 +60,13 @@ def counts(verdicts: Sequence[Verdict]) -> str:
         if kinds:
             said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
             lines.append(f"{'with the line' if fixed else 'as written'}: {said}")
+    asked = [each for each in verdicts if not each.fixed and BY_NAME[each.script].variable and each.kind in FOUND]
+    if asked:
+        named = sum(each.named for each in asked)
+        lines.append(f"named by the variable: {named} of {len(asked)} ({named / len(asked):.0%})")
+        lines.append(
+            f"not by the variable: {', '.join(sorted(each.script for each in asked if not each.named)) or 'none'}"
+        )
     return "\n".join(lines)
 
 
@@ -65,9 +79,6 @@ def _cell(verdict: Verdict) -> str:
 def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
     """Write the page anew. before: these verdicts are those of the column `before`, too."""
     rows = _read(path)
-    for script in SCRIPTS:
-        row = rows.setdefault(script.name, {})
-        row |= {"script": f"`{script.name}`", "idiom": script.idiom, "expected": script.expected.value}
     for verdict in verdicts:
         row = rows[verdict.script]
         if verdict.fixed:
@@ -77,6 +88,34 @@ def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
         row["what is named"] = verdict.message[:200].replace("|", "\\|") if verdict.kind is not Kind.EQUAL else ""
         if before:
             row["before"] = row["now"]
+    _write(path, rows)
+
+
+def write_checks(path: Path, checks: Sequence[Check]) -> None:
+    """Write the page anew with these verdicts of `elasticctl check`."""
+    rows = _read(path)
+    for each in checks:
+        rows[each.script]["at the desk"] = each.verdict
+    _write(path, rows)
+
+
+def compare_checks(path: Path, checks: Sequence[Check]) -> tuple[str, bool]:
+    """How many of the scripts that the cluster has found, by the page, `elasticctl check` finds; and whether they are enough."""
+    rows = _read(path)
+    finds = [each for each in checks if rows[each.script].get("now", "").startswith(FOUND_IN_CLUSTER)]
+    missed = sorted(each.script for each in finds if not each.found)
+    beyond = sorted(each.script for each in checks if each.found and each not in finds)
+    named = sum(each.named for each in finds)
+    found = len(finds) - len(missed)
+    lines = [
+        f"of {len(finds)} scripts that the cluster finds, check finds {found}, {named} of them by the variable's name",
+        f"missed: {', '.join(missed) or 'none'}",
+        f"found by check alone: {', '.join(beyond) or 'none'}",
+    ]
+    return "\n".join(lines), found >= FOUND_AT_DESK * len(finds)
+
+
+def _write(path: Path, rows: dict[str, dict[str, str]]) -> None:
     lines = ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
     lines += ["| " + " | ".join(rows[each.name].get(name, "") for name in COLUMNS) + " |" for each in SCRIPTS]
     path.write_text(HEAD + "\n".join(lines) + "\n")
@@ -88,6 +127,9 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", text)[1:-1]]
         if len(cells) == len(COLUMNS) and cells[0].startswith("`"):
             rows[cells[0].strip("`")] = dict(zip(COLUMNS, cells, strict=True))
+    for script in SCRIPTS:
+        row = rows.setdefault(script.name, {})
+        row |= {"script": f"`{script.name}`", "idiom": script.idiom, "expected": script.expected.value}
     return rows
 
 

@@ -52,6 +52,9 @@ class Batching(Protocol):
     def elsewhere(self, step: int, virtual_worker: int) -> Any:
         """The micro-batch of a virtual worker that another worker hosts, on the device; where `reads_any`."""
 
+    def example(self, step: int) -> Any:
+        """A batch for a loop body of which nothing counts: of `step`, which has been applied, or one like it. None: no data."""
+
     def applied(self, step: int) -> None:
         """`step` has been applied."""
 

@@ -120,6 +120,10 @@ class Loader:
         """The micro-batch of a virtual worker that is hosted elsewhere. Read here."""
         return move_to(self._reader[self._request(step, virtual_worker)][1], self._device)
 
+    def example(self, step: int) -> Any:
+        """What virtual worker 0 has trained in `step`. Read here."""
+        return self.elsewhere(step, 0)
+
     def _request(self, step: int, virtual_worker: int) -> Request:
         epoch, indices = self._schedule.epoch(step), tuple(self._schedule.indices(step, virtual_worker))
         read = step // self._schedule.updates  # updates from one batch have the same augmentation, too

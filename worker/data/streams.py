@@ -172,6 +172,28 @@ class Streams:
         """Nobody asks for that, as `reads_any` says."""
         raise AssertionError("shards are read by the workers that host their virtual workers")
 
+    def example(self, step: int) -> Any:
+        """The last batch that was trained here, or the first samples of the shards, which are quick to read: for those of `step`
+        a shard would have to be read from its beginning."""
+        if self._last is None:
+            n = (
+                self.virtual_workers
+            )  # read as of a virtual worker that there is not: streams of the others stay where they are
+            request = StreamRequest(
+                number=step // self._updates,
+                virtual_worker=n,
+                epoch=0,
+                part=None,
+                waiting=tuple(range(len(self._hand_out.names))),
+                pieces=None,
+                size=self.batch_size,
+                seed=self._rules.seed,
+            )
+            self._source.ask(request)
+            self._last = move_to(self._source.get(request).batch, self._device)
+            self._source.keep_only(self._hosted)
+        return self._last
+
     def applied(self, step: int) -> None:
         """The step in progress has been applied."""
         if (step + 1) % self._updates:

@@ -77,13 +77,18 @@ class Lanes:
         ranges: Sequence[range],
     ) -> Lane:
         """A step begins, which trains these parameters. Returns its lane."""
+        lane = self.show(step, parameters)
+        if lane.reducer is None:
+            lane.reducer = self._new_reducer(communicator, ranges, lane.layout)
+        return lane
+
+    def show(self, step: int, parameters: list[torch.nn.Parameter]) -> Lane:
+        """Loop bodies of a step begin, whose gradients may count for nothing. Returns the step's lane."""
         number = self._updates.number(step)
         lane = self._lanes[number]
         if not same(parameters, lane.parameters) or self._world_size > lane.layout.padding:
             lane.accumulation.close()
             lane = self._lanes[number] = self._lay_out(parameters)
-        if lane.reducer is None:
-            lane.reducer = self._new_reducer(communicator, ranges, lane.layout)
         lane.accumulation.begin()
         self.present = lane
         return lane

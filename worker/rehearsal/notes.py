@@ -94,7 +94,8 @@ class Notes:
         frame = loop_frame(sys._getframe(1))
         if not self._has_read and step >= 0:  # the first pass begins: with what the epoch's beginning has made
             self._has_read = True
-            self._bound |= names_bound(frame) - Sources.of(frame).temporaries()
+            sources = Sources.of(frame)
+            self._bound |= (names_bound(frame) - sources.temporaries()) | sources.sometimes
         assert self._trainer is not None
         place = step, self._trainer.epoch  # at an epoch's edge once more, behind the code between
         if place == self._looked or self._looks_s > LOOKS_S:
