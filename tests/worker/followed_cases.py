@@ -87,7 +87,7 @@ def used_behind_the_loop_of_shards(run: Run) -> list[Any]:
 
     def samples(shard: int) -> Iterator[tuple[torch.Tensor, int]]:
         data = Points()
-        return (data[index] for index in range(shard * 20, shard * 20 + 20))
+        return (data[index] for index in range(shard * 28, shard * 28 + 28))
 
     model = network()
     model, optimizer, batches = run.prepare(model, sgd(model), elastic.Shards(range(4), open=samples), batch_size=5)
