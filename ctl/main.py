@@ -84,6 +84,7 @@ ROOMS = {
     "lending": ("lend", "reclaim"),
     "topology": ("topology",),
     "jobs": ("submit", "status", "scale", "profile", "cancel", "wait"),
+    "stopping": ("pause", "resume", "hold", "release"),
     "history": ("history",),
     "explain": ("explain",),
     "logs": ("logs",),

@@ -26,6 +26,7 @@ from ..protocol.messages import (
     UsageBy,
     UsageReport,
     UsageRow,
+    Withholding,
     WorkerView,
 )
 from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize
@@ -68,6 +69,14 @@ def _add_sums(value: object) -> None:
                 each["held_gpu_s"] = sum(each.values())
             else:
                 _add_sums(each)
+
+
+def phase(job: JobView) -> str:
+    """Its phase; of a job that does not run, since a user keeps it from that, how."""
+    withheld = job.withheld if job.phase is JobPhase.PENDING else None
+    if withheld is None:
+        return job.phase.value
+    return "cancelling" if withheld.how is Withholding.CANCEL else withheld.how.past
 
 
 def gpus(job: JobView) -> str:
@@ -145,6 +154,18 @@ def length(job: JobView, known: JobLength) -> str:
         return "not told (max_steps, or epochs over data of known length)"
     few, middle, many = known.least_steps, known.steps, known.most_steps
     return f"not told; jobs that are over suggest {middle:,.0f} steps, two of three times {few:,.0f} to {many:,.0f}"
+
+
+def kept(job: JobView) -> str:
+    """How far a job has come that has given its GPUs back, and what of that is saved."""
+    done = job.step + 1 if job.step is not None else 0
+    saved = job.saved_step + 1 if job.saved_step is not None else 0
+    if not done and not saved:
+        return "it has done no step yet"
+    after = f"after {done:,} step{'s' if done != 1 else ''}"
+    if saved >= done:
+        return f"{after}, its state is saved"
+    return f"{after}; " + (f"what is saved is the state after {saved:,}" if saved else "nothing of that is saved")
 
 
 def outcome(job: JobView, gap: str = " ") -> str:
@@ -276,7 +297,7 @@ def _job_row(job: JobView, now_s: float) -> Row:
     cells = (
         Cell(job.job),
         Cell(printable(user(job))),
-        Cell(job.phase.value, PHASE_STYLES[job.phase]),
+        Cell(phase(job), PHASE_STYLES[job.phase]),
         Cell(gpus(job)),
         Cell(step(job)),
         Cell(str(job.epoch) if job.step is not None else "-"),

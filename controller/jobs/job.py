@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import InvalidTransition
-from ...protocol.messages import PromiseState, ShareChange
+from ...protocol.messages import PromiseState, ShareChange, Withholding
 from ...protocol.model import (
     Fault,
     GpuAddress,
@@ -244,8 +244,27 @@ class Job:
 
     @property
     def waiting_reason(self) -> str:
-        """Why it has no more GPUs, as the scheduler says."""
-        return self.why_waiting(self.id)
+        """Why it has no more GPUs, as the scheduler says, or who withholds it from the scheduler."""
+        return self.why_withheld if self.is_withheld else self.why_waiting(self.id)
+
+    @property
+    def is_withheld(self) -> bool:
+        """Does a user keep it from having GPUs? Then no policy sees it. A hold leaves a job alone that has some."""
+        withheld = self.record.withheld
+        return withheld is not None and not (withheld.how is Withholding.HOLD and self.record.target)
+
+    @property
+    def why_withheld(self) -> str:
+        """Who keeps it from running, and what takes that back; "": nobody does."""
+        withheld = self.record.withheld
+        if withheld is None:
+            return ""
+        if withheld.how is Withholding.CANCEL:
+            return f"is being cancelled{withheld.by}"
+        back = f"`elasticctl {withheld.how.back} {self.id}`"
+        if not self.is_withheld:
+            return f"held{withheld.by}: it runs on, and does not start again before {back}"
+        return f"{withheld.how.past}{withheld.by}: {back} lets it run again"
 
     @property
     def spec(self) -> JobSpec:

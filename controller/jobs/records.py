@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from ...protocol.messages import Failure, PromiseState, ShareChange
+from ...protocol.messages import Failure, PromiseState, ShareChange, Withheld
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, JobSpec, Resize, Roster, Value, WorkerId, held_gpus
 from ...scheduler.speedup_curve import Measured
 from .account import Account
@@ -163,6 +163,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     joined: bool = False  # a worker of it has called `elastic.join()`: from then on it may be resized
     reserved: bool = False  # GPUs are held for it (`scheduler.reservation`)
     promise: PromiseState | None = None  # how it stood with its deadline when that last changed; None: it has none
+    withheld: Withheld | None = None  # a user keeps it from running; None: nobody does
 
 
 class ArchivedJob(Value, frozen=True, kw_only=True):

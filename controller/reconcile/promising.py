@@ -245,6 +245,12 @@ def promise_view(job: Job) -> PromiseView | None:
     )
 
 
+def not_planned(cluster: Cluster, now: float, job: Job, why: str) -> None:
+    """Nothing is planned for `job` any more, since it is kept from running; `why`: in words."""
+    if job.promised:
+        _note(cluster, now, job, PromiseState.BREAKS, Planned(saved_by=f"it is {why}"))
+
+
 def told_with(now: float, job: Job, found: Judged) -> str:
     """To follow the event of a submission."""
     soft = "soft " if job.spec.deadline is not None and job.spec.deadline.soft else ""

@@ -167,6 +167,7 @@ class Rows:
         self.manual: dict[JobId, Job] = {}
         self.ending: dict[JobId, Job] = {}
         self.gangs: dict[JobId, Job] = {}
+        self.withheld: dict[JobId, Job] = {}  # that users keep from running
 
     def changed(self, job: Job) -> None:
         """Anything about `job` may be otherwise."""
@@ -277,6 +278,7 @@ class Rows:
         _mark(self.manual, name, job, job.record.manual_share is not None)
         _mark(self.ending, name, job, bool(job.record.workers) and ending(job))
         _mark(self.gangs, name, job, job.gang)
+        _mark(self.withheld, name, job, job.is_withheld)
         self._classify(job)
 
     def _write(self, row: int, job: Job) -> None:
@@ -287,7 +289,8 @@ class Rows:
         table.least[row], table.most[row] = min(spec.gpus.min, most), most
         table.asked_least[row], table.asked_most[row] = spec.gpus.min, spec.gpus.max
         table.priority[row] = spec.priority
-        table.deadline_s[row], table.soft[row] = job.planned_by_s, int(not job.promised)
+        table.deadline_s[row] = math.nan if job.is_withheld else job.planned_by_s  # nothing is planned for it
+        table.soft[row] = int(not job.promised)
         table.demand[row] = self._demand(job)
         table.share[row] = len(job.own_gpus) if kept.target else 0
         table.attained_gpu_s[row] = kept.attained_gpu_s if last is not None else 0.0
@@ -331,7 +334,7 @@ class Rows:
         job, self._jobs[row] = self._jobs[row], None
         self._kept.live[row] = 0
         self._kept.asked_most[row] = 0
-        for table in (self.held, self.manual, self.ending, self.gangs):
+        for table in (self.held, self.manual, self.ending, self.gangs, self.withheld):
             table.pop(name, None)
         assert job is not None
         self._unclassify(job)
@@ -471,9 +474,9 @@ class Rows:
         return {**self.ending, **self.gangs}
 
     def jobs(self, without: frozenset[JobId]) -> tuple[tuple[Job, ...], Ints]:
-        """The jobs that are neither fixed nor among these, in the order of submission, and their rows."""
+        """The jobs that are neither fixed nor withheld nor among these, in the order of submission, and their rows."""
         rows = np.flatnonzero(self._kept.live[: len(self._jobs)])
-        hidden = [self._row[name] for name in (*self.fixed, *without) if name in self._row]
+        hidden = [self._row[name] for name in (*self.fixed, *self.withheld, *without) if name in self._row]
         if hidden:
             rows = np.setdiff1d(rows, hidden, assume_unique=False)
         return cast("tuple[Job, ...]", tuple(map(self._jobs.__getitem__, rows.tolist()))), rows  # a live row has a job

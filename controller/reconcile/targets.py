@@ -66,7 +66,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
             start_elsewhere(cluster, now, job, causes.of(change.row, 0))
             continue
         target = in_order(change.gpus, seen.gpus, job.record.target)
-        _retarget(cluster, now, job, target, causes.of(change.row, len(target)), for_whom)
+        retarget(cluster, now, job, target, causes.of(change.row, len(target)), for_whom)
     cluster.last_seen = seen
     profile_jobs(cluster, now, seen, found.decision)
     note_promises(cluster, now, seen, found.decision.kept)
@@ -110,7 +110,7 @@ def _stay(cluster: Cluster, now: float, seen: Snapshot, tangled: frozenset[int])
         if wanted != before:
             job = seen.jobs[row]
             target = in_order(wanted, seen.gpus, job.record.target)
-            _retarget(cluster, now, job, target, "stays where it is: jobs wait for each other's GPUs")
+            retarget(cluster, now, job, target, "stays where it is: jobs wait for each other's GPUs")
 
 
 def _pushed(found: Decided, seen: Snapshot) -> Iterator[ShareForecast]:
@@ -134,9 +134,10 @@ def _for_whom(found: Decided, seen: Snapshot) -> str:
     return f" for {told}, which got more by hand" if names else ""
 
 
-def _retarget(
+def retarget(
     cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...], why: str, for_whom: str = ""
 ) -> None:
+    """`job` is to have these GPUs from now on, and `why`. With none it is preempted. `for_whom`: in words, to follow a verb."""
     job.aim(now, target, why)
     job.profiling = None
     cluster.mark_dirty(job)

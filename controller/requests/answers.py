@@ -36,6 +36,7 @@ from ...protocol.messages import (
     JobFound,
     LendGpus,
     OfferSnapshot,
+    Pause,
     Ping,
     Pong,
     Profile,
@@ -44,6 +45,7 @@ from ...protocol.messages import (
     Refused,
     RemoveServer,
     Request,
+    Resume,
     Scale,
     SetPolicy,
     Submit,
@@ -67,6 +69,7 @@ from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .quotas import quotas_found
 from .servers import act_of, cordon_server, remove_server, uncordon_server
+from .stopping import pause, resume
 from .usage import report
 from .views import full_view
 
@@ -76,6 +79,8 @@ CHANGES = (
     Scale,
     Profile,
     Cancel,
+    Pause,
+    Resume,
     SetPolicy,
     AdoptServer,
     RemoveServer,
@@ -132,6 +137,8 @@ def _act(request: Request) -> str:
     """What is asked for, as the audit log calls it."""
     if isinstance(request, CordonServer):
         return act_of(request.kind)
+    if isinstance(request, Pause):
+        return "hold" if request.hold else "pause"
     return _ACTS.get(type(request), type(request).__name__)
 
 
@@ -142,6 +149,7 @@ _ACTS: dict[type, str] = {
     Scale: "scale",
     Profile: "profile",
     Cancel: "cancel",
+    Resume: "resume",
     GetLog: "read log",
     SetPolicy: "set policy",
     AdoptServer: "adopt server",
@@ -155,7 +163,14 @@ _ACTS: dict[type, str] = {
 def _concerned(request: Request) -> str:
     """Which job, server or policy is meant, as the client says it."""
     match request:
-        case Scale(job=name) | Profile(job=name) | Cancel(job=name) | GetLog(job=name):
+        case (
+            Scale(job=name)
+            | Profile(job=name)
+            | Cancel(job=name)
+            | Pause(job=name)
+            | Resume(job=name)
+            | GetLog(job=name)
+        ):
             return name[:MOST_TOLD]
         case AdoptServer(server=server) | RemoveServer(server=server):
             return server[:MOST_TOLD]
@@ -193,6 +208,10 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return profile(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
         case Cancel(job=name):
             return cancel(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
+        case Pause(job=name, hold=hold):
+            return pause(cluster, now, asked, find_job(cluster, asked.who, name, fetched), hold)
+        case Resume(job=name):
+            return resume(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
         case GetJobs() as request:
             return jobs_page(cluster, now, asked.who, request, fetched)
         case GetEnded() as request:

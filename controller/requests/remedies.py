@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace as replace_in
 
-from ...protocol.messages import Remedy, ShareForecast
+from ...protocol.messages import Remedy, ShareForecast, Withholding
 from ...protocol.model import GpuRange, JobId, ServerId
 from ...protocol.principals import LOCAL, Principal, Role
 from ...protocol.texts import gpu_count
@@ -46,6 +46,8 @@ class Remedies:
     def found(self) -> Iterator[Remedy]:
         """Those that help, the cheapest kinds first."""
         job = self._job
+        if job.is_withheld:
+            yield from self._resumed()
         if job.id not in self._decided.seen.rows:
             return
         if job.record.manual_share is not None or self._share < job.spec.gpus.max:
@@ -95,6 +97,21 @@ class Remedies:
             if has < had:
                 pushed.append(ShareForecast(job=other.id, before_gpus=had, after_gpus=has, reason=""))
         return pushed[:MOST_PUSHED]
+
+    def _resumed(self) -> Iterator[Remedy]:
+        """A job that a user keeps from running is let go."""
+        job, withheld = self._job, self._job.record.withheld
+        if withheld is None or withheld.how is Withholding.CANCEL:
+            return
+
+        def change(cluster: Cluster) -> None:
+            cluster.jobs[job.id].update(withheld=None)
+
+        back = withheld.how.back
+        who = self._only(job) or (OPERATORS if withheld.operator and self._who.role is not Role.OPERATOR else "")
+        supposed = Supposition(change=change)
+        if (found := self._tries("resume", f"it is {back}d", supposed, f"{back} {job.id}", who)) is not None:
+            yield found
 
     # -- what others do
 

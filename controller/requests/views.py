@@ -90,6 +90,8 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         ended_by=kept.ended_by,
         peak_gpus=kept.peak_gpus,
         does_not_grow="" if kept.phase.final else kept.does_not_grow,
+        withheld=None if kept.phase.final else kept.withheld,
+        saved_step=kept.saved_step,
     )
 
 
@@ -186,6 +188,10 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
         yield f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
     if leaves := leaving(cluster, job):
         yield leaves
+    if job.record.withheld is not None:
+        yield job.why_withheld
+        if job.is_withheld:
+            return
     waiting = job.waiting_reason
     yield "; ".join(filter(None, (waiting, troubles()))) if waiting or not job.record.target else ""
 

@@ -19,6 +19,7 @@ from .views import (
     ShareForecast,
     StageView,
     UsageRow,
+    Withheld,
 )
 
 
@@ -71,6 +72,21 @@ class Profiling(Message, frozen=True, kw_only=True):
 
 class Cancelled(Message, frozen=True, kw_only=True):
     job: JobId
+
+
+class Paused(Message, frozen=True, kw_only=True):
+    """`before`: it was withheld already, by whom and how; None: it was not. `runs`: it has GPUs, and keeps them (a hold)."""
+
+    job: JobId
+    before: Withheld | None = None
+    runs: bool = False
+
+
+class Resumed(Message, frozen=True, kw_only=True):
+    """`before`: how it was withheld; None: it was not."""
+
+    job: JobId
+    before: Withheld | None = None
 
 
 class Servers(Message, frozen=True, kw_only=True):
@@ -236,6 +252,8 @@ Answer = (
     | Scaled
     | Profiling
     | Cancelled
+    | Paused
+    | Resumed
     | Servers
     | ServerAdopted
     | ServerRemoved

@@ -76,6 +76,20 @@ class Cancel(Message, frozen=True, kw_only=True):
     job: str
 
 
+class Pause(Message, frozen=True, kw_only=True):
+    """A job saves its state, gives its GPUs back, and does not run before `Resume`. `hold`: one that runs goes on, and does not
+    start again once it has lost its GPUs; one that waits goes on waiting."""
+
+    job: str
+    hold: bool = False
+
+
+class Resume(Message, frozen=True, kw_only=True):
+    """A job that was paused or held may run again. It has kept its place in the queue."""
+
+    job: str
+
+
 class GetServers(Message, frozen=True, kw_only=True):
     """A page of the servers, by name."""
 
@@ -209,6 +223,8 @@ Request = (
     | Scale
     | Profile
     | Cancel
+    | Pause
+    | Resume
     | GetServers
     | AdoptServer
     | RemoveServer

@@ -142,6 +142,33 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""  # path of its log on that server
 
 
+class Withholding(enum.Enum):
+    """How a user keeps a job from running."""
+
+    PAUSE = "pause"  # it saves its state and gives its GPUs back
+    HOLD = "hold"  # it does not start; while it has GPUs, it runs on
+    CANCEL = "cancel"  # as PAUSE, and it is over as soon as its state is saved
+
+    @property
+    def past(self) -> str:
+        """As a participle."""
+        return {Withholding.PAUSE: "paused", Withholding.HOLD: "held", Withholding.CANCEL: "cancelled"}[self]
+
+    @property
+    def back(self) -> str:
+        """The command that takes it back."""
+        return "release" if self is Withholding.HOLD else "resume"
+
+
+class Withheld(msgspec.Struct, frozen=True, kw_only=True):
+    """A job gets no GPUs until somebody takes that back."""
+
+    how: Withholding
+    since_s: float  # Unix time
+    by: str = ""  # " by alice", to follow a verb; "": in a cluster of one machine, where there is nobody else
+    operator: bool = False  # an operator has done it: only operators may take it back
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it is shown. Times are Unix times in seconds. `spec.env` is empty for whoever may not act on the job."""
 
@@ -183,6 +210,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ended_by: str = ""  # the name of the principal who has cancelled it; "": nobody has, or it is not known
     odd_metrics: dict[str, str] = {}  # reported, and not finite: "nan", "inf", "-inf"; none of them is in `metrics`
     peak_gpus: int = 0  # the most that have trained at once; 0: none, or not known
+    withheld: Withheld | None = None  # a user keeps it from running; None: nobody does
+    saved_step: int | None = None  # whose state the newest checkpoint contains that is known of; None: there is none
 
 
 class ShareStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +231,7 @@ class GpusTaken(msgspec.Struct, frozen=True, kw_only=True):
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """Something that would change a job's share. The scheduler was asked: with this alone it would decide so."""
 
-    kind: str  # end, server-back, mend, uncordon, reclaim, scale-auto, scale, ask-less, quotas, packing, more-gpus
+    kind: str  # resume, end, server-back, mend, uncordon, reclaim, scale-auto, scale, ask-less, quotas, packing, more-gpus
     text: str  # what would have to be, after "if"
     share_gpus: int  # that the job would have then
     command: str = ""  # that brings it about; "": none does
@@ -302,6 +331,9 @@ class EventKind(enum.Enum):
     RESIZED = "resized"  # what a switch of rosters has cost
     MEASURING = "measuring"  # it goes through smaller shares
     PREEMPTED = "preempted"
+    PAUSED = "paused"  # by hand, until somebody resumes it
+    HOLDING = "holding"  # by hand: it does not start until somebody releases it
+    RESUMED = "resumed"  # by hand
     WAITING = "waiting"  # it has lost its workers, and gets no GPUs for others now
     SAVER = "saver"  # another worker is to save its state
     RESTARTED = "restarted"  # from its last checkpoint

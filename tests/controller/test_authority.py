@@ -28,6 +28,7 @@ from elasticd.protocol.messages import (
     GetServers,
     LendGpus,
     LogPiece,
+    Pause,
     Ping,
     PolicySet,
     Profile,
@@ -37,6 +38,7 @@ from elasticd.protocol.messages import (
     Refused,
     RemoveServer,
     Request,
+    Resume,
     Scale,
     Scaled,
     SetPolicy,
@@ -75,7 +77,8 @@ def running(world: Any, who: Principal) -> Any:
 def acts_on(job: Any) -> list[Request]:
     worker = job.record.workers[0].worker
     return [
-        Scale(job=job.id, share=2), Profile(job=job.id), GetLog(job=job.id, worker=worker, offset=0), Cancel(job=job.id),
+        Scale(job=job.id, share=2), Profile(job=job.id), GetLog(job=job.id, worker=worker, offset=0),
+        Pause(job=job.id), Resume(job=job.id), Cancel(job=job.id),
     ]  # fmt: skip
 
 
@@ -347,6 +350,8 @@ def test_each_request_that_changes_something_is_looked_at():
         Scale,
         Profile,
         Cancel,
+        Pause,
+        Resume,
         SetPolicy,
         AdoptServer,
         RemoveServer,

@@ -31,6 +31,7 @@ from elasticd.protocol.messages import (
     StartWorker,
     StopWorker,
     Submitted,
+    Withholding,
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
 from elasticd.scheduler.kinds import Demand, GpuSort
@@ -568,6 +569,19 @@ class Oracle:
             self._check_phase(job, known, record)
             known.over_at = self._timeline.now if record.phase in (JobPhase.CANCELLED, JobPhase.FAILED) else None
         self._check_share(job, known, record)
+        if record.withheld is not None and not record.phase.final:
+            self._check_withheld(job, before, record, record.withheld.how)
+
+    def _check_withheld(self, job: JobId, before: JobRecord | None, record: JobRecord, how: Withholding) -> None:
+        """Of a job that a user keeps from running, processes are left only to save its state; one that is held may run on."""
+        if how is Withholding.HOLD:
+            held = before is not None and before.withheld == record.withheld and not before.target
+            started = held and bool(record.target)
+        else:
+            started = bool(record.target or record.orders) or not all(entry.stopping for entry in record.workers)
+        if started:
+            text = f"{job} is {how.past}, and is to have {', '.join(map(str, record.target)) or 'workers'}"
+            raise Violation("a job that a user stops does not run", text)
 
     def _check_share(self, job: JobId, known: _Known, record: JobRecord) -> None:
         """A share that nobody has asked for may last only until the scheduler has looked at it again. One that is set by hand may

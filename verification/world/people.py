@@ -13,9 +13,11 @@ from elasticd.protocol.messages import (
     Cancel,
     CordonServer,
     GetLog,
+    Pause,
     Profile,
     RemoveServer,
     Request,
+    Resume,
     Scale,
     SetPolicy,
     UncordonServer,
@@ -57,7 +59,9 @@ class People:
         if who.role is not Role.USER:
             return False
         match request:
-            case Scale(job=job) | Profile(job=job) | Cancel(job=job) | GetLog(job=job):
+            case (
+                Scale(job=job) | Profile(job=job) | Cancel(job=job) | Pause(job=job) | Resume(job=job) | GetLog(job=job)
+            ):
                 return self.owner(job.rpartition("-")[0]) == who
             case AdoptServer() | RemoveServer() | CordonServer() | UncordonServer():
                 return False

@@ -162,6 +162,8 @@ class Kind(enum.Enum):
     CANCEL = "cancel a job"
     CANCEL_IT = "cancel the job that it happens to"
     SET_POLICY = "set policy"
+    PAUSE = "pause a job, and resume it later"
+    HOLD = "hold a job, and release it later"
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,7 @@ class Focus(enum.Enum):
     DRAINS = "operators drain, cordon and remove servers, some of which are rebooted then, while users resize"
     GPUS = "GPUs and servers are in trouble, and operators overrule, while users resize"
     DEADLINES = "most jobs have deadlines, and servers and workers are lost"
+    STOPS = "users pause, hold and resume jobs, while workers, agents and controllers are lost"
     NEWCOMERS = "newcomers differ, or end while they receive the state, while users resize and workers are lost"
 
 
@@ -286,6 +289,7 @@ WITH_DEADLINES = (
 )  # the remainder, and what seeds are divided by: every other history of a plain remainder
 WITH_LOANS, LOANS = (20, 23), 6  # seeds of histories with loans and priorities besides, and how many loans
 WITH_NEWCOMERS = (25, 2 * FOCUS_OF)  # likewise
+WITH_STOPS = (20, 2 * FOCUS_OF)  # likewise
 KEEP_DEADLINES = ("max-min", "optimus", "afs-l", "afs-p", "elastic", "elasticflow")
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
     Focus.DEADLINES: {
@@ -311,6 +315,22 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.CORDON: Drawn(1, 5, 100),
         Kind.SCALE: Drawn(2),
         Kind.SET_POLICY: Drawn(0.5),
+    },
+    Focus.STOPS: {
+        Kind.PAUSE: Drawn(6, 1, 120),
+        Kind.HOLD: Drawn(2, 1, 120),
+        Kind.SCALE: Drawn(3),
+        Kind.SET_POLICY: Drawn(0.5),
+        Kind.KILL_SAVER: Drawn(1),
+        Kind.KILL_WORKER: Drawn(2),
+        Kind.STOP_WORKER: Drawn(0.5, 0.5, 8),
+        Kind.KILL_AGENT: Drawn(1, 0.1, 5),
+        Kind.KILL_CONTROLLER: Drawn(2, 0.1, 10),
+        Kind.CRASH_BEFORE_COMMIT: Drawn(1, 0.1, 5),
+        Kind.CRASH_AFTER_COMMIT: Drawn(1, 0.1, 5),
+        Kind.TEAR_COMMIT: Drawn(0.5),
+        Kind.CUT_BOTH: Drawn(1, 0.5, 20),
+        Kind.LOSE_SERVER: Drawn(1, 5, 60),
     },
     Focus.PREEMPTIONS: {
         Kind.SCALE: Drawn(8),
@@ -536,6 +556,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         focus = Focus.DEADLINES
     if count > 0 and shape.focus and seed % WITH_NEWCOMERS[1] == WITH_NEWCOMERS[0]:
         focus = Focus.NEWCOMERS
+    if count > 0 and shape.focus and seed % WITH_STOPS[1] == WITH_STOPS[0]:
+        focus = Focus.STOPS
     resizes = count > 0 and chance.random() < RESIZES if focus is None else focus is Focus.RESIZES
     drawn = RESIZES_DRAWN if resizes else {kind: DRAWN[kind] for kind in kinds}
     moment_of = _MOMENT_OF[focus] if focus is not None else _resize_moment if resizes else _moment
@@ -799,7 +821,7 @@ def _resize_moment(chance: random.Random, kind: Kind) -> Moment:
 
 
 def _preemption_moment(chance: random.Random, kind: Kind) -> Moment:
-    if kind in (Kind.SCALE, Kind.SET_POLICY):
+    if kind in (Kind.SCALE, Kind.SET_POLICY, Kind.PAUSE, Kind.HOLD):
         return chance.choice((Moment.AT_ONCE, Moment.AT_ONCE, Moment.STOP, Moment.SAVE, Moment.ORDER))
     return chance.choice((Moment.AT_ONCE, Moment.STOP, Moment.STOP, Moment.SAVE, Moment.ORDER, Moment.REQUEST))
 
@@ -827,6 +849,7 @@ _MOMENT_OF: dict[Focus, Callable[[random.Random, Kind], Moment]] = {
     Focus.DEADLINES: _moment,
     Focus.DRAINS: _moment,
     Focus.NEWCOMERS: _resize_moment,
+    Focus.STOPS: _preemption_moment,
 }
 
 

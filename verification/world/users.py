@@ -15,10 +15,12 @@ from elasticd.protocol.messages import (
     CordonServer,
     Envelope,
     LendGpus,
+    Pause,
     Refused,
     RemoveServer,
     Reply,
     Request,
+    Resume,
     Scale,
     ServerRemoved,
     SetPolicy,
@@ -55,6 +57,7 @@ class Users(Process):
         self._asked: dict[str, str] = {}  # by the id of each request that was answered: how the controller calls it
         self._adoptions = 0
         self._removals: dict[str, tuple[Agent, float]] = {}
+        self._pauses: dict[str, tuple[JobId, float]] = {}  # by the name of the request: for how long
         self.born()
 
     def deadline(self) -> float | None:
@@ -83,6 +86,17 @@ class Users(Process):
         if job is not None:
             self._world.oracle.asked_to_cancel(job)
             self.ask(f"cancel-{number}", Cancel(job=job), self._world.people.actor(job, number))
+
+    def pause(self, number: int, who: int, for_s: float, hold: bool) -> None:
+        """Some job does not run for so long, or does not start again; then an operator, who may, lets it go."""
+        job = self._some_job(who)
+        if job is not None:
+            self._pauses[f"pause-{number}"] = job, for_s
+            self.ask(f"pause-{number}", Pause(job=job, hold=hold), self._world.people.actor(job, number))
+
+    def _is_paused(self, name: str) -> None:
+        job, for_s = self._pauses[name]
+        self._world.after(for_s, self.ask, f"resume-{name}", Resume(job=job))
 
     def set_policy(self, number: int, who: int) -> None:
         policy = POLICIES[who % len(POLICIES)]
@@ -187,6 +201,8 @@ class Users(Process):
             return
         self._world.cordons.answered(reply.id, request, reply.answer)
         self.answers_by_id[reply.id] = reply.answer
+        if isinstance(request, Pause):
+            self._is_paused(reply.id)
         if isinstance(request, RemoveServer) and self._is_removed(request.server, reply.answer):
             self._removed(reply.id)
         if isinstance(reply.answer, Refused):

@@ -1,0 +1,90 @@
+"""What users do with jobs that are to stop, wait, or go on: pause, hold, resume.
+
+A job that gives its GPUs back by hand is preempted as by a policy: its state is saved first (`reconcile.saving`). One field of
+its record (`JobRecord.withheld`) keeps it from running afterwards, since no policy sees a job that is withheld. Its time of
+submission stays the same, so that it has its old place in the queue when it is resumed.
+"""
+
+from __future__ import annotations
+
+from ...protocol.errors import NotAllowed, RequestRefused
+from ...protocol.messages import Answer, EventKind, Paused, Resumed, Withheld, Withholding
+from ...protocol.model import JobPhase
+from ...protocol.principals import Role
+from ...protocol.texts import over_words
+from ..cluster import Cluster
+from ..events import ClientRequest
+from ..jobs.job import Job
+from ..reconcile.promising import not_planned
+from ..reconcile.targets import retarget
+from .authority import by, check_job
+
+
+def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bool) -> Answer | None:
+    """`hold`: it keeps the GPUs that it has. None: a controller that has just started has not heard of all servers yet. Raises
+    RequestRefused, NotAllowed."""
+    act, how = ("hold", Withholding.HOLD) if hold else ("pause", Withholding.PAUSE)
+    check_job(asked.who, job, act)
+    check_unfinished(job)
+    before = job.record.withheld
+    if before is not None and (before.how is how or hold):
+        return Paused(job=job.id, before=before)
+    if not hold:
+        check_stops(job, act)
+        if cluster.awaited:
+            return None
+    operator = asked.who.role is Role.OPERATOR or (before is not None and before.operator)
+    withheld = Withheld(how=how, since_s=now, by=by(asked.who), operator=operator)
+    runs = hold and bool(job.record.target)
+    text = f"{'held' if hold else 'paused'}{withheld.by}" + (": it runs on, and does not start again" if runs else "")
+    cluster.tell(now, EventKind.HOLDING if hold else EventKind.PAUSED, job.id, text)
+    cluster.audit(now, asked, act, job.id, text)
+    withhold(cluster, now, job, withheld, text)
+    return Paused(job=job.id, runs=runs)
+
+
+def withhold(cluster: Cluster, now: float, job: Job, withheld: Withheld, why: str) -> None:
+    """No policy gives it GPUs any more. It is preempted if it has some, but for a hold. `why`: in words."""
+    job.update(withheld=withheld)
+    if job.record.target and job.is_withheld:
+        retarget(cluster, now, job, (), why)
+    if job.is_withheld:
+        not_planned(cluster, now, job, why)
+    cluster.mark_dirty(job)
+    cluster.schedule_due = True
+
+
+def resume(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
+    """It may run again. Raises RequestRefused, NotAllowed."""
+    check_job(asked.who, job, "resume")
+    check_unfinished(job)
+    before = job.record.withheld
+    if before is None:
+        return Resumed(job=job.id)
+    if before.operator and asked.who.role is not Role.OPERATOR:
+        raise NotAllowed(f"{job.id} was {before.how.past}{before.by}: only operators may let it run again")
+    text = f"{before.how.back}d{by(asked.who)}"
+    job.update(withheld=None)
+    cluster.mark_dirty(job)
+    cluster.schedule_due = True
+    cluster.tell(now, EventKind.RESUMED, job.id, text)
+    cluster.audit(now, asked, "resume", job.id, text)
+    return Resumed(job=job.id, before=before)
+
+
+def check_unfinished(job: Job) -> None:
+    """Raises RequestRefused for a job that is over, or about to be."""
+    if job.final:
+        raise RequestRefused(f"{job.id} is over already: it {over_words(job.record.phase)}")
+    withheld = job.record.withheld
+    if withheld is not None and withheld.how is Withholding.CANCEL:
+        raise RequestRefused(f"{job.id} {job.why_withheld}")
+
+
+def check_stops(job: Job, act: str) -> None:
+    """Raises RequestRefused for a job that would lose what it has done: a command that saves nothing."""
+    if job.gang and (job.spec.restarts is not None or job.record.phase is JobPhase.RUNNING):
+        raise RequestRefused(
+            f"{job.id} runs, and has not called elastic.join(): its state cannot be saved, so it cannot be {act}d; "
+            f"`elasticctl cancel {job.id}` ends it"
+        )

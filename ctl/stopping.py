@@ -1,0 +1,117 @@
+"""Commands that make jobs stop, wait and go on: pause, resume, hold, release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Generic, TypeVar
+
+import typer
+
+from ..protocol.errors import ClusterUnreachable, ElasticError
+from ..protocol.messages import Answer, JobView, Pause, Paused, Request, Resume, Resumed
+from . import completion, render
+from .context import JSON, Context, of, print_json, say
+from .waiting import Waiting, limit_s
+
+SAVED_WITHIN = "1h"  # the most that a job's state may take to be saved
+
+A = TypeVar("A", bound=Answer)
+
+JOBS = typer.Argument(help="Which jobs.", show_default=False, autocompletion=completion.jobs)
+NO_WAIT = typer.Option("--no-wait", help="Return as soon as they have been told to.")
+TIMEOUT = typer.Option(help="Wait no longer than this; they stop all the same.")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    for command in (pause, resume, hold, release):
+        app.command()(command)
+
+
+def pause(
+    context: typer.Context,
+    jobs: Annotated[list[str], JOBS],
+    no_wait: Annotated[bool, NO_WAIT] = False,
+    timeout: Annotated[str, TIMEOUT] = SAVED_WITHIN,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Stop jobs until `resume`: each saves its state, gives its GPUs back, and keeps its place in the queue."""
+    shared, within_s = of(context), limit_s(timeout)
+    told = _Each(shared, jobs, lambda name: Pause(job=name), Paused)
+    views = [
+        shared.job(one.job) if no_wait else until_stopped(shared, one.job, within_s, "paused") for one in told.answers
+    ]
+    told.show(as_json, "paused", [(_saved(view), f"{view.job} paused: {render.kept(view)}") for view in views])
+
+
+def hold(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+    """Keep jobs that wait from starting, until `release`. One that runs goes on: `pause` stops it."""
+    told = _Each(of(context), jobs, lambda name: Pause(job=name, hold=True), Paused)
+    told.show(as_json, "held", [({"job": one.job, "runs": one.runs}, _held(one)) for one in told.answers])
+
+
+def _held(one: Paused) -> str:
+    if one.before is not None:
+        return f"{one.job} is {one.before.how.past} already"
+    if one.runs:
+        return f"{one.job} held: it runs on, and does not start again once it has lost its GPUs (`pause` stops it now)"
+    return f"{one.job} held"
+
+
+def resume(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+    """Let jobs run again that were paused or held."""
+    told = _Each(of(context), jobs, lambda name: Resume(job=name), Resumed)
+    told.show(as_json, "resumed", [({"job": one.job}, _resumed(one)) for one in told.answers])
+
+
+def release(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+    """Let jobs start that were held: the same as `resume`."""
+    resume(context, jobs, as_json)
+
+
+def _resumed(one: Resumed) -> str:
+    if one.before is None:
+        return f"{one.job} was neither paused nor held"
+    return f"{one.job} {one.before.how.back}d"
+
+
+def until_stopped(shared: Context, job: str, within_s: float | None, what: str) -> JobView:
+    """Poll until no process of `job` is left, so that its state is saved, or could not be. `what`: "paused"."""
+    waiting = Waiting(f"{job} to save its state", within_s, f"; it is {what} all the same")
+    while (view := shared.job(job)).workers and (view.withheld is not None or view.phase.final):
+        waiting.pause(view.reason)
+    return view
+
+
+def _saved(view: JobView) -> dict[str, object]:
+    return {"job": view.job, "step": view.step, "saved_step": view.saved_step}
+
+
+class _Each(Generic[A]):
+    """The answers for each of several jobs: those that refuse are told in the end, and make the exit code."""
+
+    def __init__(
+        self, shared: Context, jobs: Sequence[str], request: Callable[[str], Request], answer: type[A]
+    ) -> None:
+        self.answers: list[A] = []
+        self._refused: list[tuple[str, ElasticError]] = []
+        for name in dict.fromkeys(jobs):
+            try:
+                self.answers.append(shared.ask(request(name), answer))
+            except ClusterUnreachable:
+                raise
+            except ElasticError as error:
+                self._refused.append((name, error))
+
+    def show(self, as_json: bool, what: str, told: Sequence[tuple[dict[str, object], str]]) -> None:
+        """What became of those that were told, as documents and in words. Raises Exit if any was refused."""
+        if as_json:
+            refused = [{"job": name, "reason": str(error)} for name, error in self._refused]
+            print_json({what: [document for document, _ in told], "refused": refused})
+        else:
+            for _, text in told:
+                print(text)
+        for _, error in self._refused:
+            say(f"elasticctl: {error}")
+        if self._refused:
+            raise typer.Exit(max(error.exit_code for _, error in self._refused))

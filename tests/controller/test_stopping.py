@@ -1,0 +1,227 @@
+"""Jobs that users stop, hold and let go on: what becomes of their GPUs, their state and their place in the queue."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.protocol.messages import (
+    Cancel,
+    EventKind,
+    GetJob,
+    Pause,
+    Paused,
+    Refused,
+    Resume,
+    Resumed,
+    Scale,
+    StartWorker,
+    StopWorker,
+    Submit,
+    Withholding,
+)
+from elasticd.protocol.model import Deadline, JobPhase, WorkerPhase
+from elasticd.protocol.principals import Principal, Role
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+
+ALICE = Principal(role=Role.USER, name="alice", account="alice")
+BOB = Principal(role=Role.USER, name="bob", account="bob")
+OLGA = Principal(role=Role.OPERATOR, name="olga", account="olga")
+
+
+def saves(world: Any, job: Any, step: int) -> None:
+    """The workers of a job that was preempted save the state after `step`, and end."""
+    for worker in world.running(job.id):
+        status = world.find(worker)[1].status
+        world.report(worker, WorkerPhase.TRAINING, status.generation, step, saved=step)
+    world.reap()
+
+
+def paused(world: Any, step: int = 10) -> Any:
+    """A job that has trained on two GPUs, was paused, and has saved its state."""
+    job = one_running(world, gpus=2, step=step)
+    world.ask(Pause(job=job.id))
+    saves(world, job, step)
+    return job
+
+
+def reason(world: Any, job: Any, who: Any = OLGA) -> str:
+    return str(world.ask(GetJob(job=job.id), who=who).job.reason)
+
+
+def test_a_job_that_is_paused_saves_its_state_and_gives_its_gpus_to_others():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=2)
+    other = world.submit(job_spec("other", 2, 2))
+    assert not other.record.target
+    assert world.ask(Pause(job=job.id)) == Paused(job=job.id)
+    assert all(stop.save for stop in world.messages(StopWorker))
+    assert reason(world, job).startswith("saves its state; at most 30 s more; paused: `elasticctl resume digits-1`")
+    saves(world, job, 10)
+    assert job.record.phase is JobPhase.PENDING
+    assert (job.record.target, job.record.workers, job.record.saved_step) == ((), (), 10)
+    assert len(other.record.target) == 2
+    view = world.ask(GetJob(job=job.id)).job
+    assert (view.withheld.how, view.saved_step) == (Withholding.PAUSE, 10)
+    assert {EventKind.PAUSED, EventKind.PREEMPTED} <= set(world.kinds(job.id))
+
+
+def test_a_paused_job_does_not_run_again_before_it_is_resumed_whatever_happens():
+    world = World({"s1": 2})
+    job = paused(world)
+    world.restart()
+    world.ask(Scale(job=job.id, share=1))
+    world.pass_time(600)
+    world.sent.clear()
+    assert not job.record.target
+    assert world.ask(Resume(job=job.id)).before.how is Withholding.PAUSE
+    assert {start.checkpoint_step for start in world.messages(StartWorker)} == {10}
+    assert world.job(job.id).record.withheld is None
+    assert EventKind.RESUMED in world.kinds(job.id)
+
+
+def test_a_resumed_job_has_its_old_place_in_the_queue():
+    world = World({"s1": 2}, policy="fifo")
+    job = paused(world)
+    running = world.submit(job_spec("running", 2, 2))
+    world.settle(running.id)
+    later = world.submit(job_spec("later", 2, 2))
+    world.ask(Resume(job=job.id))
+    world.ask(Cancel(job=running.id))
+    world.reap()
+    assert job.record.target
+    assert not later.record.target
+
+
+def test_a_pending_job_is_held_and_starts_when_it_is_released():
+    world = World({"s1": 2})
+    running = world.submit(job_spec("running", 2, 2))
+    world.settle(running.id)
+    job = world.submit(job_spec(low=2, high=2))
+    assert not world.ask(Pause(job=job.id, hold=True)).runs
+    world.ask(Cancel(job=running.id))
+    world.reap()
+    assert not job.record.target
+    assert reason(world, job) == "held: `elasticctl release digits-2` lets it run again"
+    world.ask(Resume(job=job.id))
+    assert job.record.target
+
+
+def test_a_running_job_that_is_held_runs_on_and_does_not_start_again():
+    world = World({"s1": 2}, policy="srtf")
+    job = world.submit(job_spec("long", 2, 2, max_steps=10_000))
+    world.settle(job.id)
+    assert world.ask(Pause(job=job.id, hold=True)).runs
+    assert job.record.phase is JobPhase.RUNNING
+    assert reason(world, job).startswith("held: it runs on, and does not start again")
+    short = world.submit(job_spec("short", 2, 2, max_steps=1, throughput={2: 1000.0}))
+    assert not job.record.target
+    saves(world, job, 10)
+    world.settle(short.id)
+    world.ask(Cancel(job=short.id))
+    world.reap()
+    world.pass_time(60)
+    assert not job.record.target
+    world.ask(Resume(job=job.id))
+    assert job.record.target
+
+
+def test_who_pauses_a_held_job_stops_it_and_who_holds_a_paused_one_changes_nothing():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=2)
+    world.ask(Pause(job=job.id, hold=True))
+    world.ask(Pause(job=job.id))
+    assert job.record.withheld.how is Withholding.PAUSE
+    assert world.ask(Pause(job=job.id, hold=True)).before == job.record.withheld
+    assert world.ask(Pause(job=job.id)).before == job.record.withheld
+    assert world.kinds(job.id).count(EventKind.PAUSED) == 1
+
+
+def test_what_an_operator_has_paused_only_operators_let_go():
+    world = World({"s1": 2})
+    job = world.submit(job_spec(), ALICE)
+    world.settle(job.id)
+    world.ask(Pause(job=job.id), who=OLGA)
+    assert reason(world, job, ALICE).endswith("paused by operator olga: `elasticctl resume digits-1` lets it run again")
+    answer = world.ask(Resume(job=job.id), who=ALICE)
+    assert answer.not_allowed
+    assert "only operators" in answer.reason
+    assert world.ask(Pause(job=job.id), who=ALICE).before == job.record.withheld
+    assert isinstance(world.ask(Resume(job=job.id), who=OLGA), Resumed)
+
+
+def test_a_user_resumes_his_own_job():
+    world = World({"s1": 2})
+    job = world.submit(job_spec(), ALICE)
+    world.ask(Pause(job=job.id), who=ALICE)
+    assert world.ask(Resume(job=job.id), who=BOB).not_allowed
+    assert isinstance(world.ask(Resume(job=job.id), who=ALICE), Resumed)
+
+
+def test_a_command_without_a_state_is_not_paused_and_one_that_is_over_neither():
+    world = World({"s1": 2})
+    job = world.submit(job_spec("plain", 2, 2, restarts=0))
+    for worker in world.running(job.id):
+        assert worker
+    answer = world.ask(Pause(job=job.id))
+    assert isinstance(answer, Refused)
+    assert "its state cannot be saved" in answer.reason
+    assert job.record.target
+    world.ask(Cancel(job=job.id))
+    assert "is over already" in world.ask(Pause(job=job.id)).reason
+    assert "is over already" in world.ask(Resume(job=job.id)).reason
+
+
+def test_to_resume_a_job_that_nobody_has_paused_changes_nothing():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=1)
+    before = job.record
+    assert world.ask(Resume(job=job.id)) == Resumed(job=job.id)
+    assert job.record is before
+
+
+def test_explain_says_that_resuming_helps_and_who_may_do_it():
+    world = World({"s1": 2})
+    job = paused(world)
+    found = world.ask(GetJob(job=job.id, explain=True)).explanation
+    assert found.reasons == ("paused: `elasticctl resume digits-1` lets it run again",)
+    assert [(one.kind, one.command, one.by) for one in found.remedies] == [("resume", "elasticctl resume digits-1", "")]
+    assert found.remedies[0].share_gpus
+
+
+def test_a_controller_that_has_just_started_pauses_when_it_has_heard_of_its_servers():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=2)
+    world.restart(hello=False)
+    assert world.ask(Pause(job=job.id), request_id="early") is None
+    world.hello("s1")
+    world.turn()
+    assert world.ask(Pause(job=job.id), request_id="early") == Paused(job=job.id)
+
+
+@pytest.mark.parametrize("policy", ["elastic", "max-min"])
+def test_the_promise_of_a_paused_job_breaks_and_may_hold_again(policy: str):
+    world = World({"s1": 2}, policy=policy)
+    spec = job_spec("due", 1, 2, max_steps=100, throughput={1: 1.0, 2: 2.0}, deadline=Deadline(in_s=10_000.0))
+    answer = world.ask(Submit(spec=spec))
+    job = world.job(answer.job)
+    world.settle(job.id, step=3)
+    world.ask(Pause(job=job.id))
+    texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.ENDANGERED]
+    assert texts, world.story()
+    assert texts[-1].endswith("; it is paused")
+    saves(world, job, 3)
+    world.ask(Resume(job=job.id))
+    world.settle(job.id, step=4)
+    assert world.kinds(job.id)[-1] is not EventKind.ENDANGERED
