@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, status, scale, profile, cancel, wait."""
+"""Commands about jobs: submit, status, scale, profile, wait."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import typer
 
 from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import (
-    Cancel,
-    Cancelled,
     Forecast,
     Forecasted,
     GetEnded,
@@ -68,7 +66,7 @@ def add_to(app: typer.Typer) -> None:
         epilog="Give a job file, or a command after --. Of your environment PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH, "
         "LD_LIBRARY_PATH, HOME, LANG and USER travel with the job, nothing else: use --env or the file.",
     )(submit)
-    for command in (status, scale, profile, cancel, wait):
+    for command in (status, scale, profile, wait):
         app.command()(command)
 
 
@@ -529,23 +527,6 @@ def profile(
         waiting.pause(view.reason)
     lines = "\n".join(render.point_line(point) for point in view.curve)
     _answer(as_json, {"job": view.job, "curve": render.plain(view.curve)}, lines)
-
-
-def cancel(
-    context: typer.Context,
-    jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False, autocompletion=completion.jobs)],
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """End jobs."""
-    shared = of(context)
-    names = [shared.job(job).job for job in jobs] if len(jobs) > 1 else jobs  # all are known before any is ended
-    cancelled: list[str] = []
-    try:
-        for name in names:
-            cancelled.append(shared.ask(Cancel(job=name), Cancelled).job)  # noqa: PERF401  each counts if a later one fails
-    finally:  # those that were, if one of the others may not be
-        if cancelled:
-            _answer(as_json, {"cancelled": cancelled}, "\n".join(f"{job} cancelled" for job in cancelled))
 
 
 def wait(

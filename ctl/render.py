@@ -31,7 +31,7 @@ from ..protocol.messages import (
 )
 from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize
 from ..protocol.principals import LOCAL
-from ..protocol.texts import RELEASED, gpu_count, ranges
+from ..protocol.texts import RELEASED, gpu_count, ranges, steps_kept
 from .promises import deadline_line, slack
 from .tables import Cell, Column, Row, Table
 from .words import clock as clock
@@ -162,20 +162,23 @@ def kept(job: JobView) -> str:
     saved = job.saved_step + 1 if job.saved_step is not None else 0
     if not done and not saved:
         return "it has done no step yet"
-    after = f"after {done:,} step{'s' if done != 1 else ''}"
-    if saved >= done:
-        return f"{after}, its state is saved"
-    return f"{after}; " + (f"what is saved is the state after {saved:,}" if saved else "nothing of that is saved")
+    return steps_kept(done, saved)
 
 
 def outcome(job: JobView, gap: str = " ") -> str:
     """How it stands with a job, and why."""
-    why = because(job)
-    return f"{job.job}{gap}{job.phase.value}" + (f": {printable(why)}" if why else "")
+    return f"{job.job}{gap}{_phase_and_reason(job.phase.value, job.phase.value, job.reason)}"
+
+
+def _phase_and_reason(phase: str, told: str, reason: str) -> str:
+    """`told`: the phase with what follows it. A reason may begin with the phase itself: "cancelled by alice"."""
+    if reason.startswith(phase):
+        return told + printable(reason.removeprefix(phase))
+    return told + (f": {printable(reason)}" if reason else "")
 
 
 def because(job: JobView) -> str:
-    """Its reason, to follow its phase: without the word for it, "by alice"."""
+    """A job's reason without the word for its phase, as a note beside the phase: "by alice"."""
     if job.phase is not JobPhase.CANCELLED:
         return job.reason
     return job.reason.removeprefix(job.phase.value).lstrip(" ,;:")
@@ -185,10 +188,10 @@ def verdict(job: JobView) -> str:
     """How a job that is over has ended, and after how long."""
     ran = f" after {span((job.finished_s or job.submitted_s) - job.submitted_s)}"
     code = f" (exit code {job.exit_code})" if (job.exit_code or 0) > 0 and job.phase is JobPhase.FAILED else ""
-    how = f": {printable(because(job))}" if because(job) else ""
-    if not how and job.step is not None and job.batch_samples:
-        how = f": {job.step + 1} steps of {job.batch_samples} samples each"
-    return f"{job.job} {job.phase.value}{ran}{code}{how}"
+    reason, phase = job.reason, job.phase.value
+    if not reason and job.step is not None and job.batch_samples:
+        reason = f"{job.step + 1} steps of {job.batch_samples} samples each"
+    return f"{job.job} {_phase_and_reason(phase, f'{phase}{ran}{code}', reason)}"
 
 
 def submitted(job: str, spec: JobSpec, joins: bool = True) -> str:

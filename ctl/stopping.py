@@ -1,4 +1,4 @@
-"""Commands that make jobs stop, wait and go on: pause, resume, hold, release."""
+"""Commands that make jobs stop, wait and go on: cancel, pause, resume, hold, release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, Generic, TypeVar
 import typer
 
 from ..protocol.errors import ClusterUnreachable, ElasticError
-from ..protocol.messages import Answer, JobView, Pause, Paused, Request, Resume, Resumed
+from ..protocol.messages import Answer, Cancel, Cancelled, JobView, Pause, Paused, Request, Resume, Resumed, Withholding
+from ..protocol.model import JobPhase
 from . import completion, render
 from .context import JSON, Context, of, print_json, say
 from .waiting import Waiting, limit_s
@@ -24,8 +25,36 @@ TIMEOUT = typer.Option(help="Wait no longer than this; they stop all the same.")
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (pause, resume, hold, release):
+    for command in (cancel, pause, resume, hold, release):
         app.command()(command)
+
+
+def cancel(
+    context: typer.Context,
+    jobs: Annotated[list[str], JOBS],
+    at_once: Annotated[
+        bool, typer.Option("--now", help="Do not save what they have done since the last checkpoint.")
+    ] = False,
+    no_wait: Annotated[bool, NO_WAIT] = False,
+    timeout: Annotated[str, TIMEOUT] = SAVED_WITHIN,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """End jobs. What has trained saves its state first."""
+    shared, within_s = of(context), limit_s(timeout)
+    told = _Each(shared, jobs, lambda name: Cancel(job=name, save=not at_once), Cancelled)
+    views = [
+        shared.job(one.job) if no_wait or not one.saving else until_stopped(shared, one.job, within_s, "cancelled")
+        for one in told.answers
+    ]
+    told.show(as_json, "cancelled", [(_saved(view), _cancelled(view)) for view in views])
+
+
+def _cancelled(view: JobView) -> str:
+    if not view.phase.final:
+        return f"{view.job} is being cancelled: its state is saved first"
+    if view.phase is not JobPhase.CANCELLED:  # it had come to its end
+        return render.outcome(view)
+    return f"{view.job} cancelled" + (f" {render.kept(view)}" if view.step is not None else "")
 
 
 def pause(
@@ -78,7 +107,7 @@ def _resumed(one: Resumed) -> str:
 def until_stopped(shared: Context, job: str, within_s: float | None, what: str) -> JobView:
     """Poll until no process of `job` is left, so that its state is saved, or could not be. `what`: "paused"."""
     waiting = Waiting(f"{job} to save its state", within_s, f"; it is {what} all the same")
-    while (view := shared.job(job)).workers and (view.withheld is not None or view.phase.final):
+    while (view := shared.job(job)).withheld is not None and (view.workers or view.withheld.how is Withholding.CANCEL):
         waiting.pause(view.reason)
     return view
 
@@ -107,7 +136,8 @@ class _Each(Generic[A]):
         """What became of those that were told, as documents and in words. Raises Exit if any was refused."""
         if as_json:
             refused = [{"job": name, "reason": str(error)} for name, error in self._refused]
-            print_json({what: [document for document, _ in told], "refused": refused})
+            documents = [document for document, _ in told]
+            print_json({what: [document["job"] for document in documents], "jobs": documents, "refused": refused})
         else:
             for _, text in told:
                 print(text)

@@ -45,3 +45,12 @@ def ranges(numbers: Iterable[int]) -> str:
 def over_words(phase: JobPhase) -> str:
     """Of a job that is over, after "it": "has finished", "has failed", "was cancelled"."""
     return "was cancelled" if phase is JobPhase.CANCELLED else f"has {phase.value}"
+
+
+def steps_kept(done: int, saved: int) -> str:
+    """How far a job has come that has given its GPUs back, and how much of that is saved, both in steps: "after 12 steps, its
+    state is saved"."""
+    after = f"after {done:,} step{'' if done == 1 else 's'}"
+    if saved >= done:
+        return f"{after}, its state is saved"
+    return f"{after}; " + (f"what is saved is the state after {saved:,}" if saved else "nothing of that is saved")

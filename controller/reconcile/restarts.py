@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...protocol.exits import OTHER_CODE
-from ...protocol.messages import EventKind, Failure
+from ...protocol.messages import EventKind, Failure, Withholding
 from ...protocol.model import Fault, JobPhase
-from ...protocol.texts import span
+from ...protocol.texts import span, steps_kept
 from ...protocol.times import REST_S
 from .. import accounting
 from ..cluster import Cluster
@@ -123,6 +123,17 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
             stop_worker(cluster, now, job, entry.worker)
     if phase is JobPhase.FINISHED and job.record.workers:
         job.stop_rest_at = now + REST_S
+
+
+def end_cancelled(cluster: Cluster, now: float, job: Job) -> None:
+    """A job that is being cancelled is over when none of its workers is left: its state is saved, or could not be."""
+    withheld = job.record.withheld
+    if withheld is None or withheld.how is not Withholding.CANCEL or job.final or job.record.workers:
+        return
+    saved = job.record.saved_step
+    kept_steps = saved + 1 if saved is not None else 0
+    text = f"cancelled{withheld.by}, {steps_kept(job.steps_done, kept_steps)}"
+    end_job(cluster, now, job, JobPhase.CANCELLED, text)
 
 
 def _tell_of_deadline(cluster: Cluster, now: float, job: Job, phase: JobPhase) -> None:

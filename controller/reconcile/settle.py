@@ -16,7 +16,7 @@ from .gangs import fall, leave_bad_gpus
 from .growth import keep_together
 from .orders import give_order
 from .processes import start_waiting, stop_unneeded
-from .restarts import start_again
+from .restarts import end_cancelled, start_again
 from .saving import see_to_saving, suspend
 from .targets import set_targets
 
@@ -68,3 +68,4 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
     if not job.final:
         stop_unneeded(cluster, now, job)
         see_to_saving(cluster, now, job)
+        end_cancelled(cluster, now, job)

@@ -7,7 +7,6 @@ import itertools
 from ...protocol.errors import RequestRefused, UserError
 from ...protocol.messages import (
     Answer,
-    Cancelled,
     EventKind,
     Forecasted,
     Profiling,
@@ -31,7 +30,6 @@ from ..jobs.job import Job
 from ..jobs.records import Submission
 from ..reconcile.profiling import profile_now
 from ..reconcile.promising import Judged, judged, promise_view, told_with
-from ..reconcile.restarts import end_job
 from ..reconcile.settle import settle
 from . import snapshots
 from .authority import by, check_job, signed
@@ -311,16 +309,3 @@ def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Ans
     )
     settle(cluster, now)
     return Profiling(job=job.id, shares=shares)
-
-
-def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
-    check_job(asked.who, job, "cancel")
-    if job.record.phase is JobPhase.CANCELLED:
-        return Cancelled(job=job.id)
-    if job.final:
-        raise RequestRefused(f"{job.id} is over already: it {over_words(job.record.phase)}")
-    text = f"cancelled{by(asked.who)}"
-    job.update(ended_by=asked.who.name)
-    end_job(cluster, now, job, JobPhase.CANCELLED, text)
-    cluster.audit(now, asked, "cancel", job.id, text)
-    return Cancelled(job=job.id)

@@ -60,7 +60,7 @@ from ..cluster import Cluster, PendingLog
 from ..events import ClientRequest
 from ..intake.guests import adopt
 from . import snapshots
-from .acts import cancel, forecast, profile, scale, submit
+from .acts import forecast, profile, scale, submit
 from .authority import by, check, check_job
 from .explaining import explanation
 from .finding import find_id, find_job
@@ -69,7 +69,7 @@ from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .quotas import quotas_found
 from .servers import act_of, cordon_server, remove_server, uncordon_server
-from .stopping import pause, resume
+from .stopping import cancel, pause, resume
 from .usage import report
 from .views import full_view
 
@@ -206,8 +206,8 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return scale(cluster, now, asked, request, fetched)
         case Profile(job=name):
             return profile(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
-        case Cancel(job=name):
-            return cancel(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
+        case Cancel(job=name, save=save):
+            return cancel(cluster, now, asked, find_job(cluster, asked.who, name, fetched), save)
         case Pause(job=name, hold=hold):
             return pause(cluster, now, asked, find_job(cluster, asked.who, name, fetched), hold)
         case Resume(job=name):

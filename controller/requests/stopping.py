@@ -1,4 +1,4 @@
-"""What users do with jobs that are to stop, wait, or go on: pause, hold, resume.
+"""What users do with jobs that are to stop, wait, or go on: pause, hold, resume, cancel.
 
 A job that gives its GPUs back by hand is preempted as by a policy: its state is saved first (`reconcile.saving`). One field of
 its record (`JobRecord.withheld`) keeps it from running afterwards, since no policy sees a job that is withheld. Its time of
@@ -8,7 +8,7 @@ submission stays the same, so that it has its old place in the queue when it is 
 from __future__ import annotations
 
 from ...protocol.errors import NotAllowed, RequestRefused
-from ...protocol.messages import Answer, EventKind, Paused, Resumed, Withheld, Withholding
+from ...protocol.messages import Answer, Cancelled, EventKind, Paused, Resumed, Withheld, Withholding
 from ...protocol.model import JobPhase
 from ...protocol.principals import Role
 from ...protocol.texts import over_words
@@ -16,6 +16,7 @@ from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
 from ..reconcile.promising import not_planned
+from ..reconcile.restarts import end_job
 from ..reconcile.targets import retarget
 from .authority import by, check_job
 
@@ -72,10 +73,38 @@ def resume(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answ
     return Resumed(job=job.id, before=before)
 
 
-def check_unfinished(job: Job) -> None:
-    """Raises RequestRefused for a job that is over, or about to be."""
+def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: bool) -> Answer | None:
+    """It ends; `save`: when its state is saved, if a worker has it. None: as for `pause`. Raises RequestRefused, NotAllowed."""
+    check_job(asked.who, job, "cancel")
+    check_over(job)
+    withheld = job.record.withheld
+    if save and withheld is not None and withheld.how is Withholding.CANCEL:
+        return Cancelled(job=job.id, saving=True)
+    text = f"cancelled{by(asked.who)}"
+    if not save or not (job.elastic and any(entry.trained for entry in job.record.workers)):
+        job.update(ended_by=asked.who.name)
+        end_job(cluster, now, job, JobPhase.CANCELLED, text)
+        cluster.audit(now, asked, "cancel", job.id, text)
+        return Cancelled(job=job.id)
+    if cluster.awaited:
+        return None
+    job.update(ended_by=asked.who.name)
+    withheld = Withheld(how=Withholding.CANCEL, since_s=now, by=by(asked.who), operator=asked.who.role is Role.OPERATOR)
+    cluster.tell(now, EventKind.CANCELLING, job.id, f"is being cancelled{withheld.by}: its state is saved first")
+    cluster.audit(now, asked, "cancel", job.id, text)
+    withhold(cluster, now, job, withheld, text)
+    return Cancelled(job=job.id, saving=True)
+
+
+def check_over(job: Job) -> None:
+    """Raises RequestRefused for a job that is over."""
     if job.final:
         raise RequestRefused(f"{job.id} is over already: it {over_words(job.record.phase)}")
+
+
+def check_unfinished(job: Job) -> None:
+    """Raises RequestRefused for a job that is over, or about to be."""
+    check_over(job)
     withheld = job.record.withheld
     if withheld is not None and withheld.how is Withholding.CANCEL:
         raise RequestRefused(f"{job.id} {job.why_withheld}")

@@ -71,7 +71,10 @@ class Profiling(Message, frozen=True, kw_only=True):
 
 
 class Cancelled(Message, frozen=True, kw_only=True):
+    """`saving`: it is over as soon as its state is saved."""
+
     job: JobId
+    saving: bool = False
 
 
 class Paused(Message, frozen=True, kw_only=True):

@@ -73,7 +73,10 @@ class Profile(Message, frozen=True, kw_only=True):
 
 
 class Cancel(Message, frozen=True, kw_only=True):
+    """End a job. `save`: its state is saved first, if it has any; an older `elasticctl` does not ask for that."""
+
     job: str
+    save: bool = False
 
 
 class Pause(Message, frozen=True, kw_only=True):

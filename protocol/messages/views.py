@@ -334,6 +334,7 @@ class EventKind(enum.Enum):
     PAUSED = "paused"  # by hand, until somebody resumes it
     HOLDING = "holding"  # by hand: it does not start until somebody releases it
     RESUMED = "resumed"  # by hand
+    CANCELLING = "cancelling"  # by hand: it is over as soon as its state is saved
     WAITING = "waiting"  # it has lost its workers, and gets no GPUs for others now
     SAVER = "saver"  # another worker is to save its state
     RESTARTED = "restarted"  # from its last checkpoint

@@ -11,6 +11,7 @@ import pytest
 
 from elasticd.protocol.messages import (
     Cancel,
+    Cancelled,
     EventKind,
     GetJob,
     Pause,
@@ -225,3 +226,62 @@ def test_the_promise_of_a_paused_job_breaks_and_may_hold_again(policy: str):
     world.ask(Resume(job=job.id))
     world.settle(job.id, step=4)
     assert world.kinds(job.id)[-1] is not EventKind.ENDANGERED
+
+
+def cancelling(world: Any, **changes: Any) -> Any:
+    """A job that trains on two GPUs, and is being cancelled."""
+    job = one_running(world, gpus=2, **changes)
+    assert world.ask(Cancel(job=job.id, save=True)) == Cancelled(job=job.id, saving=True)
+    return job
+
+
+def test_a_cancelled_job_is_over_when_its_state_is_saved_and_says_at_which_step():
+    world = World({"s1": 2})
+    job = cancelling(world)
+    assert all(stop.save for stop in world.messages(StopWorker))
+    assert not job.final
+    assert reason(world, job).endswith("is being cancelled")
+    saves(world, job, 11)
+    assert job.record.phase is JobPhase.CANCELLED
+    assert (job.record.saved_step, job.record.reason) == (11, "cancelled, after 12 steps, its state is saved")
+    assert world.kinds(job.id)[-1] is EventKind.CANCELLED
+    assert EventKind.CANCELLING in world.kinds(job.id)
+
+
+def test_a_cancelled_job_that_cannot_save_is_over_all_the_same_and_says_what_is_lost():
+    world = World({"s1": 2})
+    job = cancelling(world)
+    world.reap()
+    assert job.record.phase is JobPhase.CANCELLED
+    assert job.record.reason == "cancelled, after 11 steps; nothing of that is saved"
+
+
+def test_cancelled_again_without_saving_it_is_over_at_once():
+    world = World({"s1": 2})
+    job = cancelling(world)
+    assert world.ask(Cancel(job=job.id, save=True)) == Cancelled(job=job.id, saving=True)
+    assert "is being cancelled" in world.ask(Resume(job=job.id)).reason
+    world.sent.clear()
+    assert world.ask(Cancel(job=job.id)) == Cancelled(job=job.id)
+    assert job.record.phase is JobPhase.CANCELLED
+    assert not any(stop.save for stop in world.messages(StopWorker))
+
+
+def test_the_next_controller_ends_a_job_that_is_being_cancelled():
+    world = World({"s1": 2})
+    name = cancelling(world).id
+    world.restart()
+    saves(world, world.job(name), 12)
+    assert world.job(name).record.phase is JobPhase.CANCELLED
+    assert world.job(name).record.saved_step == 12
+
+
+def test_what_has_nothing_to_save_is_cancelled_at_once():
+    world = World({"s1": 2})
+    plain = world.submit(job_spec("plain", 2, 2, restarts=0))
+    assert world.ask(Cancel(job=plain.id, save=True)) == Cancelled(job=plain.id)
+    world.reap()
+    job = paused(world)
+    assert world.ask(Cancel(job=job.id, save=True)) == Cancelled(job=job.id)
+    assert job.record.saved_step == 10
+    assert "is over already: it was cancelled" in world.ask(Cancel(job=job.id, save=True)).reason

@@ -112,12 +112,13 @@ def test_a_job_goes_through_its_life(cli: Cli) -> None:
 
 
 @pytest.mark.cluster
-def test_of_several_jobs_none_is_cancelled_if_one_is_unknown(cli: Cli) -> None:
-    job = cli("submit", "sleep.yaml").stdout.strip()
-    assert "there is no job 'nobody-99'" in one_line(cli("cancel", job, "nobody-99", code=2))
-    assert cli.json("status", job)["phase"] != "cancelled"
-    other = cli("submit", "sleep.yaml").stdout.strip()
-    assert cli("cancel", job, other).stdout == f"{job} cancelled\n{other} cancelled\n"
+def test_of_several_jobs_those_that_there_are_are_cancelled_and_the_others_named(cli: Cli) -> None:
+    job, other = (cli("submit", "sleep.yaml").stdout.strip() for _ in range(2))
+    done = cli("cancel", job, "nobody-99", other, code=2)
+    assert done.stdout == f"{job} cancelled\n{other} cancelled\n"
+    assert "there is no job 'nobody-99'" in done.stderr
+    again = cli("cancel", job, code=1)
+    assert f"{job} is over already: it was cancelled" in one_line(again)
 
 
 @pytest.mark.cluster

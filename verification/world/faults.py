@@ -58,6 +58,8 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
         world.users.scale(number, fault.who)
     elif kind is Kind.CANCEL or kind is Kind.CANCEL_IT:
         world.users.cancel(number, fault.who, job if kind is Kind.CANCEL_IT else None)
+    elif kind is Kind.CANCEL_SAVED:
+        world.users.cancel(number, fault.who, save=True)
     elif kind in (Kind.PAUSE, Kind.HOLD):
         world.users.pause(number, fault.who, for_s, hold=kind is Kind.HOLD)
     elif kind is Kind.SET_POLICY:

@@ -424,7 +424,8 @@ class Oracle:
         return known.lineage
 
     def _check_preemption(self, job: JobId, known: _Known, step: int) -> None:
-        """A job that gave its GPUs back begins again. What a worker had that nothing has hit must have been saved."""
+        """A job that gave its GPUs back begins again, or is cancelled, and `step` is saved. What a worker had that nothing has hit
+        must have been saved."""
         preempted, known.preempted = known.preempted, None
         if preempted is None or preempted.step - step <= 1 or known.plan.script.ending in FAILING:
             return
@@ -433,7 +434,9 @@ class Oracle:
             return
         able = [name for name, at in preempted.holders if max(self._hit(name), self._hit(at)) <= calm_at]
         if able:
-            text = f"{job} begins after step {step}, and was preempted after step {preempted.step}; {able[0]} had that state"
+            text = (
+                f"{job} has step {step} left, and was preempted after step {preempted.step}; {able[0]} had that state"
+            )
             raise Violation("a preempted job loses nothing while somebody has its state", text)
 
     # -- the controller
@@ -607,6 +610,10 @@ class Oracle:
             raise Violation("only the script's fault fails a job", f"{job}: {record.reason}")
         if record.phase is JobPhase.CANCELLED and not known.cancelled:
             raise Violation("an ended job stays as it ended", f"{job} is cancelled, and nobody has asked for it")
+        if record.phase is JobPhase.CANCELLED and record.withheld is not None and not record.workers:
+            saving = record.withheld.how is Withholding.CANCEL
+            if saving and not known.uncertain:
+                self._check_preemption(job, known, record.saved_step if record.saved_step is not None else -1)
         if record.phase is JobPhase.FINISHED and not ending.joins:
             whole = [
                 generation
@@ -685,6 +692,8 @@ class Oracle:
         elif isinstance(reply.answer, Cancelled):
             known = self.job(reply.answer.job)
             known.cancelled = True
+            if reply.answer.saving and known.record is not None and known.record.withheld is not None:
+                return  # it is over when its state is saved
             if known.record is not None and known.record.phase is not JobPhase.CANCELLED:
                 text = f"{reply.answer.job} is said to be cancelled, and is {known.record.phase.value}"
                 raise Violation("record, then act", text)

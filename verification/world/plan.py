@@ -160,6 +160,7 @@ class Kind(enum.Enum):
     FORGE = "let somebody take server over, and forge reports"
     SCALE = "scale a job"
     CANCEL = "cancel a job"
+    CANCEL_SAVED = "cancel a job, with its state saved"
     CANCEL_IT = "cancel the job that it happens to"
     SET_POLICY = "set policy"
     PAUSE = "pause a job, and resume it later"
@@ -319,6 +320,7 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
     Focus.STOPS: {
         Kind.PAUSE: Drawn(6, 1, 120),
         Kind.HOLD: Drawn(2, 1, 120),
+        Kind.CANCEL_SAVED: Drawn(1),
         Kind.SCALE: Drawn(3),
         Kind.SET_POLICY: Drawn(0.5),
         Kind.KILL_SAVER: Drawn(1),

@@ -81,11 +81,11 @@ class Users(Process):
             share = (None, 1, 2, 3, 4, 6)[who // 7 % 6]
             self.ask(f"scale-{number}", Scale(job=job, share=share), self._world.people.actor(job, number))
 
-    def cancel(self, number: int, who: int, this: JobId | None = None) -> None:
+    def cancel(self, number: int, who: int, this: JobId | None = None, save: bool = False) -> None:
         job = this or self._some_job(who)
         if job is not None:
             self._world.oracle.asked_to_cancel(job)
-            self.ask(f"cancel-{number}", Cancel(job=job), self._world.people.actor(job, number))
+            self.ask(f"cancel-{number}", Cancel(job=job, save=save), self._world.people.actor(job, number))
 
     def pause(self, number: int, who: int, for_s: float, hold: bool) -> None:
         """Some job does not run for so long, or does not start again; then an operator, who may, lets it go."""
