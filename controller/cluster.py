@@ -225,6 +225,7 @@ class Cluster:
         self.next_job = 1
         self.next_event = 1
         self.schedule_due = False
+        self.quiet_until_s = -math.inf  # nobody gets GPUs before then, since the cluster is being stopped (Unix time)
         self.gpu_freed = False  # jobs may wait for it
         self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
         self.reserved: JobId | None = None  # for whom GPUs are held
@@ -442,8 +443,10 @@ class Cluster:
 
     @property
     def decision_due_s(self) -> float:
-        """When the scheduler may be asked again (Unix time): with many jobs not at once, as that takes a while."""
-        return self.decided_s + (len(self.index.live) * DECISION_INTERVAL_PER_JOB_S if self.many_jobs else 0.0)
+        """When the scheduler may be asked again (Unix time): with many jobs not at once, as that takes a while; not while the
+        cluster is being stopped."""
+        pause_s = len(self.index.live) * DECISION_INTERVAL_PER_JOB_S if self.many_jobs else 0.0
+        return max(self.decided_s + pause_s, self.quiet_until_s)
 
     @property
     def many_jobs(self) -> bool:

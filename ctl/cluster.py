@@ -101,13 +101,15 @@ def down(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --purge: do not ask.")] = False,
     keep: Annotated[bool, typer.Option("--keep", hidden=True)] = False,  # what older versions had to be told
+    at_once: Annotated[bool, typer.Option("--now", help="Do not let jobs save their state first.")] = False,
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Do not mind hosts that do not answer; what runs there goes on.")
     ] = False,
 ) -> None:
-    """Stop the cluster that `up` has started. Jobs, checkpoints and logs are kept."""
+    """Stop the cluster that `up` has started. Jobs save their state first; jobs, checkpoints and logs are kept."""
     from .local import down as stop
-    from .local import made, read
+    from .local import made, read, runs
+    from .windingdown import save_jobs
 
     if purge and keep:
         raise UserError("--purge and --keep exclude each other")
@@ -115,9 +117,12 @@ def down(
     directory = shared.directory
     if purge and read(directory) is not None and not yes and not _agreed(f"Remove {directory} with {made(directory)}?"):
         raise RequestRefused("nothing is stopped, and nothing is removed")
+    saved = save_jobs(address) if not (purge or at_once) and (address := runs(directory)) is not None else []
     stopped = stop(directory, purge, abandon)
     if (directory / FILE).exists():
         print(f"stopped; kept {directory}" if stopped else f"nothing runs; {directory} has been kept")
+        for line in saved:
+            say(line)
         say(f"It holds {made(directory)}.")
         say(f"`{shared.command('up')}` goes on with them, `{shared.command('down --purge')}` removes them.")
     elif stopped:

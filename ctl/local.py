@@ -141,6 +141,12 @@ def read_address(directory: Path) -> str | None:
     return cluster.controller if cluster is not None else None
 
 
+def runs(directory: Path) -> str | None:
+    """Where the controller of the cluster in `directory` listens, if it runs."""
+    cluster = read(directory)
+    return cluster.controller if cluster is not None and daemon_runs(directory, cluster.daemons, CONTROLLER) else None
+
+
 def up(directory: Path, wanted: Wanted) -> tuple[LocalCluster, list[str]]:
     """Start a cluster, or what is missing of one. Returns it, and the names of the daemons that were started.
 

@@ -77,7 +77,8 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
         end_job(cluster, now, job, JobPhase.FAILED, text, last.exit_code if last is not None else None)
     else:
         job.update(restarts=kept.restarts + 1)
-        where = "from its last checkpoint" if job.elastic else "from the beginning"
+        saved = kept.saved_step if job.elastic else None
+        where = f"from its last checkpoint, of step {saved}" if saved is not None else "from the beginning"
         cluster.tell(now, EventKind.RESTARTED, job.id, f"starts again {where}: {because}")
 
 

@@ -46,6 +46,7 @@ from ...protocol.messages import (
     RemoveServer,
     Request,
     Resume,
+    SaveAll,
     Scale,
     SetPolicy,
     Submit,
@@ -69,7 +70,7 @@ from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .quotas import quotas_found
 from .servers import act_of, cordon_server, remove_server, uncordon_server
-from .stopping import cancel, pause, resume
+from .stopping import cancel, pause, resume, save_all
 from .usage import report
 from .views import full_view
 
@@ -150,6 +151,7 @@ _ACTS: dict[type, str] = {
     Profile: "profile",
     Cancel: "cancel",
     Resume: "resume",
+    SaveAll: "save all jobs",
     GetLog: "read log",
     SetPolicy: "set policy",
     AdoptServer: "adopt server",
@@ -212,6 +214,8 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return pause(cluster, now, asked, find_job(cluster, asked.who, name, fetched), hold)
         case Resume(job=name):
             return resume(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
+        case SaveAll(for_s=for_s):
+            return save_all(cluster, now, asked, for_s)
         case GetJobs() as request:
             return jobs_page(cluster, now, asked.who, request, fetched)
         case GetEnded() as request:

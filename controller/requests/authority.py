@@ -20,6 +20,7 @@ from ...protocol.messages import (
     LendGpus,
     RemoveServer,
     Request,
+    SaveAll,
     SetPolicy,
     UncordonServer,
 )
@@ -40,6 +41,8 @@ def check(who: Principal, request: Request) -> None:
         case AdoptServer(server=server) | RemoveServer(server=server):
             what = "take over" if isinstance(request, AdoptServer) else "remove"
             raise NotAllowed(f"only operators may {what} a server, such as {server[:80]!r}")
+        case SaveAll():
+            raise NotAllowed("only operators may stop all jobs")
         case LendGpus() | EndLoan():
             raise NotAllowed("only operators may lend GPUs, or take them back")
         case CordonServer(server=server) | UncordonServer(server=server):

@@ -7,18 +7,23 @@ submission stays the same, so that it has its old place in the queue when it is 
 
 from __future__ import annotations
 
-from ...protocol.errors import NotAllowed, RequestRefused
-from ...protocol.messages import Answer, Cancelled, EventKind, Paused, Resumed, Withheld, Withholding
+from ...protocol.errors import NotAllowed, RequestRefused, UserError
+from ...protocol.messages import Answer, Cancelled, EventKind, Paused, Resumed, Saving, Withheld, Withholding
 from ...protocol.model import JobPhase
 from ...protocol.principals import Role
 from ...protocol.texts import over_words
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
+from ..jobs.records import WorkerRecord
 from ..reconcile.promising import not_planned
 from ..reconcile.restarts import end_job
 from ..reconcile.targets import retarget
 from .authority import by, check_job
+
+LONGEST_QUIET_S = 600.0
+STOPPED = "the cluster is being stopped"
+MOST_SAVING = 1000  # jobs that are told
 
 
 def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bool) -> Answer | None:
@@ -96,6 +101,26 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: b
     return Cancelled(job=job.id, saving=True)
 
 
+def save_all(cluster: Cluster, now: float, asked: ClientRequest, for_s: float) -> Answer | None:
+    """The cluster is about to be stopped: jobs that can be are preempted, and nobody gets GPUs for so long. None: as for `pause`.
+    Raises UserError."""
+    if not 0 <= for_s <= LONGEST_QUIET_S:
+        raise UserError(f"for_s: 0 to {LONGEST_QUIET_S:g} seconds, not {for_s:g}")
+    if cluster.awaited:
+        return None
+    cluster.quiet_until_s = now + for_s
+    for job in list(cluster.index.live.values()):
+        if job.record.target and stops_whole(job):
+            retarget(cluster, now, job, (), STOPPED, f", since {STOPPED}{by(asked.who)}")
+    cluster.schedule_due = True
+    left = [job.id for job in cluster.index.live.values() if any(map(_saves, job.record.workers))]
+    return Saving(jobs=tuple(left[:MOST_SAVING]))
+
+
+def _saves(entry: WorkerRecord) -> bool:
+    return entry.stopping and entry.trained
+
+
 def check_over(job: Job) -> None:
     """Raises RequestRefused for a job that is over."""
     if job.final:
@@ -110,9 +135,14 @@ def check_unfinished(job: Job) -> None:
         raise RequestRefused(f"{job.id} {job.why_withheld}")
 
 
+def stops_whole(job: Job) -> bool:
+    """Can it give its GPUs back without losing what it has done? A command that saves nothing cannot."""
+    return not job.gang or (job.spec.restarts is None and job.record.phase is not JobPhase.RUNNING)
+
+
 def check_stops(job: Job, act: str) -> None:
     """Raises RequestRefused for a job that would lose what it has done: a command that saves nothing."""
-    if job.gang and (job.spec.restarts is not None or job.record.phase is JobPhase.RUNNING):
+    if not stops_whole(job):
         raise RequestRefused(
             f"{job.id} runs, and has not called elastic.join(): its state cannot be saved, so it cannot be {act}d; "
             f"`elasticctl cancel {job.id}` ends it"

@@ -92,6 +92,12 @@ class Resumed(Message, frozen=True, kw_only=True):
     before: Withheld | None = None
 
 
+class Saving(Message, frozen=True, kw_only=True):
+    """These jobs still have workers that save their state; none: all is saved that can be."""
+
+    jobs: tuple[JobId, ...]
+
+
 class Servers(Message, frozen=True, kw_only=True):
     """A page of servers."""
 
@@ -257,6 +263,7 @@ Answer = (
     | Cancelled
     | Paused
     | Resumed
+    | Saving
     | Servers
     | ServerAdopted
     | ServerRemoved

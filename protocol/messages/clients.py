@@ -93,6 +93,14 @@ class Resume(Message, frozen=True, kw_only=True):
     job: str
 
 
+class SaveAll(Message, frozen=True, kw_only=True):
+    """Preempt every job that can save its state, and give nobody GPUs for so many seconds: the cluster is about to be stopped.
+
+    Who wants it to last longer asks again. A controller that is started afterwards knows nothing of it."""
+
+    for_s: float
+
+
 class GetServers(Message, frozen=True, kw_only=True):
     """A page of the servers, by name."""
 
@@ -228,6 +236,7 @@ Request = (
     | Cancel
     | Pause
     | Resume
+    | SaveAll
     | GetServers
     | AdoptServer
     | RemoveServer

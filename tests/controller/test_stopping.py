@@ -19,6 +19,8 @@ from elasticd.protocol.messages import (
     Refused,
     Resume,
     Resumed,
+    SaveAll,
+    Saving,
     Scale,
     StartWorker,
     StopWorker,
@@ -285,3 +287,45 @@ def test_what_has_nothing_to_save_is_cancelled_at_once():
     assert world.ask(Cancel(job=job.id, save=True)) == Cancelled(job=job.id)
     assert job.record.saved_step == 10
     assert "is over already: it was cancelled" in world.ask(Cancel(job=job.id, save=True)).reason
+
+
+def test_before_the_cluster_is_stopped_all_save_that_can_and_nobody_gets_gpus():
+    world = World({"s1": 4})
+    job = one_running(world, gpus=2)
+    plain = world.submit(job_spec("plain", 1, 1, restarts=0))
+    waits = world.submit(job_spec("waits", 4, 4))
+    assert world.ask(SaveAll(for_s=30.0)) == Saving(jobs=(job.id,))
+    assert world.ask(SaveAll(for_s=30.0)) == Saving(jobs=(job.id,)), "who asks again changes nothing"
+    saves(world, job, 12)
+    assert world.ask(SaveAll(for_s=30.0)) == Saving(jobs=())
+    assert (job.record.target, job.record.saved_step) == ((), 12)
+    assert plain.record.target, "what saves nothing is left alone"
+    world.pass_time(20)
+    assert not job.record.target
+    assert not waits.record.target
+    world.pass_time(15)
+    assert job.record.target, "whoever wanted to stop the cluster has thought better of it"
+
+
+def test_a_controller_that_is_started_afterwards_lets_all_run_again():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=2)
+    world.ask(SaveAll(for_s=30.0))
+    saves(world, job, 12)
+    world.restart()
+    assert world.job(job.id).record.target
+
+
+def test_only_operators_stop_all_jobs():
+    assert World().ask(SaveAll(for_s=1.0), who=ALICE).not_allowed
+
+
+def test_a_job_that_has_no_checkpoint_starts_again_from_the_beginning_and_says_so():
+    for saved, words in ((None, "from the beginning"), (7, "from its last checkpoint, of step 7")):
+        world = World({"s1": 1})
+        job = one_running(world, gpus=1)
+        (worker,) = world.running(job.id)
+        world.report(worker, WorkerPhase.TRAINING, job.record.committed, 11, saved=saved)
+        world.exit(worker, -9)
+        texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.RESTARTED]
+        assert texts[-1].startswith(f"starts again {words}: "), texts

@@ -424,8 +424,8 @@ class Oracle:
         return known.lineage
 
     def _check_preemption(self, job: JobId, known: _Known, step: int) -> None:
-        """A job that gave its GPUs back begins again, or is cancelled, and `step` is saved. What a worker had that nothing has hit
-        must have been saved."""
+        """A job that gave its GPUs back begins again, or is cancelled, and `step` is saved. What a worker had that
+        nothing has hit must have been saved."""
         preempted, known.preempted = known.preempted, None
         if preempted is None or preempted.step - step <= 1 or known.plan.script.ending in FAILING:
             return
