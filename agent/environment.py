@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.messages import StartWorker
-from ..protocol.model import Determinism, Gpu, GpuKind, Processes
+from ..protocol.model import Determinism, Gpu, GpuKind, Processes, ResumeFrom
 from ..protocol.variables import EAGER_FROM_BYTES, GANG, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, REPEATABLE
 from .accounts import Account
 from .firstline._elasticd_seeds import SEED
@@ -138,7 +138,8 @@ def _equal_from_the_first_line(start: StartWorker, paths: str) -> dict[str, str]
     paths: the PYTHONPATH that the worker has otherwise. Processes of a gang that does not join draw as they like."""
     if not start.spec.expected_to_join:
         return {}
-    digest = hashlib.blake2b(f"{start.job} {start.uid}".encode(), digest_size=8).digest()
+    seeds = start.spec.resume.seeds if start.spec.resume is not None else ""
+    digest = hashlib.blake2b((seeds or f"{start.job} {start.uid}").encode(), digest_size=8).digest()
     return {
         SEED: str(int.from_bytes(digest, "big") >> 1),
         "PYTHONPATH": f"{FIRST_LINE}:{paths}" if paths else FIRST_LINE,
@@ -207,6 +208,14 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         made["ELASTICD_STEP_TIMEOUT_S"] = repr(spec.step_timeout_s)
     if start.checkpoint_step is not None:
         made["ELASTICD_CHECKPOINT_STEP"] = str(start.checkpoint_step)
+    if spec.resume is not None:
+        made |= _resumed_from(spec.resume, around.checkpoints_for(account))
     if spec.determinism is Determinism.HETEROGENEOUS:
         made |= PINNED
     return made
+
+
+def _resumed_from(resume: ResumeFrom, checkpoints: Path) -> dict[str, str]:
+    """`checkpoints`: of all jobs of its account. Raises PeerError if it names no job."""
+    directory = resume.directory or str(checkpoints / directory_name(resume.job, resume.uid))
+    return {"ELASTICD_RESUME_FROM": directory, **({"ELASTICD_RESUME_ANY_CODE": "1"} if resume.any_code else {})}

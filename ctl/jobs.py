@@ -151,6 +151,20 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB|DIRECTORY",
+            help="Go on from the last checkpoint of a job that is over, as it was submitted but for what else is given; or from "
+            "one in a directory.",
+            show_default=False,
+            autocompletion=completion.ended_jobs,
+        ),
+    ] = None,
+    with_new_code: Annotated[
+        bool,
+        typer.Option("--with-new-code", help="With --resume: though code or data are not those of the checkpoint."),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -169,9 +183,14 @@ def submit(
 
     from .jobfile import Overrides, build
     from .jobgpus import GpuOptions
+    from .resuming import as_before, is_directory, of_directory, of_job
     from .snapshots import Packed
 
-    file, command = _file_or_command(arguments or [])
+    shared = of(context)
+    if with_new_code and resume is None:
+        raise UserError("--with-new-code goes with --resume")
+    before = None if resume is None or is_directory(resume) else shared.job(resume)
+    file, command = (None, ()) if before is not None and not arguments else _file_or_command(arguments or [])
     overrides = Overrides(
         name=name,
         gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
@@ -189,11 +208,19 @@ def submit(
         snapshot=snapshot,
         command=command,
     )
-    shared = of(context)
     doubts: list[str] = []
     doubt = None if shared.is_this_machine() else doubts.append
     packed = Packed()
-    spec = build(file, overrides, _where_we_are(), os.environ, doubt, packed.take)
+    where, options = _where_we_are(), overrides
+    if before is not None and file is None:  # as it was submitted before
+        where = Path(before.spec.workdir)
+        options = msgspec.structs.replace(overrides, command=command or before.spec.command)
+    spec = build(file, options, where, os.environ, doubt, packed.take)
+    if before is not None and file is None:
+        spec = as_before(before.spec, spec, overrides)
+    if resume is not None:
+        begins = of_job(before.job, with_new_code) if before is not None else of_directory(resume, with_new_code)
+        spec = msgspec.structs.replace(spec, resume=begins)
     doubts += packed.left_out
     from .commands import copies
 

@@ -29,7 +29,7 @@ from ..protocol.messages import (
     Withholding,
     WorkerView,
 )
-from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize
+from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize, ResumeFrom
 from ..protocol.principals import LOCAL
 from ..protocol.texts import RELEASED, gpu_count, ranges, steps_kept
 from .promises import deadline_line, slack
@@ -205,6 +205,12 @@ def submitted(job: str, spec: JobSpec, joins: bool = True) -> str:
     return (
         f"{job}: {share}; global batch: {each} (`elasticctl status {job}` shows the number once the script has told it)"
     )
+
+
+def goes_on_from(resume: ResumeFrom) -> str:
+    """Whose checkpoint a job begins with."""
+    any_code = ", whatever its code and data" if resume.any_code else ""
+    return printable(f"{resume.job or resume.directory}, after {resume.step + 1:,} steps{any_code}")
 
 
 def failure_lines(job: JobView) -> list[str]:
@@ -442,6 +448,7 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         f"  owner            {printable(owner(job))}",
         f"  command          {printable(shlex.join(spec.command))}",
         f"  workdir          {printable(spec.workdir)}",
+        *([f"  goes on from     {goes_on_from(spec.resume)}"] if spec.resume is not None else []),
         f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",
         f"  resizing         {resizing(job)}",
         f"  virtual workers  {spec.virtual_workers}, determinism {spec.determinism.value}",

@@ -54,7 +54,8 @@ def _cancelled(view: JobView) -> str:
         return f"{view.job} is being cancelled: its state is saved first"
     if view.phase is not JobPhase.CANCELLED:  # it had come to its end
         return render.outcome(view)
-    return f"{view.job} cancelled" + (f" {render.kept(view)}" if view.step is not None else "")
+    goes_on = f": `elasticctl submit --resume {view.job}` goes on from there" if view.saved_step is not None else ""
+    return f"{view.job} cancelled" + (f" {render.kept(view)}{goes_on}" if view.step is not None else "")
 
 
 def pause(

@@ -268,6 +268,18 @@ class Snapshot(Value, frozen=True, kw_only=True):
     bytes: int  # packed
 
 
+class ResumeFrom(Value, frozen=True, kw_only=True):
+    """The checkpoint that a new job begins with: that of a job which is over, or one in a directory."""
+
+    job: JobId = JobId("")
+    uid: str = ""  # of that job, as the controller knows it
+    directory: str = ""  # of checkpoints, if it is no job of this cluster
+    step: int = 0  # the newest one there contains the state after this step
+    any_code: bool = False  # though it was trained with other code or data
+    gpu_name: str = ""  # of the GPUs that it was trained on, whose type it stays with; "": whatever comes
+    seeds: str = ""  # what names the seeds that a script has before `elastic.join()`: the first job of all that went on
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What a user asks for. Validated where it enters the system (``elasticctl`` and again the controller)."""
 
@@ -297,6 +309,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     gpu_types: tuple[str, ...] = ()  # it runs only on GPUs whose name has one of these words in it; empty: on any
     gpu_memory_bytes: int = 0  # each of its GPUs has so much at least
     snapshot: Snapshot | None = None  # it runs in a copy of these files; None: in `workdir` itself
+    resume: ResumeFrom | None = None  # it goes on from there; None: it begins anew
     # As long as no worker of it has called `elastic.join()`:
     restarts: int | None = None  # so often its command may be run again from the start; None: as often as it takes
     must_join: bool = False  # `start_timeout_s` counts, since its user has set it; else a command may run for ever

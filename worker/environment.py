@@ -37,6 +37,8 @@ class ClusterEnvironment:
     on_divergence: OnDivergence = OnDivergence.REPLACE
     results: str = ""  # the directory that paths of results are relative to; "": the present one
     any_code: bool = False  # the job takes whatever code it finds (`code`)
+    resume_from: str = ""  # a job without checkpoints begins with the newest one in this directory; "": anew
+    resume_any_code: bool = False  # though that was trained with other code or data
 
     def place(self, pid: int, address: str) -> Place:
         """What the worker's machine is told of it. address: of its control socket."""
@@ -91,6 +93,8 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             checkpoint_step=int(checkpoint_step) if checkpoint_step else None,
             results=environ.get(SUBMITTED_FROM, ""),
             any_code="ELASTIC_CODE" in environ,
+            resume_from=environ.get("ELASTICD_RESUME_FROM", ""),
+            resume_any_code="ELASTICD_RESUME_ANY_CODE" in environ,
             limits=Limits(
                 step_timeout_s=float(step_timeout_s) if step_timeout_s else None,
                 pause_timeout_s=float(pause_timeout_s) if pause_timeout_s else PAUSE_TIMEOUT_S,

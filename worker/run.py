@@ -62,7 +62,7 @@ from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
 from .left_threads import Patience, at_script_end, watch
-from .state.checkpoint import CheckpointWriter
+from .state.checkpoint import CheckpointWriter, Others
 from .state.fence import Fence
 from .state.registered import Registered
 from .state.script_state import State
@@ -316,6 +316,8 @@ class Run(Together):
         env = self._env
         tell = self._control.tell
         writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep, tell) if env else None
+        if env and writer and env.resume_from:
+            writer.others = Others(Path(env.resume_from), env.resume_any_code)
         trainer = Trainer(
             replace(self._recipe(overlap, normalize, turns), gathers=gathers),
             self._control,

@@ -128,6 +128,20 @@ def worker_ended(
         return
     if ending(job):
         return  # another worker is at the end of the training already: it decides
+    if (
+        exit_code in (UNLIKE, OTHER_CODE)
+        and job.spec.resume is not None
+        and not (job.record.progressed or holders(job))
+    ):
+        end_job(
+            cluster,
+            now,
+            job,
+            JobPhase.FAILED,
+            f"cannot go on from {job.spec.resume.job or job.spec.resume.directory}: {reason}",
+            exit_code,
+        )
+        return
     if exit_code == UNLIKE:
         newcomer_differs(cluster, now, job, entry, reason)
         return

@@ -31,7 +31,7 @@ from ..jobs.records import Submission
 from ..reconcile.profiling import profile_now
 from ..reconcile.promising import Judged, judged, promise_view, told_with
 from ..reconcile.settle import settle
-from . import snapshots
+from . import resuming, snapshots
 from .authority import by, check_job, signed
 from .finding import find_job
 from .pages import Fetched
@@ -42,12 +42,13 @@ MAX_UNFINISHED_JOBS = 100_000
 MOST_PUSHED = 100  # jobs that lose GPUs by one that got more by hand: so many are told
 
 
-def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
+def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fetched: Fetched) -> Answer | None:
     """None: a controller that has just started waits a moment for the first agent, which may know of a job that the store,
     restored from a backup, does not: its number must not be used again."""
     who, spec = asked.who, signed(asked.who, told)
     if reason := refusal(spec):
         raise UserError(reason)
+    spec = resuming.going_on(cluster, who, spec, fetched)
     snapshots.check(cluster, who, spec)
     heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
     if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
@@ -102,13 +103,15 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     if found is not None:
         job.planned = found.planned
         job.update(promise=found.state, by_s=found.by_s)
+    if spec.resume is not None:
+        job.update(saved_step=spec.resume.step, gpu_name=spec.resume.gpu_name)
     cluster.next_job += 1
     cluster.add_job(job)
     cluster.schedule_due = True
     name_told = by(who) or (f" by {spec.user}" if spec.user else "")
     least = f"{spec.gpus.min} to " if spec.gpus.min < spec.gpus.max else ""
     deadline = told_with(now, job, found) if found is not None else ""
-    text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}"
+    text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}{resuming.told(spec)}"
     cluster.tell(now, EventKind.SUBMITTED, job.id, text)
     cluster.audit(now, asked, "submit", job.id, text)
     note = ignored(cluster.decider.scheduler.policy, spec.priority)

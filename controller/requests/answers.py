@@ -197,7 +197,7 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
     """The answer to a request that can be answered at once; None: not yet."""
     match asked.envelope.request:
         case Submit(spec=spec):
-            return submit(cluster, now, asked, spec)
+            return submit(cluster, now, asked, spec, fetched)
         case OfferSnapshot() as request:
             return snapshots.offer(cluster, now, asked.who, request)
         case PutSnapshot() as request:

@@ -23,7 +23,7 @@ from ...protocol.limits import (
     MAX_VIRTUAL_WORKERS,
     MIN_STEPS_PER_S,
 )
-from ...protocol.model import JobSpec
+from ...protocol.model import JobSpec, ResumeFrom
 from ...protocol.texts import gpu_count
 
 MAX_NAME = 40
@@ -47,8 +47,20 @@ def _faults(spec: JobSpec) -> Iterator[str]:
     yield from _numbers(spec)
     yield from _gpus(spec)
     yield from _environment(spec)
+    if spec.resume is not None:
+        yield from _resume(spec.resume)
     if spec.snapshot is not None and (fault := snapshots.fault_of(spec.snapshot)):
         yield fault
+
+
+def _resume(resume: ResumeFrom) -> Iterator[str]:
+    directory = resume.directory
+    if bool(resume.job) == bool(directory):
+        yield "resume: name either a job or a directory of checkpoints"
+    elif directory and (not directory.startswith("/") or "\0" in directory or len(directory) > MAX_PATH):
+        yield f"resume: {directory[:200]!r} is not an absolute path of at most {MAX_PATH} characters"
+    if not 0 <= resume.step <= MAX_STEPS or len(resume.seeds) > MAX_PATH:
+        yield f"resume: step {resume.step} is not allowed: 0 to {MAX_STEPS}"
 
 
 def _name_and_command(spec: JobSpec) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elasticd.protocol.exits import OTHER_CODE, UNLIKE
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
@@ -25,9 +26,10 @@ from elasticd.protocol.messages import (
     StartWorker,
     StopWorker,
     Submit,
+    Submitted,
     Withholding,
 )
-from elasticd.protocol.model import Deadline, JobPhase, WorkerPhase
+from elasticd.protocol.model import Deadline, JobId, JobPhase, ResumeFrom, WorkerPhase
 from elasticd.protocol.principals import Principal, Role
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -329,3 +331,96 @@ def test_a_job_that_has_no_checkpoint_starts_again_from_the_beginning_and_says_s
         world.exit(worker, -9)
         texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.RESTARTED]
         assert texts[-1].startswith(f"starts again {words}: "), texts
+
+
+def ended(world: Any, step: int = 10) -> Any:
+    """A job of alice that was cancelled with its state saved after `step`."""
+    job = world.submit(job_spec("first", 1, 2), ALICE)
+    world.settle(job.id, step)
+    world.ask(Cancel(job=job.id, save=True), who=ALICE)
+    saves(world, job, step)
+    assert job.final
+    return job
+
+
+def goes_on(world: Any, source: str, who: Any = ALICE, any_code: bool = False, **changes: Any) -> Any:
+    spec = job_spec("second", 1, 2, resume=ResumeFrom(job=JobId(source), any_code=any_code), **changes)
+    return world.ask(Submit(spec=spec), who=who)
+
+
+def test_a_job_goes_on_from_the_checkpoint_of_one_that_is_over_and_needs_it():
+    world = World({"s1": 2})
+    before = ended(world)
+    world.sent.clear()
+    job = world.job(goes_on(world, before.id).job)
+    resume = job.spec.resume
+    assert (resume.job, resume.uid, resume.step, resume.seeds) == (
+        before.id,
+        before.uid,
+        10,
+        f"{before.id} {before.uid}",
+    )
+    assert job.record.saved_step == 10
+    assert {(start.checkpoint_step, start.spec.resume) for start in world.messages(StartWorker)} == {(10, resume)}
+    assert job.uid != before.uid
+    texts = [event.text for event in world.machine.cluster.events if event.job == job.id]
+    assert texts[0] == f"submitted by alice: 1 to 2 GPUs, goes on after 11 steps of {before.id}"
+
+
+def test_a_job_that_goes_on_twice_has_the_seeds_of_the_first():
+    world = World({"s1": 2})
+    before = ended(world)
+    job = world.job(goes_on(world, before.id).job)
+    world.settle(job.id, 20)
+    world.ask(Cancel(job=job.id, save=True), who=ALICE)
+    saves(world, job, 20)
+    third = world.job(goes_on(world, job.id).job)
+    assert (third.spec.resume.step, third.spec.resume.seeds) == (20, f"{before.id} {before.uid}")
+
+
+def test_what_cannot_be_gone_on_from_is_refused_with_what_to_do():
+    world = World({"s1": 2})
+    before = ended(world)
+    running = one_running(world, gpus=1)
+    assert goes_on(world, before.id, BOB).not_allowed
+    assert "is not over: `elasticctl cancel" in goes_on(world, running.id, OLGA).reason
+    world.ask(Cancel(job=running.id))
+    assert "has saved no checkpoint" in goes_on(world, running.id, OLGA).reason
+    assert "the checkpoints of first-1 are of account alice alone" in goes_on(world, before.id, OLGA).reason
+    other = goes_on(world, before.id, virtual_workers=16)
+    assert other.bad_input
+    assert "virtual_workers: first-1 has 8, not 16" in other.reason
+    assert isinstance(goes_on(world, before.id, virtual_workers=16, any_code=True), Submitted)
+    for wrong in (ResumeFrom(), ResumeFrom(directory="here"), ResumeFrom(job=JobId("x"), directory="/x")):
+        assert world.ask(Submit(spec=job_spec(resume=wrong))).bad_input
+
+
+def test_a_finished_job_is_gone_on_from_only_with_more_to_do():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=1)
+    (worker,) = world.running(job.id)
+    world.report(worker, WorkerPhase.FINISHED, job.record.committed, 10, saved=10)
+    world.exit(worker, 0)
+    assert job.record.phase is JobPhase.FINISHED
+    spec = job_spec(resume=ResumeFrom(job=job.id))
+    assert "has finished: give it more to do" in world.ask(Submit(spec=spec)).reason
+    more = job_spec(resume=ResumeFrom(job=job.id), command=("python", "train.py", "--epochs", "9"))
+    assert isinstance(world.ask(Submit(spec=more)), Submitted)
+
+
+@pytest.mark.parametrize("code", [OTHER_CODE, UNLIKE])
+def test_a_job_whose_code_or_data_are_not_those_of_the_checkpoint_fails_at_once(code: int):
+    world = World({"s1": 2, "s2": 2})
+    job = world.job(goes_on(world, ended(world).id).job)
+    world.arrive(job.id)
+    world.exit(world.running(job.id)[0], code, f"exit code {code}: train.py: not the code that the job began with")
+    assert job.record.phase is JobPhase.FAILED
+    assert job.record.reason.startswith("cannot go on from first-1: ")
+    assert "train.py: not the code" in job.record.reason
+
+
+def test_a_directory_of_checkpoints_is_taken_as_it_is_told():
+    world = World({"s1": 2})
+    resume = ResumeFrom(directory="/nas/checkpoints/digits-3.ab", step=41, seeds="digits-3 ab")
+    job = world.submit(job_spec(resume=resume))
+    assert (job.spec.resume, job.record.saved_step) == (resume, 41)

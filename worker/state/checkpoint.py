@@ -115,9 +115,18 @@ def _writes_sums() -> bool:
     return asked is None or bool(asked())
 
 
-def latest(directory: Path, generation: int) -> tuple[Document | None, str, int | None]:
-    """The newest checkpoint that can be read, which becomes one of `generation`; None if there is none. And what is wrong with
-    those that are newer and cannot be read, and the step of the newest of all if that one is damaged."""
+@dataclass(frozen=True)
+class Others:
+    """The checkpoints of another job, from which one that has none of its own goes on. They stay as they are."""
+
+    directory: Path
+    any_code: bool  # though they were trained with other code or data
+
+
+def latest(directory: Path, generation: int | None) -> tuple[Document | None, str, int | None]:
+    """The newest checkpoint that can be read, which becomes one of `generation` (None: it stays what it is); None if there is
+    none. And what is wrong with those that are newer and cannot be read, and the step of the newest of all if that one is
+    damaged."""
     troubles: list[str] = []
     damaged: int | None = None
     try:
@@ -132,7 +141,8 @@ def latest(directory: Path, generation: int) -> tuple[Document | None, str, int 
             damaged = name.step if isinstance(error, Damaged) and not troubles else damaged
             troubles.append(str(error))
             continue
-        _take_over(directory, name, generation)
+        if generation is not None:
+            _take_over(directory, name, generation)
         return document, "; ".join(troubles), damaged
     return None, "; ".join(troubles), damaged
 
@@ -170,6 +180,7 @@ class CheckpointWriter:
     def __init__(self, directory: Path, keep: int, tell: Callable[[CheckpointSaved | CheckpointFailed], None]) -> None:
         """keep: how many checkpoints to leave in `directory`, which is made if it is not there. tell: called by any thread."""
         self.directory = directory
+        self.others: Others | None = None  # to begin with, while there is none in `directory`
         self._keep = keep
         self._tell = tell
         self._lock = threading.Lock()

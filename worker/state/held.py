@@ -87,12 +87,18 @@ class HeldState:
     # -- taking over
 
     def load(self, generation: int) -> CheckpointLoaded | CheckpointMissing:
-        """Take the newest checkpoint over, which becomes one of `generation`. Raises OtherCode, with nothing changed."""
+        """Take the newest checkpoint over, which becomes one of `generation`; a job without any goes on from that of another, if
+        it is to. Raises OtherCode, Unlike, with nothing changed."""
         assert self._writer is not None
-        document, trouble, damaged = latest(self._writer.directory, generation)
+        directory, others = self._writer.directory, self._writer.others
+        document, trouble, damaged = latest(directory, generation)
+        if document is None and damaged is None and others is not None:
+            directory = others.directory
+            document, trouble, damaged = latest(directory, None)
         if document is None:
-            return CheckpointMissing(trouble, damaged, str(self._writer.directory))
-        self.check(document.header)
+            return CheckpointMissing(trouble, damaged, str(directory))
+        if others is None or directory != others.directory or not others.any_code:
+            self.check(document.header)
         self.script_was = document.header.get(SCRIPT)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)

@@ -1,0 +1,72 @@
+"""New jobs that go on from the checkpoint of another one: which one that is, and whether they can.
+
+The other job must be over: nobody means two jobs that train on from one state. Its files stay as they are. The new job has the
+number of virtual workers, the seeds and the type of GPUs of the other one, so that its result is that of one job that was never
+ended, bit for bit. Code and data are compared by the worker that reads the checkpoint.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ...protocol.errors import RequestRefused, UserError
+from ...protocol.model import JobPhase, JobSpec, ResumeFrom
+from ...protocol.principals import Principal
+from ..cluster import Cluster
+from .authority import check_job
+from .finding import find_job
+from .pages import Fetched
+
+
+def going_on(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) -> JobSpec:
+    """`spec` with all that has to be known of the checkpoint that it begins with. Raises UserError, RequestRefused, NotAllowed,
+    NotAtHand."""
+    resume = spec.resume
+    if resume is None or not resume.job:
+        return spec
+    source = find_job(cluster, who, resume.job, fetched)
+    check_job(who, source, "go on from")
+    step, seeds = source.record.saved_step, f"{source.id} {source.uid}"
+    if not source.final:
+        raise RequestRefused(
+            f"{source.id} is not over: `elasticctl cancel {source.id}` ends it with its state saved, and "
+            f"`elasticctl pause {source.id}` and `resume` go on with it as it is"
+        )
+    if step is None:
+        raise RequestRefused(f"{source.id} has saved no checkpoint to go on from")
+    if source.submission.account != who.account:
+        raise RequestRefused(
+            f"the checkpoints of {source.id} are of account {source.submission.account or 'root'} alone"
+        )
+    if spec.virtual_workers != source.spec.virtual_workers and not resume.any_code:
+        raise UserError(
+            f"virtual_workers: {source.id} has {source.spec.virtual_workers}, not {spec.virtual_workers}: the result depends on "
+            "that (--with-new-code takes another number)"
+        )
+    alike = (source.spec.command, source.spec.max_steps, source.spec.until) == (
+        spec.command,
+        spec.max_steps,
+        spec.until,
+    )
+    if source.record.phase is JobPhase.FINISHED and alike:
+        raise RequestRefused(
+            f"{source.id} has finished: give it more to do, such as another number of epochs in its command after --"
+        )
+    before = source.spec.resume
+    resume = ResumeFrom(
+        job=source.id,
+        uid=source.uid,
+        step=step,
+        any_code=resume.any_code,
+        gpu_name="" if resume.any_code else source.record.gpu_name,
+        seeds=before.seeds if before is not None else seeds,
+    )
+    return replace(spec, resume=resume)
+
+
+def told(spec: JobSpec) -> str:
+    """To follow the event of a submission."""
+    resume = spec.resume
+    if resume is None:
+        return ""
+    return f", goes on after {resume.step + 1:,} steps of {resume.job or resume.directory}"

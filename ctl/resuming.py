@@ -1,0 +1,71 @@
+"""`submit --resume`: a new job that goes on from the checkpoint of one that is over, or from a directory of checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ..protocol.errors import UserError
+from ..protocol.model import JobId, JobSpec, ResumeFrom
+from .jobfile import Overrides
+
+_CHECKPOINT = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # as `worker.state.lineages` names them
+_OF_A_JOB = re.compile(r"([a-z0-9-]+-\d+)\.([0-9a-f]+)")  # what the directory of a job's checkpoints is called
+
+
+def is_directory(given: str) -> bool:
+    """Is a directory of checkpoints meant, and no job?"""
+    return "/" in given or Path(given).is_dir()
+
+
+def of_directory(given: str, any_code: bool) -> ResumeFrom:
+    """The newest checkpoint in a directory. Raises UserError if none is seen there."""
+    directory = Path(given).expanduser().absolute()
+    try:
+        files = os.listdir(directory)
+    except OSError as error:
+        raise UserError(f"--resume {given}: {error.strerror}") from None
+    names = [match for name in files if (match := _CHECKPOINT.fullmatch(name))]
+    if not names:
+        inside = sorted(filter(_OF_A_JOB.fullmatch, files))
+        hint = f"; it holds directories of jobs, such as {inside[0]}" if inside else ""
+        raise UserError(f"--resume {given}: holds no checkpoint (generation-...-step-....pt){hint}")
+    _, step = max((int(match[1] or 0), int(match[2])) for match in names)
+    job = _OF_A_JOB.fullmatch(directory.name)
+    seeds = f"{job[1]} {job[2]}" if job else ""
+    return ResumeFrom(directory=str(directory), step=step, any_code=any_code, seeds=seeds)
+
+
+def of_job(job: JobId, any_code: bool) -> ResumeFrom:
+    """The newest checkpoint of a job, which the controller knows."""
+    return ResumeFrom(job=job, any_code=any_code)
+
+
+def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
+    """The job as it was submitted `before`, but for what `options` say, as `built` has it. A deadline is not promised again."""
+    gpus = options.gpus
+    given = {
+        "name": options.name,
+        "max_steps": options.max_steps,
+        "until": options.until,
+        "virtual_workers": options.virtual_workers,
+        "priority": options.priority,
+        "determinism": options.determinism,
+        "processes": options.processes,
+        "restarts": options.restarts,
+        "command": options.command or None,
+        "gpus": gpus.gpus,
+        "gpus_per_server": gpus.per_server,
+        "gpu_types": gpus.types or None,
+        "gpu_memory_bytes": gpus.memory,
+    }
+    changes: dict[str, Any] = {field: getattr(built, field) for field, value in given.items() if value is not None}
+    if options.checkpoint_every is not None:
+        changes["checkpoint"] = replace(before.checkpoint, every_s=built.checkpoint.every_s)
+    told = {variable.partition("=")[0] for variable in options.env}
+    env = {**before.env, **{name: value for name, value in built.env.items() if name in told}}
+    return replace(before, **changes, env=env, user=built.user, deadline=built.deadline, resume=None)

@@ -1,0 +1,75 @@
+"""`submit --resume`: which checkpoint is meant, and what of the job's specification stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from elasticd.ctl.jobfile import Overrides
+from elasticd.ctl.jobgpus import GpuOptions
+from elasticd.ctl.resuming import as_before, is_directory, of_directory
+from elasticd.protocol.errors import UserError
+from elasticd.protocol.model import CheckpointSpec, Deadline, GpuRange, JobSpec, ResumeFrom
+
+BEFORE = JobSpec(
+    name="digits",
+    command=("python", "train.py", "--epochs", "10"),
+    gpus=GpuRange(min=1, max=4),
+    virtual_workers=8,
+    workdir="/home/alice",
+    env={"DATA": "/data", "PATH": "/bin"},
+    max_steps=100,
+    deadline=Deadline(in_s=60.0),
+    checkpoint=CheckpointSpec(every_s=30.0, keep=5),
+    gpu_types=("A100",),
+    resume=ResumeFrom(directory="/earlier"),
+)
+BUILT = replace(
+    BEFORE,
+    name="train",
+    command=("python", "train.py", "--epochs", "20"),
+    gpus=GpuRange(min=2, max=2),
+    virtual_workers=2,
+    env={"PATH": "/usr/bin", "SEED": "3"},
+    max_steps=None,
+    deadline=None,
+    checkpoint=CheckpointSpec(every_s=5.0),
+    gpu_types=(),
+    user="bob",
+    resume=None,
+)
+
+
+def test_the_job_is_as_it_was_but_for_what_is_given_and_is_promised_no_deadline_again() -> None:
+    assert as_before(BEFORE, BUILT, Overrides()) == replace(BEFORE, deadline=None, user="bob", resume=None)
+    options = Overrides(
+        command=BUILT.command, gpus=GpuOptions(gpus="2"), env=("SEED=3",), checkpoint_every="5s", name="train"
+    )
+    found = as_before(BEFORE, BUILT, options)
+    assert (found.command, found.gpus, found.virtual_workers, found.name) == (BUILT.command, BUILT.gpus, 8, "train")
+    assert found.env == {"DATA": "/data", "PATH": "/bin", "SEED": "3"}
+    assert found.checkpoint == CheckpointSpec(every_s=5.0, keep=5)
+    assert (found.max_steps, found.gpu_types) == (100, ("A100",))
+
+
+def test_the_newest_checkpoint_of_a_directory_is_that_of_the_greatest_generation(tmp_path: Path) -> None:
+    directory = tmp_path / "digits-3.ab12"
+    directory.mkdir()
+    for name in ("generation-00000002-step-000000000041.pt", "generation-00000001-step-000000000099.pt", "step.pt"):
+        (directory / name).touch()
+    found = of_directory(str(directory), any_code=True)
+    assert found == ResumeFrom(directory=str(directory), step=41, any_code=True, seeds="digits-3 ab12")
+    assert is_directory(str(directory))
+    assert not is_directory("digits-3")
+
+
+def test_a_directory_without_a_checkpoint_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        of_directory(str(tmp_path), any_code=False)
+    (tmp_path / "digits-3.ab12").mkdir()
+    with pytest.raises(UserError, match=r"holds directories of jobs, such as digits-3\.ab12"):
+        of_directory(str(tmp_path), any_code=False)
+    with pytest.raises(UserError, match="No such file"):
+        of_directory(str(tmp_path / "nowhere"), any_code=False)
