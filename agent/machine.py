@@ -56,6 +56,7 @@ from ..protocol.messages import (
     ToControllerFromAgent,
     WorkerExit,
     WorkerReport,
+    WriteCheckpoint,
     session_name,
 )
 from ..protocol.model import Fault, JobId, Server, Steady, Trouble, WorkerId, WorkerPhase, WorkerStatus, job_number
@@ -316,6 +317,9 @@ class AgentMachine:
                 return self._on_start(now, message)
             case StopWorker():
                 return self._on_stop(now, message)
+            case WriteCheckpoint(worker=worker, uid=uid):
+                there = self._running.get(worker)
+                return [SendWorker(worker, message)] if there is not None and there.uid == uid else []
             case ForgetWorkers(workers=workers, uids=uids):
                 return [action for worker in workers for action in self._on_forget((uids.get(worker, ""), worker))]
             case ReadLog(worker=worker):

@@ -84,7 +84,7 @@ ROOMS = {
     "lending": ("lend", "reclaim"),
     "topology": ("topology",),
     "jobs": ("submit", "status", "scale", "profile", "wait"),
-    "stopping": ("cancel", "pause", "resume", "hold", "release"),
+    "stopping": ("cancel", "pause", "resume", "hold", "release", "requeue", "checkpoint"),
     "history": ("history",),
     "explain": ("explain",),
     "logs": ("logs",),

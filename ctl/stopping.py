@@ -1,4 +1,4 @@
-"""Commands that make jobs stop, wait and go on: cancel, pause, resume, hold, release."""
+"""Commands that make jobs stop, wait and go on: cancel, pause, resume, hold, release, requeue, checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ from typing import Annotated, Generic, TypeVar
 import typer
 
 from ..protocol.errors import ClusterUnreachable, ElasticError
-from ..protocol.messages import Answer, Cancel, Cancelled, JobView, Pause, Paused, Request, Resume, Resumed, Withholding
+from ..protocol.messages import (
+    Answer,
+    Cancel,
+    Cancelled,
+    Checkpoint,
+    Checkpointed,
+    JobView,
+    Pause,
+    Paused,
+    Request,
+    Requeue,
+    Requeued,
+    Resume,
+    Resumed,
+    Withholding,
+)
 from ..protocol.model import JobPhase
 from . import completion, render
 from .context import JSON, Context, of, print_json, say
@@ -25,7 +40,7 @@ TIMEOUT = typer.Option(help="Wait no longer than this; they stop all the same.")
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (cancel, pause, resume, hold, release):
+    for command in (cancel, pause, resume, hold, release, requeue, checkpoint):
         app.command()(command)
 
 
@@ -103,6 +118,35 @@ def _resumed(one: Resumed) -> str:
     if one.before is None:
         return f"{one.job} was neither paused nor held"
     return f"{one.job} {one.before.how.back}d"
+
+
+def requeue(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+    """Have jobs save their state, give their GPUs back, and wait for their turn, by their submission."""
+    told = _Each(of(context), jobs, lambda name: Requeue(job=name), Requeued)
+    told.show(as_json, "requeued", [({"job": one.job}, f"{one.job} requeued") for one in told.answers])
+
+
+def checkpoint(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="Which job.", show_default=False, autocompletion=completion.jobs)],
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as it has been told to.")] = False,
+    timeout: Annotated[str, typer.Option(help="Wait no longer than this.")] = SAVED_WITHIN,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Have a running job save its state at its next step's edge, and print the checkpoint's path."""
+    shared, within_s = of(context), limit_s(timeout)
+    found = shared.ask(Checkpoint(job=job), Checkpointed)
+    waiting = Waiting(f"{found.job} to save its state", within_s)
+    while not no_wait and (found.saved is None or found.saved < found.step):
+        waiting.pause()
+        found = shared.ask(Checkpoint(job=found.job, step=found.step), Checkpointed)
+    if as_json:
+        print_json({"job": found.job, "step": found.step, "saved_step": found.saved, "file": found.file})
+        return
+    if found.file:
+        print(found.file)
+    steps = f"after {found.saved + 1:,} steps" if found.saved is not None and found.saved >= found.step else ""
+    say(f"elasticctl: {found.job}: {f'its state {steps} is saved' if steps else 'a checkpoint is being written'}")
 
 
 def until_stopped(shared: Context, job: str, within_s: float | None, what: str) -> JobView:

@@ -467,6 +467,7 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     longest_step_s: float = 0.0  # lately between two steps, what the script did there included; 0: not known yet
     saved: int | None = None  # step of the newest durable checkpoint that it has written or loaded
     saved_generation: int = 0  # that it belongs to: the lineage of the greatest goes on
+    saved_file: str = ""  # its path, if this worker has written it
     save_failures: int = 0  # so often it has tried in vain to save the state of its job, which is preempted
     unheard: tuple[
         WorkerId, ...

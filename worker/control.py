@@ -35,6 +35,7 @@ from ..protocol.messages import (
     ToFollower,
     ToLeader,
     ToWorkerFromAgent,
+    WriteCheckpoint,
 )
 from ..protocol.model import GpuKind
 from ..runtime import transport
@@ -48,6 +49,7 @@ from .ending import freeze_threads_at_exit
 from .environment import ClusterEnvironment
 from .events import (
     BuildGroup,
+    CheckpointWanted,
     Event,
     GroupBuilt,
     GroupFailed,
@@ -272,6 +274,8 @@ class ClusterControl(MachineControl):
                 self.tell(OrderReceived(order))
             case Suspend() as suspend:
                 self.tell(SuspendReceived(suspend))
+            case WriteCheckpoint(step=step):
+                self.tell(CheckpointWanted(step))
             case StatusReceived(sequence=sequence):
                 self.tell(StatusAcknowledged(sequence))
 

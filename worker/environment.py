@@ -51,6 +51,7 @@ class ClusterEnvironment:
             device=self.gpu_kind is GpuKind.CUDA,
             checkpoint_every_s=self.checkpoint_every_s,
             checkpoint_step=self.checkpoint_step,
+            checkpoint_directory=self.checkpoint_directory,
             limits=self.limits,
         )
 

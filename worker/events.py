@@ -37,6 +37,13 @@ class SuspendReceived:
 
 
 @dataclass(frozen=True)
+class CheckpointWanted:
+    """Somebody wants a checkpoint of this step or a later one now."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class StatusAcknowledged:
     """The agent has received the status with this sequence number."""
 
@@ -259,6 +266,7 @@ Event = (
     OrderReceived
     | PeerSaid
     | SuspendReceived
+    | CheckpointWanted
     | StatusAcknowledged
     | GroupBuilt
     | GroupFailed
@@ -514,4 +522,5 @@ class Place:
     device: bool = False  # communicators connect accelerators, too, which takes longer
     checkpoint_every_s: float | None = None  # None: there are no checkpoints
     checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
+    checkpoint_directory: str = ""  # "": not known
     limits: Limits = field(default_factory=Limits)

@@ -68,6 +68,7 @@ from .events import (
     Action,
     CheckpointFailed,
     CheckpointSaved,
+    CheckpointWanted,
     Event,
     GroupBuilt,
     GroupFailed,
@@ -145,6 +146,9 @@ class WorkerMachine:
                 return [*dropped, *told, *self._training.not_connected(now)]
             case SuspendReceived(suspend):
                 return self._training.suspend(now, suspend)
+            case CheckpointWanted(step):
+                self._training.checkpoints.wanted_now(now, step)
+                return []
             case StatusAcknowledged(sequence):
                 self._reporting.acknowledged(sequence)
                 return self._training.acknowledged(now)
@@ -189,6 +193,7 @@ class WorkerMachine:
             checkpoints.lasts_s,
             checkpoints.saved,
             checkpoints.saved_generation,
+            checkpoints.file,
             training.waits_s(now),
             training.suspension.failures,
             self._builds.failing_s(now),

@@ -67,6 +67,7 @@ KEPT_RESIZES = 64
 KEPT_SHARES = 512
 KEPT_REASONS = 16  # of the last changes of its share
 KEPT_ODD = 64
+MAX_PATH = 4096
 KEPT_MEASURED = 256  # shares and servers
 STEPS_OF_A_RATE = 32  # workers report the median of so many at most
 OFTEN_ENOUGH_S = 10.0  # between two measurements with the same share, once there are some
@@ -733,7 +734,9 @@ class Job:
         known = self.record.saved_generation, self.record.saved_step if self.record.saved_step is not None else -2
         if (status.saved_generation, status.saved) <= known:
             return False
-        self.update(saved_step=status.saved, saved_generation=status.saved_generation)
+        self.update(
+            saved_step=status.saved, saved_generation=status.saved_generation, saved_file=status.saved_file[:MAX_PATH]
+        )
         return True
 
     def note_progress(self, status: WorkerStatus) -> int:

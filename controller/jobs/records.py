@@ -159,6 +159,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     last_leader: WorkerId | None = None
     saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
     saved_generation: int = 0  # that it belongs to
+    saved_file: str = ""  # its path on the server of who has written it; "": not known
     gpu_account: Account = Account()  # its GPU-seconds
     joined: bool = False  # a worker of it has called `elastic.join()`: from then on it may be resized
     reserved: bool = False  # GPUs are held for it (`scheduler.reservation`)

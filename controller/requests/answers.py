@@ -17,6 +17,7 @@ from ...protocol.messages import (
     AdoptServer,
     Answer,
     Cancel,
+    Checkpoint,
     Controllers,
     ControllerView,
     CordonServer,
@@ -45,6 +46,7 @@ from ...protocol.messages import (
     Refused,
     RemoveServer,
     Request,
+    Requeue,
     Resume,
     SaveAll,
     Scale,
@@ -70,7 +72,7 @@ from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .quotas import quotas_found
 from .servers import act_of, cordon_server, remove_server, uncordon_server
-from .stopping import cancel, pause, resume, save_all
+from .stopping import cancel, checkpoint, pause, requeue, resume, save_all
 from .usage import report
 from .views import full_view
 
@@ -82,6 +84,8 @@ CHANGES = (
     Cancel,
     Pause,
     Resume,
+    Requeue,
+    Checkpoint,
     SetPolicy,
     AdoptServer,
     RemoveServer,
@@ -151,6 +155,8 @@ _ACTS: dict[type, str] = {
     Profile: "profile",
     Cancel: "cancel",
     Resume: "resume",
+    Requeue: "requeue",
+    Checkpoint: "checkpoint",
     SaveAll: "save all jobs",
     GetLog: "read log",
     SetPolicy: "set policy",
@@ -171,6 +177,8 @@ def _concerned(request: Request) -> str:
             | Cancel(job=name)
             | Pause(job=name)
             | Resume(job=name)
+            | Requeue(job=name)
+            | Checkpoint(job=name)
             | GetLog(job=name)
         ):
             return name[:MOST_TOLD]
@@ -189,8 +197,11 @@ def _concerned(request: Request) -> str:
 
 
 def changes(request: Request) -> bool:
-    """Is its answer worthless unless it is recorded? That of a dry run is not."""
-    return isinstance(request, CHANGES) and not (isinstance(request, SetPolicy) and request.dry_run)
+    """Is its answer worthless unless it is recorded? That of a dry run is not, nor that of a question how far a checkpoint is."""
+    match request:
+        case SetPolicy(dry_run=True) | Checkpoint(step=int()):
+            return False
+    return isinstance(request, CHANGES)
 
 
 def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched) -> Answer | None:
@@ -214,6 +225,10 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return pause(cluster, now, asked, find_job(cluster, asked.who, name, fetched), hold)
         case Resume(job=name):
             return resume(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
+        case Requeue(job=name):
+            return requeue(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
+        case Checkpoint(job=name, step=step):
+            return checkpoint(cluster, now, asked, find_job(cluster, asked.who, name, fetched), step)
         case SaveAll(for_s=for_s):
             return save_all(cluster, now, asked, for_s)
         case GetJobs() as request:

@@ -1,4 +1,4 @@
-"""What users do with jobs that are to stop, wait, or go on: pause, hold, resume, cancel.
+"""What users do with jobs that are to stop, wait, or go on: pause, hold, resume, cancel, requeue, checkpoint.
 
 A job that gives its GPUs back by hand is preempted as by a policy: its state is saved first (`reconcile.saving`). One field of
 its record (`JobRecord.withheld`) keeps it from running afterwards, since no policy sees a job that is withheld. Its time of
@@ -8,7 +8,19 @@ submission stays the same, so that it has its old place in the queue when it is 
 from __future__ import annotations
 
 from ...protocol.errors import NotAllowed, RequestRefused, UserError
-from ...protocol.messages import Answer, Cancelled, EventKind, Paused, Resumed, Saving, Withheld, Withholding
+from ...protocol.messages import (
+    Answer,
+    Cancelled,
+    Checkpointed,
+    EventKind,
+    Paused,
+    Requeued,
+    Resumed,
+    Saving,
+    Withheld,
+    Withholding,
+    WriteCheckpoint,
+)
 from ...protocol.model import JobPhase
 from ...protocol.principals import Role
 from ...protocol.texts import over_words
@@ -16,6 +28,7 @@ from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
+from ..reconcile.gangs import may_run_again
 from ..reconcile.promising import not_planned
 from ..reconcile.restarts import end_job
 from ..reconcile.targets import retarget
@@ -99,6 +112,60 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: b
     cluster.audit(now, asked, "cancel", job.id, text)
     withhold(cluster, now, job, withheld, text)
     return Cancelled(job=job.id, saving=True)
+
+
+def requeue(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
+    """It is preempted, and waits for its turn; a command that may be run again begins again. None: as for `pause`. Raises
+    RequestRefused, NotAllowed."""
+    check_job(asked.who, job, "requeue")
+    check_unfinished(job)
+    if not job.record.target:
+        raise RequestRefused(f"{job.id} has no GPUs, and waits for its turn already")
+    if not stops_whole(job) and not may_run_again(job):
+        raise RequestRefused(
+            f"{job.id} has not called elastic.join(), and its command may not be safe to run twice: `--restarts N` allows it"
+        )
+    if cluster.awaited:
+        return None
+    if not stops_whole(job):
+        job.update(restarts=job.record.restarts + 1)
+    text = f"requeued{by(asked.who)}"
+    cluster.tell(now, EventKind.REQUEUED, job.id, text)
+    cluster.audit(now, asked, "requeue", job.id, text)
+    retarget(cluster, now, job, (), text)
+    cluster.schedule_due = True
+    return Requeued(job=job.id)
+
+
+def checkpoint(cluster: Cluster, now: float, asked: ClientRequest, job: Job, step: int | None) -> Answer:
+    """Its leader is told to write a checkpoint, until one of `step`, or of the last one that is known of, is there. Raises
+    RequestRefused, NotAllowed."""
+    check_job(asked.who, job, "checkpoint")
+    kept, order = job.record, job.committed_order
+    wanted = step if step is not None else job.steps_done - 1
+    saved = kept.saved_step
+    if step is None or saved is None or saved < wanted:
+        check_unfinished(job)
+    if order is None and saved is None:
+        raise RequestRefused(f"{job.id} does not train: there is no state to save")
+    if wanted < 0:
+        raise RequestRefused(f"{job.id} has applied no step yet: there is no state to save")
+    if order is None:  # it saves by itself, or has
+        return _checkpointed(job, saved if saved is not None else wanted)
+    leader = job.worker(order.roster.leader)
+    if (saved is None or saved < wanted) and leader is not None and not leader.stopping:
+        cluster.send(leader.gpu.server, WriteCheckpoint(job=job.id, worker=leader.worker, step=wanted, uid=job.uid))
+    if step is None:
+        text = f"told{by(asked.who)} to save its state, after {wanted + 1:,} steps or more"
+        cluster.tell(now, EventKind.SAVED, job.id, text)
+        cluster.audit(now, asked, "checkpoint", job.id, text)
+    return _checkpointed(job, wanted)
+
+
+def _checkpointed(job: Job, wanted: int) -> Checkpointed:
+    kept = job.record
+    there = kept.saved_file if kept.saved_step is not None and kept.saved_step >= wanted else ""
+    return Checkpointed(job=job.id, step=wanted, saved=kept.saved_step, file=there)
 
 
 def save_all(cluster: Cluster, now: float, asked: ClientRequest, for_s: float) -> Answer | None:

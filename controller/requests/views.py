@@ -92,6 +92,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         does_not_grow="" if kept.phase.final else kept.does_not_grow,
         withheld=None if kept.phase.final else kept.withheld,
         saved_step=kept.saved_step,
+        saved_file=kept.saved_file,
     )
 
 

@@ -30,6 +30,7 @@ from .agents import (
 from .answers import (
     Answer,
     Cancelled,
+    Checkpointed,
     Controllers,
     Events,
     Forecasted,
@@ -46,6 +47,7 @@ from .answers import (
     QuotasFound,
     Refused,
     Reply,
+    Requeued,
     Resumed,
     Saving,
     Scaled,
@@ -62,6 +64,7 @@ from .base import PROTOCOL_VERSION, VERSIONS_AHEAD, Message, not_served
 from .clients import (
     AdoptServer,
     Cancel,
+    Checkpoint,
     CordonServer,
     EndLoan,
     Envelope,
@@ -84,6 +87,7 @@ from .clients import (
     PutSnapshot,
     RemoveServer,
     Request,
+    Requeue,
     Resume,
     SaveAll,
     Scale,
@@ -103,6 +107,7 @@ from .controller import (
     Standby,
     StartWorker,
     StopWorker,
+    WriteCheckpoint,
 )
 from .links import (
     ToAgentFromController,
@@ -155,6 +160,8 @@ __all__ = [
     "Answer",
     "Cancel",
     "Cancelled",
+    "Checkpoint",
+    "Checkpointed",
     "Commit",
     "ControllerView",
     "Controllers",
@@ -222,6 +229,8 @@ __all__ = [
     "Rendezvous",
     "Reply",
     "Request",
+    "Requeue",
+    "Requeued",
     "ReservationView",
     "Resume",
     "Resumed",
@@ -272,6 +281,7 @@ __all__ = [
     "WorkerReport",
     "WorkerStage",
     "WorkerView",
+    "WriteCheckpoint",
     "not_served",
     "session_name",
 ]

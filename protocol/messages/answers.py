@@ -92,6 +92,20 @@ class Resumed(Message, frozen=True, kw_only=True):
     before: Withheld | None = None
 
 
+class Requeued(Message, frozen=True, kw_only=True):
+    job: JobId
+
+
+class Checkpointed(Message, frozen=True, kw_only=True):
+    """`step`: of the state that is to be saved, or a later one; `saved`: of the newest that is. `file`: its path on the server of
+    who has written it; "": not known."""
+
+    job: JobId
+    step: int
+    saved: int | None = None
+    file: str = ""
+
+
 class Saving(Message, frozen=True, kw_only=True):
     """These jobs still have workers that save their state; none: all is saved that can be."""
 
@@ -263,6 +277,8 @@ Answer = (
     | Cancelled
     | Paused
     | Resumed
+    | Requeued
+    | Checkpointed
     | Saving
     | Servers
     | ServerAdopted

@@ -93,6 +93,20 @@ class Resume(Message, frozen=True, kw_only=True):
     job: str
 
 
+class Requeue(Message, frozen=True, kw_only=True):
+    """A job saves its state, gives its GPUs back, and waits for its turn, by its submission."""
+
+    job: str
+
+
+class Checkpoint(Message, frozen=True, kw_only=True):
+    """A running job writes a checkpoint at its next step's edge. `step`: of this step or a later one; None: of the last one that
+    is known of. Who wants to know whether that is done asks again with the step that was answered."""
+
+    job: str
+    step: int | None = None
+
+
 class SaveAll(Message, frozen=True, kw_only=True):
     """Preempt every job that can save its state, and give nobody GPUs for so many seconds: the cluster is about to be stopped.
 
@@ -236,6 +250,8 @@ Request = (
     | Cancel
     | Pause
     | Resume
+    | Requeue
+    | Checkpoint
     | SaveAll
     | GetServers
     | AdoptServer

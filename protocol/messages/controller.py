@@ -68,6 +68,16 @@ class StopWorker(Message, frozen=True, kw_only=True):
     uid: str = ""  # of the job; a worker of another job with this number goes on
 
 
+class WriteCheckpoint(Message, frozen=True, kw_only=True):
+    """Save the state after this step or a later one at the next boundary, unless that is done. The agent passes it on to the
+    worker, which leads its job."""
+
+    job: JobId
+    worker: WorkerId
+    step: int
+    uid: str = ""  # of the job
+
+
 class ForgetWorkers(Message, frozen=True, kw_only=True):
     """The controller has recorded these workers' ends: the agent may drop its own records of them."""
 

@@ -22,14 +22,24 @@ from .controller import (
     Standby,
     StartWorker,
     StopWorker,
+    WriteCheckpoint,
 )
 from .workers import Commit, Prepare, Prepared, Ready, Status, StoreAdd, StoreGet, StoreSet, StoreValue
 
 ToAgentFromController = (
-    Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | SnapshotPart | HelloRefused | Acknowledged | Standby
+    Order
+    | StartWorker
+    | StopWorker
+    | WriteCheckpoint
+    | ForgetWorkers
+    | ReadLog
+    | SnapshotPart
+    | HelloRefused
+    | Acknowledged
+    | Standby
 )  # stamped with a term: `protocol.terms`
 ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece | ReadSnapshot
-ToWorkerFromAgent = Order | StatusReceived | Suspend
+ToWorkerFromAgent = Order | StatusReceived | Suspend | WriteCheckpoint
 ToAgentFromWorker = Status
 ToLeader = Ready | Prepared | StoreSet | StoreGet | StoreAdd
 ToFollower = Prepare | Commit | StoreValue

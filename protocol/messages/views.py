@@ -212,6 +212,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     peak_gpus: int = 0  # the most that have trained at once; 0: none, or not known
     withheld: Withheld | None = None  # a user keeps it from running; None: nobody does
     saved_step: int | None = None  # whose state the newest checkpoint contains that is known of; None: there is none
+    saved_file: str = ""  # path of that checkpoint on the server of who has written it; "": not known
 
 
 class ShareStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,6 +335,8 @@ class EventKind(enum.Enum):
     PAUSED = "paused"  # by hand, until somebody resumes it
     HOLDING = "holding"  # by hand: it does not start until somebody releases it
     RESUMED = "resumed"  # by hand
+    REQUEUED = "requeued"  # by hand: it saves its state, and waits for its turn
+    SAVED = "saved"  # by hand: it writes a checkpoint
     CANCELLING = "cancelling"  # by hand: it is over as soon as its state is saved
     WAITING = "waiting"  # it has lost its workers, and gets no GPUs for others now
     SAVER = "saver"  # another worker is to save its state

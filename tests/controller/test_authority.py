@@ -15,6 +15,7 @@ from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
     Cancelled,
+    Checkpoint,
     CordonServer,
     EndLoan,
     EventKind,
@@ -38,6 +39,7 @@ from elasticd.protocol.messages import (
     Refused,
     RemoveServer,
     Request,
+    Requeue,
     Resume,
     Scale,
     Scaled,
@@ -78,7 +80,7 @@ def acts_on(job: Any) -> list[Request]:
     worker = job.record.workers[0].worker
     return [
         Scale(job=job.id, share=2), Profile(job=job.id), GetLog(job=job.id, worker=worker, offset=0),
-        Pause(job=job.id), Resume(job=job.id), Cancel(job=job.id),
+        Checkpoint(job=job.id), Requeue(job=job.id), Pause(job=job.id), Resume(job=job.id), Cancel(job=job.id),
     ]  # fmt: skip
 
 
@@ -352,6 +354,8 @@ def test_each_request_that_changes_something_is_looked_at():
         Cancel,
         Pause,
         Resume,
+        Requeue,
+        Checkpoint,
         SetPolicy,
         AdoptServer,
         RemoveServer,

@@ -13,11 +13,15 @@ from elasticd.protocol.exits import OTHER_CODE, UNLIKE
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
+    Checkpoint,
+    Checkpointed,
     EventKind,
     GetJob,
     Pause,
     Paused,
     Refused,
+    Requeue,
+    Requeued,
     Resume,
     Resumed,
     SaveAll,
@@ -28,6 +32,7 @@ from elasticd.protocol.messages import (
     Submit,
     Submitted,
     Withholding,
+    WriteCheckpoint,
 )
 from elasticd.protocol.model import Deadline, JobId, JobPhase, ResumeFrom, WorkerPhase
 from elasticd.protocol.principals import Principal, Role
@@ -424,3 +429,66 @@ def test_a_directory_of_checkpoints_is_taken_as_it_is_told():
     resume = ResumeFrom(directory="/nas/checkpoints/digits-3.ab", step=41, seeds="digits-3 ab")
     job = world.submit(job_spec(resume=resume))
     assert (job.spec.resume, job.record.saved_step) == (resume, 41)
+
+
+def test_a_requeued_job_saves_its_state_and_goes_on_when_it_is_its_turn():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=2)
+    assert world.ask(Requeue(job=job.id)) == Requeued(job=job.id)
+    assert all(stop.save for stop in world.messages(StopWorker))
+    world.sent.clear()
+    saves(world, job, 12)
+    assert {start.checkpoint_step for start in world.messages(StartWorker)} == {12}
+    assert job.record.restarts == 0
+    assert EventKind.REQUEUED in world.kinds(job.id)
+
+
+def test_a_command_is_requeued_as_often_as_it_may_be_run_again():
+    world = World({"s1": 2})
+    job = world.submit(job_spec("plain", 2, 2, restarts=1))
+    assert isinstance(world.ask(Requeue(job=job.id)), Requeued)
+    assert job.record.restarts == 1
+    world.reap()
+    assert job.record.target
+    assert "may not be safe to run twice" in world.ask(Requeue(job=job.id)).reason
+    world.ask(Cancel(job=job.id))
+    waits = paused(world)
+    assert "waits for its turn already" in world.ask(Requeue(job=waits.id)).reason
+
+
+def test_a_held_job_that_is_requeued_waits_for_its_release():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=2)
+    world.ask(Pause(job=job.id, hold=True))
+    world.ask(Requeue(job=job.id))
+    saves(world, job, 12)
+    world.pass_time(30)
+    assert not job.record.target
+    world.ask(Resume(job=job.id))
+    assert job.record.target
+
+
+def test_a_checkpoint_is_asked_of_the_leader_until_it_is_there_and_told_with_its_path():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=2, step=10)
+    assert world.ask(Checkpoint(job=job.id)) == Checkpointed(job=job.id, step=10)
+    (asked,) = world.messages(WriteCheckpoint)
+    assert (asked.worker, asked.step, asked.uid) == (job.committed_order.roster.leader, 10, job.uid)
+    assert world.ask(Checkpoint(job=job.id, step=10)).saved is None
+    world.report(asked.worker, WorkerPhase.TRAINING, job.record.committed, 12, saved=11, saved_file="/nas/step-11.pt")
+    found = world.ask(Checkpoint(job=job.id, step=10))
+    assert found == Checkpointed(job=job.id, step=10, saved=11, file="/nas/step-11.pt")
+    assert world.ask(GetJob(job=job.id)).job.saved_file == "/nas/step-11.pt"
+    assert len(world.messages(WriteCheckpoint)) == 2, "nobody asks for what is there"
+    assert world.kinds(job.id).count(EventKind.SAVED) == 1
+
+
+def test_a_checkpoint_of_what_has_no_state_is_refused_and_of_what_waits_it_is_there():
+    world = World({"s1": 2})
+    plain = world.submit(job_spec("plain", 2, 2, restarts=0))
+    assert "there is no state to save" in world.ask(Checkpoint(job=plain.id)).reason
+    world.ask(Cancel(job=plain.id))
+    world.reap()
+    assert "is over already" in world.ask(Checkpoint(job=plain.id)).reason
+    job = paused(world)
+    assert world.ask(Checkpoint(job=job.id)).saved == 10

@@ -44,6 +44,24 @@ def test_the_leader_saves_when_it_is_time_and_tells_what_that_took() -> None:
     assert (story.status.saved, story.status.saving_s) == (1, 7.0)
 
 
+def test_a_checkpoint_that_is_wanted_now_is_written_at_the_next_boundary_and_once() -> None:
+    story = Story(checkpoint_every_s=600.0, checkpoint_directory="/nas/digits-1.ab")
+    story.trains_alone(1)
+    story.tell(e.CheckpointWanted(1))
+    story.step()
+    assert story.saves == [e.SaveCheckpoint(1, 1, 0, 1)]
+    story.tell(e.CheckpointWanted(1))  # it is on its way
+    story.step()
+    story.tell(e.CheckpointSaved(1))
+    story.tell(e.CheckpointWanted(1))  # it is there
+    story.step()
+    assert len(story.saves) == 1
+    assert (story.status.saved, story.status.saved_file) == (
+        1,
+        "/nas/digits-1.ab/generation-00000001-step-000000000001.pt",
+    )
+
+
 def test_the_first_checkpoint_of_a_large_model_is_given_time_before_anybody_has_measured_it() -> None:
     story = Story(checkpoint_every_s=60.0)
     story.tell(e.Arrived(STEPS, STEPS_PER_EPOCH, 8, state_bytes=2_000_000_000))

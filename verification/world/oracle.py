@@ -433,7 +433,7 @@ class Oracle:
         if self._controller_hit_until > calm_at:
             return
         able = [name for name, at in preempted.holders if max(self._hit(name), self._hit(at)) <= calm_at]
-        if able:
+        if able and len(preempted.holders) - len(able) < 2:  # else who saves and who stands by may both be lost
             text = (
                 f"{job} has step {step} left, and was preempted after step {preempted.step}; {able[0]} had that state"
             )

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
+    Checkpoint,
     CordonServer,
     GetLog,
     Pause,
     Profile,
     RemoveServer,
     Request,
+    Requeue,
     Resume,
     Scale,
     SetPolicy,
@@ -60,7 +62,14 @@ class People:
             return False
         match request:
             case (
-                Scale(job=job) | Profile(job=job) | Cancel(job=job) | Pause(job=job) | Resume(job=job) | GetLog(job=job)
+                Scale(job=job)
+                | Profile(job=job)
+                | Cancel(job=job)
+                | Pause(job=job)
+                | Resume(job=job)
+                | Requeue(job=job)
+                | Checkpoint(job=job)
+                | GetLog(job=job)
             ):
                 return self.owner(job.rpartition("-")[0]) == who
             case AdoptServer() | RemoveServer() | CordonServer() | UncordonServer():

@@ -163,6 +163,8 @@ class Kind(enum.Enum):
     CANCEL_SAVED = "cancel a job, with its state saved"
     CANCEL_IT = "cancel the job that it happens to"
     SET_POLICY = "set policy"
+    REQUEUE = "requeue a job"
+    CHECKPOINT = "have a job write a checkpoint"
     PAUSE = "pause a job, and resume it later"
     HOLD = "hold a job, and release it later"
 
@@ -321,6 +323,8 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.PAUSE: Drawn(6, 1, 120),
         Kind.HOLD: Drawn(2, 1, 120),
         Kind.CANCEL_SAVED: Drawn(1),
+        Kind.REQUEUE: Drawn(2),
+        Kind.CHECKPOINT: Drawn(2),
         Kind.SCALE: Drawn(3),
         Kind.SET_POLICY: Drawn(0.5),
         Kind.KILL_SAVER: Drawn(1),

@@ -12,6 +12,7 @@ from elasticd.protocol.messages import (
     AdoptServer,
     Answer,
     Cancel,
+    Checkpoint,
     CordonServer,
     Envelope,
     LendGpus,
@@ -20,6 +21,7 @@ from elasticd.protocol.messages import (
     RemoveServer,
     Reply,
     Request,
+    Requeue,
     Resume,
     Scale,
     ServerRemoved,
@@ -93,6 +95,13 @@ class Users(Process):
         if job is not None:
             self._pauses[f"pause-{number}"] = job, for_s
             self.ask(f"pause-{number}", Pause(job=job, hold=hold), self._world.people.actor(job, number))
+
+    def requeue(self, number: int, who: int, checkpoint: bool) -> None:
+        """Some job saves its state, and waits for its turn; `checkpoint`: and goes on."""
+        job = self._some_job(who)
+        if job is not None:
+            request = Checkpoint(job=job) if checkpoint else Requeue(job=job)
+            self.ask(f"requeue-{number}", request, self._world.people.actor(job, number))
 
     def _is_paused(self, name: str) -> None:
         job, for_s = self._pauses[name]

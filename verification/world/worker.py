@@ -23,6 +23,7 @@ from elasticd.protocol.messages import (
     StatusReceived,
     Suspend,
     ToWorkerFromAgent,
+    WriteCheckpoint,
 )
 from elasticd.protocol.model import GpuAddress, WorkerId, WorkerPhase
 from elasticd.worker import events as w
@@ -191,6 +192,8 @@ class Worker(Process):
                 self._tell(w.OrderReceived(message))
             case Suspend():
                 self._tell(w.SuspendReceived(message))
+            case WriteCheckpoint(step=step):
+                self._tell(w.CheckpointWanted(step))
             case StatusReceived(sequence=sequence):
                 self._tell(w.StatusAcknowledged(sequence))
 

@@ -109,7 +109,7 @@ class Training:
         self._activity = Activity(self.durations, now)
         self._generation = Generation(self._me, place.virtual_workers)  # in use
         self.position = Position()
-        self.checkpoints = Checkpoints(place.checkpoint_every_s, now)
+        self.checkpoints = Checkpoints(place.checkpoint_every_s, now, place.checkpoint_directory)
         self.suspension = Suspension(self._me)
 
         self._proves = False  # newcomers have to compute what others compute

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from ...protocol import times
 from ..events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
+from ..state.lineages import Name
 
 SAVES_UNDER_WAY = 3  # one is written, one waits for its turn, one is copied
 
 
 class Checkpoints:
-    """`every_s`: between two; None: there are none."""
+    """`every_s`: between two; None: there are none. `directory`: where they are; "": not known."""
 
-    def __init__(self, every_s: float | None, now: float) -> None:
+    def __init__(self, every_s: float | None, now: float, directory: str = "") -> None:
         self._every_s = every_s
+        self._directory = directory
+        self.file = ""  # the newest durable one, if it was written here
         self._due_at = now + every_s if every_s is not None else float("inf")
         self._begun = 0
         self._under_way: dict[int, tuple[SaveCheckpoint, float]] = {}  # by number, the newest last: since when
@@ -48,6 +51,12 @@ class Checkpoints:
         self._due_at = now + self._every_s
         return True
 
+    def wanted_now(self, now: float, step: int) -> None:
+        """One of this step or a later one is wanted at the next boundary, if none is there or on its way."""
+        on_its_way = any(save.step >= step for save, _ in self._under_way.values())
+        if not on_its_way and (self.saved is None or self.saved < step):
+            self._due_at = now
+
     def begin(self, now: float, step: int, epoch: int, generation: int) -> SaveCheckpoint:
         """Write the state after `step`."""
         self._begun += 1
@@ -60,6 +69,7 @@ class Checkpoints:
     def loaded(self, step: int, epoch: int, generation: int) -> None:
         """One has been read, and belongs to this generation from now on."""
         self._is_durable(step, epoch, generation)
+        self.file = ""
 
     def ended(self, now: float, fact: CheckpointSaved | CheckpointFailed, generation: int) -> bool:
         """The writer has come to an end with one, in this generation. False: nobody waits for that one any more."""
@@ -70,6 +80,7 @@ class Checkpoints:
         if isinstance(fact, CheckpointSaved):
             self._under_way = {number: other for number, other in self._under_way.items() if number > fact.number}
             self._is_durable(save.step, save.epoch, save.generation)
+            self.file = f"{self._directory}/{Name.of(save.generation, save.step).file}" if self._directory else ""
             self._took_s, self.trouble = now - begun, ""
         elif save.generation == generation:  # else others save now
             self.trouble = f"no checkpoint of step {save.step}: {fact.reason}"
