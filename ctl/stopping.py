@@ -144,7 +144,7 @@ def checkpoint(
         print_json({"job": found.job, "step": found.step, "saved_step": found.saved, "file": found.file})
         return
     if found.file:
-        print(found.file)
+        print(render.printable(found.file))
     steps = f"after {found.saved + 1:,} steps" if found.saved is not None and found.saved >= found.step else ""
     say(f"elasticctl: {found.job}: {f'its state {steps} is saved' if steps else 'a checkpoint is being written'}")
 

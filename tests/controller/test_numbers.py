@@ -301,9 +301,10 @@ def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_a
         "longest_step_s",
         "batch_samples",
         "sequence",
+        "saved_file",
         "job",
         "worker",
-    }  # the last two find the status before it
+    }  # a file comes with `saved`; the last two find the status before it
     status = example_status()
     for name in status.__struct_fields__:
         changed = replace(status, **{name: _other(getattr(status, name))})
