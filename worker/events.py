@@ -94,6 +94,7 @@ class CheckpointLoaded:
     total_steps: int | None = None  # of the job, where its script has decided that
     damaged: int | None = None  # step of the newest checkpoint, whose file is there and damaged
     reason: str = ""  # why newer ones cannot be read, if there are any
+    others: bool = False  # it is another job's, from which this one goes on
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def going_on(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) 
         return spec
     source = find_job(cluster, who, resume.job, fetched)
     check_job(who, source, "go on from")
-    step, seeds = source.record.saved_step, f"{source.id} {source.uid}"
+    step = source.record.saved_step
     if not source.final:
         raise RequestRefused(
             f"{source.id} is not over: `elasticctl cancel {source.id}` ends it with its state saved, and "
@@ -52,14 +52,15 @@ def going_on(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) 
         raise RequestRefused(
             f"{source.id} has finished: give it more to do, such as another number of epochs in its command after --"
         )
-    before = source.spec.resume
-    resume = ResumeFrom(
-        job=source.id,
-        uid=source.uid,
+    before, files = source.spec.resume, ResumeFrom(job=source.id, uid=source.uid)
+    if before is not None and not source.record.saved_generation:
+        files = before  # it has gone on from there itself, and has saved nothing since
+    resume = replace(
+        files,
         step=step,
         any_code=resume.any_code,
         gpu_name="" if resume.any_code else source.record.gpu_name,
-        seeds=before.seeds if before is not None else seeds,
+        seeds=(before.seeds if before is not None else "") or f"{source.id} {source.uid}",
     )
     return replace(spec, resume=resume)
 

@@ -492,3 +492,13 @@ def test_a_checkpoint_of_what_has_no_state_is_refused_and_of_what_waits_it_is_th
     assert "is over already" in world.ask(Checkpoint(job=plain.id)).reason
     job = paused(world)
     assert world.ask(Checkpoint(job=job.id)).saved == 10
+
+
+def test_what_goes_on_from_a_job_that_has_saved_nothing_of_its_own_begins_with_what_that_began_with():
+    world = World({"s1": 2})
+    before = ended(world)
+    second = world.job(goes_on(world, before.id).job)
+    world.ask(Cancel(job=second.id), who=ALICE)
+    third = world.job(goes_on(world, second.id).job)
+    assert third.spec.resume == second.spec.resume
+    assert third.spec.resume.job == before.id

@@ -60,6 +60,8 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
         world.users.cancel(number, fault.who, job if kind is Kind.CANCEL_IT else None)
     elif kind is Kind.CANCEL_SAVED:
         world.users.cancel(number, fault.who, save=True)
+    elif kind is Kind.GO_ON:
+        world.users.resubmit(number, fault.who)
     elif kind in (Kind.REQUEUE, Kind.CHECKPOINT):
         world.users.requeue(number, fault.who, checkpoint=kind is Kind.CHECKPOINT)
     elif kind in (Kind.PAUSE, Kind.HOLD):

@@ -402,6 +402,12 @@ class Oracle:
         `least`: the controller knows of a checkpoint of this step, or -1.
         """
         known = self.job(job)
+        resume = known.plan.spec.resume
+        while resume is not None:  # the same bits as if the other job had never ended
+            before = self.job(resume.job)
+            resume = before.plan.spec.resume
+            known.states = {**before.states, **known.states}
+            known.epochs |= before.epochs
         if step < least:
             text = f"{worker} begins {job} after step {step}, and there is a checkpoint of step {least}"
             raise Violation("a job begins with its newest checkpoint, or not at all", text)
@@ -717,6 +723,11 @@ class Oracle:
                 text = f"{job} is said to have a share of {answered} by hand, and has {record.manual_share}"
                 raise Violation("record, then act", text)
         self._rescaled.clear()
+
+    def can_be_gone_on_from(self, job: JobId) -> bool:
+        """Was this job cancelled, with a checkpoint that is known of?"""
+        record = self.job(job).record
+        return record is not None and record.phase is JobPhase.CANCELLED and record.saved_step is not None
 
     def asked_to_cancel(self, job: JobId) -> None:
         self.job(job).cancelled = True

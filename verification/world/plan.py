@@ -164,6 +164,7 @@ class Kind(enum.Enum):
     CANCEL_IT = "cancel the job that it happens to"
     SET_POLICY = "set policy"
     REQUEUE = "requeue a job"
+    GO_ON = "go on from the checkpoint of a job that is over"
     CHECKPOINT = "have a job write a checkpoint"
     PAUSE = "pause a job, and resume it later"
     HOLD = "hold a job, and release it later"
@@ -324,6 +325,7 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.HOLD: Drawn(2, 1, 120),
         Kind.CANCEL_SAVED: Drawn(1),
         Kind.REQUEUE: Drawn(2),
+        Kind.GO_ON: Drawn(3),
         Kind.CHECKPOINT: Drawn(2),
         Kind.SCALE: Drawn(3),
         Kind.SET_POLICY: Drawn(0.5),

@@ -3,6 +3,7 @@ it is answered, as `elasticctl` does."""
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_in
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,7 +30,7 @@ from elasticd.protocol.messages import (
     Submit,
     UncordonServer,
 )
-from elasticd.protocol.model import CordonKind, GpuAddress, JobId, ServerId
+from elasticd.protocol.model import CordonKind, GpuAddress, JobId, ResumeFrom, ServerId
 from elasticd.protocol.principals import Principal
 
 from .intruders import INTRUDER
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from .cluster import World
 
 REPEAT_S = 2.0
+SAME_OWNER = 64  # names that are tried
+GOES_ON_AFTER_S = 40.0  # in which a job may have saved its state
 AGAIN = b"again"  # a client that repeats what has been answered
 AGAIN_AFTER_S = (0.5, 1.0, 1.5, 2.5, 4.0, 7.0, 12.0)
 ASK_AGAIN_S = 10.0  # after a refusal that lies with the cluster
@@ -103,7 +106,25 @@ class Users(Process):
             request = Checkpoint(job=job) if checkpoint else Requeue(job=job)
             self.ask(f"requeue-{number}", request, self._world.people.actor(job, number))
 
-    def _is_paused(self, name: str) -> None:
+    def resubmit(self, number: int, who: int, again: bool = True) -> None:
+        """A new job goes on from one that was cancelled with its state saved. If there is none, some job is cancelled first."""
+        oracle, people = self._world.oracle, self._world.people
+        over = [job for job in sorted(oracle.submitted().values()) if oracle.can_be_gone_on_from(job)]
+        if not over:
+            self.cancel(number, who, save=True)
+            if again:
+                self._world.after(GOES_ON_AFTER_S, self.resubmit, number, who, False)
+            return
+        source = over[who % len(over)]
+        plan = oracle.job(source).plan
+        names = (f"{plan.spec.name}r{number}x{tried}" for tried in range(SAME_OWNER))
+        name = next((name for name in names if people.owner(name) == people.owner(plan.spec.name)), None)
+        if name is not None:
+            goes_on = replace_in(plan, spec=replace(plan.spec, name=name, resume=ResumeFrom(job=source)))
+            self._world.add_job(goes_on)
+            self.submit(goes_on)
+
+    def _paused(self, name: str) -> None:
         job, for_s = self._pauses[name]
         self._world.after(for_s, self.ask, f"resume-{name}", Resume(job=job))
 
@@ -211,7 +232,7 @@ class Users(Process):
         self._world.cordons.answered(reply.id, request, reply.answer)
         self.answers_by_id[reply.id] = reply.answer
         if isinstance(request, Pause):
-            self._is_paused(reply.id)
+            self._paused(reply.id)
         if isinstance(request, RemoveServer) and self._is_removed(request.server, reply.answer):
             self._removed(reply.id)
         if isinstance(reply.answer, Refused):

@@ -368,6 +368,10 @@ class Worker(Process):
         kept = [] if self._agent.storage_hidden else self._checkpoints
         files = {checkpoint.name: checkpoint for checkpoint in kept}
         newest = next((files[name] for name in newest_first(files)), None)
+        own_newest, resume = newest, self._start.spec.resume
+        if newest is None and resume is not None and not self._agent.storage_hidden:
+            others = self._world.checkpoints.get(f"{resume.job}.{resume.uid}", [])
+            newest = next((one for one in others if one.name == newest_first(each.name for each in others)[0]), None)
         begins = newest if newest is not None else Checkpoint(-1, self._initial, 0, 0)
         before = self._applied, self._state
         self._applied, self._state, self._values = begins.step, begins.state, begins.step
@@ -375,13 +379,14 @@ class Worker(Process):
         assert self._machine is not None
         fact: w.ThreadFact = w.CheckpointMissing()
         if newest is not None:
-            fact = w.CheckpointLoaded(begins.step, begins.epoch, self._next_epoch_after(begins.step))
+            after = self._next_epoch_after(begins.step)
+            fact = w.CheckpointLoaded(begins.step, begins.epoch, after, others=own_newest is None)
         actions = self._machine.handle(self.now, fact)
         if self._machine.applied == begins.step:
             self._least_epoch = begins.epoch
-            if newest is not None:
-                own = taken_over(newest.name, generation)
-                kept[kept.index(newest)] = replace(newest, generation=own.generation)
+            if own_newest is not None:
+                own = taken_over(own_newest.name, generation)
+                kept[kept.index(own_newest)] = replace(own_newest, generation=own.generation)
                 self._world.oracle.goes_on(self.job, generation)
             least = self._start.checkpoint_step
             oracle, name = self._world.oracle, WorkerId(self.name)

@@ -92,17 +92,18 @@ class HeldState:
         assert self._writer is not None
         directory, others = self._writer.directory, self._writer.others
         document, trouble, damaged = latest(directory, generation)
-        if document is None and damaged is None and others is not None:
+        own = document is not None or damaged is not None or others is None
+        if not own and others is not None:
             directory = others.directory
             document, trouble, damaged = latest(directory, None)
         if document is None:
             return CheckpointMissing(trouble, damaged, str(directory))
-        if others is None or directory != others.directory or not others.any_code:
+        if own or others is None or not others.any_code:
             self.check(document.header)
         self.script_was = document.header.get(SCRIPT)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
-        return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end, damaged, trouble)
+        return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end, damaged, trouble, not own)
 
     def check(self, header: dict[str, Any]) -> None:
         """A state is about to be taken over. Raises OtherCode if it is that of a job whose code is not this worker's, and Unlike

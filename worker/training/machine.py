@@ -306,7 +306,8 @@ class Training:
         if fact.total_steps is not None:
             self.position.ends_at(fact.total_steps)
         assert self._generation.roster is not None
-        self.checkpoints.loaded(fact.step, fact.epoch, self._generation.roster.generation)
+        if not fact.others:
+            self.checkpoints.loaded(fact.step, fact.epoch, self._generation.roster.generation)
         return self._entered(now)
 
     def _on_missing(self, now: float, fact: CheckpointMissing) -> list[Action]:
