@@ -475,6 +475,25 @@ def test_down_keeps_what_was_made_and_removes_it_only_when_told(alone: Cli) -> N
 
 
 @pytest.mark.cluster
+def test_down_has_jobs_save_their_state_and_up_goes_on_from_there(alone: Cli) -> None:
+    alone("up", "--gpus", "2")
+    enough, script = alone.cwd / "enough", Path(__file__).parents[1] / "cluster" / "train_small.py"
+    command = [sys.executable, str(script), str(alone.cwd / "model.pt"), "--epochs", "40", "--size", "128"]
+    pace = ["--pace", "0.05", "--enough", str(enough)]
+    job = alone("submit", "--gpus", "1:2", "--virtual-workers", "4", "--", *command, *pace).stdout.strip()
+    deadline = time.monotonic() + PATIENCE_S
+    while (alone.json("status", job)["step"] or 0) < 5:
+        assert time.monotonic() < deadline
+    done = alone("down")
+    assert alone.processes() == []
+    assert re.search(rf"^{job}: after \d+ steps, its state is saved$", done.stderr, re.MULTILINE), done.stderr
+    enough.touch()
+    alone("up")
+    assert alone("wait", job).stdout == f"{job} finished\n"
+    assert "restarted" not in [event["kind"] for event in alone.json("events", job)["events"]]
+
+
+@pytest.mark.cluster
 def test_what_a_cluster_made_is_removed_after_a_yes_at_the_terminal(alone: Cli) -> None:
     alone("up", "--gpus", "1")
     for word, code in (("n", 1), ("y", 0)):

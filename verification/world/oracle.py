@@ -724,6 +724,11 @@ class Oracle:
                 raise Violation("record, then act", text)
         self._rescaled.clear()
 
+    def is_over(self, job: JobId) -> bool:
+        """Has it ended, as is recorded?"""
+        record = self.job(job).record
+        return record is not None and record.phase.final
+
     def can_be_gone_on_from(self, job: JobId) -> bool:
         """Was this job cancelled, with a checkpoint that is known of?"""
         record = self.job(job).record

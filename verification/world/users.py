@@ -240,6 +240,8 @@ class Users(Process):
                 raise Violation("who may do something is not refused", f"{reply.id} of {who}: {reply.answer.reason}")
             if self._world.story.on:
                 self._world.story.say(f"{reply.id} is refused: {reply.answer.reason}")
+            if isinstance(request, Resume) and not self._world.oracle.is_over(JobId(request.job)):
+                self.later(ASK_AGAIN_S, self.ask, f"{reply.id}+", request, who)  # nothing could be recorded
             if envelope is not None and isinstance(envelope.request, Submit) and not reply.answer.bad_input:
                 again = f"{reply.id}+"
                 self.later(ASK_AGAIN_S, self.ask, again, envelope.request, who)
