@@ -183,14 +183,12 @@ def submit(
 
     from .jobfile import Overrides, build
     from .jobgpus import GpuOptions
-    from .resuming import as_before, is_directory, of_directory, of_job
+    from .resuming import GoingOn
     from .snapshots import Packed
 
     shared = of(context)
-    if with_new_code and resume is None:
-        raise UserError("--with-new-code goes with --resume")
-    before = None if resume is None or is_directory(resume) else shared.job(resume)
-    file, command = (None, ()) if before is not None and not arguments else _file_or_command(arguments or [])
+    goes_on = GoingOn(resume, with_new_code, shared.job)
+    file, command = (None, ()) if goes_on.source is not None and not arguments else _file_or_command(arguments or [])
     overrides = Overrides(
         name=name,
         gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
@@ -211,16 +209,8 @@ def submit(
     doubts: list[str] = []
     doubt = None if shared.is_this_machine() else doubts.append
     packed = Packed()
-    where, options = _where_we_are(), overrides
-    if before is not None and file is None:  # as it was submitted before
-        where = Path(before.spec.workdir)
-        options = msgspec.structs.replace(overrides, command=command or before.spec.command)
-    spec = build(file, options, where, os.environ, doubt, packed.take)
-    if before is not None and file is None:
-        spec = as_before(before.spec, spec, overrides)
-    if resume is not None:
-        begins = of_job(before.job, with_new_code) if before is not None else of_directory(resume, with_new_code)
-        spec = msgspec.structs.replace(spec, resume=begins)
+    options, where = goes_on.options(file, overrides), goes_on.where(file, _where_we_are())
+    spec = goes_on.job(file, overrides, build(file, options, where, os.environ, doubt, packed.take))
     doubts += packed.left_out
     from .commands import copies
 
@@ -433,7 +423,8 @@ def scale(
     document = _ordered(order)
     by = "by its policy" if wanted is None else "by hand"
     if no_wait or not order.share:
-        _answer(as_json, document, f"{order.job}: set {by}, ordered {gpu_count(order.share)}")
+        why = _why_not(shared.job(order.job), wanted, order) if not order.share else ""
+        _answer(as_json, document, f"{order.job}: set {by}, ordered {gpu_count(order.share)}{why}")
     elif order.generation <= before.generation and before.share_gpus == order.share:
         now_set = "" if before.manual_share == wanted else f", now set {by}{_why_not(before, wanted, order)}"
         text = f"{order.job} has {gpu_count(order.share)} already{now_set}"

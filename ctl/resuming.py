@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from ..protocol.errors import UserError
-from ..protocol.model import JobId, JobSpec, ResumeFrom
+from ..protocol.messages import JobView
+from ..protocol.model import JobSpec, ResumeFrom
 from .jobfile import Overrides
 
 _CHECKPOINT = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # as `worker.state.lineages` names them
@@ -40,9 +42,34 @@ def of_directory(given: str, any_code: bool) -> ResumeFrom:
     return ResumeFrom(directory=str(directory), step=step, any_code=any_code, seeds=seeds)
 
 
-def of_job(job: JobId, any_code: bool) -> ResumeFrom:
-    """The newest checkpoint of a job, which the controller knows."""
-    return ResumeFrom(job=job, any_code=any_code)
+class GoingOn:
+    """What `--resume` means for a submission."""
+
+    def __init__(self, given: str | None, any_code: bool, view_of: Callable[[str], JobView]) -> None:
+        """given: a job, or a directory of checkpoints; None: the job begins anew. view_of: shows a job. Raises UserError."""
+        if any_code and given is None:
+            raise UserError("--with-new-code goes with --resume")
+        self.source = None if given is None or is_directory(given) else view_of(given)
+        self._resume: ResumeFrom | None = None
+        if self.source is not None:
+            self._resume = ResumeFrom(job=self.source.job, any_code=any_code)
+        elif given is not None:
+            self._resume = of_directory(given, any_code)
+
+    def options(self, file: Path | None, options: Overrides) -> Overrides:
+        """Those to build the job with. Without a file its command is that of the other job, unless one is given."""
+        if self.source is None or file is not None or options.command:
+            return options
+        return replace(options, command=self.source.spec.command)
+
+    def where(self, file: Path | None, cwd: Path) -> Path:
+        """The directory from which relative paths are meant."""
+        return cwd if self.source is None or file is not None else Path(self.source.spec.workdir)
+
+    def job(self, file: Path | None, options: Overrides, built: JobSpec) -> JobSpec:
+        """The job to submit. `built`: what file and options describe, or the options alone."""
+        spec = as_before(self.source.spec, built, options) if self.source is not None and file is None else built
+        return replace(spec, resume=self._resume)
 
 
 def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
