@@ -161,7 +161,7 @@ def kept(job: JobView) -> str:
     done = job.step + 1 if job.step is not None else 0
     saved = job.saved_step + 1 if job.saved_step is not None else 0
     if not done and not saved:
-        return "it has done no step yet"
+        return "before its first step"
     return steps_kept(done, saved)
 
 

@@ -86,7 +86,15 @@ def pause(
     views = [
         shared.job(one.job) if no_wait else until_stopped(shared, one.job, within_s, "paused") for one in told.answers
     ]
-    told.show(as_json, "paused", [(_saved(view), f"{view.job} paused: {render.kept(view)}") for view in views])
+    told.show(as_json, "paused", [(_saved(view), _paused(view)) for view in views])
+
+
+def _paused(view: JobView) -> str:
+    if view.phase.final:  # it had come to its end
+        return render.outcome(view)
+    if view.workers:
+        return f"{view.job} is being paused: its state is saved first"
+    return f"{view.job} paused {render.kept(view)}"
 
 
 def hold(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
