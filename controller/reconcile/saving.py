@@ -48,6 +48,7 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
         last_leader=saver if leads else None,
         does_not_grow="",  # it begins again from its checkpoint
     )
+    job.release()  # all its workers are newcomers then
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
     cluster.mark_dirty(job)

@@ -502,3 +502,14 @@ def test_what_goes_on_from_a_job_that_has_saved_nothing_of_its_own_begins_with_w
     third = world.job(goes_on(world, second.id).job)
     assert third.spec.resume == second.spec.resume
     assert third.spec.resume.job == before.id
+
+
+def test_a_preempted_job_whose_growth_was_held_back_is_free_to_begin_anywhere():
+    world = World({"s1": 2})
+    job = one_running(world, gpus=1)
+    job.hold(world.now, 600.0)
+    world.ask(Pause(job=job.id))
+    saves(world, job, 10)
+    assert (job.hold_until, job.record.held) == (None, False)
+    world.ask(Resume(job=job.id))
+    assert not job.keeps_its_size

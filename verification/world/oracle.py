@@ -730,9 +730,11 @@ class Oracle:
         return record is not None and record.phase.final
 
     def can_be_gone_on_from(self, job: JobId) -> bool:
-        """Was this job cancelled, with a checkpoint that is known of?"""
-        record = self.job(job).record
-        return record is not None and record.phase is JobPhase.CANCELLED and record.saved_step is not None
+        """Was this job cancelled, with a checkpoint that is known of? Under some policies several with long steps never end."""
+        known = self.job(job)
+        record, is_long = known.record, known.plan.script.step_s > LONG_STEP_S
+        over = record is not None and record.phase is JobPhase.CANCELLED and record.saved_step is not None
+        return over and not is_long
 
     def asked_to_cancel(self, job: JobId) -> None:
         self.job(job).cancelled = True

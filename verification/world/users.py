@@ -111,8 +111,8 @@ class Users(Process):
         oracle, people = self._world.oracle, self._world.people
         over = [job for job in sorted(oracle.submitted().values()) if oracle.can_be_gone_on_from(job)]
         if not over:
-            self.cancel(number, who, save=True)
             if again:
+                self.cancel(number, who, save=True)
                 self._world.after(GOES_ON_AFTER_S, self.resubmit, number, who, False)
             return
         source = over[who % len(over)]
