@@ -297,6 +297,9 @@ class Training:
             return self._refuse(
                 now, needed, f"the newest that this worker can read is that of step {fact.step}{because}"
             )
+        if self.position.in_loop and fact.epoch < self.position.epoch:
+            text = f"its script is in epoch {self.position.epoch}, and the newest checkpoint is of epoch {fact.epoch}"
+            return self._close(now, EndProcess(exits.SPOILED, f"{self._me}: {text}: it ends, to be replaced"), text)
         if fact.damaged is not None:
             lost = max(0, fact.damaged - fact.step)
             text = f"the checkpoint of step {fact.damaged} is damaged: back to that of step {fact.step}, {lost} steps are lost"
