@@ -51,8 +51,8 @@ ExitScript            none: SystemExit with the code
 
 In a step all members of a generation take part, joiners too: it completes when each has told PartComputed (a joiner: has got its
 state), and its control word is the greatest proposal. CollectiveFailed says that nothing of the instruction has been applied.
-Diverged may come in place of WordRead in a RunStep, and of StepApplied, and where an error has left a newcomer's script; the thread
-then waits for its process to end.
+Diverged may come in place of WordRead in a RunStep, and of StepApplied, and where an error leaves a newcomer's script; the
+thread then waits for its process to end.
 LoopEnded may also come in the middle of a step, where a script leaves its loop by `break`; ScriptEnded at any time. After either
 the thread waits for Continue.
 
