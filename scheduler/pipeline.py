@@ -42,7 +42,7 @@ from .policies.base import Shares, no_shares
 from .priorities import by_priority
 from .quotas.dividing import Tenancy, divide_by_quota, not_raised
 from .quotas.lasting import bounded, told, too_many
-from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
+from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode, Schedules
 
 
 def decide(
@@ -89,7 +89,7 @@ def decide(
 
 
 class Division(msgspec.Struct, frozen=True):
-    """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`, `stay`: as in `Shares`."""
+    """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`, `stay`, `schedules`: as in `Shares`."""
 
     shares: Ints
     why: Reasons
@@ -98,6 +98,7 @@ class Division(msgspec.Struct, frozen=True):
     rows: Ints | None = None
     kept: Kept | None = None  # what has become of deadlines, where there are any
     stay: Collection[int] = ()
+    schedules: Schedules | None = None
 
 
 def divide(
@@ -123,6 +124,7 @@ def divide(
         needs = needs.cut(rows)
     ask = _asking(policy, jobs, view.now, rng, needs)
     given = ask(None, gpus)
+    schedules = given.schedules if foreseen is None else foreseen.schedules
     by_policy, stay = given.gpus, given.stay if needs is None else np.flatnonzero(needs.exact).tolist()
     lowered: frozenset[int] = frozenset()
     if tenancy is not None:
@@ -155,7 +157,7 @@ def divide(
     why = Reasons(view, gpus, by_hand, rows, given, wanted, shares, kept, lowered, tuple(stages))
     if rows is not None:
         stay = rows[list(stay)].tolist()
-    return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept, stay)
+    return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept, stay, schedules)
 
 
 Asking = Callable[[Ints | None, int], Shares]  # these rows of the jobs (None: all), of so many GPUs

@@ -11,7 +11,8 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -25,11 +26,17 @@ from .nearness import Near, cut, leaves, tree
 from .order import Line, Order
 from .sets import union
 
+if TYPE_CHECKING:
+    from .deadlines.schedule import Schedule
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 UNKNOWN_S = 1e9  # finite, so that it can be reckoned with; half a lifetime
+
+Schedules = Mapping[JobId, "Schedule"]  # of jobs whose deadlines are promised: the plan of the last decision
+NO_SCHEDULES: Schedules = MappingProxyType({})
 
 Gpus = int  # a set of GPUs: bit i stands for GPU i of the view, whose servers follow each other
 
@@ -160,6 +167,7 @@ class JobTable:
     still_until_s: Floats
     changes: Ints
 
+    schedules: Schedules  # a plan with which all deadlines held at the last decision; a newer one takes its place
     running: Ints  # the rows of jobs that have GPUs, in ascending order
     most_needed: int  # no job's minimum is beyond this
 
@@ -184,6 +192,7 @@ class JobTable:
         self._columns = columns
         self._lengths = lengths
         self._at: Ints | slice = rows if at is None else at
+        self.schedules: Schedules = NO_SCHEDULES
         self._kept = kept
         self._bounded = False  # its maximums are others than those of the columns
 
@@ -229,7 +238,7 @@ class JobTable:
 
     def within(self, most: Ints) -> JobTable:
         """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""
-        table = JobTable(self._columns, self.rows, self.curves, self._lengths, self._at, self.ended)
+        table = self._of(self.rows, self._at, self._lengths)
         table.max_gpus = np.minimum(self.max_gpus, most)
         table.max_gpus.setflags(write=False)
         table._bounded = True
@@ -245,7 +254,7 @@ class JobTable:
 
     def assuming(self, left_s: Floats) -> JobTable:
         """The same jobs, as if each still took so long on one GPU."""
-        table = JobTable(self._columns, self.rows, self.curves, True, self._at, self.ended)
+        table = self._of(self.rows, self._at, True)
         table.left_s = left_s
         table.told_s = self.done_s + left_s
         return self._bound(table)
@@ -253,7 +262,13 @@ class JobTable:
     def cut(self, keep: Ints) -> JobTable:
         """These rows of the table alone."""
         at = keep + self._at.start if isinstance(self._at, slice) else self._at[keep]
-        return self._bound(JobTable(self._columns, self.rows[keep], self.curves, self._lengths, at, self.ended), keep)
+        return self._bound(self._of(self.rows[keep], at, self._lengths), keep)
+
+    def _of(self, rows: Ints, at: Ints | slice, lengths: bool) -> JobTable:
+        """Rows of the same columns."""
+        table = JobTable(self._columns, rows, self.curves, lengths, at, self.ended)
+        table.schedules = self.schedules
+        return table
 
     def speedup(self, rows: Any, gpus: Any) -> Any:
         """T(gpus) / T(1) of these rows."""

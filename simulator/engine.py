@@ -34,7 +34,7 @@ from ..scheduler.pipeline import Decision, Division, divide
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
-from ..scheduler.view import ClusterView, Floats, Gpus, Ints, JobTable, ServerInView
+from ..scheduler.view import NO_SCHEDULES, ClusterView, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .jobs import Jobs
 from .knowledge import Knowledge, KnownCurves
@@ -81,6 +81,7 @@ class Simulation:
         )
         self._progress = Progress(self._jobs, workload, costs, self._knowledge.began)
         self._standing = placement.standing(cluster)
+        self._schedules = NO_SCHEDULES  # the plan for those with promises
         self._used = 0  # GPUs
         self._now = 0.0
         self._submit_s: list[float] = [*workload.submit_s.tolist(), math.inf]
@@ -150,10 +151,14 @@ class Simulation:
         count = jobs.next - first
         if not count:
             return False
-        table = self._knowledge.sees()
+        table = self._sees()
         view = ClusterView(self._now, table, self._cluster, {})
         newcomers = range(len(table) - count, len(table))
-        refused = sorted(self._admission.refusals(view, newcomers))
+        if isinstance(self._admission, ElasticflowAdmission):
+            answers, self._schedules = self._admission.answers(view, newcomers)
+        else:
+            answers = self._admission.refusals(view, newcomers)
+        refused = sorted(answers)
         admitted = np.setdiff1d(np.arange(newcomers.start, newcomers.stop), refused)
         numbers = table.rows[admitted]
         self._blocking.add(self._load.work_s[numbers], self._load.submit_s[numbers])
@@ -186,8 +191,13 @@ class Simulation:
 
     # -- decisions
 
-    def _decide(self) -> None:
+    def _sees(self) -> JobTable:
         table = self._knowledge.sees()
+        table.schedules = self._schedules
+        return table
+
+    def _decide(self) -> None:
+        table = self._sees()
         present = {} if self._watch is None else self._by_row()
         view = ClusterView(self._now, table, self._cluster, present)
         vars(view)["total_gpus"] = self._gpus  # not to be counted at each decision
@@ -199,6 +209,8 @@ class Simulation:
         moves = self._standing.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)), stay=stay)
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
+        if decided.schedules is not None:
+            self._schedules = decided.schedules
         if self._watch is not None:
             placed = self._by_row()
             self._watch(view, Decision(decided.shares, placed, decided.why, decided.review_s, decided.wanted))

@@ -171,7 +171,9 @@ class Progress:
         if self._switching:
             takes = np.array([after & ~before > 0 for before, after in held], dtype=bool)
             later = takes & (waits_s <= 0) & (free_s + prices.ready_s[numbers] > 0)
-            self._switch_s[numbers[later]] = self.now + free_s[later] + prices.ready_s[numbers[later]]
+            ready_s = self.now + free_s[later] + prices.ready_s[numbers[later]]
+            self._switch_s[numbers[later]] = ready_s
+            self._jobs.columns.still_until_s[places[later]] = ready_s + prices.pause_s[numbers[later]]
             numbers, places, pause_s = numbers[~later], places[~later], pause_s[~later]
         if len(numbers):
             self.work(numbers, places, pause_s)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from ..view import UNKNOWN_S, ClusterView, JobTable
+from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
-from .table import Terms, situation
-from .verdict import decide
+from .table import Terms, schedules, situation
+from .verdict import decided
 from .words import refusal_words
 
 if TYPE_CHECKING:
@@ -40,15 +40,23 @@ class ElasticflowAdmission:
         return ""
 
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
-        found = dict.fromkeys(
+        return self.answers(view, newcomers)[0]
+
+    def answers(self, view: ClusterView, newcomers: Sequence[int]) -> tuple[Mapping[int, str], Schedules]:
+        """As `refusals`, and the plan for all who have promises then, from which the next decision goes on."""
+        refused = dict.fromkeys(
             untold(view.jobs, newcomers), "its deadline cannot be promised: how long it takes is not told"
         )
         present, asked = situation(view, newcomers, self.parameters)
+        if not asked:
+            return refused, view.jobs.schedules
         by_key = {one.key: one for one in asked}
-        for verdict in decide(present, asked, self._offers) if asked else ():
+        verdicts, plan = decided(present, asked, self._offers)
+        for verdict in verdicts:
             if not verdict.admitted:
-                found[verdict.key] = refusal_words(view, present, by_key[verdict.key], verdict, self.parameters)
-        return found
+                refused[verdict.key] = refusal_words(view, present, by_key[verdict.key], verdict, self.parameters)
+        admitted = any(one.admitted and not by_key[one.key].soft for one in verdicts)
+        return refused, schedules(view.jobs, plan) if admitted else view.jobs.schedules
 
 
 class EdfAdmissionParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

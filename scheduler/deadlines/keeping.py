@@ -17,17 +17,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..manual import shares_by_hand
 from ..policies.base import Shares, no_shares, waits_for
-from ..view import UNKNOWN_S, Bools, ClusterView, Ints, JobTable, Reason
+from ..view import UNKNOWN_S, Bools, ClusterView, Ints, JobTable, Reason, Schedules
 from .allocation import soft_too
 from .postponing import latest_start_s, postponed
 from .promises import Plan, Promise, settle
-from .table import Terms, due, promises, situation
+from .table import Terms, due, promises, schedules, situation
 
 Busy = Sequence[tuple[float, float, int]]
 Ask = Callable[[JobTable, int], Shares]  # what the policy gives these jobs, alone, of so many GPUs
@@ -62,7 +62,7 @@ class Foreseen:
     """`plan`: of all jobs with promises, soft ones among them; `unkept`: rows whose soft deadlines do not hold.
     `unknown`: rows whose deadlines cannot be looked at yet. `least`: by row of the view, how many GPUs a job is to have at least.
     `waits_until_s`: jobs of the plan wait for others until then (Unix time); -inf: none does. Other rows are those of
-    `Deadlines.wide`, if there is one."""
+    `Deadlines.wide`, if there is one. `schedules`: as in `JobTable`, for the next decision."""
 
     plan: Plan
     promised: dict[int, Promise]
@@ -70,6 +70,7 @@ class Foreseen:
     unknown: tuple[int, ...]
     least: Mapping[int, int]
     waits_until_s: float = -math.inf
+    schedules: Schedules = field(default_factory=dict)
 
     def needs(self, rows: int) -> Needs:
         """Of a view with so many rows."""
@@ -124,7 +125,8 @@ def foresee(view: ClusterView, deadlines: Deadlines) -> Foreseen:
     waits_until_s = -math.inf
     if later := postponed(asked, plan, promised, _useful(view, {*promised, *view.manual_shares})):
         plan, waits_until_s = later
-    return Foreseen(plan, promised, unkept, unknown, _needed(view, plan, promised, unknown), waits_until_s)
+    least = _needed(view, plan, promised, unknown)
+    return Foreseen(plan, promised, unkept, unknown, least, waits_until_s, schedules(jobs, plan))
 
 
 def _useful(view: ClusterView, others: Collection[int]) -> int:

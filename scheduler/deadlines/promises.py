@@ -13,10 +13,12 @@ What is exact
 
 Jobs that already have a promise
 --------------------------------
-When nothing unforeseen has happened, they find enough at the next decision again: each has at least as much work behind it as its
-part of the plan said, and the rest of the plan is still there. Were they always given exactly their parts, the filling would find
-the same rest of the plan. As idle GPUs are given away, too (`allocation`), some are ahead of it, and the rest is divided anew,
-mostly better; for the rare other case there is again `settle`.
+A plan in which all deadlines hold is kept until another one is found in which they hold, too (`settle`). When nothing unforeseen
+has happened, each job has at least as much work behind it as its schedule said, so that the rest of the plan does for all
+(`continued`): the plan is the proof that all promises can be kept. A new one in the order of deadlines is mostly better, since
+idle GPUs have been given away meanwhile (`allocation`) and some jobs are ahead, but need not exist: the filling is greedy. What
+makes the proof hold is that changes of a share cost work, and nobody is given more than his schedule has, or other GPUs, who
+could not pay for that and for the way back (`Filled.spare`).
 
 A job that finds too little whatever comes first cannot keep its promise: GPUs have been lost, or it is slower than it was thought
 to be. That is told then (`Plan.broken`), which is before its deadline; the others keep their promises.
@@ -26,12 +28,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from .levels import Levels
-from .timeline import Filled, Timeline, Want
+from .schedule import Piece, Schedule
+from .timeline import TOLERANCE_S, Filled, Timeline, Want
 
 LEAST_LEFT_S = 4e-6  # a job that is not over is taken to need so long: more than `TOLERANCE_S`, so that it needs a GPU
 REPAIRS = 8  # so often the order of deadlines is left, for the sake of jobs that find too little
@@ -43,10 +46,9 @@ class Promise(msgspec.Struct, frozen=True):
 
     `left_s`: work left, s on one GPU; `deadline_s`: the moment by which it is to be over; `grace_s`: so much later will do, if
     there is no other way (which keeps rounding from breaking a promise); `share`: GPUs that it has now; `lead_s`: how long it
-    stands still before it works on, if its share does not change, or when it gets its first GPUs; `extra_s`: as much of that is
-    reckoned with only until its deadline is promised; `change_s`: how long it stands still at a change of its share;
-    `priority`: a larger number counts more; `soft`: it goes on if the deadline is missed, and its deadline never stands in the
-    way of others.
+    stands still before it works on, if its share does not change, or when it gets its first GPUs; `change_s`: how long it stands
+    still at a change of its share; `priority`: a larger number counts more; `soft`: it goes on if the deadline is missed, and its
+    deadline never stands in the way of others; `schedule`: what the last plan gives it.
     """
 
     key: int
@@ -56,10 +58,10 @@ class Promise(msgspec.Struct, frozen=True):
     grace_s: float = 0.0
     share: int = 0
     lead_s: float = 0.0
-    extra_s: float = 0.0
     change_s: float = 0.0
     priority: int = 0
     soft: bool = False
+    schedule: Schedule | None = None
 
 
 @dataclass
@@ -106,13 +108,27 @@ def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
     for until_s in (one.deadline_s, one.deadline_s + one.grace_s) if one.grace_s else (one.deadline_s,):
         if one.left_s < least_s and abs(until_s - timeline.now) < INSTANT_S:  # rounding has left this of it
             until_s += INSTANT_S
-        if not one.share or not one.change_s:
+        if not one.change_s:
             found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
-        else:
+        elif one.share:
             found = _fill_running(timeline, one, left_s, until_s, caution)
+        else:
+            found = _fill_waiting(timeline, one, left_s, until_s, caution)
         if found is not None:
             return found
     return None
+
+
+def _fill_waiting(timeline: Timeline, one: Promise, left_s: float, until_s: float, caution: int) -> Filled | None:
+    """It may be given more than it needs when it starts, and have that taken away again, if it can pay for that change."""
+    if caution < 1:
+        found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s + one.change_s, one.change_s))
+        if found is not None:
+            return found
+    found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
+    if found is None or (not found.gpus and one.lead_s >= one.change_s):  # what it has before it has to start is extra
+        return found
+    return replace(found, spare=False)
 
 
 def _fill_running(timeline: Timeline, one: Promise, left_s: float, until_s: float, caution: int) -> Filled | None:
@@ -132,7 +148,7 @@ def _fill_running(timeline: Timeline, one: Promise, left_s: float, until_s: floa
             found = timeline.keep(stays, one.share) or timeline.fill(changes)
     if found is None:
         return None
-    return Filled(found.gpus, found.level, found.finish_s, found.gpu_s, found.more_s, spare=False)
+    return replace(found, spare=False)
 
 
 def plan(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0) -> Plan:
@@ -200,19 +216,80 @@ def longer(found: Plan, order: Sequence[Promise], caution: int) -> Plan | Promis
 
 
 def settle(promises: Sequence[Promise], timeline: Timeline) -> Plan:
-    """The best plan for jobs that have promises: who finds too little comes first in the next try.
+    """The best plan for jobs that have promises: a new one in the order of deadlines in which all hold, or the rest of the last one.
 
-    Of the tries that one counts in which fewest promises break; `timeline` is as before.
+    If neither does, something unforeseen has happened, and it is tried in which order fewest promises break: who finds too little
+    comes first in the next try. `timeline` is as before.
     """
-    best: Plan | None = None
-    for caution in range(3 if any(one.change_s for one in promises) else 1):
-        found = _settle(promises, timeline, caution)
-        if found.holds:
+    degrees = range(3 if any(one.change_s for one in promises) else 1)
+    for caution in degrees:
+        if isinstance(found := holds(promises, timeline.copy(), (), caution), Plan):
             return found
+    best = continued(promises, timeline)
+    if best is not None and best.holds:
+        return best
+    for caution in degrees:
+        found = _settle(promises, timeline, caution)
         if best is None or len(found.broken) < len(best.broken):
             best = found
+        if best.holds:
+            break
     assert best is not None
     return best
+
+
+def continued(promises: Sequence[Promise], timeline: Timeline) -> Plan | None:
+    """The rest of the last plan, and beside it, in the order of deadlines, what those need that are not in it, or for whom it is
+    not enough any more. None: there are not so many GPUs any more, or there is no such plan. `timeline` is as before.
+    """
+    found, others = Plan(timeline.copy()), []
+    pieces: list[Piece] = []
+    for one in in_order(promises):
+        kept = _continued(one, timeline.now) if one.schedule is not None else None
+        if kept is None:
+            others.append(one)
+        else:
+            found.found[one.key], own = kept
+            pieces += own
+    if not pieces or not found.timeline.take(pieces):
+        return None
+    for one in others:
+        filled = fill(found.timeline, one) or fill(found.timeline, one, caution=1)
+        if filled is None:
+            found.broken.append(one)
+        else:
+            found.found[one.key] = filled
+    return found
+
+
+def _continued(one: Promise, now: float) -> tuple[Filled, list[Piece]] | None:
+    """What is left of a job's schedule until it ends, and that as pieces; None: it does not end in time by it.
+
+    Where there is time for a change now and one back again, it keeps its GPUs until it would end with both.
+    """
+    assert one.schedule is not None
+    levels, until_s = one.levels, one.deadline_s + one.grace_s + TOLERANCE_S
+    if not len(levels):
+        return None
+    left_s = max(one.left_s, LEAST_LEFT_S * max(levels.fastest, 1.0))
+    ends_s = one.schedule.ends_s(now, left_s, levels, one.share, one.lead_s, one.change_s)
+    if ends_s > until_s:
+        return None
+    rest = list(one.schedule.rest(now, levels))
+    begins_s, _, gpus = rest[0]
+    has = gpus if begins_s <= now else 0
+    spare = not one.change_s or (not one.share and not has and one.lead_s >= one.change_s)
+    if not spare:
+        back_s = one.change_s * levels.rates[levels.at_most(has)]
+        lead_s = max(one.lead_s, one.change_s)
+        latest_s = one.schedule.ends_s(now, left_s + back_s, levels, one.share, lead_s, one.change_s)
+        if latest_s <= until_s:
+            spare, ends_s = True, latest_s
+    own = [(from_s, min(end_s, ends_s), count) for from_s, end_s, count in rest if from_s < ends_s]
+    gpu_s = sum(count * (end_s - from_s) for from_s, end_s, count in own)
+    level = levels.at_most(max(count for _, _, count in own))
+    more_s = min((from_s for from_s, _, count in own if count > has), default=math.inf)
+    return Filled(has, level, own[-1][1], gpu_s, more_s, spare, one.schedule), own
 
 
 def _settle(promises: Sequence[Promise], timeline: Timeline, caution: int) -> Plan:

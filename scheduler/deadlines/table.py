@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import structs
 
 from ..manual import shares_by_hand
-from ..view import UNKNOWN_S, ClusterView, Floats, Ints, JobTable
+from ..view import UNKNOWN_S, ClusterView, Floats, Ints, JobTable, Schedules
 from .levels import Levels, levels_of
-from .promises import Promise
+from .promises import Plan, Promise
 from .reserve import reserved_gpus
 from .verdict import Situation
 
@@ -66,19 +66,19 @@ def promises(
     there is no other way.
     """
     at = np.asarray(rows, dtype=np.int64)
-    extra_s = terms.resize_s if new else 0.0  # newcomers are reckoned to pay for one change, too
     columns = (
         jobs.left_s[at],
         jobs.deadline_s[at] - terms.margin_s,
         jobs.share[at],
         jobs.priority[at],
         jobs.soft[at],
-        _lead_s(jobs, at, now, terms.start_s + extra_s),
+        _lead_s(jobs, at, now, terms.start_s),
         jobs.curve[at],
         jobs.min_gpus[at],
         np.minimum(jobs.max_gpus[at], gpus),
     )
     known: dict[tuple[int, int, int], Levels] = {}
+    schedules = jobs.schedules
     found = []
     change_s = max(terms.start_s, terms.resize_s)  # it may be interrupted, and start again
     for key, left_s, deadline_s, share, priority, soft, lead_s, curve, least, most in zip(
@@ -95,10 +95,10 @@ def promises(
                 grace_s=0.0 if new else terms.margin_s,
                 share=share,
                 lead_s=lead_s,
-                extra_s=extra_s,
                 change_s=change_s,
                 priority=priority,
                 soft=bool(soft),
+                schedule=schedules.get(jobs.name(key)) if schedules else None,
             )
         )
     return found
@@ -129,6 +129,15 @@ def situation(view: ClusterView, newcomers: Sequence[int], terms: Terms) -> tupl
         Situation(view.now, gpus, promises(jobs, hard, gpus, view.now, terms)),
         promises(jobs, asked, gpus, view.now, terms, new=True),
     )
+
+
+def schedules(jobs: JobTable, plan: Plan) -> Schedules:
+    """Of a plan for rows of this table, what the next one may go on from: the schedules of those that have promises."""
+    return {
+        jobs.name(row): filled.schedule
+        for row, filled in plan.found.items()
+        if filled.schedule is not None and not jobs.soft[row]
+    }
 
 
 def told_deadline_s(planned_s: float, terms: Terms) -> float:

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..view import Floats, Ints
 from .levels import Levels
+from .schedule import Piece, Schedule
 
 TOLERANCE_S = 1e-6  # a deadline is kept that is missed by no more than this
 LIKELY_CHANGES = 2  # changes of a share that a plan is first taken to have
@@ -54,7 +56,8 @@ class Filled:
 
     `gpus`: how many it has now, 0 where none are free; `level`: the highest level that it needs, whose count is its minimum
     satisfactory share; `finish_s`: when it ends; `gpu_s`: the GPU time that it takes; `more_s`: from then on it
-    needs more than now; inf: never. `spare`: there is time for a change of its share beside what it needs.
+    needs more than now; inf: never. `spare`: there is time for a change of its share beside what it needs. `schedule`: the GPUs
+    that it takes over time; None: they have not been taken.
     """
 
     gpus: int
@@ -63,6 +66,7 @@ class Filled:
     gpu_s: float
     more_s: float
     spare: bool = True
+    schedule: Schedule | None = None
 
 
 class Timeline:
@@ -95,6 +99,23 @@ class Timeline:
         first, end = self._cut(max(from_s, self.now)), self._cut(max(until_s, self.now))
         self._free[first:end] = np.maximum(self._free[first:end] - gpus, 0)
 
+    def take(self, pieces: Sequence[Piece]) -> bool:
+        """Take these GPUs, all at once. False, and nothing is taken: there are not so many."""
+        n = self._pieces
+        at = np.array([[from_s, until_s] for from_s, until_s, _ in pieces]).reshape(-1, 2)
+        gpus = np.array([count for _, _, count in pieces], dtype=np.int64)
+        begin = np.concatenate((self._begin[:n], np.maximum(at[:, 0], self.now), np.maximum(at[:, 1], self.now)))
+        change = np.concatenate((np.diff(self._free[:n], prepend=0), -gpus, gpus))
+        order = np.argsort(begin, kind="stable")
+        begin, free = begin[order], np.cumsum(change[order])
+        last = np.append(begin[1:] != begin[:-1], True)  # of each moment, when all has been counted
+        begin, free = begin[last], free[last]
+        if (free < 0).any():
+            return False
+        self._begin, self._free = np.append(begin, np.empty(64)), np.append(free, np.empty(64, dtype=np.int64))
+        self._pieces, self._full = len(begin), 0
+        return True
+
     def fill(self, want: Want, commit: bool = True) -> Filled | None:
         """Take the least GPU time that ends the job in time; None: there is no way with these GPUs, and nothing is taken.
 
@@ -124,7 +145,8 @@ class Timeline:
         if int(self._free[:k].min()) < gpus:
             return None
         self._free[:k] -= gpus
-        return Filled(gpus, level, finish_s, gpus * (finish_s - self.now), math.inf)
+        schedule = Schedule((self.now, finish_s), (gpus,))
+        return Filled(gpus, level, finish_s, gpus * (finish_s - self.now), math.inf, schedule=schedule)
 
     def rush(self, want: Want) -> Filled:
         """As many GPUs as the job can use wherever they are free, until it ends, which may be after its deadline."""
@@ -159,13 +181,16 @@ class Timeline:
         until_s = min(max(self.now + seconds, math.nextafter(self.now, math.inf)), want.until_s)
         finish_s = want.until_s if low else until_s
         high = counts[level]
+        schedule = None
         if commit:
+            schedule = Schedule((self.now, until_s, finish_s), (high, low))
             at = self._cut(until_s)
             end = k + 1 if until_s < want.until_s else k
             self._free[:at] -= high
             if low:
                 self._free[at:end] -= low
-        return Filled(high, level, finish_s, high * (until_s - self.now) + low * (finish_s - until_s), math.inf)
+        gpu_s = high * (until_s - self.now) + low * (finish_s - until_s)
+        return Filled(high, level, finish_s, gpu_s, math.inf, schedule=schedule)
 
     # -- others are
 
@@ -203,13 +228,20 @@ class Timeline:
         if level > 1:
             finish_s = float(begin[1 + (len(used) - 1 if used[-1] else int(np.flatnonzero(used)[-1]))])
         gpu_s = step * seconds + sum([(counts[at] - counts[at - 1]) * at_least_s[at] for at in range(1, level)])
+        schedule = None
         if commit:
-            free -= levels.array.take(used)
+            taken = levels.array.take(used)
+            free -= taken
+            at = last + 1
+            schedule = Schedule(
+                np.concatenate((begin[:at], (until_s,), begin[at:])),
+                np.concatenate((taken[:at], (counts[level - 1],), taken[at:])),
+            )
             if rest_s > 0:
                 at = self._cut(until_s)
                 if at == first + last + 1:
                     self._free[at] += step
-        return Filled(counts[now_level], level, finish_s, gpu_s, more_s)
+        return Filled(counts[now_level], level, finish_s, gpu_s, more_s, schedule=schedule)
 
     def _first_free(self, k: int) -> int:
         """The first piece with a free GPU, of the first k; those before are left out of account."""

@@ -21,13 +21,12 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from .allocation import soft_too
-from .promises import Plan, Promise, fill, in_order, longer, settle
+from .promises import Plan, Promise, continued, fill, in_order, longer, settle
 from .timeline import Filled, Timeline
 
 SEARCH = 20  # halvings of a range, at most
 FINE = 0.005  # a search ends when the range is so small a part of what is sought
 CAUTION = 1  # of `promises.plan`: a running job pays for one change of its share, if it can
-EXTRA = 0.005  # of the time until a deadline: a smaller difference in how long a job stands still is not looked at
 MOST_TRIED = 12  # jobs that are asked for their consent one by one
 
 
@@ -54,53 +53,39 @@ class Situation:
 
     def plan(self, newcomers: Sequence[Promise] = (), gpus: int | None = None) -> Plan | None:
         """The plan with which all deadlines hold, those of newcomers too; None: there is none."""
-        found = self._tried(newcomers, gpus)
-        return found if isinstance(found, Plan) else None
+        found = self._anew(newcomers, gpus)
+        if isinstance(found, Plan):
+            return found
+        kept = self._kept(newcomers, gpus)
+        return kept if kept is not None and kept.holds else None
 
     def able(self, newcomers: Sequence[Promise]) -> tuple[Situation, Plan | None]:
-        """The same, where promises may have become impossible to keep, or to keep in the order of deadlines: then those are left
-        out, and that order is left, in the plan that is returned and in the situation to which it belongs.
-
-        For newcomers alone the order is not left. A set of promises that needs another one would need it at each decision to
-        come, and might not find it.
-        """
-        found = self._tried(newcomers)
+        """The same, where promises may have become impossible to keep: then those are left out, in the plan that is returned and in
+        the situation to which it belongs."""
+        new = {one.key for one in newcomers}
+        found = self._anew(newcomers)
         if isinstance(found, Plan):
             return self, found
-        if all(one.key != found.key for one in self.promised):
+        kept = self._kept(newcomers)
+        if kept is not None and all(one.key in new for one in kept.broken):
+            return self, kept if kept.holds else None
+        if found.key in new:
             return self, None
         settled = settle(self.promised, self.timeline())
         if settled.holds and not settled.first:
             return self, None
-        kept = [one for one in self.promised if one.key in settled.found]
-        situation = replace(self, promised=kept, first=settled.first)
+        rest = [one for one in self.promised if one.key in settled.found]
+        situation = replace(self, promised=rest, first=settled.first)
         return situation, situation.plan(newcomers)
 
-    def _tried(self, newcomers: Sequence[Promise], gpus: int | None = None) -> Plan | Promise:
-        """A plan with which all deadlines hold, if the next decision will find one, too; else a job that finds too little.
-
-        From then on newcomers are reckoned to stand still for less time, so that another plan is found for them. That takes less
-        GPU time, but may be in the way of others. Where the difference is a small part of the time that there is, nobody looks:
-        it takes as long as the plan itself.
-        """
-        new = {one.key for one in newcomers}
+    def _anew(self, newcomers: Sequence[Promise], gpus: int | None = None) -> Plan | Promise:
+        """A new plan in the order of deadlines, or the first job that finds too little."""
         order = in_order([*self.promised, *newcomers], self.first)
-        at = next((at for at, one in enumerate(order) if one.key in new), len(order))
-        found = longer(Plan(self.timeline(gpus), self.first), order[:at], CAUTION)
-        if isinstance(found, Promise):
-            return found
-        if any(one.extra_s > EXTRA * (one.deadline_s - self.now) for one in newcomers):
-            begun = [_promised(one) if one.key in new else one for one in order[at:]]
-            then = [*order[:at], *begun]
-            usual = isinstance(longer(found.copy(), begun, CAUTION), Plan)  # which takes less time than all tries
-            if not usual and not settle(then, self.timeline(gpus)).holds:
-                return newcomers[-1]
-        return longer(found, order[at:], CAUTION)
+        return longer(Plan(self.timeline(gpus), self.first), order, CAUTION)
 
-
-def _promised(newcomer: Promise) -> Promise:
-    """As it is reckoned with from then on."""
-    return structs.replace(newcomer, lead_s=newcomer.lead_s - newcomer.extra_s, extra_s=0.0)
+    def _kept(self, newcomers: Sequence[Promise], gpus: int | None = None) -> Plan | None:
+        """The newcomers beside the rest of the last plan."""
+        return continued([*self.promised, *newcomers], self.timeline(gpus))
 
 
 @dataclass(frozen=True)
@@ -138,11 +123,18 @@ class Verdict:
 
 
 def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> list[Verdict]:
+    """As `decided`, without the plan."""
+    return decided(situation, newcomers, offers)[0]
+
+
+def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> tuple[list[Verdict], Plan]:
     """Whom of these to admit, in their order. All have deadlines. `offers`: refusals come with counter-offers, and
     what holds with an earlier deadline than its own is admitted.
 
     Soft deadlines refuse nobody: their verdicts say whether there is room for them beside all others. Counter-offers take those
     into account that have been admitted in the same turn.
+
+    The plan is that of all who have promises then, and of soft deadlines for which there is room: from now on it is kept.
     """
     hard = [one for one in newcomers if not one.soft]
     situation, plan = situation.able(hard)
@@ -166,7 +158,7 @@ def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = Tr
         if one.key in found.found
         else Verdict(one.key, one.soft, offer=offered.get(one.key) or (counter_offer(then, one) if offers else None))
         for one in newcomers
-    ]
+    ], found
 
 
 def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Promise], Plan | None]:

@@ -14,7 +14,7 @@ import numpy as np
 from ...protocol.texts import gpu_count
 from ..arrays import sum_of
 from ..order import smallest as smallest
-from ..view import Ints, JobTable, Lack, Reason, ReasonCode, Taken
+from ..view import Ints, JobTable, Lack, Reason, ReasonCode, Schedules, Taken
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -25,6 +25,7 @@ class Shares(msgspec.Struct, frozen=True):
     review_s: float = math.inf  # ask again then (Unix time), even if nothing has happened
     rows: Ints | None = None  # no others get any, in ascending order; None: not said
     stay: Collection[int] = ()  # they have no time for a change: whose share stays the same keeps its GPUs
+    schedules: Schedules | None = None  # the plan of those with promises, for `JobTable.schedules` of the next decision
 
 
 class Policy(Protocol):

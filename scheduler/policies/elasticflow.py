@@ -15,7 +15,7 @@ from ...protocol.texts import gpu_count
 from ..deadlines.admitting import ElasticflowAdmission
 from ..deadlines.allocation import allocate, soft_too
 from ..deadlines.promises import INSTANT_S, Plan, Promise, settle
-from ..deadlines.table import Terms, due, promises, told_deadline_s
+from ..deadlines.table import Terms, due, promises, schedules, told_deadline_s
 from ..deadlines.timeline import Timeline
 from ..deadlines.words import duration
 from ..view import Ints, JobTable, Reason, ReasonCode
@@ -52,7 +52,8 @@ class Elasticflow:
         given[list(share)] = list(share.values())
         review_s = max(plan.next_s(now), now + INSTANT_S)
         stay = [row for row, filled in plan.found.items() if not filled.spare]
-        return Shares(given, _Reasons(jobs, given, plan, by_key, gpus, now, terms), review_s, stay=stay)
+        why = _Reasons(jobs, given, plan, by_key, gpus, now, terms)
+        return Shares(given, why, review_s, stay=stay, schedules=schedules(jobs, plan))
 
     def _plan(self, promised: list[Promise], timeline: Timeline) -> tuple[Plan, list[Promise]]:
         """For the jobs with deadlines; and those whose soft deadlines cannot be kept."""

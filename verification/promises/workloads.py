@@ -1,0 +1,176 @@
+"""Random workloads with deadlines, random terms on which these are promised, and who was late.
+
+A case is all that its seed draws: the jobs, the policy, the stages around it, the terms, and what changes of GPUs cost. Costs are
+never above what the terms allow for them, and every job is as long as it says: then an admitted job that is late is an error of
+the scheduler, not a surprise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elasticd.protocol.model import JobId
+from elasticd.scheduler.scheduler import load_scheduler
+from elasticd.scheduler.view import Curves, Ints, ServerInView
+from elasticd.simulator.assign import Assigned
+from elasticd.simulator.costs import BACKGROUND, NONE, STOP_RESUME, Costs
+from elasticd.simulator.replay import own_setups
+from elasticd.simulator.runs import Result, Setup, run
+from elasticd.simulator.workload import Workload, servers
+
+NAN = math.nan
+GPUS = 8
+LATE_S = 1e-6  # rounding of the clock
+OWN = "elasticflow"
+BESIDE = ("elastic", "afs-l", "afs-p", "max-min", "optimus")
+USERS = (5.0, 0.5)  # start_s and resize_s of whoever sets neither
+ALLOWANCES: tuple[tuple[Costs, tuple[float, float]], ...] = (  # costs, and terms that cover them
+    (NONE, USERS),
+    (NONE, (0.0, 0.0)),
+    (NONE, (30.0, 30.0)),
+    (BACKGROUND, USERS),
+    (BACKGROUND, (3.4, 0.4)),
+    (STOP_RESUME, (30.0, 30.0)),
+)
+
+
+def curves(rng: random.Random, dents: bool) -> Curves:
+    """Some concave ones; with `dents` some are not."""
+    found = [np.arange(GPUS + 1) ** power for power in (0.4, 0.6, 0.8, 1.0)]
+    if dents:
+        found += [np.array([0.0, *np.cumsum([rng.choice([0.1, 0.5, 1.0]) for _ in range(GPUS)])]) for _ in range(3)]
+    return Curves(np.array([one / one[1] for one in found]))
+
+
+def workload(
+    seed: int, dents: bool = False, best_effort: float = 0.2, soft: float = 0.1, turns: bool = False
+) -> Workload:
+    """Up to forty jobs that come faster than they can be served; deadlines are as in ElasticFlow 6.1, and tighter.
+
+    `turns`: they come several at a time.
+    """
+    rng = random.Random(seed)
+    count = rng.randint(2, 40)
+    scaling = curves(rng, dents)
+    work_s = np.array([rng.choice([50.0, 400.0, 3000.0]) * rng.uniform(0.5, 2) for _ in range(count)])
+    gap_s = rng.choice([20.0, 100.0, 400.0])
+    submit_s = np.cumsum([0.0 if turns and rng.random() < 0.6 else rng.expovariate(1 / gap_s) for _ in range(count)])
+    curve = np.array([rng.randrange(len(scaling.speedup)) for _ in range(count)])
+    requested = np.array([rng.choice([1, 2, 4, 8]) for _ in range(count)])
+    alone_s = work_s / scaling.speedup[curve, requested]
+    bound = np.array([rng.random() >= best_effort for _ in range(count)])
+    due_s = submit_s + alone_s * np.array([rng.uniform(0.5, 1.5) for _ in range(count)]) + 2
+    return Workload(
+        names=tuple(JobId(f"j{number}") for number in range(count)),
+        submit_s=submit_s - submit_s[0],
+        min_gpus=np.array([rng.choice([1, 1, 1, 2]) for _ in range(count)]),
+        max_gpus=np.full(count, GPUS),
+        requested_gpus=requested,
+        work_s=work_s,
+        curve=curve,
+        curves=scaling,
+        models=("any",) * len(scaling.speedup),
+        deadline_s=np.where(bound, due_s - submit_s[0], NAN),
+        soft=np.array([int(rng.random() < soft) for _ in range(count)]),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """`document`: a policy file; `costs`: what changes of a job's GPUs cost."""
+
+    seed: int
+    load: Workload
+    document: dict[str, Any]
+    costs: Costs
+    cluster: tuple[ServerInView, ...]
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What it has in common with others; each is counted for itself."""
+        terms = self.document["admission"]["parameters"]
+        return (
+            OWN if self.document["policy"] == OWN else "beside another policy",
+            "powers of two" if terms["powers"] else "any share",
+            "packing" if self.document["packing"] != "none" else "no packing",
+            f"placement {self.document['placement']}",
+            f"costs {self.costs.name}, {terms['start_s']:g} s and {terms['resize_s']:g} s allowed",
+        )
+
+
+def drawn(seed: int) -> Case:
+    """The case of a seed."""
+    rng = random.Random(f"case {seed}")
+    costs, (start_s, resize_s) = rng.choice(ALLOWANCES)
+    policy = rng.choice((OWN, rng.choice(BESIDE)))
+    packing = rng.choice(("none", "network"))
+    powers = rng.choice((True, False)) if policy != OWN or packing == "none" else True
+    terms = {"powers": powers, "start_s": start_s, "resize_s": resize_s}
+    document = {
+        "policy": policy,
+        "parameters": terms if policy == OWN else {},
+        "admission": {"name": "elasticflow", "parameters": terms},
+        "packing": packing,
+        "placement": rng.choice(("fewest-servers", "buddy")) if powers else "fewest-servers",
+    }
+    load = workload(
+        seed,
+        dents=rng.random() < 0.4,
+        best_effort=rng.choice((0.0, 0.2, 0.4)),
+        soft=rng.choice((0.0, 0.1)),
+        turns=rng.random() < 0.4,
+    )
+    size = rng.choice((2, 4))
+    return Case(seed, load, document, costs, servers(GPUS // size, size))
+
+
+def replay(case: Case) -> Result:
+    """What the simulator makes of it."""
+    scheduler = load_scheduler(case.document, f"case {case.seed}")
+    assert case.load.deadline_s is not None
+    setup = Setup(Assigned(case.load, case.load.deadline_s), case.cluster, case.costs, seed=0)
+    return run(own_setups(setup, {"one": scheduler}).get("one", setup), scheduler.policy)
+
+
+def promised(load: Workload, found: Result) -> Ints:
+    """The jobs with hard deadlines that were admitted, by number."""
+    assert load.deadline_s is not None
+    assert load.soft is not None
+    return np.flatnonzero(~np.isnan(load.deadline_s) & (load.soft == 0) & ~found.refused)
+
+
+def late_s(load: Workload, found: Result) -> dict[JobId, float]:
+    """Who was promised a deadline and ended after it, and by how much; inf: it never ended."""
+    assert load.deadline_s is not None
+    jobs = promised(load, found)
+    after_s = np.where(np.isnan(found.end_s[jobs]), math.inf, found.end_s[jobs] - load.deadline_s[jobs])
+    return {load.names[job]: s for job, s in zip(jobs.tolist(), after_s.tolist(), strict=True) if s > LATE_S}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of a case, `settings` as there. `deadlines`: jobs with hard ones; `admitted`: those of them that were promised; `late_s`: those of these that were
+    late, and by how much; `changes`: of shares while jobs ran."""
+
+    seed: int
+    settings: tuple[str, ...]
+    deadlines: int
+    admitted: int
+    late_s: dict[JobId, float]
+    changes: int
+
+
+def judged(seed: int) -> Verdict:
+    """What has become of the case of a seed."""
+    case = drawn(seed)
+    found = replay(case)
+    assert case.load.deadline_s is not None
+    assert case.load.soft is not None
+    hard = int(np.count_nonzero(~np.isnan(case.load.deadline_s) & (case.load.soft == 0)))
+    late = late_s(case.load, found)
+    return Verdict(seed, case.settings, hard, len(promised(case.load, found)), late, int(found.changes.sum()))
