@@ -35,6 +35,7 @@ from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
 from ..scheduler.view import NO_SCHEDULES, ClusterView, Floats, Gpus, Ints, JobTable, ServerInView
+from .allowances import covering
 from .costs import NONE, Costs
 from .jobs import Jobs
 from .knowledge import Knowledge, KnownCurves
@@ -64,6 +65,7 @@ class Simulation:
 
         `watch` is told each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
         """
+        policy, admission = covering(policy, costs), covering(admission, costs)
         self._load = workload
         self._cluster = cluster
         self._packing = packing

@@ -1,0 +1,37 @@
+"""What changes of GPUs cost is known in a simulation: promises allow for no less, whatever a policy file says.
+
+A promise that counts with shorter pauses than there are is broken for certain.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from ..scheduler.deadlines.table import Terms
+from .costs import Costs
+
+P = TypeVar("P")
+
+
+def covering(part: P, costs: Costs) -> P:
+    """The same policy or admission; if it promises deadlines, on terms that cover these costs."""
+    terms: Any = getattr(part, "parameters", None)
+    if not isinstance(terms, Terms):
+        return part
+    made: Any = type(part)
+    covers: P = made(covered(terms, costs))
+    return covers
+
+
+def covered(terms: Terms, costs: Costs) -> Terms:
+    """The terms, with allowances and a margin for what changes, starts and ends cost at most."""
+    each = (costs, *costs.by_model.values())
+    waits_s = max(one.release_s for one in each) + max(one.ready_s for one in each) if costs.releases else 0.0
+    return replace(
+        terms,
+        start_s=max(terms.start_s, max(one.start_s for one in each) + waits_s),
+        resize_s=max(terms.resize_s, max(one.ready_s + one.pause_s for one in each) + waits_s),
+        margin_s=terms.margin_s + max(one.end_s for one in each),
+    )
