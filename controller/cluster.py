@@ -44,7 +44,7 @@ from ..scheduler.kinds import Demand, Stock, most_gpus
 from ..scheduler.measuring import OFF, Measuring
 from ..scheduler.policies import Policy
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.view import Ints
+from ..scheduler.view import NO_SCHEDULES, Ints, Schedules
 from . import accounting
 from .bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
 from .deadlines import Deadlines
@@ -232,6 +232,7 @@ class Cluster:
         self.reservations_s = -math.inf  # when those by time were last looked at
         self.policy_trouble = ""  # what the policy raised when it was asked last
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
+        self.schedules: Schedules = NO_SCHEDULES  # the plan with which all promises held at the last decision
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
         self.dirty: dict[JobId, None] = {}  # jobs to look at, in the order in which they were marked
         # Jobs that are over, without workers; first who was so first.

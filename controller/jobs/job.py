@@ -862,9 +862,10 @@ class Job:
 
     @property
     def promised(self) -> bool:
-        """Is its deadline a hard one that has been promised, or may still be?"""
+        """Is its deadline a hard one that has been promised for good, or is to be judged at its submission?"""
         deadline = self.spec.deadline
-        return deadline is not None and not deadline.soft and self.record.promise is not PromiseState.NONE
+        unpromised = (PromiseState.NONE, PromiseState.PROVISIONAL)
+        return deadline is not None and not deadline.soft and self.record.promise not in unpromised
 
     @property
     def steps_left(self) -> float:

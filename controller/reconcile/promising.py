@@ -140,7 +140,15 @@ def deadlines(cluster: Cluster, seen: Snapshot, scheduler: Scheduler | None = No
     if terms is None or not cluster.rows.any_deadline:
         return None
     wide = _wide(cluster, seen.view.now, seen, _starting(cluster), scheduler)
-    return Deadlines(terms, wide.view, wide.busy)
+    return Deadlines(terms, wide.view, wide.busy, frozenset(_being_measured(wide)))
+
+
+def _being_measured(wide: _Wide) -> Iterator[int]:
+    """Rows of jobs with provisional deadlines whose throughput is still being measured."""
+    for row in np.flatnonzero(np.isfinite(wide.view.jobs.deadline_s)).tolist():
+        job = wide.jobs[row]
+        if job.profiling is not None and job.record.promise is PromiseState.PROVISIONAL:
+            yield row
 
 
 def broken_without(cluster: Cluster, now: float, gpus: int, until_s: float) -> tuple[JobId, ...]:
@@ -165,6 +173,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
     if kept is None or terms is None:
         _note_by_pace(cluster, now, wide, range(len(wide.jobs)))
         return
+    cluster.schedules = kept.schedules
     asked, _ = situation(wide.view, (), terms)
     asked = replace(asked, busy=wide.busy)
     hours = Hours(cluster.decider.scheduler.stages.quotas)
@@ -348,6 +357,7 @@ def _wide(
     for row, wider in zip(narrow, rows, strict=False):
         columns["max_gpus"][row], columns["curve"][row] = wider["max_gpus"], wider["curve"]
     table = JobTable(Columns(names=names, **columns), np.arange(len(names)), curves, ended=jobs.ended)
+    table.schedules = cluster.schedules
     others = sum(len(job.own_gpus) for job in more if job.spec.deadline is None)
     starting = ((now, now + STARTED_S, others),) if others else ()
     return _Wide(structs.replace(view, jobs=table), (*seen.jobs, *more), (*starting, *reserved))

@@ -73,6 +73,7 @@ def snapshot(
     there_now = tuple([session.whole for _, session in sessions if session.alive])
     columns, curves = rows.columns(chosen, now, total, there_now, first)
     table = JobTable(columns, np.arange(len(jobs)), curves, ended=cluster.ended)
+    table.schedules = cluster.schedules
     manual = {row: _manual(rows.manual[name]) for row, name in rows.where(rows.manual, chosen)}
     places = _places(rows, chosen, servers)
     limits, limit_of = rows.limits(chosen, servers)

@@ -8,8 +8,8 @@ a promised job ends by its deadline (ElasticFlow 4.4); a promised job also waits
 Where quotas or the policy nevertheless leave a promised job less than its plan says, others give back what is lacking: who loses
 least by it first, and nobody below his minimum as long as that is enough (`keep`).
 
-A job whose promise breaks comes next, with as many GPUs as it can use. After it come jobs whose throughput or length is still
-unknown: they get their minimums, so that they are measured and their deadlines can be looked at.
+A job whose promise breaks comes next, with as many GPUs as it can use. A deadline that is not promised takes nothing from others:
+a job whose throughput or length is still unknown, or is being measured, gets what the policy gives a job without a deadline.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ Ask = Callable[[JobTable, int], Shares]  # what the policy gives these jobs, alo
 class Deadlines:
     """On which `terms` deadlines are promised. `wide`: the view, and behind its rows and servers such jobs as no policy decides
     about at present, with their GPUs; None: there are none. `busy`: GPUs that are not free for a while: (from, until, how many).
+    `uncertain`: rows whose deadlines are not looked at yet, though something is known of them.
     """
 
     terms: Terms
     wide: ClusterView | None = None
     busy: Busy = ()
+    uncertain: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,19 @@ def foresee(view: ClusterView, deadlines: Deadlines) -> Foreseen:
     plan = settle(asked.promised, asked.timeline())
     promised = {one.key: one for one in asked.promised}
     soft = [row for row in due(jobs).tolist() if jobs.soft[row] and row not in wide.manual_shares]
+    soft = [row for row in soft if row not in deadlines.uncertain]
     of_soft = promises(jobs, soft, asked.gpus, view.now, terms)
     unkept = tuple(one.key for one in soft_too(plan, of_soft))
     promised |= {one.key: one for one in of_soft if one.key in plan.found}
     unknown = tuple(
         row
-        for row in np.flatnonzero(np.isfinite(jobs.deadline_s) & (jobs.left_s >= UNKNOWN_S)).tolist()
-        if row not in wide.manual_shares
+        for row in np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist()
+        if (jobs.left_s[row] >= UNKNOWN_S or row in deadlines.uncertain) and row not in wide.manual_shares
     )
     waits_until_s = -math.inf
     if later := postponed(asked, plan, promised, _useful(view, {*promised, *view.manual_shares})):
         plan, waits_until_s = later
-    least = _needed(view, plan, promised, unknown)
+    least = _needed(view, plan, promised)
     return Foreseen(plan, promised, unkept, unknown, least, waits_until_s, schedules(jobs, plan))
 
 
@@ -186,9 +189,9 @@ def keep(view: ClusterView, shares: Ints, foreseen: Foreseen) -> Kept:
     return Kept(**vars(foreseen), shares=given, lowered=lowered)
 
 
-def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise], unknown: Sequence[int]) -> dict[int, int]:
+def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise]) -> dict[int, int]:
     """By row, how many GPUs a job is to have at least."""
-    jobs, rows = view.jobs, len(view.jobs)
+    rows = len(view.jobs)
     held = int(shares_by_hand(view).sum()) if view.manual_shares else 0
     free = view.total_gpus - held
     least: dict[int, int] = {}
@@ -203,11 +206,6 @@ def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise], unkn
         if can:
             least[one.key] = can
             free -= can
-    for row in unknown:
-        few = int(jobs.min_gpus[row]) if row < rows else free + 1
-        if few <= free:
-            least[row] = few
-            free -= few
     for row, filled in plan.found.items():  # who has no time for a change keeps what it has, if it can
         more = promised[row].share - least.get(row, 0)
         if row < rows and not filled.spare and 0 < more <= free:

@@ -120,12 +120,15 @@ def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
 
 
 def _fill_waiting(timeline: Timeline, one: Promise, left_s: float, until_s: float, caution: int) -> Filled | None:
-    """It may be given more than it needs when it starts, and have that taken away again, if it can pay for that change."""
+    """It may be given more than it needs when it starts, and have that taken away again, if it can pay for that change without
+    needing more GPUs now."""
+    starts = Want(left_s, until_s, one.levels, one.lead_s, one.change_s)
     if caution < 1:
-        found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s + one.change_s, one.change_s))
-        if found is not None:
-            return found
-    found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
+        goes_back = Want(left_s, until_s, one.levels, one.lead_s + one.change_s, one.change_s)
+        least, found = timeline.fill(starts, commit=False), timeline.fill(goes_back, commit=False)
+        if least is not None and found is not None and found.gpus <= least.gpus:
+            return timeline.fill(goes_back)
+    found = timeline.fill(starts)
     if found is None or (not found.gpus and one.lead_s >= one.change_s):  # what it has before it has to start is extra
         return found
     return replace(found, spare=False)
@@ -216,10 +219,9 @@ def longer(found: Plan, order: Sequence[Promise], caution: int) -> Plan | Promis
 
 
 def settle(promises: Sequence[Promise], timeline: Timeline) -> Plan:
-    """The best plan for jobs that have promises: a new one in the order of deadlines in which all hold, or the rest of the last one.
-
-    If neither does, something unforeseen has happened, and it is tried in which order fewest promises break: who finds too little
-    comes first in the next try. `timeline` is as before.
+    """The best plan for jobs that have promises: a new one in the order of deadlines in which all hold, or else the rest of the
+    last one. If neither does, something unforeseen has happened, and it is tried in which order fewest promises break: who finds
+    too little comes first in the next try. `timeline` is as before.
     """
     degrees = range(3 if any(one.change_s for one in promises) else 1)
     for caution in degrees:
@@ -289,7 +291,7 @@ def _continued(one: Promise, now: float) -> tuple[Filled, list[Piece]] | None:
     gpu_s = sum(count * (end_s - from_s) for from_s, end_s, count in own)
     level = levels.at_most(max(count for _, _, count in own))
     more_s = min((from_s for from_s, _, count in own if count > has), default=math.inf)
-    return Filled(has, level, own[-1][1], gpu_s, more_s, spare, one.schedule), own
+    return Filled(has, level, own[-1][1], gpu_s, more_s, spare, Schedule.of(own)), own  # others may have the rest
 
 
 def _settle(promises: Sequence[Promise], timeline: Timeline, caution: int) -> Plan:

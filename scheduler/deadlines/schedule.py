@@ -8,7 +8,7 @@ plan: the rest of the last one does (`promises.continued`). `Schedule.ends_s` lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -29,6 +29,13 @@ class Schedule:
         """From `begin_s[k]` until `begin_s[k + 1]` the job has `gpus[k]` GPUs; `begin_s` has one entry more, the end."""
         self._begin_s = begin_s
         self._gpus = gpus
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Schedule:
+        """These pieces, in order."""
+        found = cls((), ())
+        found.__dict__["pieces"] = tuple(pieces)
+        return found
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -52,8 +59,8 @@ class Schedule:
     def ends_s(self, now: float, left_s: float, levels: Levels, share: int, lead_s: float, change_s: float) -> float:
         """When the job ends by the rest of the schedule (Unix time); inf: work is left at its end.
 
-        `left_s`: work left, s on one GPU; `share`: GPUs that it has now; `lead_s`: it stands still so long before it works on with
-        these, or before it works with its first ones; `change_s`: it stands still so long at each change of its share.
+        `left_s`: work left, s on one GPU; `share`: GPUs that it has now; `lead_s`: it stands still so long before it works on
+        with these, or before it works with its first ones; `change_s`: and so long at each change of its share.
         """
         works_from_s = now + lead_s if share else now
         pause_s = change_s if share else lead_s

@@ -60,8 +60,8 @@ class Situation:
         return kept if kept is not None and kept.holds else None
 
     def able(self, newcomers: Sequence[Promise]) -> tuple[Situation, Plan | None]:
-        """The same, where promises may have become impossible to keep: then those are left out, in the plan that is returned and in
-        the situation to which it belongs."""
+        """The same, where promises may have become impossible to keep: then those are left out, in the plan that is returned and
+        in the situation to which it belongs."""
         new = {one.key for one in newcomers}
         found = self._anew(newcomers)
         if isinstance(found, Plan):

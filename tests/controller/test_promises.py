@@ -185,6 +185,30 @@ def test_a_provisional_promise_that_proves_wrong_is_told_and_the_job_goes_on() -
     assert job.record.phase is JobPhase.RUNNING
 
 
+def test_a_provisional_deadline_takes_nothing_from_others_while_it_is_not_known_to_hold() -> None:
+    """It needs all GPUs, and may be hopeless: whoever trains there trains on."""
+    world = World({"s1": 4})
+    other = world.submit(job_spec("other", 4, 4, throughput=LINEAR, max_steps=1000))
+    train(world, other, 5, 0.25)
+    job = world.submit(spec(in_s=500.0, low=4, high=4, throughput={}, command=("python", "new.py")))
+    world.pass_time(1.0)
+    assert promise(world, job).state is PromiseState.PROVISIONAL
+    assert (len(other.record.target), len(job.record.target)) == (4, 0)
+    assert other.record.phase is JobPhase.RUNNING
+
+
+def test_a_deadline_that_proves_hopeless_takes_nothing_from_others() -> None:
+    world = World({"s1": 4})
+    job = world.submit(spec(in_s=100.0, steps=100_000, throughput={}))
+    for step in (20, 40, 60, 80):
+        train(world, job, step, 1.0 / len(job.record.target))
+    world.pass_time(1.0)
+    assert promise(world, job).state is PromiseState.NONE
+    other = world.submit(job_spec("other", 1, 4, throughput=LINEAR, max_steps=1000))
+    world.turn()
+    assert len(other.record.target) >= 2, "as if neither had a deadline"
+
+
 def test_a_job_that_does_not_tell_its_length_is_provisional() -> None:
     world = World({"s1": 4})
     job = world.submit(spec(in_s=1000.0, max_steps=None))

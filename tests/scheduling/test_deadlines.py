@@ -15,8 +15,9 @@ from scheduling_tables import Described, job, table
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.deadlines.allocation import allocate, soft_too
 from elasticd.scheduler.deadlines.levels import Levels, levels
-from elasticd.scheduler.deadlines.promises import Plan, Promise, plan, settle
+from elasticd.scheduler.deadlines.promises import Plan, Promise, continued, plan, settle
 from elasticd.scheduler.deadlines.reserve import reserved_gpus, reserved_servers
+from elasticd.scheduler.deadlines.schedule import Schedule
 from elasticd.scheduler.deadlines.table import Terms, told_deadline_s
 from elasticd.scheduler.deadlines.table import situation as of_view
 from elasticd.scheduler.deadlines.timeline import Timeline, Want
@@ -324,6 +325,41 @@ def test_a_promise_that_cannot_be_kept_is_told_and_the_others_are_kept() -> None
     assert [one.key for one in found.broken] == [0]
     assert found.found[1].finish_s <= 3.0
     assert isinstance(found, Plan)
+
+
+def test_a_plan_that_held_is_kept_where_no_new_one_in_the_order_of_deadlines_holds() -> None:
+    """Of two jobs the one with the later deadline came first; now idle GPUs have moved it, and the order would fail."""
+    jobs = [Promise(0, 8.0, 4.0, LINEAR), Promise(1, 1.0, 2.0, LINEAR), Promise(2, 5.0, 7.0, FIGURE_3)]
+    orders = [first for first in itertools.permutations(range(3)) if plan(jobs, Timeline(0.0, 3), first).holds]
+    assert orders
+    kept = plan(jobs, Timeline(0.0, 3), orders[-1])
+    with_plan = [structs.replace(one, schedule=kept.found[one.key].schedule) for one in jobs]
+    rest = continued(with_plan, Timeline(0.0, 3))
+    assert rest is not None
+    assert rest.holds
+    assert {key: one.gpus for key, one in rest.found.items()} == {key: one.gpus for key, one in kept.found.items()}
+    assert continued(with_plan, Timeline(0.0, 1)) is None, "GPUs have been lost"
+    assert continued(jobs, Timeline(0.0, 3)) is None, "there is no last plan"
+
+
+def test_a_schedule_ends_a_job_with_its_pauses_counted_or_not_at_all() -> None:
+    schedule = Schedule((0.0, 4.0, 10.0), (2, 1))
+    assert list(schedule.pieces) == [(0.0, 4.0, 2), (4.0, 10.0, 1)]
+    assert schedule.ends_s(0.0, 10.0, LINEAR, 2, 0.0, 0.0) == 6.0
+    assert schedule.ends_s(0.0, 10.0, LINEAR, 2, 0.0, 1.0) == 7.0, "a change at 4 s"
+    assert schedule.ends_s(0.0, 9.0, LINEAR, 0, 2.0, 1.0) == 10.0, "a start, and a change"
+    assert schedule.ends_s(0.0, 12.0, LINEAR, 4, 0.0, 1.0) == math.inf
+    assert schedule.ends_s(5.0, 5.0, LINEAR, 1, 0.0, 1.0) == 10.0
+    assert schedule.ends_s(5.0, 5.0, LINEAR, 2, 0.0, 1.0) == math.inf, "to go back costs a change"
+
+
+def test_gpus_that_are_not_there_are_not_taken() -> None:
+    timeline = Timeline(0.0, 4)
+    assert timeline.take([(0.0, 2.0, 3), (1.0, 3.0, 1), (2.0, 3.0, 2)])
+    assert timeline.pieces == [(0.0, 1), (1.0, 0), (2.0, 1), (3.0, 4)]
+    before = timeline.copy()
+    assert not timeline.take([(0.5, 1.5, 1)])
+    assert timeline.pieces == before.pieces
 
 
 def test_a_reserve_covers_as_many_servers_as_fail_at_a_time() -> None:

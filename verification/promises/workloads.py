@@ -154,8 +154,8 @@ def late_s(load: Workload, found: Result) -> dict[JobId, float]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a case, `settings` as there. `deadlines`: jobs with hard ones; `admitted`: those of them that were promised; `late_s`: those of these that were
-    late, and by how much; `changes`: of shares while jobs ran."""
+    """Of a case, `settings` as there. `deadlines`: jobs with hard ones; `admitted`: those of them that were promised;
+    `late_s`: those of these that were late, and by how much; `changes`: of shares while jobs ran."""
 
     seed: int
     settings: tuple[str, ...]
