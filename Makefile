@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -108,6 +108,9 @@ hosts-hour: $(STAMP)  ## as root: an hour of three hosts (namespaces) with two u
 
 torment: $(STAMP)  ## as root: faults without end on hosts that are namespaces, and what was lost: docs/torment.md (ARGS="--minutes 10 --seed 2")
 	@$(BIN)/python -m verification.torment $(ARGS)
+
+promises: $(STAMP)  ## deadlines under 10,000 random workloads and settings: no admitted job may be late (ARGS="--workloads 500")
+	@$(BIN)/python -m verification.promises $(ARGS)
 
 planted: $(STAMP)  ## plant bugs into copies of the product: each must be found by the simulated cluster (ARGS="--only NAME")
 	@$(BIN)/python -m verification.world.planted $(ARGS)

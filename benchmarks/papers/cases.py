@@ -121,7 +121,7 @@ def admission(case: Case) -> Admission:
     if case.promises:
         document["admission"] = {
             "name": "elasticflow",
-            "parameters": {"powers": False, "start_s": 0.0, "resize_s": 0.0},
+            "parameters": {"powers": False},
         }
     return load_scheduler(document, case.policy).stages.admission
 

@@ -246,8 +246,15 @@ def continued(promises: Sequence[Promise], timeline: Timeline) -> Plan | None:
     """
     found, others = Plan(timeline.copy()), []
     pieces: list[Piece] = []
+    now = timeline.now
+    wait_s = (
+        INSTANT_S if any(_is_ending(one, now) for one in promises) else 0.0
+    )  # all keep what they have until it is over
     for one in in_order(promises):
-        kept = _continued(one, timeline.now) if one.schedule is not None else None
+        ends = wait_s > 0 and _is_ending(one, now)
+        kept = _continued(one, now + wait_s) if one.schedule is not None and not ends else None
+        if wait_s and (kept is not None or ends):
+            kept = _for_an_instant(one, now, wait_s, kept)
         if kept is None:
             others.append(one)
         else:
@@ -262,6 +269,28 @@ def continued(promises: Sequence[Promise], timeline: Timeline) -> Plan | None:
         else:
             found.found[one.key] = filled
     return found
+
+
+def _is_ending(one: Promise, now: float) -> bool:
+    """Has rounding left a bit of a job whose schedule is just over?"""
+    if not one.share or one.left_s >= LEAST_LEFT_S * max(one.levels.fastest, 1.0) or one.schedule is None:
+        return False
+    return bool(one.schedule.pieces) and abs(one.schedule.pieces[-1][1] - now) < INSTANT_S
+
+
+def _for_an_instant(
+    one: Promise, now: float, wait_s: float, then: tuple[Filled, list[Piece]] | None
+) -> tuple[Filled, list[Piece]]:
+    """A job keeps the GPUs that it has, and goes on by its schedule after that; `then`: None: it is over."""
+    begins_s = now + wait_s
+    own = [(now, begins_s, one.share)] if one.share else []
+    own += then[1] if then is not None else []
+    schedule = Schedule.of(own)
+    if then is None:
+        level = max(1, one.levels.at_most(one.share))
+        return Filled(one.share, level, begins_s, one.share * wait_s, math.inf, False, schedule), own
+    more_s = begins_s if then[0].gpus > one.share else then[0].more_s
+    return replace(then[0], gpus=one.share, more_s=more_s, spare=False, schedule=schedule), own
 
 
 def _continued(one: Promise, now: float) -> tuple[Filled, list[Piece]] | None:

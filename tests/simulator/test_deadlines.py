@@ -62,6 +62,7 @@ def test_no_admitted_job_ever_misses_its_deadline(seed: int, powers: bool, dents
 @settings(max_examples=200)
 @example(4757)
 @example(6523)
+@example(6103)  # rounding leaves 10^-14 s of a job at the end of its schedule
 @example(8941)
 @example(9549)  # what is not needed of a schedule is others', for good
 @given(st.integers(0, 10**9))

@@ -46,10 +46,10 @@ def main() -> int:
             print(f"seed {one.seed}: {name} is {s:,.3f} s late ({'; '.join(one.settings)})", flush=True)
     print(f"{'workloads':>9} {'deadlines':>9} {'admitted':>8} {'part':>6} {'late':>4} {'changes':>8}  setting")
     for row in sorted(sums, key=lambda row: (row == ALL, row)):
-        one = sums[row]
-        part = one["admitted"] / max(one["hard"], 1)
-        numbers = f"{one['workloads']:9,} {one['hard']:9,} {one['admitted']:8,} {part:6.3f} {one['late']:4,} {one['changes']:8,}"
-        print(f"{numbers}  {row}")
+        count = sums[row]
+        part = count["admitted"] / max(count["hard"], 1)
+        numbers = f"{count['workloads']:9,} {count['hard']:9,} {count['admitted']:8,}"
+        print(f"{numbers} {part:6.3f} {count['late']:4,} {count['changes']:8,}  {row}")
     return 1 if sums[ALL]["late"] else 0
 
 
