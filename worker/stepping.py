@@ -194,8 +194,11 @@ class Stepping:
 
     @property
     def steps_shown(self) -> int:
-        """Applied steps as the body sees them that runs for an applied step (`show`)."""
-        return self._step + (self._current is None)
+        """Applied steps for a body of `show`: those of the state that it sees, and its own behind `optimizer.step()`. While its
+        batch is read, those before the step that the batch is of."""
+        if not self._reading:
+            return self._step
+        return self._held.next_step + (self._current is None)
 
     @property
     def virtual_worker(self) -> int | None:
