@@ -119,8 +119,8 @@ class Code:
         names = ", ".join(differing[:NAMED]) + more
         return (
             f"{names}: not the code that the job began with; {self._how(differing[0], job)}. Put it back, or submit the new code "
-            "as a new job (`submit --resume JOB --with-new-code` goes on from what was saved of this one; a job with "
-            "ELASTIC_CODE=any in its environment takes any code)"
+            "as a new job (`submit --resume JOB --with-new-code` goes on from this one; ELASTIC_CODE=any in a job's environment "
+            "takes any code)"
         )
 
     def _how(self, name: str, job: Mapping[str, Any]) -> str:

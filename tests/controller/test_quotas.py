@@ -187,17 +187,17 @@ def test_a_deadline_beyond_what_may_be_promised_is_refused_with_what_would_fit()
     held = _shown(world)["alice"]
     assert 100 / 3600 <= held.promised_gpu_hours <= 110 / 3600
     assert held.most_promised_gpu_hours == hours
-    refused = world.ask(Submit(spec=_due("second", in_s=62.0)), "r-2", who=ALICE)
+    refused = world.ask(Submit(spec=_due("second", in_s=60.0)), "r-2", who=ALICE)
     assert isinstance(refused, Refused)
     assert "GPU-hours, and alice is promised 0.0" in refused.reason
     assert "(promised_gpu_hours); any of these would fit: a deadline in " in refused.reason
     assert " steps; --soft runs it as it can" in refused.reason
-    told = world.ask(Forecast(spec=_due("second", in_s=62.0)), "f", who=ALICE)
+    told = world.ask(Forecast(spec=_due("second", in_s=60.0)), "f", who=ALICE)
     assert told.reason.endswith(refused.reason.partition(": ")[2])
-    fewer = world.ask(Forecast(spec=_due("second", in_s=62.0, steps=told.offer.steps)), "g", who=ALICE)
+    fewer = world.ask(Forecast(spec=_due("second", in_s=60.0, steps=told.offer.steps)), "g", who=ALICE)
     assert not fewer.reason
-    assert isinstance(world.ask(Submit(spec=_due("bobs", in_s=62.0)), "r-3", who=BOB), Submitted)
-    assert isinstance(world.ask(Submit(spec=_due("soft", in_s=62.0, soft=True)), "r-4", who=ALICE), Submitted)
+    assert isinstance(world.ask(Submit(spec=_due("bobs", in_s=60.0)), "r-3", who=BOB), Submitted)
+    assert isinstance(world.ask(Submit(spec=_due("soft", in_s=60.0, soft=True)), "r-4", who=ALICE), Submitted)
     world.ask(Cancel(job=first.id), who=ALICE)
     assert isinstance(world.ask(Submit(spec=_due("again", in_s=300.0)), "r-5", who=ALICE), Submitted)
 

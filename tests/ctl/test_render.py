@@ -180,7 +180,7 @@ def test_a_job_in_full_says_where_its_length_comes_from_and_how_wrong_it_was(
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"), [("cancelled", "cancelled"), ("cancelled by alice", "cancelled: by alice"), ("", "cancelled")]
+    ("reason", "told"), [("cancelled", "cancelled"), ("cancelled by alice", "cancelled by alice"), ("", "cancelled")]
 )
 def test_a_job_that_was_cancelled_is_not_told_so_twice(reason: str, told: str) -> None:
     job = view(1, phase="cancelled", reason=reason, finished_s=5.0)
