@@ -330,9 +330,11 @@ class Stepping:
         if self.gathering is not None:
             self.gathering.begin(step)
         self._lanes.show(step, self._lanes.owned(step, held.parts.trained()))
+        registered = held.parts.registered.whole()  # which a body may change behind `optimizer.step()`
         try:
             yield from self._run_bodies([REHEARSED])
         finally:
+            held.parts.registered.set_whole(registered)
             self.give_up(restore_buffers=True)
             self.shows = False
 
