@@ -219,6 +219,8 @@ class Trainer:
         where, results = self._where(), self._held.results
         if where in IN_BODY:
             return results.before
+        if self._stepping.shows:
+            return results.last
         if where is Where.AGAIN:
             return results.begun_with(self._script.epoch + self.between.has_read(self._script.epoch))
         return results.last
