@@ -147,7 +147,7 @@ def _asked(library: str | None) -> Told:
         try:
             with nvml.session(library):
                 answers.append(nvml.look())
-        except Exception as error:  # told to who waits
+        except Exception as error:  # the waiting caller raises it
             answers.append(error)
 
     thread = threading.Thread(target=question, name="nvml", daemon=True)

@@ -429,7 +429,7 @@ def scale(
         now_set = "" if before.manual_share == wanted else f", now set {by}{_why_not(before, wanted, order)}"
         text = f"{order.job} has {gpu_count(order.share)} already{now_set}"
         _answer(as_json, {**document, "changed": False}, text)
-    elif nothing_new:  # whoever waits for it would wait for what nobody has begun
+    elif nothing_new:  # no resize was ordered, so there is none to wait for
         why = _why_not(shared.job(order.job), wanted, order)
         _answer(
             as_json,

@@ -62,7 +62,7 @@ def too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
 
 
 ASKS = "asks for at least"
-_WORDS = {  # what one GPU is, what several are, and what leaves few
+_WORDS = {  # the verb for one GPU, the verb for several, and the reason why few are left
     Use.FIXED: (
         "belongs to jobs that cannot be resized",
         "belong to jobs that cannot be resized",

@@ -69,12 +69,8 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
     return f"{what}; {remedy(difference, sources, batch_size)}"
 
 
-UNBOUND = (
-    NameError,
-    AttributeError,
-    KeyError,
-    TypeError,
-)  # what a script raises that uses a value which it has not made yet
+# Errors of a script that uses a value which it has not made yet.
+UNBOUND = (NameError, AttributeError, KeyError, TypeError)
 
 
 def of_error(error: BaseException, sources: Sources) -> str:

@@ -256,7 +256,7 @@ class Job:
 
     @property
     def why_withheld(self) -> str:
-        """Who keeps it from running, and what takes that back; "": nobody does."""
+        """The user who withholds the job, and the command that ends the withholding; "": the job is not withheld."""
         withheld = self.record.withheld
         if withheld is None:
             return ""

@@ -80,5 +80,5 @@ def signed(who: Principal, spec: JobSpec) -> JobSpec:
 
 
 def shown(who: Principal, job: Job) -> JobSpec:
-    """What `who` sees of what was submitted: an environment may hold secrets."""
+    """A job's specification as `who` may see it: without the environment, which may hold secrets, if the job is another's."""
     return job.spec if not job.spec.env or may_act(who, job) else replace(job.spec, env={})

@@ -69,10 +69,10 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 # ------------------------------------------------------------------------------------------------ hyper-parameters by hand
 
 
-def used_behind_the_loop(run: Run) -> list[Any]:
+def used_behind_the_loop(run: Run, data: Any = None) -> list[Any]:
     """What the loop body has made last is used at the epoch's end, as `print(loss.item())` does."""
     model = network()
-    model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
+    model, optimizer, batches = run.prepare(model, sgd(model), Few() if data is None else data, batch_size=5)
     for _ in run.epochs(EPOCHS):
         for x, y in batches:
             loss = functional.cross_entropy(model(x), y)
@@ -89,15 +89,7 @@ def used_behind_the_loop_of_shards(run: Run) -> list[Any]:
         data = Points()
         return (data[index] for index in range(shard * 28, shard * 28 + 28))
 
-    model = network()
-    model, optimizer, batches = run.prepare(model, sgd(model), elastic.Shards(range(4), open=samples), batch_size=5)
-    for _ in run.epochs(EPOCHS):
-        for x, y in batches:
-            loss = functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-        run.report(loss=loss.item(), of=len(x))
-    return [model.state_dict(), optimizer.state_dict()]
+    return used_behind_the_loop(run, elastic.Shards(range(4), open=samples))
 
 
 def by_hand(run: Run) -> list[Any]:

@@ -63,6 +63,29 @@ def test_a_name_that_each_body_binds_before_it_reads_it_is_a_temporary(lines: st
     assert ("n" in body(lines).temporaries()) is temporary
 
 
+@pytest.mark.parametrize(
+    ("lines", "carried"),
+    [
+        ("if x:\n    n = 1\nprint(n)", True),
+        ("if x:\n    n = 1\nelse:\n    n = 2\nprint(n)", False),
+        ("if x:\n    n = 1\n    print(n)", False),
+        ("n = 0\nif x:\n    n = 1\nprint(n)", False),
+        ("try:\n    n = 1\nexcept E:\n    pass\nprint(n)", False),
+        ("for n in x:\n    if n:\n        print(n)", False),
+    ],
+)
+def test_a_name_that_bodies_bind_in_some_steps_and_read_in_others_is_carried(lines: str, carried: bool) -> None:
+    assert ("n" in body(lines).sometimes) is carried
+
+
+def test_an_error_of_a_newcomers_script_is_told_with_the_line_that_makes_the_value() -> None:
+    loop = body("if x:\n    n = 1\nprint(n)")
+    told = advice.of_error(NameError("name 'n' is not defined", name="n"), loop)
+    assert told.startswith("NameError: name 'n' is not defined: the loop assigns n in some steps only (train.py:")
+    assert "state = run.state(n=...)" in told
+    assert "run.state(...)" in advice.of_error(KeyError("first"), loop)
+
+
 def test_targets_of_headers_are_temporaries_and_what_only_functions_read_is_none() -> None:
     found = body("n = f(x)", header="i, (x, y) in enumerate(batches)").temporaries()
     assert {"epoch", "i", "x", "y", "n"} <= found

@@ -231,3 +231,15 @@ def test_a_first_holder_whose_code_is_not_that_of_the_checkpoint_ends_and_begins
     story.wait(1)
     (end,) = story.all(e.EndProcess)
     assert end.code == exits.OTHER_CODE
+
+
+def test_a_script_that_differs_in_a_loop_body_ends_its_process_with_the_reason() -> None:
+    stories = story_of_worker_stories()
+    story = stories.Story()
+    story.trains_alone()
+    story.begin_step()
+    story.tell(e.Diverged(exits.UNLIKE, "NameError: name 'weights' is not defined"))
+    story.wait(1)
+    (end,) = story.all(e.EndProcess)
+    assert end.code == exits.UNLIKE
+    assert "weights" in story.status.note

@@ -24,8 +24,8 @@ class Check:
 
     @property
     def found(self) -> bool:
-        """The command has said that the script is not elastic as written."""
-        return self.verdict != "same bits"
+        """The command has said that the script is not elastic as written. That it could not run says nothing."""
+        return self.verdict in ("differs", "refused")
 
 
 def check(work: str, name: str) -> Check:

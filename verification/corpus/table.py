@@ -29,14 +29,18 @@ What is compared is all that `run.save` has written, and the model on each worke
 | crashed | an error that is not the library's, or no end |
 | …, alone too | two runs with one worker throughout differ: its data or its decisions are others in each run |
 
-*Before* is at the time when the corpus was written, *now* what the last run has found, *with the line* the script with a line
-added that mends it (`fix` in the index), *at the desk* the verdict of `elasticctl check` on the script as written
-(`make verify-corpus ARGS=--desk`).
+| column | verdict of |
+| --- | --- |
+| before | the runtime at the time when the corpus was written, on the script as written |
+| now | the last run, on the script as written |
+| with the line | the last run, on the script with the line that mends it (`fix` in the index) |
+| at the desk | `elasticctl check` on the script as written (`make verify-corpus ARGS=--desk`) |
 
 """
 COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "at the desk", "what is named")
 
 
+_PLACE = re.compile(r"^/\S+\.py:\d+: \w*Warning: ")
 FOUND = (Kind.NAMED, Kind.REFUSED)
 FOUND_IN_CLUSTER = tuple(kind.value for kind in FOUND)  # how a cell begins
 FOUND_AT_DESK = 0.95  # of the scripts that a cluster finds
@@ -76,6 +80,11 @@ def _cell(verdict: Verdict) -> str:
     return verdict.kind.value + other + alone
 
 
+def _named(message: str) -> str:
+    """A message as a cell, without the place in the runtime from which Python says that a warning comes."""
+    return _PLACE.sub("", message)[:200].replace("|", "\\|")
+
+
 def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
     """Write the page anew. before: these verdicts are those of the column `before`, too."""
     rows = _read(path)
@@ -85,7 +94,7 @@ def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
             row["with the line"] = _cell(verdict)
             continue
         row["now"] = _cell(verdict)
-        row["what is named"] = verdict.message[:200].replace("|", "\\|") if verdict.kind is not Kind.EQUAL else ""
+        row["what is named"] = _named(verdict.message) if verdict.kind is not Kind.EQUAL else ""
         if before:
             row["before"] = row["now"]
     _write(path, rows)

@@ -53,7 +53,8 @@ class Batching(Protocol):
         """The micro-batch of a virtual worker that another worker hosts, on the device; where `reads_any`."""
 
     def example(self, step: int) -> Any:
-        """A batch for a loop body of which nothing counts: of `step`, which has been applied, or one like it. None: no data."""
+        """A micro-batch of `step`, which has been applied, or one of the same form, on the device: for a loop body of which
+        nothing counts."""
 
     def applied(self, step: int) -> None:
         """`step` has been applied."""

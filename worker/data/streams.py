@@ -176,12 +176,9 @@ class Streams:
         """The last batch that was trained here, or the first samples of the shards, which are quick to read: for those of `step`
         a shard would have to be read from its beginning."""
         if self._last is None:
-            n = (
-                self.virtual_workers
-            )  # read as of a virtual worker that there is not: streams of the others stay where they are
             request = StreamRequest(
                 number=step // self._updates,
-                virtual_worker=n,
+                virtual_worker=self.virtual_workers,  # of none that exists: the streams of those stay where they are
                 epoch=0,
                 part=None,
                 waiting=tuple(range(len(self._hand_out.names))),
