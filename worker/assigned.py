@@ -163,6 +163,11 @@ class Sources:
         found = self._found(name, owners)
         return None if found is None else Place(self._shown(found[0].file), found[1].line)
 
+    def is_changed_in_loop(self, name: str, owners: Sequence[str] = ()) -> bool:
+        """Does a line of the loop change this, rather than a method of what holds it?"""
+        found = self._found(name, owners)
+        return found is not None and self._is_in_loop(*found)
+
     def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
         """The expression that the name is bound to before the loop, as the source has it; in_epochs: or else between two epochs.
         None: it is long, reads a function's own variables, or was not found."""

@@ -70,10 +70,12 @@ class Looking:
             self._derived = frozenset(
                 name
                 for name, node in self._begun.names.items()
-                if node.kind is not Kind.PLAIN and (name not in before or self._sources.at_epochs(name) is not None)
+                if node.kind is not Kind.PLAIN
+                and name not in self.beside  # made before the loop, though no variable of the script has it
+                and (name not in before or self._sources.at_epochs(name) is not None)
             )
         if self._derived:
-            self._epoch = self._look(frame, self._derived)
+            self._epoch = self._look(frame, self._derived, beside={})
 
     @property
     def derived(self) -> Reach | None:
@@ -124,6 +126,10 @@ class Looking:
         """Why a newcomer's script has raised this error in code that other workers have run."""
         return advice.of_error(error, self._sources)
 
+    def is_cache(self, difference: Difference) -> bool:
+        """Has the dataset itself changed this, as one that keeps what it has read, and no line of the loop?"""
+        return _is_of_data(difference) and not self._sources.is_changed_in_loop(difference.name, difference.owners)
+
     def is_saved(self, difference: Difference) -> bool:
         """Does the script's source say that this goes into a file, or decides when one is saved or the loop ends?"""
         path = re.split(r"[\[(]", difference.name, maxsplit=1)[0]
@@ -141,9 +147,10 @@ class Looking:
         lines = [(each.name, self._sources.where(each.name, each.owners)) for each in found]
         return ", ".join(f"{name} ({place})" if place is not None else name for name, place in lines)
 
-    def _look(self, frame: FrameType | None, bound: frozenset[str]) -> Reach:
+    def _look(self, frame: FrameType | None, bound: frozenset[str], beside: Mapping[str, Any] | None = None) -> Reach:
         known = carried(self.state) | self.known
-        return look(frame, bound, known, self.limits, beside=self.beside).without(self.is_local)
+        beside = self.beside if beside is None else beside
+        return look(frame, bound, known, self.limits, beside=beside).without(self.is_local)
 
 
 def _is_of_data(difference: Difference) -> bool:

@@ -31,9 +31,10 @@ class Remarks:
         self._before: Reach | None = None  # what the script kept before they run again
 
     def on_newcomer(self, given: Reach, newcomer: Reach, workers: tuple[str, str]) -> None:
-        """A newcomer computes what the others do. given: what the script of a worker keeps that has given it the state."""
+        """A newcomer computes what the others do. given: what the script of a worker keeps that has given it the state. A
+        dataset's cache is no matter for a remark: cross-checks compare the samples."""
         self._tell(
-            self._looking.lost(given, newcomer),
+            [each for each in self._looking.lost(given, newcomer) if not self._looking.is_cache(each)],
             lambda found, names: (
                 f"{self._looking.sentences(found, workers)}. No gradient depends on it so far. If only a log does, say so: "
                 f"run.local({names})"

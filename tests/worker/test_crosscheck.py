@@ -71,7 +71,13 @@ def test_newcomers_without_what_the_script_keeps_end_however_many_they_are(
 
 @pytest.mark.parametrize(
     "case",
-    ["keeps_nothing", "counts_for_a_log", "switch_in_an_epoch", "says_that_it_counts", "host_that_keeps_nothing"],
+    [
+        "keeps_nothing",
+        "counts_for_a_log",
+        "switch_in_an_epoch",
+        "says_that_it_counts",
+        "host_that_keeps_nothing",
+    ],
 )
 def test_workers_of_a_script_that_keeps_nothing_that_counts_are_alike(case: str, tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, victim=9, case=case)
@@ -79,6 +85,13 @@ def test_workers_of_a_script_that_keeps_nothing_that_counts_are_alike(case: str,
     assert outcome.states == dict.fromkeys(range(3), alone(train, tmp_path, case))
     remarked = re.findall(r"UserWarning: (\w+) is .*No gradient depends on it so far", outcome.told)
     assert remarked == (["total"] if case == "counts_for_a_log" else []), outcome.told
+
+
+def test_a_newcomer_joins_though_its_dataset_has_kept_less_of_what_it_has_read(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="dataset_that_caches", joins=14)
+    assert outcome.codes == [0, 0], outcome.told
+    assert outcome.states == dict.fromkeys(range(2), alone(train, tmp_path, "dataset_that_caches"))
+    assert "cache" not in outcome.told
 
 
 def test_a_newcomer_that_has_missed_a_switch_of_an_earlier_epoch_ends(tmp_path: Path, train: Any) -> None:

@@ -35,6 +35,31 @@ def keeps_nothing(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+class Cached(Points):
+    """Keeps what it has read, and changes it at random each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index not in self.cache:
+            self.cache[index] = self.x[index], self.y[index]
+        x, y = self.cache[index]
+        return x + 0.1 * torch.randn(12), y
+
+
+def dataset_that_caches(run: Run) -> list[Any]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, Cached(), 5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
 def counts_for_a_log(run: Run) -> list[Any]:
     """A sum of losses, which no gradient depends on."""
     model, optimizer, batches = prepared(run)
