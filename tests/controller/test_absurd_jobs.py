@@ -98,32 +98,64 @@ def parameters() -> list[Any]:
     ]
 
 
+def decides_what_is_possible(cluster: Cluster) -> None:
+    seen = snapshot(cluster, NOW)
+    decision = decision_of(cluster.decider.scheduler, seen, cluster.rng)
+    total = seen.view.total_gpus
+    assert decision.shares.dtype.kind == "i"
+    assert len(decision.shares) == len(seen.jobs)
+    assert int(decision.shares.min(initial=0)) >= 0
+    assert int(decision.shares.sum()) <= total
+    assert not math.isnan(decision.review_s)
+    taken = 0
+    for row, job in enumerate(seen.jobs):
+        share, gpus = int(decision.shares[row]), decision.placements.get(row, 0)
+        assert gpus.bit_count() == share, "who has a share has as many GPUs"
+        assert not gpus & taken, "no GPU is given twice"
+        assert gpus < 1 << total
+        taken |= gpus
+        if job.record.manual_share is None and share:
+            assert job.spec.gpus.min <= share <= job.spec.gpus.max
+        reason = decision.why(row)
+        if not share:
+            assert reason is not None, "who gets nothing is told why"
+    decided(cluster.decider.scheduler, seen, cluster.rng)
+
+
 @pytest.mark.parametrize("policy", parameters())
 def test_every_policy_decides_what_is_possible(policy: dict[str, Any]) -> None:
     @settings(max_examples=12, suppress_health_check=list(HealthCheck))
     @given(clusters(policy))
     def decides(cluster: Cluster) -> None:
-        seen = snapshot(cluster, NOW)
-        decision = decision_of(cluster.decider.scheduler, seen, cluster.rng)
-        total = seen.view.total_gpus
-        assert decision.shares.dtype.kind == "i"
-        assert len(decision.shares) == len(seen.jobs)
-        assert int(decision.shares.min(initial=0)) >= 0
-        assert int(decision.shares.sum()) <= total
-        assert not math.isnan(decision.review_s)
-        taken = 0
-        for row, job in enumerate(seen.jobs):
-            share, gpus = int(decision.shares[row]), decision.placements.get(row, 0)
-            assert gpus.bit_count() == share, "who has a share has as many GPUs"
-            assert not gpus & taken, "no GPU is given twice"
-            assert gpus < 1 << total
-            taken |= gpus
-            if job.record.manual_share is None and share:
-                assert job.spec.gpus.min <= share <= job.spec.gpus.max
-            reason = decision.why(row)
-            if not share:
-                assert reason is not None, "who gets nothing is told why"
-        decided(cluster.decider.scheduler, seen, cluster.rng)
+        decides_what_is_possible(cluster)
 
     with np.errstate(all="raise"):
         decides()
+
+
+@pytest.mark.parametrize("policy", parameters())
+def test_a_job_that_is_larger_than_the_cluster_keeps_nothing_from_the_others(policy: dict[str, Any]) -> None:
+    cluster = Cluster(
+        Settings(cluster="test", incarnation="c", version="0", pid=1),
+        load_scheduler(policy, "test"),
+        random.Random(1),
+        NOW,
+    )
+    gpus = (Gpu(index=0, kind=GpuKind.CPU, name="slot"),)
+    cluster.put_session(Session(Server(server=ServerId("s"), address="", gpus=gpus), True, last_heard_s=NOW))
+    for name, least in (("larger", 2), ("small", 1)):
+        spec = JobSpec(
+            name=name,
+            command=("train",),
+            gpus=GpuRange(min=least, max=least),
+            virtual_workers=2,
+            workdir="/",
+            max_steps=1000,
+            throughput={1: 1.0},
+        )
+        submission = Submission(job=JobId(name), request=name, spec=spec, submitted_s=NOW)
+        cluster.add_job(Job(submission, JobRecord(phase=JobPhase.PENDING)))
+    with np.errstate(all="raise"):
+        decides_what_is_possible(cluster)
+        decision = decision_of(cluster.decider.scheduler, snapshot(cluster, NOW), cluster.rng)
+    assert decision.shares.tolist() == [0, 1]

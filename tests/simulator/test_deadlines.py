@@ -142,7 +142,7 @@ def test_who_has_no_time_for_a_change_is_not_given_what_others_leave() -> None:
 
 def test_who_has_no_time_for_a_change_is_not_moved_for_others_either() -> None:
     """Another job needs a whole server, and the promised one has its one GPU there."""
-    load = workload(16, best_effort=0.4)
+    load = workload(207, best_effort=0.4)
     assert missed(load, replay(load, beside("afs-l", start_s=30.0, resize_s=30.0), STOP_RESUME)) == []
 
 
