@@ -29,6 +29,7 @@ MUTATING = frozenset(
     """.split()  # noqa: SIM905
 )
 LONGEST = 60  # characters of an expression that is shown
+REMEMBERED = 1024  # functions, classes and files, of which one script's names are looked up again and again
 MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name: some seconds
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -252,12 +253,12 @@ class Sources:
             return []
         found = []
         for change, text in _all_changes(first.tree):
-            local = _is_function(change.scope) and change.scope is not self._scope and name in _locals(change.scope)
-            inside = change.scope is self._scope or _is_function(change.scope)
-            if text == name and inside and not local:
-                found.append((first, change))
-            elif text.startswith(f"{name}.") and inside and not local:  # what it holds
-                found.append((first, change._replace(value=None)))
+            if text != name and not text.startswith(f"{name}."):
+                continue
+            elsewhere = change.scope is not self._scope
+            if elsewhere and (not _is_function(change.scope) or name in _locals(change.scope)):
+                continue
+            found.append((first, change if text == name else change._replace(value=None)))  # of what it holds: no value
         if not found and self._scope is not first.tree:
             tree = first.tree
             found = [(first, each) for each, text in _all_changes(tree) if text == name and each.scope is tree]
@@ -392,6 +393,7 @@ def _names(target: ast.AST) -> Iterator[str]:
             yield node.id
 
 
+@functools.lru_cache(REMEMBERED)
 def _locals(function: ast.AST) -> set[str]:
     """The names that a function binds itself."""
     assert isinstance(function, _Function)
@@ -444,9 +446,14 @@ def _classes(tree: ast.AST, owner: str | None) -> list[ast.ClassDef]:
     return found
 
 
-def _all_changes(tree: ast.AST, scope: ast.AST | None = None) -> list[tuple[Change, str]]:
+@functools.lru_cache(REMEMBERED)
+def _all_changes(tree: ast.AST) -> Sequence[tuple[Change, str]]:
     """Every change in it, with the text of what is changed, in the order of the source."""
-    scope = scope or tree
+    return _changes_within(tree, tree)
+
+
+def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
+    """scope: the function, class or module that `tree` is directly in, or `tree` itself."""
     found: list[tuple[Change, str]] = []
 
     def changed(target: ast.AST, value: ast.expr | None) -> None:
@@ -480,7 +487,7 @@ def _all_changes(tree: ast.AST, scope: ast.AST | None = None) -> list[tuple[Chan
             case ast.Call(func=ast.Name(id="next"), args=[target, *_]):
                 changed(target, None)
         inner = node if _is_function(node) or isinstance(node, ast.ClassDef) else scope
-        within = _all_changes(node, inner)
+        within = _changes_within(node, inner)
         if isinstance(node, ast.For):
             items = set(_names(node.target))
             lines = [change.line for change, text in within if change.value is None and text.partition(".")[0] in items]
