@@ -48,6 +48,8 @@ class Record(msgspec.Struct, frozen=True):
     scratch: str = ""  # name of its directory for temporary files
     made_s: float = 0.0  # when this was written (Unix time)
     gpus: tuple[int, ...] = ()  # where it has several; empty: `gpu` alone
+    room: str = ""  # of its job (`rooms`); "": none
+    opens: tuple[int, ...] | None = None  # the GPUs whose device files it may open; None: all
 
     @property
     def settled(self) -> bool:
@@ -86,6 +88,7 @@ class Found:
     shim_runs: bool
     worker_runs: bool
     end: ExitRecord | None
+    left: bool = False  # processes of it are left in its control group, which the kernel has not ended yet
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,9 @@ class Adoption:
 
 
 def ended(found: Found) -> Ended | None:
-    """How the worker has ended; None: it runs."""
+    """How the worker has ended; None: it runs, or something of it does, so that its GPU is not free."""
     record = found.record
-    if found.shim_runs:
+    if found.shim_runs or found.left:
         return None
     kill = Left(record, record.pid) if found.worker_runs and record.pid is not None else None
     if found.end is not None:

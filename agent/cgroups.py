@@ -9,12 +9,20 @@ list of a worker's processes that is true for certain. Two kinds of kernels are 
 * version 1, or a hybrid: a directory in the hierarchy of each controller (memory, pids, cpu), and one in the unified
   hierarchy, if that is mounted, since only there all processes are killed at once.
 
-The tree is ``elasticctl-TAG`` at the top of each hierarchy, as container engines have theirs, and not below the agent's service:
-the limits of that service are none of the workers', and systemd could not start it again in a cgroup with controllers of its
-own while workers are left there. TAG tells agents of one machine apart.
+The tree is ``elasticctl-TAG``. TAG tells agents of one machine apart. It stands
 
-All workers together get what the machine has less a reserve, so memory runs out among them and not for the agent. Where there is
-no cgroup to be had (no root, no such file system) workers run without one; the log says so once.
+* in the delegated part of each hierarchy, where the agent is a service of systemd: the group of ``elasticctl-workers.service``,
+  beside the agent's own (``Delegate=``, systemd.resource-control(5)). Root without CAP_DAC_OVERRIDE, as that service is,
+  may make groups there, since it owns the directory, and nowhere above. It is not below the agent's service, since version
+  2 allows no process in a group that has controllers enabled for groups below: systemd could not start the agent again
+  while workers run;
+* else at the top of each hierarchy, as those of container engines do.
+
+All workers together get what the machine has less a reserve, so memory runs out among them and not for the agent.
+
+A limit that was asked for and cannot hold is told by `Cgroups.unheld`, and no worker is started without it. An agent that
+runs jobs of other accounts needs the groups themselves as well: without one a daemon outlives its job. Any other agent runs
+workers without where there are none to be had (no root, no such file system); the log says so once.
 """
 
 from __future__ import annotations
@@ -23,6 +31,8 @@ import contextlib
 import errno
 import logging
 import os
+import re
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +40,16 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 MOUNTS = Path("/proc/self/mounts")
+OWN = Path("/proc/self/cgroup")
+DELEGATED = "elasticctl-workers.service"
+KEEPER = "keeper"  # the group of the process that systemd has put into the delegated one
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
 EMPTY_WITHIN_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
 WARM = "warm-"
+OWN_SERVICE = re.compile(r"/elasticctl-agent\.service$", re.MULTILINE)
+NO_CONTROLLER = "this kernel, or systemd, has no control groups of that kind for elasticctl"
 
 
 @dataclass(frozen=True)
@@ -53,10 +68,11 @@ class Mounted:
     unified: Path | None = None  # version 2
     unified_controllers: bool = False  # has it those of CONTROLLERS that there are?
     old: tuple[tuple[str, Path], ...] = ()  # version 1: a hierarchy for each controller
+    below: str = ""  # the delegated part of each of them, from its top; "": the top itself
 
 
-def mounted(mounts: Path = MOUNTS) -> Mounted:
-    """The hierarchies of this machine."""
+def mounted(mounts: Path = MOUNTS, own: Path = OWN) -> Mounted:
+    """The hierarchies of this machine, and where in them groups may be made by the process whose groups `own` lists."""
     unified: Path | None = None
     old: dict[str, Path] = {}
     try:
@@ -72,56 +88,154 @@ def mounted(mounts: Path = MOUNTS) -> Mounted:
                 if controller in options.split(","):
                     old.setdefault(controller, Path(where))
     has = bool(unified) and "memory" in _read(unified / "cgroup.controllers").split() if unified else False
-    return Mounted(unified, has, tuple(sorted(old.items())))
+    tops = [*([unified] if unified is not None else []), *old.values()]
+    return Mounted(unified, has, tuple(sorted(old.items())), _delegated(tops, own))
+
+
+def _delegated(tops: list[Path], own: Path) -> str:
+    """Where systemd has left a part of the tree to the agent; "": nowhere."""
+    for line in _read(own).splitlines():
+        _, named, path = line.split(":", 2)
+        if named not in ("", "name=systemd") or not path.endswith(".service"):
+            continue
+        beside = f"{path.rpartition('/')[0]}/{DELEGATED}".lstrip("/")
+        if any((top / beside).is_dir() for top in tops):
+            return beside
+    return ""
 
 
 class Cgroups:
     """The cgroups of one agent's workers. Except for `make`, nothing here fails: what cannot be had is left out."""
 
     def __init__(
-        self, tag: str, limits: Limits, all_memory_bytes: int | None, found: Mounted, own_too: bool = False
+        self,
+        tag: str,
+        limits: Limits,
+        all_memory_bytes: int | None,
+        found: Mounted,
+        own_too: bool = False,
+        needed: bool = False,
+        asked: frozenset[str] = frozenset(),
     ) -> None:
-        """`all_memory_bytes`: what all workers may use together. `own_too`: workers of the agent's own account have some, too."""
+        """`all_memory_bytes`: what all workers may use together. `own_too`: workers of the agent's own account have some, too.
+        `needed`: no worker is started without a cgroup. `asked`: nor without these limits (names as in `Limits`)."""
         self.own_too = own_too
         self._limits = limits
         self._all_memory_bytes = all_memory_bytes
-        self._unified = found.unified if found.unified_controllers else None
+        self._needed = needed or bool(asked)
+        self._asked = asked
         hierarchies = [found.unified] if found.unified is not None else []
         if not found.unified_controllers:
             hierarchies += [hierarchy for _, hierarchy in found.old]
-        self._tops = tuple(hierarchy / f"elasticctl-{tag}" for hierarchy in hierarchies)
+        bases = [hierarchy / found.below for hierarchy in hierarchies]
+        # systemd has no group in a hierarchy of version 1 whose controller it does not use: a limit of that one is not held.
+        bases = [base for base in bases if not found.below or base.is_dir()]
+        self._unified = bases[0] if bases and found.unified is not None else None
+        self._enabled = bases[0] if bases and found.unified_controllers else None
+        self._below = found.below
+        self._tops = tuple(base / f"elasticctl-{tag}" for base in bases)
         self._ready = False
         self._told: set[str] = set()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What does not hold here and was not asked for, a sentence each."""
+        return tuple(sorted(self._told))
+
+    @property
+    def unified(self) -> bool:
+        """Is the first directory of each cgroup one of version 2?"""
+        return self._unified is not None
+
     def make(self, name: str) -> tuple[str, ...]:
-        """The directories of a new cgroup, none where there are no cgroups. An earlier one of this name is emptied."""
+        """The directories of a new cgroup, none where there are no cgroups. An earlier one of this name is emptied.
+
+        Raises OSError where it is needed and cannot be had, or lacks a limit that was asked for.
+        """
         made = tuple(str(top / name) for top in self._tops)
         try:
-            if not self._ready:
-                self._set_up()
-            for path in made:
-                try:
-                    os.mkdir(path, 0o755)
-                except FileExistsError:
-                    clear((path,))
+            self._make(made)
         except OSError as error:
-            self._tell(f"workers run without cgroups, so without limits: {error.filename}: {error.strerror}")
+            remove(made)
+            text = f"{error.filename}: {error.strerror}"
+            if self._needed:
+                raise OSError(error.errno, f"it has no control group: {text}{self._mend()}") from None
+            self._tell(f"workers run without cgroups, so without limits: {text}")
             return ()
         if not made:
+            if self._needed:
+                raise OSError(errno.ENOENT, f"it has no control group: none are mounted{self._mend()}")
             self._tell("workers run without cgroups, so without limits: none are mounted")
         missing = _limit(made, self._limits) if made else []
+        if needed := [each for each in missing if each in self._asked]:
+            remove(made)
+            raise OSError(errno.ENODEV, f"its limit of {' and '.join(needed)} cannot hold: {NO_CONTROLLER}")
         if missing:
             self._tell(f"this kernel has no cgroups for {', '.join(missing)}: these limits do not hold")
         return made
 
+    def _make(self, paths: tuple[str, ...]) -> None:
+        """Raises OSError."""
+        for again in (True, False):
+            try:
+                if not self._ready:
+                    self._set_up()
+                for path in paths:
+                    try:
+                        os.mkdir(path, 0o755)
+                    except FileExistsError:
+                        clear((path,))
+                return
+            except FileNotFoundError:  # somebody has removed the tree above
+                if not (self._ready and again):
+                    raise
+                self._ready = False
+
+    def unheld(self) -> str:
+        """Why workers cannot have what they need here, found by trying it; "": they can. Waits for the kernel."""
+        if not self._needed:
+            return ""
+        name = f"probe-{os.getpid()}"
+        try:
+            paths = self.make(name)
+        except OSError as error:
+            return error.strerror or str(error)
+        try:
+            with subprocess.Popen(["/bin/sleep", "60"], cwd="/", env={}, stdin=subprocess.DEVNULL) as child:
+                try:
+                    enter(paths, child.pid)
+                    return "" if clear(paths) else f"processes in {paths[0]} cannot be killed"
+                finally:
+                    child.kill()
+        except OSError as error:
+            return f"no process can be put into a control group: {error.filename}: {error.strerror}"
+        finally:
+            remove(paths)
+
+    def _mend(self) -> str:
+        if self._below or not OWN_SERVICE.search(_read(OWN)):
+            return ""
+        return f"; {DELEGATED} does not run beside the agent's service: `systemctl start {DELEGATED}`, then restart the agent"
+
     def _set_up(self) -> None:
+        if self._below and self._unified is not None:
+            self._settle_keeper(self._unified)
         for top in self._tops:
             top.mkdir(mode=0o755, exist_ok=True)
-        if self._unified is not None:
-            for directory in (self._unified, self._tops[0]):
+        if self._enabled is not None:
+            for directory in (self._enabled, self._tops[0]):
                 _enable(directory)
         _limit(tuple(map(str, self._tops)), Limits(memory_bytes=self._all_memory_bytes))
         self._ready = True
+
+    @staticmethod
+    def _settle_keeper(base: Path) -> None:
+        """Whatever is in the delegated group itself goes into one below, so that controllers can be enabled. Raises OSError."""
+        if pids := sorted(processes((str(base),))):
+            (base / KEEPER).mkdir(mode=0o755, exist_ok=True)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    enter((str(base / KEEPER),), pid)
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
@@ -170,7 +284,7 @@ def let_out(paths: tuple[str, ...], pid: int) -> None:
         line.split(":", 2)[1:] for line in lines
     )  # paths by controllers; those of version 2 have no name there
     for path in paths:
-        hierarchy = Path(path).parents[1]
+        hierarchy = next(above for above in Path(path).parents if os.path.ismount(above) or above == above.parent)
         named = [where for names, where in found.items() if set(names.split(",")) & set(hierarchy.name.split(","))]
         origin = (*named, found.get("", "/"))[0].lstrip("/")
         if not _write(f"{hierarchy / origin}/cgroup.procs", str(pid)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import socket
@@ -30,7 +31,7 @@ from ..runtime.directories import private_directory
 from ..runtime.door import Bounds
 from ..runtime.endpoints import endpoints, split
 from ..runtime.keys import KeyFile
-from .health import Rules
+from .health import LIMITS, Rules
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +58,37 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def given(self) -> bool:
         """Has the operator set any for single workers?"""
-        return (self.memory_gib, self.tasks, self.cpus) != (None, None, None)
+        return bool(self.asked)
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Which of them: no worker is started without."""
+        given = {"memory": self.memory_gib, "tasks": self.tasks, "CPUs": self.cpus}
+        return frozenset(name for name, value in given.items() if value is not None)
 
     def each(self) -> tuple[int | None, int | None, float | None]:
         """Memory (bytes), tasks and CPUs of a worker."""
         memory_bytes = None if self.memory_gib is None else int(self.memory_gib * (1 << 30))
         return memory_bytes, self.tasks or MOST_TASKS, self.cpus
+
+
+class Apart(enum.Enum):
+    """Whether jobs have something of their own."""
+
+    AUTO = "auto"  # where the agent may give it to them
+    REQUIRED = "required"  # else the server gets no work
+    OFF = "off"
+
+
+class IsolationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What jobs of other accounts have of their own, besides their rights and control groups."""
+
+    devices: Apart = Apart.AUTO
+    tmp: Apart = Apart.AUTO
+
+    @property
+    def required(self) -> bool:
+        return Apart.REQUIRED in (self.devices, self.tmp)
 
 
 class HealthOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +142,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     warm_start: bool = True
     allow_root_jobs: bool = False
     worker_limits: WorkerLimits = WorkerLimits()
+    isolation: IsolationOptions = IsolationOptions()
     worker_messages: WorkerMessages = WorkerMessages()
     worker_log_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
     scratch_directory: str | None = None
@@ -141,6 +168,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"key_file: {path} is the key of {found.role.value}:{found.name}, not server:{self.server}"
             )
         return found
+
+    @property
+    def limits_needed(self) -> bool:
+        """May no worker be started without its limits? An operator who calls that a mere note (`trouble_actions`) allows it."""
+        return self.trouble_actions.get(LIMITS, Severity.NO_NEW_WORK).bars
 
     @property
     def rules(self) -> Rules:

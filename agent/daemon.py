@@ -48,9 +48,8 @@ from ..runtime.clock import SteadyClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.loop import Loop
-from . import accounts, cgroups, config, health, shim, topology, watching
+from . import accounts, config, health, shim, topology, watching
 from .accounts import Account
-from .cgroups import Cgroups
 from .checks import Checks
 from .config import AgentConfig
 from .controllers import Controllers
@@ -82,6 +81,7 @@ from .events import (
 )
 from .forkserver.client import WarmProcesses
 from .health import CheckFailed
+from .isolation import Isolation
 from .lines import WorkerLines, let_pass
 from .logfiles import JobFiles, not_read
 from .machine import AgentMachine
@@ -175,17 +175,14 @@ class AgentDaemon:
         self._keep_health: Newest[health.Kept] = Newest(
             self._errands, "health", lambda kept: watching.save(state, kept), self._on_health_kept
         )
-        self._cgroups = Cgroups(
-            config.tag(state),
-            cgroups.Limits(*options.worker_limits.each()),
-            config.all_memory_bytes(options.worker_limits, server.memory_bytes),
-            cgroups.mounted(),
-            own_too=options.worker_limits.given,
-        )
+        self._isolation = Isolation(options, server.memory_bytes, inventory.nodes, socket_path.parent, self._loop.wake)
+        apart = self._isolation
         self._scratch = Scratch(config.scratch_directory(options))
         rules = Rules(
             scratch=self._scratch,
-            cgroups=self._cgroups,
+            cgroups=apart.cgroups,
+            devices=apart.devices,
+            rooms=apart.rooms,
             root_jobs=options.allow_root_jobs,
             log_bytes=options.worker_log_mib << 20,
             umask=umask,
@@ -198,7 +195,10 @@ class AgentDaemon:
             carried = {name: os.environ[name] for name in CAPTURED_VARIABLES if name in os.environ}
             usual = common_environment(around, own) | carried
             standard = None if root_only else (own, located(sys.executable), usual)
-            self._warm = WarmProcesses(state, standard, self._loop, self._clock, self._errands, self._cgroups)
+            self._warm = WarmProcesses(
+                *(state, standard, self._loop, self._clock, self._errands),
+                *(apart.cgroups, apart.devices, self._disk.mounts),
+            )
         self._processes = Processes(
             files, around, self._loop, self._clock, self._warm, self._dispatch, self._errands, self._disk, self._listen
         )
@@ -210,6 +210,10 @@ class AgentDaemon:
         self._boot = shim.boot_id()
         self._health.restore(now, watching.load(state), self._boot)
         self._health.begin(now, inventory.troubles, [gpu.index for gpu in gpus])
+        self._health.handle(now, apart.tried)
+        for trouble in self._health.troubles():
+            if trouble.code == health.LIMITS:
+                log.error("%s", trouble.text)
         self._machine = AgentMachine(
             server,
             secrets.token_hex(8),
@@ -257,6 +261,7 @@ class AgentDaemon:
         try:
             self._dispatch(self._processes.adopt())
             self._watch.start()
+            self._isolation.start()
             if self._renewing is not None:
                 self._renewing.start()
             readiness.notify("READY=1")
@@ -281,7 +286,7 @@ class AgentDaemon:
         self._controllers.close()
         self._workers.close()
         self._context.term()
-        self._cgroups.close()
+        self._isolation.close()
         self._ports.close()
         self._scratch.close()
         self._loop.close()
@@ -402,6 +407,8 @@ class AgentDaemon:
         cpus = inventory.cpus if self._options.cpu_affinity else {}
         self._around = replace(self._around, gpus=gpus, cpus=cpus)
         self._disk.surround(self._around)
+        if self._isolation.devices is not None:
+            self._isolation.devices.learn(inventory.nodes)
         self._watch.learn(inventory.gpus, inventory.wiring)
         same = {(gpu.index, gpu.uuid) for gpu in before}
         self._health.begin(now, inventory.troubles, [gpu.index for gpu in gpus if (gpu.index, gpu.uuid) in same])
@@ -416,7 +423,7 @@ class AgentDaemon:
 
     def _on_turn(self) -> None:
         self._errands.deliver()
-        for seen in self._watch.deliver():
+        for seen in (*self._watch.deliver(), *self._isolation.deliver()):
             self._observe(seen)
         if self._renewing is not None and (inventory := self._renewing.deliver()) is not None:
             self._renew(self._renewing, inventory)

@@ -37,13 +37,15 @@ from ..runtime.logs import about
 from . import accounts, cgroups, privileges, shim
 from .accounts import Account, NoAccount, acting_as
 from .adoption import SHIM_KILLED, ExitRecord, Found, Record, Seen
-from .cgroups import Cgroups
-from .environment import DEFAULT_PATH, Surroundings, environment, without_first_line
+from .cgroups import Cgroups, remove
+from .devices import Devices
+from .environment import DEFAULT_PATH, Surroundings, environment, visible_gpus, without_first_line
 from .forkserver import key as warm_key
 from .forkserver.key import Interpreter, WarmKey
 from .identity import Identity
 from .lines import let_pass
 from .logfiles import JobFiles, read_piece, read_small
+from .rooms import Rooms
 from .scratch import Scratch, forget_shared_memory
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ UNREADABLE = (
     ValueError,
     RecursionError,
 )  # text that is none, a depth without end
+LEFT = "processes of it are left, which the kernel has not ended yet: its GPU is not free"
 LOG_BYTES = 256 << 20
 UMASK = 0o022  # of workers of other accounts
 SHIM_ENVIRONMENT = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"}
@@ -106,6 +109,7 @@ class Prepared:
     environment: dict[str, str]
     scratch: str  # name of its directory for temporary files
     forkable: Forkable | None  # None: it can't be forked
+    room: str = ""  # of its job; "": none
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ class Rules:
 
     scratch: Scratch
     cgroups: Cgroups | None = None
+    devices: Devices | None = None  # None: a job may open the device files of all GPUs
+    rooms: Rooms | None = None  # None: jobs share the machine's /tmp and /dev/shm
     root_jobs: bool = True
     log_bytes: int = LOG_BYTES
     umask: int = 0o022  # of workers of the agent's own account
@@ -148,12 +154,30 @@ class Disk:
             name = short_name(start.worker, start.uid)
             made = environment(start, gpu, self._around, account, str(self._rules.scratch.of(name)))
             self._make_checkpoints(start, account)
-            with acting_as(account):
-                return Prepared(account, made, name, self._forkable(start, account, made, watched))
+            room = self._make_room(start, account)
+            try:
+                with acting_as(account):
+                    forkable = self._forkable(start, account, made, watched, room)
+            except BaseException:
+                self.leave_room(start)
+                raise
+            return Prepared(account, made, name, forkable, room)
         except NoAccount as error:
             return Failed(str(error))
         except (OSError, PeerError, ValueError) as error:
             return not_started(error)
+
+    def _make_room(self, start: StartWorker, account: Account) -> str:
+        if self._rules.rooms is None or account.own:
+            return ""
+        return self._rules.rooms.make(_job_name(start.job, start.uid), start.worker, account)
+
+    def leave_room(self, start: StartWorker) -> None:
+        """Nothing comes of a start that was prepared."""
+        with contextlib.suppress(NoAccount):
+            account = accounts.find(start.account, self._rules.root_jobs)
+            if self._rules.rooms is not None and not account.own:
+                self._rules.rooms.leave(_job_name(start.job, start.uid), start.worker, account)
 
     def _make_checkpoints(self, start: StartWorker, account: Account) -> None:
         path = self._around.checkpoints_of(start, account)
@@ -173,13 +197,13 @@ class Disk:
             path.mkdir(mode=0o700, exist_ok=True)
 
     def _forkable(
-        self, start: StartWorker, account: Account, made: Mapping[str, str], watched: Watched
+        self, start: StartWorker, account: Account, made: Mapping[str, str], watched: Watched, room: str
     ) -> Forkable | None:
         asked = warm_key.parse(start.spec.command, made)
         found = find_interpreter(start.spec.command[0], made, start.spec.workdir) if asked is not None else None
         if asked is None or found is None:
             return None
-        key = warm_key.key_of(found, without_first_line(made), account.uid)
+        key = warm_key.key_of(found, without_first_line(made), account.uid, room)
         return Forkable(found, key, asked, outdated=_changed(watched.get(key, {})))
 
     def write_down(self, start: StartWorker, prepared: Prepared) -> Record | Failed:
@@ -195,6 +219,7 @@ class Disk:
                 if not account.own:
                     self._files.output_of(start.job, start.worker, "json", start.uid, account).unlink(missing_ok=True)
             self._rules.scratch.make(prepared.scratch, account)
+            made = self._make_cgroup(start, account)
             record = Record(
                 start.job,
                 start.worker,
@@ -205,11 +230,13 @@ class Disk:
                 user=-1 if account.own else account.uid,
                 group=account.gid,
                 groups=account.groups,
-                cgroups=self._make_cgroup(start, account),
+                cgroups=made,
                 scratch=prepared.scratch,
                 made_s=time.time(),
                 boot_id=self._boot,
                 gpus=start.gpus,
+                room=prepared.room,
+                opens=visible_gpus(start) if made and self._rules.devices is not None else None,
             )
             shim.write_whole(str(path), msgspec.to_builtins(record))
         except (OSError, PeerError) as error:
@@ -232,7 +259,14 @@ class Disk:
         cgroups = self._rules.cgroups
         if cgroups is None or (account.own and not cgroups.own_too):
             return ()
-        return cgroups.make(f"{start.worker[-60:]}.{short_name(start.worker, start.uid)}")
+        made = cgroups.make(f"{start.worker[-60:]}.{short_name(start.worker, start.uid)}")
+        if made and self._rules.devices is not None:
+            try:
+                self._rules.devices.admit(made[0], _job_name(start.job, start.uid), visible_gpus(start))
+            except OSError:
+                remove(made)
+                raise
+        return made
 
     def execute(
         self, start: StartWorker, prepared: Prepared, record: Record
@@ -249,6 +283,7 @@ class Disk:
                     "environment": prepared.environment,
                     "drop": drop_orders(prepared.account),
                     "cgroups": record.cgroups,
+                    "room": self.mounts(record.room),
                     **self.ways(start, prepared.account),
                 }
             )
@@ -285,6 +320,10 @@ class Disk:
         path = self._files.of(record.job, record.worker, "json", record.uid)
         noted = msgspec.structs.replace(record, shim_pid=pid, shim_start_ticks=shim.start_ticks(pid))
         shim.write_whole(str(path), msgspec.to_builtins(noted))
+
+    def mounts(self, room: str) -> list[tuple[str, str]]:
+        """What lies over what in a room; "" is none."""
+        return self._rules.rooms.mounts(room) if self._rules.rooms is not None and room else []
 
     def ways(self, start: StartWorker, account: Account) -> dict[str, object]:
         """What a shim is told beside its record and the worker's variables."""
@@ -403,7 +442,8 @@ class Disk:
         except UNREADABLE:
             return None
         if not cgroups.clear(record.cgroups, spare=record.shim_pid):
-            log.error("processes of it are left, which the kernel does not end", extra=_of(record))
+            log.error(LEFT, extra=_of(record))
+            return None
         return self._explained(record, end if account.own else _plausible(end))
 
     def _explained(self, record: Record, end: ExitRecord) -> ExitRecord:
@@ -420,14 +460,16 @@ class Disk:
     def look(self, record: Record, shim_runs: bool) -> Found:
         """What is true of a worker whose shim runs, or does not."""
         same_boot = self.of_this_boot(record)
-        if not shim_runs and not cgroups.clear(record.cgroups):
-            log.error("processes of it are left, which the kernel does not end", extra=_of(record))
+        left = not shim_runs and not cgroups.clear(record.cgroups)
+        if left:
+            log.error(LEFT, extra=_of(record))
         return Found(
             record=record,
             same_boot=same_boot,
             shim_runs=shim_runs,
             worker_runs=same_boot and runs(record.pid, record.start_ticks),
-            end=self.end_of(record),
+            end=None if left else self.end_of(record),
+            left=left,
         )
 
     def after_shim(self, record: Record, exit_code: int | None) -> Found:
@@ -437,7 +479,7 @@ class Disk:
         """
         seen = msgspec.structs.replace(self.settled(record), shim_pid=record.shim_pid, boot_id=self._boot)
         found = self.look(seen, shim_runs=False)
-        if found.end is not None:
+        if found.end is not None or found.left:
             return found
         if exit_code is not None and exit_code > 0 and exit_code != shim.NO_RECORD:
             end = ExitRecord(None, f"the process that keeps it could not begin (exit code {exit_code})", Fault.SERVER)
@@ -450,10 +492,17 @@ class Disk:
     def tidy(self, record: Record) -> None:
         """Remove what an ended worker has left behind, except for its records, its log and its checkpoints."""
         account = owner(record)
+        if self._rules.devices is not None and record.cgroups:
+            try:
+                self._rules.devices.release(record.cgroups[0])
+            except OSError as error:
+                log.error("its job's other workers keep its GPU's device file: %s", error, extra=_of(record))
         cgroups.remove(record.cgroups)
         if record.scratch:
             self._rules.scratch.remove(record.scratch, account)
-        if record.made_s:
+        if record.room and self._rules.rooms is not None:
+            self._rules.rooms.leave(_job_name(record.job, record.uid), record.worker, account)
+        elif record.made_s:
             for name in forget_shared_memory(account, record.made_s):
                 log.info("removed shared memory that it has left behind: %s", name, extra=_of(record))
 
@@ -461,8 +510,22 @@ class Disk:
         """What removes all that workers of earlier agents have left behind: found now, so that nothing newer goes with it."""
         cgroups_left = self._rules.cgroups.others(running_cgroups(running)) if self._rules.cgroups is not None else ()
         scratch_left = self._rules.scratch.others(frozenset(record.scratch for record in running))
+        rooms = self._rules.rooms
+        rooms_left = rooms.others(frozenset(record.room for record in running)) if rooms is not None else ()
+        for record in running:
+            job = _job_name(record.job, record.uid)
+            if rooms is not None and record.room:
+                rooms.adopt(job, record.worker, record.room)
+            if self._rules.devices is not None and record.cgroups and record.opens is not None:
+                try:
+                    self._rules.devices.admit(record.cgroups[0], job, record.opens)
+                except OSError as error:
+                    log.error("its device files stay as they were: %s", error, extra=_of(record))
 
         def sweep() -> None:
+            for name, uid in rooms_left:
+                if rooms is not None:
+                    rooms.remove(name, Account("", uid, uid, (), "/"))
             for path in cgroups_left:
                 cgroups.remove((path,))
             for name, uid in scratch_left:
@@ -546,6 +609,11 @@ def check_variables(variables: Mapping[str, str]) -> None:
         if "\0" in name + value or "=" in name or not name:
             raise ValueError("embedded null byte" if "\0" in name + value else "illegal environment variable name")
         os.fsencode(name + value)
+
+
+def _job_name(job: JobId, uid: str) -> str:
+    """Different for different jobs, and the name of a directory."""
+    return f"{job[-60:]}.{hashlib.blake2b(f'{uid}/{job}'.encode(), digest_size=6).hexdigest()}"
 
 
 def short_name(worker: WorkerId, uid: str) -> str:

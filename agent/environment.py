@@ -90,7 +90,7 @@ def _network(interface: str) -> dict[str, str]:
     return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
-def _visible(start: StartWorker) -> tuple[int, ...]:
+def visible_gpus(start: StartWorker) -> tuple[int, ...]:
     """The GPUs that a process sees. One of a gang that is not expected to call `elastic.join()` sees all of its job's on this
     server, as under torchrun: scripts choose theirs by LOCAL_RANK."""
     if start.gpus:
@@ -111,22 +111,22 @@ def _meeting(start: StartWorker) -> dict[str, str]:
         torchrun = {
             "PET_NNODES": str(nodes),
             "PET_NODE_RANK": str(node),
-            "PET_NPROC_PER_NODE": str(len(_visible(start))),
+            "PET_NPROC_PER_NODE": str(len(visible_gpus(start))),
             "PET_MASTER_ADDR": found.address,
             "PET_MASTER_PORT": str(found.port),
             "PET_RDZV_ID": start.worker.rpartition(".")[0],
             "PET_RDZV_ENDPOINT": f"{found.address}:{found.port}",
         }
         return {**made, **torchrun, "NODE_RANK": str(node), "NNODES": str(nodes)}
-    own = _visible(start).index(start.gpu)
-    alone = len(_visible(start)) == 1
+    own = visible_gpus(start).index(start.gpu)
+    alone = len(visible_gpus(start)) == 1
     node = found.process if alone else found.server
     return {
         **made,
         "RANK": str(found.process),
         "WORLD_SIZE": str(found.processes),
         "LOCAL_RANK": str(own),
-        "LOCAL_WORLD_SIZE": str(len(_visible(start))),
+        "LOCAL_WORLD_SIZE": str(len(visible_gpus(start))),
         "NODE_RANK": str(node),
         "GROUP_RANK": str(node),
         "NNODES": str(found.processes if alone else found.servers),
@@ -167,7 +167,7 @@ def _before_cuda(start: StartWorker, gpu: Gpu) -> Mapping[str, str]:
 def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:
     """All variables of a worker. `scratch`: its directory for temporary files."""
     spec = start.spec
-    seen = [each for index in _visible(start) if (each := around.gpu(index)) is not None]
+    seen = [each for index in visible_gpus(start) if (each := around.gpu(index)) is not None]
     visible = ",".join(each.uuid or str(each.index) for each in seen) if gpu.kind is GpuKind.CUDA else ""
     repeatable = {} if spec.determinism is Determinism.NONE else REPEATABLE
     made = {
@@ -201,7 +201,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
     else:
         made["ELASTICD_KEY"] = start.key  # a launcher's processes cannot join, and all that they start would have it
     if len(seen) > 1:
-        made["ELASTICD_GPU_INDEX"] = str(_visible(start).index(start.gpu))
+        made["ELASTICD_GPU_INDEX"] = str(visible_gpus(start).index(start.gpu))
     if spec.max_steps is not None:
         made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
     if spec.step_timeout_s is not None:

@@ -145,11 +145,18 @@ class CheckFailed:
 
 
 @dataclass(frozen=True)
+class LimitsTried:
+    """Whether workers can have the limits, and the room of their own, that they are to have here."""
+
+    unheld: str = ""  # why not; "": they can
+
+
+@dataclass(frozen=True)
 class TimePassed:
     """The deadline may have come."""
 
 
-Observation = XidSeen | GpusRead | DriverLooked | DisksRead | CheckFailed | TimePassed
+Observation = XidSeen | GpusRead | DriverLooked | DisksRead | CheckFailed | LimitsTried | TimePassed
 
 # ---------------------------------------------------------------------------------------------------------------- the cases
 
@@ -158,6 +165,7 @@ _Key = tuple[int | None, str]  # GPU and code
 OF_THE_SERVER = frozenset(
     {"no-driver", "nvml-failed", "no-gpu", "none-visible", "not-there", "mig-empty"}
 )  # codes of the inventory (`topology`)
+LIMITS = "limits"
 OF_THE_START = frozenset({"gpu-missing", "gpu-error"})
 
 
@@ -269,6 +277,12 @@ class Health:
             case CheckFailed(gpu, code, text):
                 severity = Severity.STOP if code == "gpu-lost" else Severity.NO_NEW_WORK
                 self._condition(now, (gpu, code), text, severity)
+            case LimitsTried(unheld):
+                key = (None, LIMITS)
+                if unheld:
+                    self._condition(now, key, unheld, Severity.NO_NEW_WORK)
+                else:
+                    self._cases.pop(key, None)  # without probation: it has been mended, and tried
             case TimePassed():
                 pass
         self._pass_time(now)

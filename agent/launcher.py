@@ -19,6 +19,7 @@ def main() -> None:
     command, environment = orders["command"], orders["environment"]
     try:
         privileges.join(orders["cgroups"])
+        privileges.move_in(orders["room"])
         if orders["drop"] is not None:
             privileges.drop(privileges.Drop(orders["drop"]))
         os.umask(orders["umask"])

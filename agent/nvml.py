@@ -51,6 +51,7 @@ class Card:
     links: tuple[str, ...] = ()  # the other ends of its NVLinks: PCI addresses, or NVSWITCH
     link_bytes_per_s: float = 0.0  # of one of them
     parent: str = ""  # UUID of the whole GPU, of an instance
+    minor: int | None = None  # of its device file, /dev/nvidiaN; None: not told
     divided: bool = False  # into instances: MIG mode is on
     error: str = ""  # why it does not tell who it is
     lost: bool = False  # it does not answer at all any more
@@ -181,6 +182,7 @@ def _cards(index: int, handle: Any) -> list[Card]:
         pcie=_pcie(index, handle),
         links=tuple(_link_ends(index, handle)),
         link_bytes_per_s=_link_bytes_per_s(handle),
+        minor=ask(f"the device file of GPU {index}", pynvml.nvmlDeviceGetMinorNumber, handle),
         divided=_divided(handle),
     )
     return (_instances(card, handle) or [card]) if card.divided else [card]
@@ -197,6 +199,7 @@ def _instances(whole: Card, handle: Any) -> list[Card]:
             node=whole.node,
             cpus=whole.cpus,
             pcie=whole.pcie,
+            minor=whole.minor,
             parent=whole.uuid,
         )
         for part in _parts_of(handle)

@@ -1,9 +1,9 @@
 """From the agent's rights to a job owner's, for good. The standard library alone: the shim uses it.
 
-The order matters. What only root may do comes first (cgroup, limits, keyring), then groups before the user, for without root
-they could not be changed any more; last `no_new_privs`, after which no program, setuid or not, can give this process more rights
-again.
-Nothing of the user's has been opened, resolved or imported before: see `docs/design/isolation.md`.
+The order matters. What only root may do comes first (cgroup, the job's own /tmp, limits, keyring), then groups before the
+user, for without root they could not be changed any more; last `no_new_privs`, after which no program, setuid or not, can
+give this process more rights again. Nothing of the user's has been opened, resolved or imported before: see
+`docs/design/isolation.md`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import resource
 from collections.abc import Sequence
 
 PR_SET_NO_NEW_PRIVS = 38
+CLONE_NEWNS = 0x20000
+MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 1 << 19
 KEYCTL = {"x86_64": 250, "aarch64": 219}  # number of the system call
 KEYCTL_JOIN_SESSION_KEYRING = 1
 MAX_ORDERS_BYTES = 64 << 20
@@ -61,6 +63,19 @@ def join(cgroups: Sequence[str]) -> None:
     for path in cgroups:
         with open(f"{path}/cgroup.procs", "w", encoding="ascii") as file:
             file.write("0")
+
+
+def move_in(mounts: Sequence[Sequence[str]]) -> None:
+    """See these directories in place of others from now on: pairs of which and over what (`rooms`). Raises OSError."""
+    if not mounts:
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "it cannot have a mount namespace")
+    for source, over, flags in (("none", "/", MS_REC | MS_SLAVE), *((a, b, MS_BIND) for a, b in mounts)):
+        if library.mount(source.encode(), over.encode(), None, flags, None) != 0:
+            problem = ctypes.get_errno()
+            raise OSError(problem, f"{source} cannot be mounted at {over}: {os.strerror(problem)}")
 
 
 def drop(target: Drop) -> None:

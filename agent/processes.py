@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.001
 LOOK_FOR_S = 0.1
 DOUBT_AFTER_KILLS = 4  # that one who runs as another account may have named the wrong processes
+NO_DESCRIPTOR = -1
+CLEAR_AGAIN_S = 5.0  # after processes in a control group could not be ended
 SHIM_START_S = 2.0  # how long shims may take to write their records, when an agent was killed just after starting them
 
 R = TypeVar("R")
@@ -98,6 +100,15 @@ class _Watched:
         self.account = owner(self.record)
 
 
+@dataclass
+class _Left:
+    """A worker whose shim has ended, and of which the kernel has not ended everything yet: its GPU is not free."""
+
+    watched: _Watched
+    exit_code: int | None  # of the shim
+    again_at: float
+
+
 class Processes:
     """The workers' processes of one server."""
 
@@ -132,6 +143,7 @@ class Processes:
         self._starts: dict[WorkerId, _Start] = {}
         self._watched: dict[WorkerId, _Watched] = {}
         self._dead: dict[WorkerId, _Watched] = {}  # whose exit records are looked for
+        self._left: dict[WorkerId, _Left] = {}  # that have ended, but for processes in their control groups
 
     # -- starts
 
@@ -153,6 +165,8 @@ class Processes:
     def knows(self, job: JobId, uid: str) -> bool:
         """Is a worker of the job here, or about to be?"""
         starting = any((each.order.job, each.order.uid) == (job, uid) for each in self._starts.values())
+        if any((each.watched.record.job, each.watched.record.uid) == (job, uid) for each in self._left.values()):
+            return True
         return starting or any(
             (each.record.job, each.record.uid) == (job, uid) and not each.told for each in self._watched.values()
         )
@@ -166,6 +180,8 @@ class Processes:
 
     def _on_prepared(self, start: _Start, prepared: Prepared | Failed) -> None:
         if not self._goes_on(start):
+            if isinstance(prepared, Prepared):
+                self._leave_room(start)
             return
         if isinstance(prepared, Failed):
             self._fail(start, prepared)
@@ -182,6 +198,10 @@ class Processes:
 
     def _on_written(self, start: _Start, prepared: Prepared, record: Record | Failed) -> None:
         if not self._goes_on(start):
+            if isinstance(record, Record):
+                self._tidy(record)
+            else:
+                self._leave_room(start)
             return
         if isinstance(record, Failed):
             self._fail(start, record)
@@ -271,6 +291,12 @@ class Processes:
         """Nothing comes of it."""
         if start.record is not None:
             self._tidy(start.record)
+        else:
+            self._leave_room(start)
+
+    def _leave_room(self, start: _Start) -> None:
+        if holder := self._holder(start.order.account):
+            self._errands.ask("tidying", lambda: self._disk.leave_room(start.order), lambda done: None, holder)
 
     def _tidy(self, record: Record) -> None:
         self._errands.ask("tidying", lambda: self._disk.tidy(record), lambda done: None, self._holder(record.account))
@@ -304,12 +330,19 @@ class Processes:
         adoption = adopt(found)
         for left in adoption.kill:
             accounts.signal_group(owner(left.record), left.group, signal.SIGKILL)
+        for each in found:
+            if each.left:
+                rest = _Watched(each.record, each.record.shim_pid or 0, NO_DESCRIPTOR, None)
+                self._leave_for_later(each.record.worker, rest, None)
         for worker in adoption.running:
+            if worker.worker in self._left:
+                continue
             watched = self._watched[worker.worker]
             log.info("is adopted", extra=self._about(watched.record, shim_pid=watched.pid))
             if problem := self._listen(watched.account):
                 log.error("cannot be heard: %s", problem, extra=self._about(watched.record))
-        sweep = self._disk.left_behind([watched.record for watched in self._watched.values()])
+        kept = [*self._watched.values(), *(each.watched for each in self._left.values())]
+        sweep = self._disk.left_behind([watched.record for watched in kept])
         self._errands.ask("sweeping", sweep, lambda done: None)
         return Started(adoption.running, adoption.exited)
 
@@ -408,7 +441,8 @@ class Processes:
 
     def next_deadline(self) -> float | None:
         """When `pass_time` has something to do."""
-        return min((w.look_at for w in self._dead.values() if w.look_at is not None), default=None)
+        looks = [watched.look_at for watched in self._dead.values() if watched.look_at is not None]
+        return min([*looks, *(each.again_at for each in self._left.values())], default=None)
 
     def pass_time(self) -> None:
         """Look for the exit records that are due."""
@@ -416,6 +450,10 @@ class Processes:
         for worker, watched in list(self._dead.items()):
             if watched.look_at is not None and now >= watched.look_at:
                 self._look(worker, watched)
+        for worker, left in list(self._left.items()):
+            if now >= left.again_at:
+                left.again_at = float("inf")  # until it is known what came of it
+                self._look_after(worker, left.watched, left.exit_code)
 
     def _died(self, worker: WorkerId) -> None:
         """The worker's own process is dead. Its shim will kill what is left of its group, and write down how it ended."""
@@ -454,15 +492,25 @@ class Processes:
         self._release(watched)
         exit_code = watched.child.wait() if watched.child is not None else None
         if not watched.told:
-            self._ask_of(
-                watched,
-                lambda: self._disk.after_shim(watched.record, exit_code),
-                lambda found: self._on_over(worker, watched, found),
-            )
+            self._look_after(worker, watched, exit_code)
         else:
             self._tidy(watched.record)
 
-    def _on_over(self, worker: WorkerId, watched: _Watched, found: Found) -> None:
+    def _look_after(self, worker: WorkerId, watched: _Watched, exit_code: int | None) -> None:
+        self._ask_of(
+            watched,
+            lambda: self._disk.after_shim(watched.record, exit_code),
+            lambda found: self._on_over(worker, watched, exit_code, found),
+        )
+
+    def _leave_for_later(self, worker: WorkerId, watched: _Watched, exit_code: int | None) -> None:
+        self._left[worker] = _Left(watched, exit_code, self._clock.now() + CLEAR_AGAIN_S)
+
+    def _on_over(self, worker: WorkerId, watched: _Watched, exit_code: int | None, found: Found) -> None:
+        if found.left:
+            self._leave_for_later(worker, watched, exit_code)
+            return
+        self._left.pop(worker, None)
         self._tell_end(worker, watched, ended(found))
         self._tidy(watched.record)
 
@@ -494,6 +542,7 @@ class Processes:
                 watched.child.returncode = 0  # keeps subprocess from complaining of a child that runs on, as it should
         self._watched.clear()
         self._dead.clear()
+        self._left.clear()
 
     def _ask(self, job: JobId, uid: str, work: Callable[[], R], then: Callable[[R], None], holder: str) -> None:
         """Have something done with the records of a job, in its turn."""

@@ -68,7 +68,7 @@ class Scratch:
         with acting_as(account):
             for entry in list(os.scandir(path)):
                 if entry.is_dir(follow_symlinks=False):
-                    _remove_tree(entry.path)
+                    remove_tree(entry.path)
                 else:
                     os.unlink(entry.path)
 
@@ -87,7 +87,7 @@ class Scratch:
             return []
 
 
-def _remove_tree(path: str) -> None:
+def remove_tree(path: str) -> None:
     """Follows no links; opens directories that their owner has closed to himself."""
     try:
         shutil.rmtree(path)

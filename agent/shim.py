@@ -503,8 +503,9 @@ def main(arguments: list[str]) -> None:
     problem = ""
     try:
         privileges.join(orders["cgroups"])
+        privileges.move_in(orders["room"])
     except OSError as error:
-        problem = f"it cannot enter its cgroup: {error.strerror}"
+        problem = f"it cannot enter its cgroup, or its own /tmp: {error.strerror}"
     if orders["drop"] is not None:
         privileges.drop(privileges.Drop(orders["drop"]))
     try:

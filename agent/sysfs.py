@@ -101,3 +101,15 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:  # also of a card without a cable, which does not tell its speed
         return ""
+
+
+def nodes(directory: Path) -> tuple[tuple[int, int], ...]:
+    """Major and minor numbers of the device files that a driver has made for a device: ``DIRECTORY/NAME/dev``."""
+    found = []
+    for path in sorted(directory.glob("*/dev")):
+        try:
+            major, _, minor = path.read_text(encoding="ascii").strip().partition(":")
+            found.append((int(major), int(minor)))
+        except (OSError, ValueError):
+            continue
+    return tuple(found)

@@ -46,6 +46,7 @@ from ..protocol.model import (
     Wiring,
 )
 from . import numbers, nvml, sysfs
+from .devices import NVIDIA, Nodes
 from .numbers import Known
 from .nvml import NVSWITCH, Card, Counted, DriverFailed, Levels, Told
 from .visible import Visible
@@ -69,6 +70,7 @@ class Inventory:
     troubles: tuple[Trouble, ...] = ()
     wiring: Wiring = field(default_factory=Wiring)
     cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
+    nodes: Nodes = field(default_factory=dict)  # device files of a GPU, by its index
     counted: Counted | None = None  # what answered then; None: no driver, or nobody asked
 
 
@@ -136,7 +138,14 @@ def discover(
     for trouble in troubles:
         which = f"GPU {trouble.gpu} {uuids.get(trouble.gpu, '')}".rstrip() + ": " if trouble.gpu is not None else ""
         log.error("%s%s", which, trouble.text)
-    return Inventory(tuple(sorted(gpus, key=lambda gpu: gpu.index)), troubles, wiring, near, Counted.of(told))
+    nodes = {number: _nodes(card, root) for number, card in bound.cards.items()}
+    return Inventory(tuple(sorted(gpus, key=lambda gpu: gpu.index)), troubles, wiring, near, nodes, Counted.of(told))
+
+
+def _nodes(card: Card, root: Path) -> tuple[tuple[int, int], ...]:
+    """The device files that are this GPU's alone. Empty: they are not told."""
+    drawn = root / "bus/pci/devices" / card.pci / "drm" if card.pci else None
+    return () if card.minor is None else ((NVIDIA, card.minor), *(sysfs.nodes(drawn) if drawn is not None else ()))
 
 
 def _asked(library: str | None) -> Told:

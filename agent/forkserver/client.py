@@ -39,6 +39,7 @@ from ...runtime.transport import take_no_descriptors
 from .. import launcher, privileges
 from ..accounts import Account, acting_as
 from ..cgroups import WARM, Cgroups, remove
+from ..devices import Devices
 from ..disk import SHIM_ENVIRONMENT, UMASK, Failed, Forkable, drop_orders, located
 from ..environment import DEFAULT_PATH
 from ..errands import NOBODY, Errands
@@ -69,6 +70,7 @@ MAX_LINES = 100  # of output that are logged of one process
 Deliver = Callable[
     [tuple[int, int] | None], None
 ]  # number and pidfd of a worker's shim; None: start the worker yourself
+Mounts = Callable[[str], list[tuple[str, str]]]
 Admit = Callable[[int, int], bool]  # whether that process (number, pidfd) may go on as a worker's shim; may wait
 
 
@@ -126,8 +128,11 @@ class WarmProcesses:
         clock: Clock,
         errands: Errands,
         cgroups: Cgroups | None = None,
+        devices: Devices | None = None,
+        mounts: Mounts | None = None,
     ) -> None:
-        """`standard`: the account, the interpreter and the environment that most workers will have, if that is known."""
+        """`mounts`: of a room (`Disk.mounts`). `standard`: the account, the interpreter and the environment that most
+        workers will have, if that is known."""
         self._state = state
         self._loop = loop
         self._clock = clock
@@ -135,6 +140,8 @@ class WarmProcesses:
         self._making: dict[WarmKey, object] = {}  # being started
         self._processes: dict[WarmKey, _Process] = {}
         self._cgroups = cgroups
+        self._devices = devices
+        self._mounts = mounts
         self._count = 0
         self._interpreters: dict[WarmKey, tuple[Account, str]] = {}
         self._unsettled: Counter[str] = Counter()  # by holder: processes that are being started, or end
@@ -318,7 +325,10 @@ class WarmProcesses:
             self._on_made(key, this, process)
 
         self._errands.ask(
-            LANE, lambda: _start(self._state, account, interpreter, key, self._cgroups, name), on_made, holder
+            LANE,
+            lambda: _start(self._state, account, interpreter, key, name, self._cgroups, self._devices, self._mounts),
+            on_made,
+            holder,
         )
 
     def _settled(self, holder: str) -> None:
@@ -491,7 +501,14 @@ def _named(data: bytes) -> tuple[int, int] | None:
 
 
 def _start(
-    state: Path, account: Account, interpreter: str, key: WarmKey, cgroups: Cgroups | None, name: str
+    state: Path,
+    account: Account,
+    interpreter: str,
+    key: WarmKey,
+    name: str,
+    cgroups: Cgroups | None,
+    devices: Devices | None,
+    mounts: Mounts | None,
 ) -> _Process | Failed:
     """A new warm process, and the agent's ends of its lines."""
     try:
@@ -509,9 +526,12 @@ def _start(
     arguments = [str(state), str(theirs.fileno()), str(os.getpid()), PRELUDE, " " * PADDING_BYTES]
     command = [interpreter, "-m", PROGRAM, *arguments]
     variables = {"PATH": DEFAULT_PATH, **dict(key.variables)}
-    made = cgroups.make(name) if cgroups is not None and not account.own else ()
+    made: tuple[str, ...] = ()
     orders = None
     try:
+        made = cgroups.make(name) if cgroups is not None and not account.own else ()
+        if made and devices is not None:
+            devices.close_all(made[0])
         if not account.own:
             orders = privileges.write_orders(
                 {
@@ -519,6 +539,7 @@ def _start(
                     "environment": variables,
                     "drop": drop_orders(account),
                     "cgroups": made,
+                    "room": mounts(key.room) if mounts is not None else [],
                     "umask": UMASK,
                 }
             )

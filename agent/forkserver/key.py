@@ -2,9 +2,9 @@
 
 A process that has imported torch has made up its mind about everything that acts at that time: which interpreter it is, how
 many threads OpenMP starts, which instruction set a library uses. So a worker may be forked only from a process of the same
-interpreter in which the same variables have the same values, and only as the user who runs it. `WarmKey` is all three. All other
-variables, the arguments and the directory are the worker's own. Whatever is not certain to come out the same is executed in the
-ordinary way.
+interpreter in which the same variables have the same values, only as the user who runs it, and only where it is: a job that
+has a /tmp of its own has warm processes of its own. `WarmKey` is all four. All other variables, the arguments and the
+directory are the worker's own. Whatever is not certain to come out the same is executed in the ordinary way.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class WarmKey:
     binary: str
     variables: tuple[tuple[str, str], ...]
     user: int = -1  # whose process it is
+    room: str = ""  # of one job, whose /tmp and /dev/shm it sees (`rooms`); "": the machine's
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def import_time_variables(environment: Mapping[str, str]) -> tuple[tuple[str, st
     )
 
 
-def key_of(interpreter: Interpreter, environment: Mapping[str, str], user: int = -1) -> WarmKey:
-    return WarmKey(interpreter.directory, interpreter.binary, import_time_variables(environment), user)
+def key_of(interpreter: Interpreter, environment: Mapping[str, str], user: int = -1, room: str = "") -> WarmKey:
+    return WarmKey(interpreter.directory, interpreter.binary, import_time_variables(environment), user, room)
 
 
 def parse(command: Sequence[str], environment: Mapping[str, str]) -> Launch | None:

@@ -31,7 +31,7 @@ enter() {
     mount -t devpts -o newinstance,ptmxmode=0666 devpts "$R/dev/pts"
     ln -s pts/ptmx "$R/dev/ptmx"
     touch "$R/dev/console"
-    mount -t cgroup2 cgroup2 "$R/sys/fs/cgroup"
+    groups "$R/sys/fs/cgroup"
     mkdir -p "$R/srv/packages" "$R/srv/out" "$R/run/systemd/system"
     mount --bind "$PACKAGES" "$R/srv/packages"
     mount -o remount,bind,ro "$R/srv/packages"
@@ -48,6 +48,30 @@ enter() {
     fi
     exec env -i container=unshare PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         /lib/systemd/systemd --system --unit=test.target --log-target=null --show-status=no
+}
+
+# The control groups as this machine has them: version 2 alone, or a hybrid, whose controllers are in version 1. The top of a real tree
+# is closed to all without CAP_DAC_OVERRIDE (mode 0555); that of a namespace is somebody's child (0755), so it is closed here.
+groups() {
+    local at=$1 name
+    if [ -z "$OLD" ]; then
+        mount -t cgroup2 cgroup2 "$at"
+        chmod 0555 "$at"
+        return
+    fi
+    mount -t tmpfs -o mode=755 tmpfs "$at"
+    mkdir "$at/unified"
+    mount -t cgroup2 cgroup2 "$at/unified"
+    chmod 0555 "$at/unified"
+    for name in $OLD; do
+        mkdir "$at/$name"
+        if [ "$name" = systemd ]; then
+            mount -t cgroup -o none,name=systemd cgroup "$at/$name"
+        else
+            mount -t cgroup -o "$name" cgroup "$at/$name"
+        fi
+        chmod 0555 "$at/$name"
+    done
 }
 
 # The script as a service, and what is different from a real boot: nothing of Debian's own is started.
@@ -81,10 +105,14 @@ UNIT
 
 # One boot, in a control group that is removed with all that is in it.
 boot() {
-    local group=$GROUPS_AT/elasticctl-boot.$$ left
-    mkdir "$group"
+    local left each
+    local -a made=("$GROUPS_AT/elasticctl-boot.$$")
+    for each in $OLD; do made+=("/sys/fs/cgroup/$each/elasticctl-boot.$$"); done
+    mkdir "${made[@]}"
+    # What goes wild inside stays there.
+    for each in "${made[@]}"; do if [ -e "$each/pids.max" ]; then echo 2000 >"$each/pids.max"; fi; done
     (
-        echo $BASHPID >"$group/cgroup.procs"
+        for each in "${made[@]}"; do echo $BASHPID >"$each/cgroup.procs"; done
         exec unshare --mount --pid --fork --uts --ipc --net --cgroup --kill-child "$BASH" "$SELF" --enter "$1"
     ) >>"$OUT/systemd.log" 2>&1 &
     local machine=$!
@@ -96,8 +124,8 @@ boot() {
     kill -9 $machine 2>/dev/null || true # the power is lost: with it, all processes of its namespace
     wait $machine 2>/dev/null || true
     for ((left = 50; left > 0; left--)); do
-        find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
-        [ -d "$group" ] || break
+        find "${made[@]}" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+        ls -d "${made[@]}" >/dev/null 2>&1 || break
         sleep 0.1
     done
 }
@@ -109,6 +137,15 @@ groups_at() {
     for at in /sys/fs/cgroup/unified /sys/fs/cgroup; do
         if [ -w "$at/cgroup.procs" ] && [ -e "$at/cgroup.controllers" ]; then echo "$at"; fi
     done | head -1
+}
+
+# The hierarchies of version 1 that systemd and the agent use; empty: this machine has version 2 alone.
+old() {
+    local name
+    [ -d /sys/fs/cgroup/unified ] || return 0
+    for name in systemd memory pids cpu cpuacct devices; do
+        if mountpoint -q "/sys/fs/cgroup/$name" && [ ! -L "/sys/fs/cgroup/$name" ]; then echo "$name"; fi
+    done
 }
 
 permitted() {
@@ -148,8 +185,8 @@ case $1 in
     ;;
 *)
     permitted || exit 77
-    STAGE=$(realpath "$1") PACKAGES=$(realpath "$2") OUT=$(realpath "$3") GROUPS_AT=$(groups_at) LIMIT_S=${LIMIT_S:-300}
-    export STAGE PACKAGES OUT GROUPS_AT LIMIT_S
+    STAGE=$(realpath "$1") PACKAGES=$(realpath "$2") OUT=$(realpath "$3") GROUPS_AT=$(groups_at) OLD=$(old) LIMIT_S=${LIMIT_S:-300}
+    export STAGE PACKAGES OUT GROUPS_AT OLD LIMIT_S
     shift 3
     exec unshare --mount "$BASH" "$SELF" --boots "$@"
     ;;

@@ -1,0 +1,207 @@
+"""What keeps the jobs of a server apart besides their accounts, tried out by the agent itself, and what of it does not hold.
+
+Theory of operation ------------------- Three things depend on what the kernel, systemd and the agent's own rights allow:
+control groups with their limits (`cgroups`), the device files of GPUs (`devices`), and a /tmp and /dev/shm of each job's
+own (`rooms`). Only the process that needs a right can tell whether it has it: a look with the full rights of an
+administrator finds everything well. So the agent tries them when it starts, and again each minute, and writes down what
+came of it (`FILE` in its state directory, which ``elasticctl doctor`` reads). What is needed and does not hold is a trouble
+of the server (`health.LimitsTried`), which then gets no work; and each start of a worker fails by itself as well.
+
+What may be had or not (``auto``) is settled when the agent starts, and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from . import accounts, cgroups, launcher, privileges, shim
+from .cgroups import Cgroups
+from .config import AgentConfig, Apart, all_memory_bytes, scratch_directory, tag
+from .devices import Devices, Nodes
+from .health import LimitsTried
+from .rooms import Rooms, hidden
+from .watching import Looker
+
+log = logging.getLogger(__name__)
+
+FILE = "isolation.json"
+TRIED_EACH_S = 60.0
+TRIED_WITHIN_S = 30.0
+PROBE = "probe"
+
+
+class Isolation:
+    """Control groups, device files and rooms of one agent's workers. `devices` and `rooms` are None where jobs have neither."""
+
+    def __init__(
+        self, options: AgentConfig, memory_bytes: int, nodes: Nodes, sockets: Path, wake: Callable[[], None]
+    ) -> None:
+        """`memory_bytes`: of the server. `nodes`: device files of its GPUs. `sockets`: where workers find the agent."""
+        own = accounts.own_account()
+        self._options = options
+        self._wake = wake
+        self._serves = own.uid == 0 and not options.allow_root_jobs  # other accounts than its own
+        limits, needed = options.worker_limits, options.limits_needed
+        self.cgroups = Cgroups(
+            tag(options.state),
+            cgroups.Limits(*limits.each()),
+            all_memory_bytes(limits, memory_bytes),
+            cgroups.mounted(),
+            own_too=limits.given,
+            needed=self._serves and needed,
+            asked=limits.asked if needed else frozenset(),
+        )
+        self._own = own
+        self.devices: Devices | None = Devices(nodes)
+        self.rooms: Rooms | None = Rooms(options.state / "rooms", tag(options.state))
+        self._without: list[str] = []  # what jobs do not have here, and why
+        self._seen: deque[LimitsTried] = deque()
+        self._looker = Looker("limits of workers", self._look, TRIED_EACH_S, TRIED_WITHIN_S)
+        places = [options.state, options.checkpoints, scratch_directory(options), sockets]
+        self._unheld = self._settle(places)
+        self._write()
+
+    def _settle(self, places: Sequence[Path]) -> str:
+        """Decide what may be had or not. Returns why what is needed is not."""
+        wanted = self._options.isolation
+        problems: list[str] = []
+        for name, how, try_it in (
+            ("devices", wanted.devices, self._try_devices),
+            ("tmp", wanted.tmp, lambda: self._try_room(places)),
+        ):
+            why = "it is switched off (`isolation`)"
+            if how is not Apart.OFF:
+                why = "the agent is not root" if self._own.uid != 0 else try_it()
+            if not why:
+                continue
+            if how is Apart.REQUIRED:
+                problems.append(f"{name} of a job's own cannot be had: {why}")
+                continue
+            if name == "devices":
+                self.devices = None
+            else:
+                self.rooms = None
+            self._without.append(f"{name}: {why}")
+            if how is Apart.AUTO and self._serves:
+                log.warning("jobs have no %s of their own: %s", name, why)
+        return "; ".join([*([each] if (each := self.cgroups.unheld()) else []), *problems])
+
+    def _try_devices(self) -> str:
+        assert self.devices is not None
+        if not self.cgroups.unified:
+            return "control groups of version 2 are not mounted"
+        try:
+            made = self.cgroups.make(f"{PROBE}-devices-{os.getpid()}")
+            if not made:
+                return "there are no control groups"
+            try:
+                self.devices.close_all(made[0])
+            finally:
+                cgroups.remove(made)
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    def _try_room(self, places: Sequence[Path]) -> str:
+        assert self.rooms is not None
+        if (found := hidden(places)) is not None:
+            return f"{found}, which workers need, would be hidden"
+        try:
+            name = self.rooms.make(PROBE, PROBE, self._own)
+            try:
+                return _moves_in(self.rooms.mounts(name))
+            finally:
+                self.rooms.leave(PROBE, PROBE, self._own)
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+
+    # -- while the agent runs
+
+    @property
+    def tried(self) -> LimitsTried:
+        """What came of it the last time."""
+        return LimitsTried(self._unheld)
+
+    def start(self) -> None:
+        if self._serves or self._options.worker_limits.given:
+            self._looker.start()
+
+    def deliver(self) -> list[LimitsTried]:
+        """What has been found since the last time."""
+        found = []
+        while self._seen:
+            found.append(self._seen.popleft())
+        return found
+
+    def close(self) -> None:
+        self._looker.close()
+        self.cgroups.close()
+        if self.rooms is not None:
+            self.rooms.close()
+
+    def _look(self) -> None:
+        """In the looker's thread. Whatever an operator has required and was not there at the start, only a restart can find."""
+        if self._options.isolation.required and self._unheld:
+            return
+        self._unheld = self.cgroups.unheld()
+        self._write()
+        self._seen.append(LimitsTried(self._unheld))
+        self._wake()
+
+    def _write(self) -> None:
+        document: dict[str, object] = {
+            "pid": os.getpid(),
+            "start_ticks": shim.start_ticks(os.getpid()),
+            "tried_s": time.time(),
+            "unheld": self._unheld,
+            "notes": [*self.cgroups.notes, *self._without],
+        }
+        with contextlib.suppress(OSError):  # the state directory is full, which is told elsewhere
+            shim.write_whole(str(self._options.state / FILE), document)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What an agent has written down."""
+
+    pid: int
+    unheld: str
+    notes: tuple[str, ...] = ()
+    start_ticks: int | None = None
+    tried_s: float = 0.0
+
+
+def report(state: Path) -> Report:
+    """Of the agent with this state directory. Raises OSError, msgspec.MsgspecError."""
+    return msgspec.json.decode((state / FILE).read_bytes(), type=Report)
+
+
+def _moves_in(mounts: Sequence[tuple[str, str]]) -> str:
+    """Whether a process can see these directories in place of others; why not."""
+    orders = privileges.write_orders(
+        {"command": ["/bin/true"], "environment": {}, "drop": None, "cgroups": [], "umask": 0o22, "room": mounts}
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", launcher.__file__],
+            stdin=orders,
+            env={},
+            cwd="/",
+            capture_output=True,
+            timeout=TRIED_WITHIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    finally:
+        os.close(orders)
+    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or f"exit {done.returncode}"
