@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONTROLLER = "ipc:///var/lib/elasticctl/controller/agents"
 
+ISOLATION = "isolation.json"  # in the state directory: what the running agent has found that it may do (`isolation`)
 MOST_TASKS = 16_384  # of a worker: threads and processes
 LEAST_CONNECTIONS, CONNECTIONS_PER_GPU = 64, 4  # of an account's workers
 WORKER_BYTES_PER_S, WORKER_BYTES_AT_ONCE = 8e6, 64e6  # likewise
@@ -274,8 +275,18 @@ def described(path: Path) -> dict[str, Any]:
         "checkpoints": str(options.checkpoints),
         "scratch": str(options.scratch),
         "sockets": str(Path(sockets).expanduser().absolute()) if sockets else "",
+        "isolation": _told(options.state / ISOLATION),
         "changeable": [str(each) for each in others_may_change((Path(sys.executable), Path(__file__)))],
     }
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """What an agent has written down; {}: nothing that may be read."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def controllers_of(options: AgentConfig, key: KeyFile | None) -> tuple[str, ...]:

@@ -4,8 +4,9 @@ Theory of operation ------------------- Three things depend on what the kernel, 
 control groups with their limits (`cgroups`), the device files of GPUs (`devices`), and a /tmp and /dev/shm of each job's
 own (`rooms`). Only the process that needs a right can tell whether it has it: a look with the full rights of an
 administrator finds everything well. So the agent tries them when it starts, and again each minute, and writes down what
-came of it (`FILE` in its state directory, which ``elasticctl doctor`` reads). What is needed and does not hold is a trouble
-of the server (`health.LimitsTried`), which then gets no work; and each start of a worker fails by itself as well.
+came of it (`config.ISOLATION` in its state directory, which ``elasticctl doctor`` reads). What is needed and does not hold
+is a trouble of the server (`health.LimitsTried`), which then gets no work; and each start of a worker fails by itself as
+well.
 
 What may be had or not (``auto``) is settled when the agent starts, and stays.
 """
@@ -22,11 +23,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from . import accounts, cgroups, launcher, privileges, shim
 from .cgroups import Cgroups
-from .config import AgentConfig, Apart, all_memory_bytes, scratch_directory, tag
+from .config import ISOLATION, AgentConfig, Apart, all_memory_bytes, scratch_directory, tag
 from .devices import Devices, Nodes
 from .health import LimitsTried
 from .rooms import Rooms, hidden
@@ -34,7 +33,6 @@ from .watching import Looker
 
 log = logging.getLogger(__name__)
 
-FILE = "isolation.json"
 TRIED_EACH_S = 60.0
 TRIED_WITHIN_S = 30.0
 PROBE = "probe"
@@ -167,22 +165,7 @@ class Isolation:
             "notes": [*self.cgroups.notes, *self._without],
         }
         with contextlib.suppress(OSError):  # the state directory is full, which is told elsewhere
-            shim.write_whole(str(self._options.state / FILE), document)
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What an agent has written down."""
-
-    pid: int
-    unheld: str
-    notes: tuple[str, ...] = ()
-    start_ticks: int | None = None
-    tried_s: float = 0.0
-
-
-def report(state: Path) -> Report:
-    """Of the agent with this state directory. Raises OSError, msgspec.MsgspecError."""
-    return msgspec.json.decode((state / FILE).read_bytes(), type=Report)
+            shim.write_whole(str(self._options.state / ISOLATION), document)
 
 
 def _moves_in(mounts: Sequence[tuple[str, str]]) -> str:

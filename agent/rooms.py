@@ -48,7 +48,6 @@ class Rooms:
         self._roots = {TMP: root, SHARED_MEMORY: shared / f"elasticctl-{tag}"}
         self._lock = threading.Lock()
         self._rooms: dict[str, _Room] = {}  # by job
-        self._count = 0
 
     def mounts(self, name: str) -> list[tuple[str, str]]:
         """What lies over what in a room."""
@@ -59,8 +58,7 @@ class Rooms:
         with self._lock:
             room = self._rooms.get(job)
             if room is None:
-                room = _Room(f"{job}-{os.getpid()}-{self._count}")
-                self._count += 1
+                room = _Room(f"{job}-{secrets.token_hex(4)}")
                 for root in self._roots.values():
                     _make(root, room.name, account)
                 self._rooms[job] = room

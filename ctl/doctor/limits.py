@@ -185,8 +185,8 @@ def shm(place: Place) -> Finding:
 
 @CHECKS.check(
     "cgroups",
-    "there are no control groups, or not all: limits of workers do not hold, and daemons that they leave behind stay",
-    "cgroup v2 (`systemd.unified_cgroup_hierarchy=1`); an agent that is root; no read-only /sys/fs/cgroup",
+    "the agent says that it cannot make control groups, or not all: limits do not hold, and daemons of jobs stay behind",
+    "`systemctl start elasticctl-workers`; cgroup v2 (`systemd.unified_cgroup_hierarchy=1`); no read-only /sys/fs/cgroup",
 )
 def cgroups(place: Place) -> Finding:
     assert place.daemon is not None
@@ -208,7 +208,26 @@ def cgroups(place: Place) -> Finding:
     missing = needed - there - old
     if missing:
         return warning(f"no control groups for {', '.join(sorted(missing))}: these limits do not hold", mend)
-    return ok("version 2" if needed <= there else "version 1, which serves too")
+    return _as_the_agent_says(place, "version 2" if needed <= there else "version 1, which serves too")
+
+
+def _as_the_agent_says(place: Place, there: str) -> Finding:
+    """What holds depends on the rights of its service: whoever asks here has others."""
+    assert place.daemon is not None
+    told = place.described.isolation
+    if place.daemon.pid is None:
+        return absent(f"{there}; the agent does not run, and only it can tell whether it may use them")
+    if told.get("pid") != place.daemon.pid:
+        who = (
+            "`sudo elasticctl doctor`" if place.machine.uid != 0 else "`systemctl restart elasticctl-agent`: jobs go on"
+        )
+        return warning("it is not known what the agent may do with control groups", who)
+    if told.get("unheld"):
+        return failure(f"no job runs here: {told['unheld']}", "what it says; then `systemctl restart elasticctl-agent`")
+    notes = [str(note) for note in told.get("notes", [])]
+    if notes:
+        return warning("; ".join(notes), "docs/operators.md, What keeps jobs apart; `isolation` in agent.yaml")
+    return ok(f"{there}; tried by the agent: limits hold, jobs have their own GPUs' device files, /tmp and /dev/shm")
 
 
 @CHECKS.check(

@@ -55,6 +55,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: str = ""
     scratch: str = ""
     sockets: str = ""
+    isolation: dict[str, Any] = {}  # what the running agent has found that it may do
     changeable: list[str] = []  # what an agent executes, and others may change
     keys: str = ""  # of a controller: its directory of keys
     clients: list[str] = []  # addresses where it listens

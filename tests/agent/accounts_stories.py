@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent import cgroups, shim
+from elasticd.agent.accounts import Account
 from elasticd.agent.cgroups import Cgroups, Limits
 from elasticd.agent.disk import Disk, Rules
 from elasticd.agent.environment import Surroundings
@@ -26,6 +27,7 @@ from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted
 from elasticd.agent.forkserver.client import WarmProcesses
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
+from elasticd.agent.rooms import Rooms
 from elasticd.agent.scratch import Scratch
 from elasticd.protocol.messages import LogPiece, ReadLog, StartWorker
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Snapshot, WorkerId
@@ -75,7 +77,12 @@ class Agent:
     """What an agent that is root has of processes."""
 
     def __init__(
-        self, directory: Path, warm: bool = False, limits: Limits | None = None, root_jobs: bool = False
+        self,
+        directory: Path,
+        warm: bool = False,
+        limits: Limits | None = None,
+        root_jobs: bool = False,
+        rooms: bool = False,
     ) -> None:
         self.directory, self.closed = directory, False
         self.state = directory / "state"
@@ -91,10 +98,16 @@ class Agent:
         files = JobFiles(self.state / "jobs")
         self.errands = Errands(self.loop.wake)
         self.cgroups = Cgroups(directory.name, limits or Limits(tasks=500), None, cgroups.mounted())
-        rules = Rules(Scratch(directory / "scratch"), self.cgroups, root_jobs=root_jobs, log_bytes=1 << 20)
+        self.rooms = Rooms(directory / "rooms", directory.name) if rooms else None
+        rules = Rules(
+            Scratch(directory / "scratch"), self.cgroups, rooms=self.rooms, root_jobs=root_jobs, log_bytes=1 << 20
+        )
         self.disk = Disk(self.state, files, around, rules)
         clock = SteadyClock()
-        self.warm = WarmProcesses(self.state, None, self.loop, clock, self.errands, self.cgroups) if warm else None
+        self.warm = None
+        if warm:
+            mounts = self.disk.mounts
+            self.warm = WarmProcesses(self.state, None, self.loop, clock, self.errands, self.cgroups, mounts=mounts)
         self.processes = Processes(
             files, around, self.loop, clock, self.warm, self.told.append, self.errands, self.disk
         )
@@ -208,6 +221,10 @@ class Agent:
             for path in self.cgroups.others(frozenset()):
                 cgroups.remove((path,))
             self.cgroups.close()
+            if self.rooms is not None:
+                for name, owner in self.rooms.others(frozenset()):
+                    self.rooms.remove(name, Account("", owner, owner, (), "/"))
+                self.rooms.close()
 
 
 def worker_job(worker: WorkerId) -> JobId:
@@ -215,9 +232,9 @@ def worker_job(worker: WorkerId) -> JobId:
 
 
 @contextlib.contextmanager
-def public_directory() -> Iterator[Path]:
+def public_directory(above: str = "/tmp") -> Iterator[Path]:
     """A directory that all accounts may pass through, which pytest's are not."""
-    path = Path(tempfile.mkdtemp(prefix="elasticd-test-", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="elasticd-test-", dir=above))
     path.chmod(0o711)
     yield path
     shutil.rmtree(path, ignore_errors=True)

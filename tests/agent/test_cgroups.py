@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,65 @@ def test_memory_that_ran_out_is_told_by_either_version(tmp_path: Path, name: str
     assert not cgroups.out_of_memory((str(tmp_path),))
     (tmp_path / name).write_text("low 0\noom 1\noom_kill 2\n")
     assert cgroups.out_of_memory((str(tmp_path),))
+
+
+def test_an_agent_that_is_a_service_uses_the_part_of_the_tree_that_is_left_to_it(tmp_path: Path) -> None:
+    unit = tmp_path / "cg/system.slice" / cgroups.DELEGATED
+    unit.mkdir(parents=True)
+    own = tmp_path / "own"
+    lines = [f"cgroup2 {tmp_path}/cg cgroup2 rw 0 0"]
+    for text, below in (
+        ("0::/system.slice/elasticctl-agent.service\n", f"system.slice/{cgroups.DELEGATED}"),
+        ("3:memory:/x.service\n0::/user.slice/user-0.slice/session-1.scope\n", ""),
+        ("0::/other.slice/elasticctl-agent.service\n", ""),
+    ):
+        own.write_text(text)
+        assert mounted(table(tmp_path, *lines), own).below == below
+
+
+RIGHTS = Path(__file__).parents[2] / "systemd/elasticctl-agent.service"
+TRY = """
+import sys
+from pathlib import Path
+from elasticd.agent import cgroups
+below, asked = sys.argv[1], frozenset(sys.argv[2:])
+found = cgroups.mounted()
+found = cgroups.Mounted(found.unified, found.unified_controllers, found.old, below)
+groups = cgroups.Cgroups("rights", cgroups.Limits(tasks=50), None, found, needed=True, asked=asked)
+print(groups.unheld() or "held")
+groups.close()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give up some of root's rights")
+def test_with_the_rights_of_the_shipped_unit_groups_are_made_in_the_delegated_part_alone(tmp_path: Path) -> None:
+    """The capabilities are those of the unit; the parts that systemd would make are made here, as it makes them."""
+    found = mounted()
+    tops = [*([found.unified] if found.unified else []), *(top for _, top in found.old)]
+    if not tops or tops[0].stat().st_mode & 0o222:
+        pytest.skip("there is no real tree of control groups here: its top is closed to all without CAP_DAC_OVERRIDE")
+    wanted = next(line for line in RIGHTS.read_text().splitlines() if line.startswith("CapabilityBoundingSet="))
+    rights = ",".join(f"+{word.removeprefix('CAP_').lower()}" for word in wanted.partition("=")[2].split())
+    below = f"test-{tmp_path.name}"
+
+    def tried(*arguments: str) -> str:
+        line = ["setpriv", f"--bounding-set=-all,{rights}", "--no-new-privs", sys.executable, "-c", TRY, *arguments]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert "it has no control group" in tried("")
+    for top in tops:
+        (top / below).mkdir(mode=0o755)
+    try:
+        assert tried(below, "tasks") == "held"
+    finally:
+        for top in tops:
+            (top / below).rmdir()
+
+
+def test_a_limit_that_was_asked_for_and_cannot_hold_keeps_a_worker_from_starting(tmp_path: Path) -> None:
+    """A directory without control files stands for a kernel without these controllers."""
+    groups = Cgroups("ab", Limits(memory_bytes=1, tasks=10), None, Mounted(tmp_path, True), asked=frozenset({"memory"}))
+    with pytest.raises(OSError, match="its limit of memory cannot hold"):
+        groups.make("w")
+    assert "its limit of memory cannot hold" in groups.unheld()
+    assert Cgroups("ab", Limits(), None, Mounted(), needed=True).unheld().startswith("it has no control group")

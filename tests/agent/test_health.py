@@ -16,6 +16,7 @@ from elasticd.agent.health import (
     Foreign,
     GpuReading,
     GpusRead,
+    LimitsTried,
     Health,
     Rules,
     TimePassed,
@@ -353,3 +354,16 @@ def test_a_disk_that_answers_with_an_error_is_a_trouble_of_the_server():
     health.handle(1.0, DisksRead((DiskReading("state", "/var", 1 << 30, 1 << 28),)))
     health.handle(12.0, TimePassed())
     assert told(health) == {}
+
+
+def test_limits_that_do_not_hold_bar_a_server_until_they_do_and_no_longer():
+    health = Health(Rules(probation_s=10.0))
+    health.handle(0.0, LimitsTried("it has no control group: permission denied"))
+    assert told(health) == {(None, "limits"): Severity.NO_NEW_WORK}
+    later = Health(Rules(probation_s=10.0))
+    later.restore(5.0, health.kept("boot"), "boot")
+    later.handle(5.0, LimitsTried())
+    assert told(later) == {}, "it has been mended, and tried"
+    lenient = Health(Rules(trouble_actions={"limits": Severity.NOTE}))
+    lenient.handle(0.0, LimitsTried("it has no control group"))
+    assert told(lenient) == {(None, "limits"): Severity.NOTE}

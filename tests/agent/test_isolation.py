@@ -325,6 +325,99 @@ def test_one_that_kills_its_shim_first_leaves_nothing_either(agent: Agent, open_
     assert not runs(int((open_to_all / "pid").read_text()))
 
 
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.mark.skipif(not (FREEZER / "cgroup.procs").exists(), reason="only a freezer of version 1 keeps what is killed")
+def test_a_gpu_is_not_free_while_something_that_the_kernel_cannot_end_is_left(agent: Agent, open_to_all: Path) -> None:
+    """A process that is frozen so does not end when it is killed, like one that hangs in a driver."""
+    frozen = FREEZER / agent.directory.name
+    frozen.mkdir()
+    worker = agent.start(ALICE, "sh", "-c", f"setsid sleep 300 & echo $! > {open_to_all}/pid; sleep 300")
+    agent.until(lambda: (open_to_all / "pid").exists() and (open_to_all / "pid").read_text())
+    left = int((open_to_all / "pid").read_text())
+    try:
+        (frozen / "cgroup.procs").write_text(str(left))
+        (frozen / "freezer.state").write_text("FROZEN")
+        agent.until(lambda: (frozen / "freezer.state").read_text().strip() == "FROZEN")
+        watched = agent.processes._watched[worker]
+        os.kill(watched.pid, signal.SIGKILL)
+        agent.until(lambda: worker in agent.processes._left)
+        assert not any(isinstance(told, ProcessExited) for told in agent.told)
+        assert agent.processes.knows(watched.record.job, "ab")
+        agent.close(kill=False)
+        later = Agent(agent.directory)
+        try:
+            found = later.processes.adopt()
+            assert [each.worker for each in found.running] == [worker]
+            (frozen / "freezer.state").write_text("THAWED")
+            assert later.end(worker).reason == "the process that kept it was killed"
+            assert not runs(left)
+        finally:
+            later.close()
+    finally:
+        (frozen / "freezer.state").write_text("THAWED")
+        while runs(left):
+            time.sleep(0.01)
+        frozen.rmdir()
+
+
+LISTS = "ls -A /tmp /dev/shm | tr '\\n' ' '; echo"
+
+
+def test_workers_of_a_job_share_its_own_tmp_and_shared_memory_which_go_with_it() -> None:
+    with public_directory("/var/tmp") as place:
+        agent = Agent(place, rooms=True)
+        assert agent.rooms is not None
+        try:
+            first = agent.start(ALICE, "sh", "-c", "touch /tmp/mine /dev/shm/mine; exec sleep 300")
+            agent.until(lambda: list((place / "rooms").glob("*/mine")))
+            seen = agent.run(ALICE, "sh", "-c", LISTS, number=1)
+            assert seen.split() == ["/dev/shm:", "mine", "/tmp:", "mine"], "another worker of the job"
+            assert "mine" not in agent.run(BOB, "sh", "-c", LISTS, job="other-2")
+            assert not [path for path in ("/tmp/mine", "/dev/shm/mine") if Path(path).exists()]
+            room = agent.processes._watched[first].record.room
+            agent.close(kill=False)
+            agent = Agent(place, rooms=True)
+            agent.processes.adopt()
+            seen = agent.run(ALICE, "sh", "-c", LISTS, number=2)
+            assert seen.split() == ["/dev/shm:", "mine", "/tmp:", "mine"], "after a restart of the agent, too"
+            agent.processes.signal(first, StopSignal.KILL)
+            agent.end(first)
+            agent.until(lambda: agent.rooms is not None and agent.rooms.others(frozenset()) == [])
+            agent.run(ALICE, "sh", "-c", "true", number=3)
+            assert agent.rooms is not None
+            assert room not in dict(agent.rooms.others(frozenset()))
+        finally:
+            agent.close()
+
+
+@needs_python
+def test_a_forked_worker_is_in_its_jobs_room_too() -> None:
+    assert PYTHON is not None
+    with public_directory("/var/tmp") as place:
+        agent = Agent(place, rooms=True, warm=True)
+        try:
+            script = place / "lists.py"
+            script.write_text("import os; print(sorted(os.listdir('/tmp')), flush=True)\n")
+            script.chmod(0o644)
+            python, env = PYTHON
+            keeper = agent.start(ALICE, "sh", "-c", "touch /tmp/mine; exec sleep 300")
+            agent.until(lambda: list((place / "rooms").glob("*/mine")))
+            assert "'mine'" in agent.run(ALICE, python, str(script), number=1, env=env)
+            assert agent.warm is not None
+            agent.until(lambda: agent.warm and any(each.watched for each in agent.warm._processes.values()))
+            (key,) = agent.warm._processes
+            assert key.room == agent.processes._watched[keeper].record.room
+            worker = agent.start(ALICE, python, str(script), number=2, env=env)
+            agent.until(lambda: worker in agent.processes._watched or any(t.worker == worker for t in agent.told))
+            assert agent.processes._watched[worker].child is None, "it is forked"
+            agent.end(worker)
+            assert "'mine'" in agent.log(worker)
+        finally:
+            agent.close()
+
+
 def test_a_fork_bomb_stays_in_its_cgroup_and_is_ended_as_a_whole(place: Path) -> None:
     agent = Agent(place, limits=Limits(tasks=40))
     try:

@@ -365,6 +365,26 @@ def test_missing_control_groups_are_told(bench: Any, as_root: None) -> None:
     assert "is read-only: workers run without limits" in bench.run(file, "--only", "cgroups", before=before, code=0)
 
 
+def test_what_holds_of_control_groups_is_asked_of_the_agent_that_runs(bench: Any, as_root: None) -> None:
+    bench.file("agent")
+    assert "only it can tell" in bench.look("cgroups", bench.place()).found
+    pid = bench.stand_in()
+
+    def told(**document: object) -> Any:
+        place = bench.place()
+        described = msgspec.structs.replace(place.described, isolation=document)
+        place = type(place)(
+            **{**place.__dict__, "daemon": msgspec.structs.replace(place.daemon, described=described, pid=pid)}
+        )
+        return bench.look("cgroups", place)
+
+    assert warned(told(), "it is not known")
+    assert warned(told(pid=pid + 1, unheld=""), "it is not known")
+    assert failed(told(pid=pid, unheld="it has no control group: permission denied"), "no job runs here", "denied")
+    assert warned(told(pid=pid, unheld="", notes=["tmp: it is switched off"]), "tmp: it is switched off")
+    assert "tried by the agent" in told(pid=pid, unheld="", notes=[]).found
+
+
 def test_memory_that_is_not_promised_is_told(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "proc/sys/vm").mkdir(parents=True)
     (tmp_path / "proc/sys/vm/overcommit_memory").write_text("2\n")

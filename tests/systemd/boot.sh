@@ -125,7 +125,7 @@ boot() {
     wait $machine 2>/dev/null || true
     for ((left = 50; left > 0; left--)); do
         find "${made[@]}" -depth -type d -exec rmdir {} \; 2>/dev/null || true
-        ls -d "${made[@]}" >/dev/null 2>&1 || break
+        [ -n "$(ls -d "${made[@]}" 2>/dev/null)" ] || break
         sleep 0.1
     done
 }

@@ -1,4 +1,4 @@
-"""A real systemd boots in namespaces with what `make install` has installed; `story.py` tells what happens then."""
+"""A real systemd boots in namespaces with what `make install` has installed. `story.py` and `attacks.py` tell what happens."""
 
 from __future__ import annotations
 
@@ -11,33 +11,48 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.ctl.standins import library
+
 ROOT = Path(__file__).parents[2]
 NOT_PERMITTED = 77
 
 
-@pytest.mark.cluster
-def test_jobs_outlive_daemons_that_are_killed_or_hang_and_a_reboot(tools: None, stage: Path, tmp_path: Path) -> None:
+def boot(stage: Path, out: Path, *scripts: str) -> None:
+    """Boot the installed machine once for each script; skips where that is not permitted. AssertionError with what was said."""
     if os.geteuid() != 0:
         pytest.skip("only root can boot a machine in namespaces")
-    # PyTorch from here, as if EXTRAS=worker had installed it.
-    for site in stage.glob("opt/elasticctl/lib/python3*/site-packages"):
-        (site / "worker.pth").write_text("/srv/packages\n")
     (stage / "srv").mkdir(exist_ok=True)
-    for file in ("tests/systemd/story.py", "tests/cluster/train_small.py", "scripts/install"):
+    files = ("tests/systemd/story.py", "tests/systemd/attacks.py", "tests/cluster/train_small.py", "scripts/install")
+    for file in files:
         shutil.copy(ROOT / file, stage / "srv")
     packages = sysconfig.get_path("purelib")
-
-    command = [Path(__file__).with_name("boot.sh"), stage, packages, tmp_path]
-    command += [f"/srv/story.py {boot}" for boot in ("first", "second")]
+    command = [Path(__file__).with_name("boot.sh"), stage, packages, out, *scripts]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == NOT_PERMITTED:
         pytest.skip(done.stderr.strip().splitlines()[-1])
-
-    logs = [
-        path for path in (tmp_path / name for name in ("agent.log", "controller.log", "systemd.log")) if path.exists()
-    ]
+    logs = [path for path in (out / name for name in ("agent.log", "controller.log", "systemd.log")) if path.exists()]
     told = "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in logs)
-    wrong = (tmp_path / "test.err").read_text() if (tmp_path / "test.err").exists() else ""
+    wrong = (out / "test.err").read_text() if (out / "test.err").exists() else ""
     assert done.returncode == 0, f"{done.stderr}\n{told}\n{wrong}"
-    for boot in ("first", "second"):
-        print(boot, json.loads((tmp_path / f"{boot}.json").read_text()))
+
+
+@pytest.mark.cluster
+def test_hostile_jobs_stay_within_their_bounds_under_the_shipped_units(
+    tools: None, stage: Path, tmp_path: Path
+) -> None:
+    (stage / "srv").mkdir(exist_ok=True)
+    library.build(stage / "srv")
+    (stage / "srv" / "server.txt").write_text(library.description("a100"))
+    boot(stage, tmp_path, "/srv/attacks.py")
+    print(json.loads((tmp_path / "attacks.json").read_text()))
+
+
+@pytest.mark.cluster
+def test_jobs_outlive_daemons_that_are_killed_or_hang_and_a_reboot(tools: None, stage: Path, tmp_path: Path) -> None:
+    # PyTorch from here, as if EXTRAS=worker had installed it.
+    for site in stage.glob("opt/elasticctl/lib/python3*/site-packages"):
+        (site / "worker.pth").write_text("/srv/packages\n")
+    boots = ("first", "second")
+    boot(stage, tmp_path, *(f"/srv/story.py {each}" for each in boots))
+    for each in boots:
+        print(each, json.loads((tmp_path / f"{each}.json").read_text()))
