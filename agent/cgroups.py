@@ -191,8 +191,11 @@ class Cgroups:
                     raise
                 self._ready = False
 
-    def unheld(self) -> str:
-        """Why workers cannot have what they need here, found by trying it; "": they can. Waits for the kernel."""
+    def unheld(self, kill: bool = True) -> str:
+        """Why workers cannot have what they need here, found by trying it; "": they can. Waits for the kernel.
+
+        `kill`: try with a process, too, whether it can be put into a group and ended there.
+        """
         if not self._needed:
             return ""
         name = f"probe-{os.getpid()}"
@@ -201,6 +204,8 @@ class Cgroups:
         except OSError as error:
             return error.strerror or str(error)
         try:
+            if not kill:
+                return ""
             with subprocess.Popen(["/bin/sleep", "60"], cwd="/", env={}, stdin=subprocess.DEVNULL) as child:
                 try:
                     enter(paths, child.pid)

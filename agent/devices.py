@@ -17,6 +17,7 @@ Instances of one GPU (MIG) share its device file; their own capabilities (/dev/n
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 import threading
@@ -33,7 +34,8 @@ LOAD_32, AND_32, MOVE, JUMP_EQUAL, JUMP_UNEQUAL, JUMP_FROM, EXIT = 0x61, 0x54, 0
 REPLACES = 0  # without BPF_F_ALLOW_MULTI: the program that is there goes. One of a group above counts as well
 
 Node = tuple[int, int]  # major and minor number of a character device
-Nodes = Mapping[int, tuple[Node, ...]]  # by a GPU's index
+Nodes = Mapping[int, tuple[Node, ...]]  # by a GPU's index; empty: not told. A CPU slot is not there
+UNKNOWN: Node = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Devices:
         with self._lock:
             self._nodes = nodes
 
+    @property
+    def told(self) -> bool:
+        """Are the device files of all GPUs known?"""
+        return all(self._nodes.values())
+
     def close_all(self, directory: str) -> None:
         """No GPU for whoever is in this group. Raises OSError."""
         attach(directory, program((), self._of_others(frozenset())))
@@ -63,6 +70,9 @@ class Devices:
         """The worker in this group is its job's, and uses these GPUs (indices). Raises OSError."""
         with self._lock:
             self._held[directory] = _Held(job, frozenset(gpus))
+            for gpu in sorted(self._held[directory].gpus):
+                if not self._nodes.get(gpu, (UNKNOWN,)):
+                    raise OSError(errno.ENODEV, f"the driver does not tell the device file of GPU {gpu}", directory)
             self._renew(job)
 
     def release(self, directory: str) -> None:
@@ -135,7 +145,7 @@ def attach(directory: str, code: bytes) -> None:
 def _bpf(command: int, attributes: bytes, directory: str) -> int:
     number = BPF_CALL.get(os.uname().machine)
     if number is None:
-        raise OSError(38, "device files cannot be closed on this kind of processor", directory)
+        raise OSError(errno.ENOSYS, "device files cannot be closed on this kind of processor", directory)
     given = ctypes.create_string_buffer(attributes, len(attributes))
     library = ctypes.CDLL(None, use_errno=True)
     result = int(library.syscall(ctypes.c_long(number), command, given, len(attributes)))

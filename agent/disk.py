@@ -45,7 +45,7 @@ from .forkserver.key import Interpreter, WarmKey
 from .identity import Identity
 from .lines import let_pass
 from .logfiles import JobFiles, read_piece, read_small
-from .rooms import Rooms
+from .rooms import Rooms, hidden
 from .scratch import Scratch, forget_shared_memory
 
 log = logging.getLogger(__name__)
@@ -153,6 +153,8 @@ class Disk:
             account = accounts.find(start.account, self._rules.root_jobs)
             name = short_name(start.worker, start.uid)
             made = environment(start, gpu, self._around, account, str(self._rules.scratch.of(name)))
+            if (unseen := self._unseen(start, account)) is not None:
+                return unseen
             self._make_checkpoints(start, account)
             room = self._make_room(start, account)
             try:
@@ -166,6 +168,18 @@ class Disk:
             return Failed(str(error))
         except (OSError, PeerError, ValueError) as error:
             return not_started(error)
+
+    def _unseen(self, start: StartWorker, account: Account) -> Failed | None:
+        """What the job needs lies where it has a directory of its own."""
+        if self._rules.rooms is None or account.own:
+            return None
+        needed = (start.spec.workdir, *start.spec.command[:1])
+        with acting_as(account):
+            found = hidden(Path(each) for each in needed if each.startswith("/"))
+        if found is None:
+            return None
+        why = "jobs have a /tmp and a /dev/shm of their own here: put it elsewhere, or submit it with its files (a snapshot)"
+        return Failed(f"{found} is not seen by the job, as {why}", Fault.SCRIPT)
 
     def _make_room(self, start: StartWorker, account: Account) -> str:
         if self._rules.rooms is None or account.own:

@@ -79,7 +79,7 @@ class Isolation:
         ):
             why = "it is switched off (`isolation`)"
             if how is not Apart.OFF:
-                why = "the agent is not root" if self._own.uid != 0 else try_it()
+                why = try_it() if self._serves else "all jobs run as the agent's own account"
             if not why:
                 continue
             if how is Apart.REQUIRED:
@@ -89,13 +89,16 @@ class Isolation:
                 self.devices = None
             else:
                 self.rooms = None
-            self._without.append(f"{name}: {why}")
-            if how is Apart.AUTO and self._serves:
-                log.warning("jobs have no %s of their own: %s", name, why)
+            if self._serves:
+                self._without.append(f"jobs have no {name} of their own: {why}")
+                if how is Apart.AUTO:
+                    log.warning("%s", self._without[-1])
         return "; ".join([*([each] if (each := self.cgroups.unheld()) else []), *problems])
 
     def _try_devices(self) -> str:
         assert self.devices is not None
+        if not self.devices.told:
+            return "the driver does not tell the device files of all GPUs"
         if not self.cgroups.unified:
             return "control groups of version 2 are not mounted"
         try:
@@ -151,7 +154,7 @@ class Isolation:
         """In the looker's thread. Whatever an operator has required and was not there at the start, only a restart can find."""
         if self._options.isolation.required and self._unheld:
             return
-        self._unheld = self.cgroups.unheld()
+        self._unheld = self.cgroups.unheld(kill=False)
         self._write()
         self._seen.append(LimitsTried(self._unheld))
         self._wake()

@@ -19,7 +19,7 @@ def main() -> None:
     command, environment = orders["command"], orders["environment"]
     try:
         privileges.join(orders["cgroups"])
-        privileges.move_in(orders["room"])
+        privileges.move_in(orders.get("room", ()))  # an agent that is older than this file says nothing of it
         if orders["drop"] is not None:
             privileges.drop(privileges.Drop(orders["drop"]))
         os.umask(orders["umask"])

@@ -503,7 +503,7 @@ def main(arguments: list[str]) -> None:
     problem = ""
     try:
         privileges.join(orders["cgroups"])
-        privileges.move_in(orders["room"])
+        privileges.move_in(orders.get("room", ()))  # an agent that is older than this file says nothing of it
     except OSError as error:
         problem = f"it cannot enter its cgroup, or its own /tmp: {error.strerror}"
     if orders["drop"] is not None:

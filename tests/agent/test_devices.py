@@ -1,4 +1,4 @@
-"""Which device files of GPUs a job may open, asked of the kernel. Where there are no such GPUs, "no such device" says that it may."""
+"""Which device files of GPUs a job may open, asked of the kernel. Without such GPUs "no such device" says that it may."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ def test_a_job_opens_its_own_gpus_and_no_other_ones(groups: Cgroups, tmp_path: P
     assert answers(first, tmp_path) == answers(second, tmp_path) == "oo-oooo", "its workers open each other's"
     devices.release(second[0])
     assert answers(first, tmp_path) == "o--oo-o"
+
+    silent = Devices({0: NODES[0], 1: ()})
+    with pytest.raises(OSError, match="does not tell the device file of GPU 1"):
+        silent.admit(second[0], "a", (1,))
+    assert not silent.told
 
     later = Devices(NODES)  # another agent's
     later.admit(first[0], "a", (0,))

@@ -377,6 +377,9 @@ def test_workers_of_a_job_share_its_own_tmp_and_shared_memory_which_go_with_it()
             assert "mine" not in agent.run(BOB, "sh", "-c", LISTS, job="other-2")
             assert not [path for path in ("/tmp/mine", "/dev/shm/mine") if Path(path).exists()]
             room = agent.processes._watched[first].record.room
+            unseen = agent.end(agent.start(ALICE, "sh", "-c", "true", workdir="/tmp/work", job="other-3"))
+            assert unseen.reason.startswith("/tmp/work is not seen by the job, as jobs have a /tmp")
+            assert unseen.fault is Fault.SCRIPT
             agent.close(kill=False)
             agent = Agent(place, rooms=True)
             agent.processes.adopt()
