@@ -165,6 +165,7 @@ class Isolation:
             "start_ticks": shim.start_ticks(os.getpid()),
             "tried_s": time.time(),
             "unheld": self._unheld,
+            "serves": self._serves,
             "notes": [*self.cgroups.notes, *self._without],
         }
         with contextlib.suppress(OSError):  # the state directory is full, which is told elsewhere

@@ -224,6 +224,8 @@ def _as_the_agent_says(place: Place, there: str) -> Finding:
         return warning("it is not known what the agent may do with control groups", who)
     if told.get("unheld"):
         return failure(f"no job runs here: {told['unheld']}", "what it says; then `systemctl restart elasticctl-agent`")
+    if not told.get("serves"):
+        return ok(f"{there}; all jobs run as the agent's own account: nothing keeps them apart")
     notes = [str(note) for note in told.get("notes", [])]
     if notes:
         return warning("; ".join(notes), "docs/operators.md, What keeps jobs apart; `isolation` in agent.yaml")

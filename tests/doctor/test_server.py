@@ -381,8 +381,9 @@ def test_what_holds_of_control_groups_is_asked_of_the_agent_that_runs(bench: Any
     assert warned(told(), "it is not known")
     assert warned(told(pid=pid + 1, unheld=""), "it is not known")
     assert failed(told(pid=pid, unheld="it has no control group: permission denied"), "no job runs here", "denied")
-    assert warned(told(pid=pid, unheld="", notes=["tmp: it is switched off"]), "tmp: it is switched off")
-    assert "tried by the agent" in told(pid=pid, unheld="", notes=[]).found
+    assert warned(told(pid=pid, unheld="", serves=True, notes=["tmp: it is switched off"]), "tmp: it is switched off")
+    assert "tried by the agent" in told(pid=pid, unheld="", serves=True, notes=[]).found
+    assert "nothing keeps them apart" in told(pid=pid, unheld="").found
 
 
 def test_memory_that_is_not_promised_is_told(bench: Any, tmp_path: Path) -> None:

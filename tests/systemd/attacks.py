@@ -66,7 +66,8 @@ while time.time() < until:
     print('sees', len(os.listdir('/dev/shm')), flush=True)
     time.sleep(0.5)
 """
-ENXIO, EPERM = 6, 1  # no driver answers, which is as far as one gets here; the kernel refuses
+UNIFIED = Path("/sys/fs/cgroup/unified")
+ENXIO = 6  # no driver answers, which is as far as one gets here
 
 
 def submit(name: str, *command: str, gpus: int = 1) -> str:
@@ -197,10 +198,10 @@ def restart() -> tuple[bool, str]:
     first = submit("stays", "python3", "-c", OPENER, "600")
     said(first, "nvidia", least=GPUS)
     (pid,) = [pid for pid in of_alice() if "python3\0-c" in story.command_line(Path(f"/proc/{pid}"))][:1]
-    if Path("/sys/fs/cgroup/unified").is_dir():
-        # In version 2 a group with controllers enabled holds no process itself. Here it has only this one that can be enabled.
+    if "hugetlb" in (UNIFIED / "cgroup.controllers").read_text() if UNIFIED.is_dir() else "":
+        # In version 2 a group with controllers enabled holds no process itself. A hybrid may have this one to show it with.
         for above in ("", "system.slice", f"system.slice/{story.unit('workers')}"):
-            Path("/sys/fs/cgroup/unified", above, "cgroup.subtree_control").write_text("+hugetlb")
+            (UNIFIED / above / "cgroup.subtree_control").write_text("+hugetlb")
     before, agent = groups_of(pid), story.pid("agent")
     story.run("systemctl", "restart", story.unit("agent"))
     fine = story.pid("agent") != agent and Path(f"/proc/{pid}").exists() and groups_of(pid) == before

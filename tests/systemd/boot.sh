@@ -116,6 +116,12 @@ boot() {
         exec unshare --mount --pid --fork --uts --ipc --net --cgroup --kill-child "$BASH" "$SELF" --enter "$1"
     ) >>"$OUT/systemd.log" 2>&1 &
     local machine=$!
+    # What waits for the machine leaves its control group: with a process in it no controller could be enabled inside (version 2).
+    for ((left = 50; left > 0; left--)); do
+        if pgrep --parent $machine >/dev/null; then break; fi
+        sleep 0.1
+    done
+    echo $machine >"$GROUPS_AT/cgroup.procs" || true
     for ((left = LIMIT_S * 10; left > 0; left--)); do
         if [ -e "$OUT/rc" ] || ! kill -0 $machine 2>/dev/null; then break; fi
         sleep 0.1
