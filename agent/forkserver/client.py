@@ -326,7 +326,7 @@ class WarmProcesses:
 
         self._errands.ask(
             LANE,
-            lambda: _start(self._state, account, interpreter, key, name, self._cgroups, self._devices, self._mounts),
+            lambda: _start(self._state, account, interpreter, key, self._cgroups, name, self._devices, self._mounts),
             on_made,
             holder,
         )
@@ -505,10 +505,10 @@ def _start(
     account: Account,
     interpreter: str,
     key: WarmKey,
-    name: str,
     cgroups: Cgroups | None,
-    devices: Devices | None,
-    mounts: Mounts | None,
+    name: str,
+    devices: Devices | None = None,
+    mounts: Mounts | None = None,
 ) -> _Process | Failed:
     """A new warm process, and the agent's ends of its lines."""
     try:
