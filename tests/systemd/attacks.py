@@ -203,6 +203,7 @@ def restart() -> tuple[bool, str]:
         for above in ("", "system.slice", f"system.slice/{story.unit('workers')}"):
             (UNIFIED / above / "cgroup.subtree_control").write_text("+hugetlb")
     before, agent = groups_of(pid), story.pid("agent")
+    story.run("systemctl", "daemon-reload")
     story.run("systemctl", "restart", story.unit("agent"))
     fine = story.pid("agent") != agent and Path(f"/proc/{pid}").exists() and groups_of(pid) == before
     beside = all(story.unit("workers") in line for line in before.splitlines() if "memory" in line or line[:2] == "0:")
@@ -213,6 +214,27 @@ def restart() -> tuple[bool, str]:
     wait_for(first, "cancelled")
     story.until("its processes end", lambda: not Path(f"/proc/{pid}").exists())
     return fine and beside and "out of memory" in now["reason"], f"{before.splitlines()[-1]}; the next: {now['reason']}"
+
+
+def keeper_killed() -> tuple[bool, str]:
+    """The process that keeps the delegated group ends, while a worker is in it and while none is: limits hold all the time."""
+    said_of, fine = [], True
+    for first in ("kept", ""):
+        if first:
+            name = submit(first, "python3", "-c", OPENER, "600")
+            said(name, "nvidia", least=GPUS)
+        os.kill(int(story.until("the group is kept", lambda: int(story.shown("workers", "MainPID")))), 9)
+        story.run("systemctl", "daemon-reload")
+        hog = submit("hog-of-" + (first or "none"), "python3", "-c", HOG)
+        now = wait_for(hog, "failed", "finished")
+        said_of.append(now["reason"].partition(":")[2].strip()[:80])
+        fine = fine and "out of memory" in now["reason"] and (not first or phase(name) in ("starting", "running"))
+        if first:
+            story.ask("cancel", name)
+            wait_for(name, "cancelled")
+    story.until("the group is kept again", lambda: int(story.shown("workers", "MainPID")))
+    restarts = int(story.shown("workers", "NRestarts"))
+    return fine, f"{said_of}; {restarts} restarts, {story.shown('workers', 'ActiveState')}"
 
 
 def unheld() -> tuple[bool, str]:
@@ -233,7 +255,7 @@ def unheld() -> tuple[bool, str]:
 
 
 ATTACKS: tuple[Callable[[], tuple[bool, str]], ...] = (
-    *(memory_hog, orphan, foreign_gpu, rooms, restart, fork_bomb, unheld),
+    *(memory_hog, orphan, foreign_gpu, rooms, restart, keeper_killed, fork_bomb, unheld),
 )
 
 

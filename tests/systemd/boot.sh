@@ -79,13 +79,13 @@ units() {
     local run=$1 script=$2
     ln -s /dev/null "$run/sysinit.target"
     ln -s /dev/null "$run/network-online.target"
-    for unit in controller agent devices; do
+    for unit in controller agent devices workers; do
         mkdir -p "$run/elasticctl-$unit.service.d"
         printf '%s\n' '[Unit]' DefaultDependencies=no '[Service]' WatchdogSec=5 \
             "StandardOutput=append:/srv/out/$unit.log" "StandardError=append:/srv/out/$unit.log" \
             >"$run/elasticctl-$unit.service.d/test.conf"
     done
-    sed -i '/WatchdogSec/d' "$run/elasticctl-devices.service.d/test.conf"
+    sed -i '/WatchdogSec/d' "$run"/elasticctl-{devices,workers}.service.d/test.conf
     printf '%s\n' '[Unit]' DefaultDependencies=no Wants=test.service >"$run/test.target"
     mkdir -p "$run/test.target.wants"
     # What is enabled starts with the machine.
