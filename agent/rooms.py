@@ -1,10 +1,12 @@
 """A job's own /tmp and /dev/shm on a server, which go with it.
 
-Theory of operation ------------------- Each job has a *room* on each of its servers: two directories that belong to its
-account, one on the disk and one in memory (below the machine's /dev/shm, so that its size bounds all). Every process of the
-job sees them as /tmp and /dev/shm: it has a mount namespace of its own, in which they lie over the machine's. A room is the
-job's and not a worker's, since the workers of one job exchange tensors through shared memory. It is removed when the job's
-last worker on this server has ended.
+Theory of operation
+-------------------
+Each job has a *room* on each of its servers: two directories that belong to its account, one on the disk and one in
+memory (below the machine's /dev/shm, so that its size bounds all). Every process of the job sees them as /tmp and
+/dev/shm: it has a mount namespace of its own, in which they lie over the machine's. A room is the job's and not a
+worker's, since the workers of one job exchange tensors through shared memory. It is removed when the job's last worker
+on this server has ended.
 
 Only who has CAP_SYS_ADMIN may do that, so it comes before root's rights are given up (`privileges.move_in`). A worker that
 is forked from a warm process is where that process is; so a warm process belongs to one room (`forkserver.key`). A room
