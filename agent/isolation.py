@@ -2,12 +2,13 @@
 
 Theory of operation
 -------------------
-Three things depend on what the kernel, systemd and the agent's own rights allow: control groups with their limits (`cgroups`), the
-device files of GPUs (`devices`), and a /tmp and /dev/shm of each job's own (`rooms`). Only the process that needs a right can tell
-whether it has it: a look with the full rights of an administrator finds everything well. So the agent tries them when it starts, and
-again each minute, and writes down what came of it (`config.ISOLATION` in its state directory, which ``elasticctl doctor`` reads).
-What is needed and does not hold is a trouble of the server (`health.LimitsTried`), which then gets no work; and each start of a
-worker fails by itself as well.
+Three things depend on what the kernel, systemd and the agent's own rights allow: control groups with their limits
+(`cgroups`), the device files of GPUs (`devices`), and a /tmp and /dev/shm of each job's own (`rooms`). Only the
+process that needs a right can tell whether it has it: a look with the full rights of an administrator finds
+everything well. So the agent tries them when it starts, and again each minute, and writes down what came of it
+(`config.ISOLATION` in its state directory, which ``elasticctl doctor`` reads). What is needed and does not hold is a
+trouble of the server (`health.LimitsTried`), which then gets no work; and each start of a worker fails by itself as
+well.
 
 What may be had or not (``auto``) is settled when the agent starts, and stays.
 """
