@@ -7,6 +7,7 @@ standard output with the sentences for the difference. `watched` stands where th
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -570,11 +571,13 @@ def is_ours(name: str) -> bool:
 
 
 def main() -> None:
-    from elasticd.worker import advice
+    from elasticd.worker import advice, warm
     from elasticd.worker.assigned import Sources
     from elasticd.worker.looking import Looking
     from elasticd.worker.reachable import Limits
 
+    warm.prepare()
+    gc.freeze()  # what is there is no script's garbage
     answers: dict[str, Any] = {}
     for name, text in json.load(sys.stdin).items():
         answer: dict[str, Any] = {}

@@ -2,84 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticd.protocol import exits
-
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("communicator_world", HERE / "communicator_world.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-
-FLIPPED_AFTER = 8  # steps; so the first step that must not be applied by the victim is this one
-
-
-@dataclass(frozen=True)
-class Outcome:
-    codes: list[int]  # exit codes, by worker
-    states: dict[int, str]  # of the workers that came to their end
-    told: str  # on stderr, by all of them
-
-    @property
-    def step(self) -> int:
-        """The one in which the difference was found."""
-        found = {int(number) for number in re.findall(r"step (\d+): w\.", self.told)}  # lines of several may meet
-        (number,) = found
-        return number
-
-
-class Ranks:
-    """The process that forks those who train (`divergence_ranks`), with everything imported once."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, str(HERE / "divergence_ranks.py")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait() == 0
-
-    def __call__(
-        self, directory: Path, fault: str, workers: int = 3, victim: int = 1, every: int = 1, **more: Any
-    ) -> Outcome:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        directory.mkdir(exist_ok=True)
-        told = directory.with_suffix(".told")
-        with _module.RendezvousServer() as server:
-            errand = {"after": FLIPPED_AFTER, "on_divergence": "replace", "determinism": "elastic", **more}
-            errand |= {"fault": fault, "victim": victim, "workers": workers, "every": every}
-            errand |= {"address": server.address, "directory": str(directory), "told": str(told)}
-            self._process.stdin.write(f"{json.dumps(errand)}\n")
-            self._process.stdin.flush()
-            codes = json.loads(self._process.stdout.readline())
-        states = {int(path.stem): path.read_text() for path in directory.iterdir()}
-        return Outcome(codes, states, told.read_text())
+from tests.worker.ranks import FLIPPED_AFTER, DivergenceRanks
 
 
 @pytest.fixture(scope="module")
-def train() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(train: Ranks, tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(train: DivergenceRanks, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What one worker alone ends with."""
     outcome = train(tmp_path_factory.mktemp("alone"), "none", workers=1, victim=0)
     assert outcome.codes == [0]
@@ -98,7 +31,7 @@ def undisturbed(train: Ranks, tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_a_worker_that_differs_ends_and_the_others_train_what_they_would_have_trained(
-    fault: str, named: str, undisturbed: str, tmp_path: Path, train: Ranks
+    fault: str, named: str, undisturbed: str, tmp_path: Path, train: DivergenceRanks
 ) -> None:
     outcome = train(tmp_path / "three", fault)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
@@ -106,27 +39,29 @@ def test_a_worker_that_differs_ends_and_the_others_train_what_they_would_have_tr
     assert outcome.states == {0: undisturbed, 2: undisturbed}
 
 
-def test_the_leader_ends_like_any_other(undisturbed: str, tmp_path: Path, train: Ranks) -> None:
+def test_the_leader_ends_like_any_other(undisturbed: str, tmp_path: Path, train: DivergenceRanks) -> None:
     outcome = train(tmp_path / "three", "parameter", victim=0)
     assert outcome.codes == [exits.DIVERGED, 0, 0], outcome.told
     assert outcome.states == {1: undisturbed, 2: undisturbed}
 
 
 @pytest.mark.parametrize("every", [3, 7])
-def test_a_difference_is_found_within_the_round(every: int, tmp_path: Path, train: Ranks) -> None:
+def test_a_difference_is_found_within_the_round(every: int, tmp_path: Path, train: DivergenceRanks) -> None:
     outcome = train(tmp_path / "three", "moment", every=every)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
     assert FLIPPED_AFTER < outcome.step <= FLIPPED_AFTER + every
 
 
-def test_newcomers_are_compared_whole_in_their_second_step(tmp_path: Path, train: Ranks) -> None:
+def test_newcomers_are_compared_whole_in_their_second_step(tmp_path: Path, train: DivergenceRanks) -> None:
     outcome = train(tmp_path / "three", "parameter", every=1000, after=4)
     assert outcome.codes == [0, exits.UNLIKE, 0], outcome.told
     assert outcome.step == 5
     assert "differs from 2 workers that agree in parameter 5.weight" in outcome.told
 
 
-def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_path: Path, train: Ranks) -> None:
+def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(
+    tmp_path: Path, train: DivergenceRanks
+) -> None:
     outcome = train(tmp_path / "three", "parameter", every=1000, after=21)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
     assert outcome.step == 23
@@ -134,7 +69,7 @@ def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_
 
 @pytest.mark.parametrize("more", [{"workers": 2}, {"on_divergence": "fail"}])
 def test_where_nobody_can_tell_or_the_job_is_to_fail_all_workers_end_with_the_name(
-    more: dict[str, Any], tmp_path: Path, train: Ranks
+    more: dict[str, Any], tmp_path: Path, train: DivergenceRanks
 ) -> None:
     outcome = train(tmp_path / "all", "registered", **more)
     assert set(outcome.codes) == {exits.DISAGREED}, outcome.told
@@ -142,12 +77,12 @@ def test_where_nobody_can_tell_or_the_job_is_to_fail_all_workers_end_with_the_na
     assert "in registered value 'seen'[8] (" in outcome.told
 
 
-def test_without_determinism_plain_values_alone_are_compared(tmp_path: Path, train: Ranks) -> None:
+def test_without_determinism_plain_values_alone_are_compared(tmp_path: Path, train: DivergenceRanks) -> None:
     assert train(tmp_path / "tensor", "moment", determinism="none").codes == [0, 0, 0]
     assert train(tmp_path / "value", "rate", determinism="none").codes == [0, exits.DIVERGED, 0]
 
 
-def test_workers_that_do_not_differ_are_left_alone(undisturbed: str, tmp_path: Path, train: Ranks) -> None:
+def test_workers_that_do_not_differ_are_left_alone(undisturbed: str, tmp_path: Path, train: DivergenceRanks) -> None:
     outcome = train(tmp_path / "three", "none", victim=9)
     assert outcome.codes == [0, 0, 0], outcome.told
     assert outcome.states == dict.fromkeys(range(3), undisturbed)

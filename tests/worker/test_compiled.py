@@ -122,6 +122,7 @@ print(json.dumps({"taken": taken, "hits": hits}))
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 @pytest.mark.skipif(not hasattr(torch.compiler, "load_cache_artifacts"), reason="needs torch 2.6")
 def test_a_newcomer_finds_compiled_what_another_worker_has_compiled(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +11,7 @@ import torch
 
 from elasticd.protocol import exits
 from elasticd.worker.data.likeness import digest
-
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("test_comparison", HERE / "test_comparison.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-
-_spec = importlib.util.spec_from_file_location("test_training_for_crosschecks", HERE / "test_training.py")
-assert _spec is not None
-assert _spec.loader is not None
-_training = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _training
-_spec.loader.exec_module(_training)
+from tests.worker.ranks import Ranks
 
 KEEPS_SOMETHING = {
     "counter": r"; global_step is \d+ on w\.0 and 0 on w\.1 \(unlike_cases\.py:\d+\); register it: run\.state\(global_step=0\)",
@@ -41,13 +24,6 @@ KEEPS_SOMETHING = {
     "lbfgs_counts_later_evaluations": r"; counted is \d+ on w\.0 and 0 on w\.1",
     "the_leader_estimates_in_the_body": r"; the loop body draws other random numbers on the leader .* run\.every\(steps=",
 }
-
-
-@pytest.fixture(scope="module")
-def train() -> Iterator[Any]:
-    ranks = _module.Ranks()
-    yield ranks
-    ranks.close()
 
 
 def alone(train: Any, tmp_path: Path, case: str) -> str:
@@ -157,7 +133,7 @@ def test_bodies_that_run_once_more_after_a_loss_are_told_with_the_names_that_the
 
 
 def test_a_job_that_goes_on_from_a_checkpoint_is_told_what_its_script_has_lost(tmp_path: Path, capfd: Any) -> None:
-    ranks = _training.Ranks()
+    ranks = Ranks()
     try:
         ranks.train("unlike_cases.teacher_and_counter", [[0, [0]]], checkpoints=str(tmp_path))
         for path in tmp_path.glob(

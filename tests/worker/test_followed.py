@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("test_training", HERE / "test_training.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _module.also
+from tests.worker.ranks import ALL, ALONE, CHANGING, also
 
 # At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
@@ -52,13 +41,6 @@ OTHERS = [
     "average_by_hand",
     "extra_state",
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    ranks = _module.Ranks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("case", [*QUICK, *also(*OTHERS)])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,32 +14,10 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 
-HERE = Path(__file__).parent
-
-
-def _loaded(name: str, as_name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(as_name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-Ranks = _loaded("test_training", "test_training_for_gathering").Ranks
-
 ALONE = [[0, [0]]]
 TWO = [[0, [0, 1]]]
 # One, three, one of them lost in a step that it has missed, two, others, five (one of them without a virtual worker)
 CHANGING = [[0, [0]], [4, [0, 1, 2]], [9, [0, 1, 2], [2]], [12, [1, 2]], [15, [2, 3, 4, 5, 6]], [18, [3, 4]]]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("case", ["clip", "others_are_constant", "simclr", "sampler_by_losses"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,21 +13,7 @@ from torch.nn import functional
 from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
-
-_spec = importlib.util.spec_from_file_location("test_training", Path(__file__).with_name("test_training.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Ranks, ALONE, ALL, CHANGING = _module.Ranks, _module.ALONE, _module.ALL, _module.CHANGING
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
+from tests.worker.ranks import ALL, ALONE, CHANGING
 
 
 @pytest.mark.parametrize("case", ["host", "host_until", "items", "clipped"])

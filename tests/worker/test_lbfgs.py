@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,15 +15,7 @@ from torch import nn
 from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
-
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("test_training", HERE / "test_training.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _module.also
+from tests.worker.ranks import ALL, ALONE, CHANGING, also
 
 # At an epoch's end, whose last step is short: those who join in it, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
@@ -40,13 +29,6 @@ BROKEN = [
     [7, [2, 3, 1, 4], [3], 1],
     [12, [3, 1, 4]],
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    ranks = _module.Ranks()
-    yield ranks
-    ranks.close()
 
 
 TIMETABLES = [CHANGING, MISSED, BROKEN, *(pytest.param(each, marks=pytest.mark.cluster) for each in (ALL, AT_THE_END))]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,6 @@ from elasticd.protocol import exits
 from elasticd.worker.data.likeness import digest
 from elasticd.worker.reachable import Limits, look
 from elasticd.worker.saves import Note, by_file, judge_notes, looked_at
-
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("comparison_for_saves", HERE / "test_comparison.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
 
 
 def test_what_the_limits_of_a_look_have_cut_off_is_no_difference() -> None:
@@ -45,13 +34,6 @@ def test_files_are_the_same_in_directories_of_each_workers_own() -> None:
 
     assert names("/tmp/1/b.pt", "/tmp/1/a.pt", "/tmp/1/x/a.pt") == names("/tmp/2/a.pt", "/tmp/2/x/a.pt", "/tmp/2/b.pt")
     assert names("a.pt", "b/a.pt", "c/a.pt") == ["a.pt", "a.pt (2)", "a.pt (3)"]
-
-
-@pytest.fixture(scope="module")
-def train() -> Iterator[Any]:
-    ranks = _module.Ranks()
-    yield ranks
-    ranks.close()
 
 
 def saved(directory: Path) -> dict[str, str]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +12,7 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 from elasticd.worker.state.epoch_values import EpochValues, Unfilled
-
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("test_training_for_state", HERE / "test_training.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Ranks = _module.Ranks
+from tests.worker.ranks import Ranks
 
 ALONE = [[0, [0]]]
 TWO = [[0, [0, 1]]]
@@ -32,13 +21,6 @@ CHANGING = [[0, [0]], [5, [0, 1, 2]], [10, [0, 1, 2], [2]], [13, [1, 2]], [18, [
 
 DRAWS = ["leaders_draws", "leaves_its_loop"]
 CASES = ["curriculum", "averages", "replay", "large", "in_hooks", "recurrent", "teachers"]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("case", [*CASES, *DRAWS])

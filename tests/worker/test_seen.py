@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +12,14 @@ import pytest
 import torch
 
 from elasticd.worker.run import Run
+from tests.worker import test_suspension as _suspension
+from tests.worker.ranks import ALL, ALONE, CHANGING
 
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("test_training", HERE / "test_training.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-ALONE, ALL, CHANGING = _module.ALONE, _module.ALL, _module.CHANGING
-_spec = importlib.util.spec_from_file_location("test_suspension", HERE / "test_suspension.py")
-assert _spec is not None
-assert _spec.loader is not None
-_suspension = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _suspension
-_spec.loader.exec_module(_suspension)
 LAST = 24  # steps
 MISSING = {  # who misses the step before: in the middle of an epoch, its last, the job's last
     "some": [[0, [0, 1]], [5, [0, 1], [1]], [9, [0, 1], [0]], [12, [0, 1], [1]], [23, [0, 1], [0]]],
     "all ends": [[0, [0, 1]], [6, [0, 1], [1]], [12, [1, 0], [0]], [18, [0, 1, 2], [1]], [LAST, [0, 1, 2], [1, 2]]],
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    ranks = _module.Ranks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("case", ["ordinary", "host", "deciding"])

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.worker.ranks import ALL, ALONE, CHANGING, also
+
 pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
 pytest.importorskip("accelerate", reason="the extra `transformers` is not installed")
 
-_spec = importlib.util.spec_from_file_location("test_training", Path(__file__).with_name("test_training.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Ranks, ALONE, ALL, CHANGING, also = _module.Ranks, _module.ALONE, _module.ALL, _module.CHANGING, _module.also
 
 CASES = [
     "tokens",
@@ -30,13 +21,6 @@ CASES = [
     "the_leader_s_files_are_lost",
     "adapters",
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("case", [CASES[0], *also(*CASES[1:])])

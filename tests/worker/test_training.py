@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elasticd.protocol import exits
+from tests.worker.communicator_world import RendezvousServer
+from tests.worker.ranks import ALL, ALONE, CHANGING, Ranks, also
 
 HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("communicator_world", HERE / "communicator_world.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the workers of the last roster end with."""
-
-    states: tuple[str, ...]  # as JSON, in order of worker
-    norms: set[float]  # of their models
-
-
-ALONE = [[0, [0]]]
-ALL = [[0, [0, 1, 2, 3]]]
-CHANGING = [[0, [0]], [5, [0, 1, 2]], [9, [1, 2]], [13, [3, 1]], [17, [3, 1, 4, 5]]]
 QUICK = ["plain", "many_segments", "mixed_precision", "own_batches", "adversarial"]
 OTHERS = [
     "checkpointed",
@@ -49,53 +28,6 @@ OTHERS = [
     "global_gradient",
     "compiled",
 ]
-
-
-def also(*others: str) -> list[Any]:
-    """Parameters of `make test-cluster` alone."""
-    return [pytest.param(other, marks=pytest.mark.cluster) for other in others]
-
-
-class Ranks:
-    """The process that forks those who train (`training_ranks`), with everything imported once."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, str(HERE / "training_ranks.py")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._outcomes: dict[str, Outcome] = {}
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def outcome(self, case: str, timetable: list[Any]) -> Outcome:
-        key = json.dumps([case, timetable])
-        if key not in self._outcomes:
-            self._outcomes[key] = self.train(case, timetable)
-        return self._outcomes[key]
-
-    def train(self, case: str, timetable: list[Any], **named: Any) -> Outcome:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with _module.RendezvousServer() as server, tempfile.TemporaryDirectory() as directory:
-            errand = {"case": case, "address": server.address, "timetable": timetable, "directory": directory, **named}
-            self._process.stdin.write(f"{json.dumps(errand)}\n")
-            self._process.stdin.flush()
-            assert self._process.stdout.readline() == "0\n", "a rank has failed: see what it printed"
-            found: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(Path(directory).iterdir())]
-        finished = [document for document in found if "state" in document]
-        assert [document["worker"] for document in finished] == sorted(timetable[-1][1])
-        assert len({document["steps"] for document in finished}) == 1
-        states = tuple(json.dumps(document["state"], sort_keys=True) for document in finished)
-        return Outcome(states, {document["norm"] for document in finished})
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("case", [*QUICK, *also(*OTHERS)])
@@ -141,7 +73,7 @@ def test_without_the_canonical_order_all_workers_agree_but_the_bits_are_their_nu
 
 def orphan(when: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """A newcomer whose only holder is killed and which is told to begin alone (`orphan_ranks`)."""
-    with _module.RendezvousServer() as server:
+    with RendezvousServer() as server:
         command = [sys.executable, str(HERE / "orphan_ranks.py"), when, server.address, str(directory)]
         return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 

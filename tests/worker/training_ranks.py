@@ -192,7 +192,9 @@ def fork(worker: Callable[[], None]) -> int:
 
 def carry_out(case: str, address: str, timetable: list[Any], directory: str, **named: Any) -> int:
     """One errand. Returns the worst exit code."""
-    importlib.import_module(module_of(case))  # once for all ranks
+    if module_of(case) not in sys.modules:  # once for all ranks
+        importlib.import_module(module_of(case))
+        gc.freeze()
 
     with tempfile.TemporaryDirectory() as meeting:
 

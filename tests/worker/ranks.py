@@ -1,0 +1,114 @@
+"""Processes that fork ranks which train, with everything imported once: one of each kind for a whole test run (`conftest`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.communicator_world import RendezvousServer
+
+HERE = Path(__file__).parent
+FLIPPED_AFTER = 8  # steps; so the first step that must not be applied by the victim is this one
+ALONE = [[0, [0]]]
+ALL = [[0, [0, 1, 2, 3]]]
+CHANGING = [[0, [0]], [5, [0, 1, 2]], [9, [1, 2]], [13, [3, 1]], [17, [3, 1, 4, 5]]]
+
+
+def also(*others: str) -> list[Any]:
+    """Parameters of `make test-cluster` alone."""
+    return [pytest.param(other, marks=pytest.mark.cluster) for other in others]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the workers of the last roster end with."""
+
+    states: tuple[str, ...]  # as JSON, in order of worker
+    norms: set[float]  # of their models
+
+
+class Ranks:
+    """The process that forks those who train (`training_ranks`), with everything imported once."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(HERE / "training_ranks.py")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._outcomes: dict[str, Outcome] = {}
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def outcome(self, case: str, timetable: list[Any]) -> Outcome:
+        key = json.dumps([case, timetable])
+        if key not in self._outcomes:
+            self._outcomes[key] = self.train(case, timetable)
+        return self._outcomes[key]
+
+    def train(self, case: str, timetable: list[Any], **named: Any) -> Outcome:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with RendezvousServer() as server, tempfile.TemporaryDirectory() as directory:
+            errand = {"case": case, "address": server.address, "timetable": timetable, "directory": directory, **named}
+            self._process.stdin.write(f"{json.dumps(errand)}\n")
+            self._process.stdin.flush()
+            assert self._process.stdout.readline() == "0\n", "a rank has failed: see what it printed"
+            found: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(Path(directory).iterdir())]
+        finished = [document for document in found if "state" in document]
+        assert [document["worker"] for document in finished] == sorted(timetable[-1][1])
+        assert len({document["steps"] for document in finished}) == 1
+        states = tuple(json.dumps(document["state"], sort_keys=True) for document in finished)
+        return Outcome(states, {document["norm"] for document in finished})
+
+
+@dataclass(frozen=True)
+class Divergence:
+    codes: list[int]  # exit codes, by worker
+    states: dict[int, str]  # of the workers that came to their end
+    told: str  # on stderr, by all of them
+
+    @property
+    def step(self) -> int:
+        """The one in which the difference was found."""
+        found = {int(number) for number in re.findall(r"step (\d+): w\.", self.told)}  # lines of several may meet
+        (number,) = found
+        return number
+
+
+class DivergenceRanks:
+    """The process that forks those who train (`divergence_ranks`), with everything imported once."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(HERE / "divergence_ranks.py")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait() == 0
+
+    def __call__(
+        self, directory: Path, fault: str, workers: int = 3, victim: int = 1, every: int = 1, **more: Any
+    ) -> Divergence:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        directory.mkdir(exist_ok=True)
+        told = directory.with_suffix(".told")
+        with RendezvousServer() as server:
+            errand = {"after": FLIPPED_AFTER, "on_divergence": "replace", "determinism": "elastic", **more}
+            errand |= {"fault": fault, "victim": victim, "workers": workers, "every": every}
+            errand |= {"address": server.address, "directory": str(directory), "told": str(told)}
+            self._process.stdin.write(f"{json.dumps(errand)}\n")
+            self._process.stdin.flush()
+            codes = json.loads(self._process.stdout.readline())
+        states = {int(path.stem): path.read_text() for path in directory.iterdir()}
+        return Divergence(codes, states, told.read_text())
