@@ -1,12 +1,23 @@
-"""Processes that fork ranks: each is started when a test first needs it, and serves all later ones."""
+"""What worker tests share: processes that fork ranks, each of which serves all tests once it has started, and a small heap."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.worker.ranks import DivergenceRanks, Ranks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """A loop that begins looks for optimizers and copies among all objects that are not frozen: the million of PyTorch
+    and pytest would cost half a second each time."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports what the first optimizer imports
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
