@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
@@ -15,10 +16,14 @@ EXTRAS ?=
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-setup: $(STAMP)  ## make .venv with elasticctl in it (a second run takes no time)
+setup: $(RUNS)  ## make .venv with elasticctl and PyTorch in it (a second run takes no time; tests and checks add their tools)
 
-$(STAMP): pyproject.toml constraints.txt scripts/setup
-	@scripts/setup "$(PYTHON)" "$(VENV)"
+$(RUNS): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup "$(PYTHON)" "$(VENV)" run
+	@touch $(RUNS)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup | $(RUNS)
+	@scripts/setup "$(PYTHON)" "$(VENV)" develop
 	@touch $(STAMP)
 
 install:  ## for all users of this machine, with systemd units (PREFIX=/opt/elasticctl DESTDIR= EXTRAS=worker: with PyTorch)
@@ -28,7 +33,7 @@ install:  ## for all users of this machine, with systemd units (PREFIX=/opt/elas
 uninstall:  ## take that away again; configuration, state and logs stay (PREFIX= DESTDIR=)
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install uninstall
 
-demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: about two minutes
+demo: $(RUNS)  ## three jobs share a cluster of two servers on this machine: about two minutes
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
