@@ -591,10 +591,14 @@ def test_records_are_forgotten_and_the_log_stays(agent: Agent) -> None:
     agent.run(ALICE, "echo", "hello")
     worker = next(told.worker for told in agent.told)
     agent.processes.forget("digits-1", worker, "ab")  # type: ignore[arg-type]
-    agent.until(lambda: not (agent.output(ALICE) / f"{worker}.exit").exists())
+    # One process removes the records, one after the other, while this one looks: the end is that of both directories.
+    agent.until(
+        lambda: (
+            sorted(path.name for path in (agent.state / "jobs" / "digits-1.ab").iterdir()) == ["account"]
+            and sorted(path.name for path in agent.output(ALICE).iterdir()) == [f"{worker}.log"]
+        )
+    )
     assert agent.log(worker) == "hello"
-    assert sorted(path.name for path in (agent.state / "jobs" / "digits-1.ab").iterdir()) == ["account"]
-    assert sorted(path.name for path in agent.output(ALICE).iterdir()) == [f"{worker}.log"]
 
 
 # ------------------------------------------------------------------------- what it may try: what the agent executes
