@@ -11,6 +11,9 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
+TESTS := seven thousand tests: some minutes on two cores, longer on a busy machine. The first half minute collects them.
+CLUSTER_TESTS := three hundred tests with real processes: a quarter of an hour on two cores, longer on a busy machine.
+
 .PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check format clean
 
 help:  ## this list
@@ -33,13 +36,15 @@ install:  ## for all users of this machine, with systemd units (PREFIX=/opt/elas
 uninstall:  ## take that away again; configuration, state and logs stay (PREFIX= DESTDIR=)
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install uninstall
 
-demo: $(RUNS)  ## three jobs share a cluster of two servers on this machine: about two minutes
+demo: $(RUNS)  ## three jobs share a cluster of two servers on this machine: a minute and more, after the installation
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
+	@echo "$(TESTS)"
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster and not campaign" $(ARGS)
 
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
+	@echo "$(CLUSTER_TESTS)"
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "cluster and not campaign" $(ARGS)
 
 test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: half an hour (ARGS: for pytest)
