@@ -208,7 +208,7 @@ class Agent:
         self.processes.close()
         if self.warm is not None:
             self.warm.close()
-            give_up_at = time.monotonic() + 5
+            give_up_at = time.monotonic() + PATIENCE_S
             while self.errands._waiting and time.monotonic() < give_up_at:
                 time.sleep(0.01)
         self.errands.close()

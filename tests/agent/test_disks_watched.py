@@ -20,7 +20,7 @@ def seen(path: Path) -> DiskReading:
     watch = Watch((), Wiring(), None, {"state": path}, 1, 0.01, Owned(tuple, tuple), lambda: woken.put(None))
     watch.start()
     try:
-        woken.get(timeout=30.0)
+        woken.get(timeout=300.0)
         first = watch.deliver()[0]
     finally:
         watch.close()

@@ -60,7 +60,7 @@ class Shimmed:
         return [match[1] for match in matches if match]
 
 
-def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+def eventually(holds: Callable[[], bool], within_s: float = 120.0) -> None:
     """Poll until `holds`, or fail."""
     give_up_at = time.monotonic() + within_s
     while not holds():

@@ -59,7 +59,7 @@ class Story:
         self.snapshots.ask(StartWorker(job=JOB, worker=worker, gpu=0, spec=spec, generation=1, uid=UID))
 
     def until(self, done: Callable[[], object]) -> None:
-        give_up_at = time.monotonic() + 60
+        give_up_at = time.monotonic() + 300
         while not done():
             assert time.monotonic() < give_up_at, "nothing came of it"
             self.errands.deliver()

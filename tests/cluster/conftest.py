@@ -18,14 +18,36 @@ import yaml
 
 from elasticd.ctl import standins
 from elasticd.ctl.client import Client
-from elasticd.protocol.messages import GetJob, JobFound, JobView, Ping, Pong, Scale, Scaled, Submit, Submitted
+from elasticd.protocol.messages import (
+    Answer,
+    GetJob,
+    JobFound,
+    JobView,
+    Ping,
+    Pong,
+    Request,
+    Scale,
+    Scaled,
+    Submit,
+    Submitted,
+)
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobPhase, JobSpec, Resize
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # `verification` and `examples` are not installed
 
 SCRIPT = Path(__file__).with_name("train_small.py")
 PATIENCE_S = 300.0  # with real processes, on a machine that does much else: what takes longer hangs
+ANSWERED_WITHIN_S = (
+    120.0  # a controller that competes with tests for two cores has been silent for more than ten seconds
+)
 T = TypeVar("T")
+
+
+class PatientClient(Client):
+    """Waits for an answer as long as tests wait, where a user is told after ten seconds that none has come."""
+
+    def ask(self, request: Request, timeout_s: float = ANSWERED_WITHIN_S) -> Answer:
+        return super().ask(request, timeout_s)
 
 
 class Cluster:
@@ -60,7 +82,7 @@ class Cluster:
         self.start("controller")
         for name in self.names:
             self.start(name)
-        self.client = Client(self.address)
+        self.client = PatientClient(self.address)
         self.until("all servers are there", self.all_there)
 
     def until(self, what: str, probe: Callable[[], T | None]) -> T:

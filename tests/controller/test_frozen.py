@@ -25,7 +25,7 @@ sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 hold_up, is_held_up, needs_stacks = _module.hold_up, _module.is_held_up, _module.needs_stacks
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 WATCHDOG_S = 2.0
 OLD_KERNEL = """
 import sys

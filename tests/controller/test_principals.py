@@ -35,7 +35,7 @@ from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobSpec, Server, Ser
 from elasticd.runtime import transport
 from elasticd.runtime.keys import KeyDirectory, KeyFile, Pair
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SPEC = JobSpec(name="digits", command=("train",), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/")
 
 

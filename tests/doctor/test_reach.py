@@ -24,7 +24,7 @@ from elasticd.protocol.messages import Ping
 from elasticd.runtime.keys import KeyDirectory, KeyFile
 
 pytestmark = pytest.mark.cluster
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Controller:

@@ -27,7 +27,7 @@ from elasticd.runtime.config import host_and_port
 from elasticd.runtime.metrics import MOST_READERS, PREFIX, Exporter
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PROCESS = "process_"  # figures of the standard client
 
 

@@ -309,7 +309,7 @@ def test_a_terminal_shows_a_bar_for_each_policy_with_the_jobs_that_are_over_and_
                 shown += some
         assert process.stdout is not None
         assert b"afs-p" in process.stdout.read()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     for name in (b"fifo", b"max-min", b"afs-p"):
         assert re.search(name + rb"[^\n]*40/40[^\n]*0:00:00", shown), shown
 

@@ -25,7 +25,7 @@ from elasticd.controller.store import (
 )
 from elasticd.controller.store.leases import KeptLease
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 Open = Callable[..., Any]
 
 

@@ -28,7 +28,7 @@ assert _spec.loader is not None
 world = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = world
 _spec.loader.exec_module(world)
-WITHIN_S = 10.0
+WITHIN_S = 120.0  # on a machine that does much else
 
 
 def eventually(condition: Callable[[], bool]) -> None:
