@@ -627,16 +627,25 @@ def completed(cli: Cli, line: str) -> list[str]:
     return done.stdout.split()
 
 
+def completed_in_time(cli: Cli, line: str, expected: list[str]) -> None:
+    """A Tab is answered in a moment or with nothing, so on a machine that does much else it is pressed once more."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (offered := completed(cli, line)) != expected:
+        assert offered == [] or expected == [], offered
+        assert time.monotonic() < deadline, line
+
+
 @pytest.mark.cluster
 def test_a_shell_completes_jobs_servers_and_policies_of_the_running_cluster(cli: Cli) -> None:
     job = cli("submit", "--name", "to-complete", "--", "sleep", "60").stdout.strip()
     for command in ("scale", "cancel", "wait", "status", "logs", "events", "profile"):
-        assert completed(cli, f"elasticctl {command} to-") == [job]
-    assert completed(cli, "elasticctl servers remove loc") == completed(cli, "elasticctl drain loc") == ["local-1"]
+        completed_in_time(cli, f"elasticctl {command} to-", [job])
+    completed_in_time(cli, "elasticctl servers remove loc", ["local-1"])
+    completed_in_time(cli, "elasticctl drain loc", ["local-1"])
     cli("cancel", job)
+    completed_in_time(cli, "elasticctl logs to-", [job])
+    completed_in_time(cli, f"elasticctl --dir {cli.directory} logs to-", [job])
     assert completed(cli, "elasticctl scale to-") == [], "it is over"
-    assert job in completed(cli, "elasticctl logs to-")
-    assert job in completed(cli, f"elasticctl --dir {cli.directory} logs to-")
     assert {"status", "scale"} <= {*completed(cli, "elasticctl s")}
 
 

@@ -100,9 +100,13 @@ def test_a_script_that_does_not_join_cannot_be_tried(desk: Desk) -> None:
 
 
 def test_a_script_that_hangs_is_ended_and_shows_where(desk: Desk) -> None:
-    code, output = desk.check("import time\ntime.sleep(1000)\n", "--limit", "5s")
-    assert code == 2
-    assert "has not come to an end after 5 s" in output
+    # On a machine that does much else the script may not have come to its second line when the first limit is over.
+    for limit_s in (5, 30, 300):
+        code, output = desk.check("import time\ntime.sleep(1000)\n", "--limit", f"{limit_s}s")
+        assert code == 2
+        assert f"has not come to an end after {limit_s} s" in output
+        if 'train.py", line 2 in <module>' in output:
+            break
     assert 'train.py", line 2 in <module>' in output
 
 
