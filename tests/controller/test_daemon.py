@@ -67,7 +67,7 @@ class Controller:
             "state_directory": str(directory / "state"),
             "listen_clients": f"ipc://{directory}/clients",
             "listen_agents": f"ipc://{directory}/agents",
-            "server_lease_s": 5.0,
+            "server_lease_s": 120.0,
         }
         self.config.write_text(yaml.safe_dump(options))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

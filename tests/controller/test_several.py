@@ -101,7 +101,7 @@ class Cluster:
             "state_directory": str(directory / "controller"),
             "listen_clients": self.clients[2],
             "listen_agents": self.agents[2],
-            "server_lease_s": 5.0,
+            "server_lease_s": 120.0,
         }
         agent = {
             "server": "s1",
