@@ -37,7 +37,7 @@ class Bench:
         self.errands = Errands(self.done.set)
 
         def check(order: StartWorker) -> CheckFailed | None:
-            self.go_on.wait(60)
+            self.go_on.wait(300)
             return answer
 
         self.checks = Checks(
@@ -45,7 +45,7 @@ class Bench:
         )
 
     def deliver(self) -> None:
-        assert self.done.wait(60), "the check came to no end"
+        assert self.done.wait(300), "the check came to no end"
         self.done.clear()
         time.sleep(0.01)
         self.errands.deliver()

@@ -418,7 +418,7 @@ def test_orders_and_statuses_pass_between_controller_and_worker_also_after_a_res
 
 
 def test_a_worker_that_is_stopped_is_killed_and_its_fellow_goes_on(tmp_path_factory: pytest.TempPathFactory) -> None:
-    cluster = Cluster(tmp_path_factory.mktemp("c"), "warm_start: false\nworker_silence_s: 3")
+    cluster = Cluster(tmp_path_factory.mktemp("c"), "warm_start: false\nworker_silence_s: 5")
     second = WorkerId("digits-1.1")
     try:
         cluster.start_agent()
@@ -428,14 +428,14 @@ def test_a_worker_that_is_stopped_is_killed_and_its_fellow_goes_on(tmp_path_fact
             cluster.controller.expect(WorkerReport, lambda report, worker=worker: report.status.worker == worker)
         os.kill(cluster.record()["pid"], signal.SIGSTOP)
         gone = cluster.controller.expect(WorkerExit)
-        assert (gone.worker, gone.exit_code, gone.reason) == (WORKER, -9, "said nothing for 3 s")
+        assert (gone.worker, gone.exit_code, gone.reason) == (WORKER, -9, "said nothing for 5 s")
         cluster.controller.expect(WorkerReport, lambda report: report.status.worker == second)
 
         assert cluster.agent is not None
         applied = cluster.controller.expect(WorkerReport).status.applied or 0
         cluster.agent.send_signal(signal.SIGSTOP)  # what nobody hears is no silence
         pid = cluster.record(second)["pid"]
-        time.sleep(4.0)  # there is nothing to poll for: the agent is stopped
+        time.sleep(6.0)  # there is nothing to poll for: the agent is stopped
         cluster.agent.send_signal(signal.SIGCONT)
         cluster.controller.expect(WorkerReport, lambda report: (report.status.applied or 0) > applied + 20)
         assert shim.start_ticks(pid) is not None

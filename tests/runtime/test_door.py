@@ -314,9 +314,12 @@ def test_what_waits_when_a_key_is_revoked_is_not_heard(house: House) -> None:
 def test_whose_account_has_changed_is_heard_as_who_he_is_now(house: House) -> None:
     alice = house.visitor(house.people, house.alice)
     house.says(alice, b"1")
+    monitor = alice.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     house.door.update(Principals((known("operator:alice", house.alice, "al"),)))
-    house.turn_for(0.2)  # her connection has been cut, and is made anew
+    house.until(lambda: monitor.poll(0))  # her connection has been cut; what is said meanwhile goes over a new one
     house.says(alice, b"2")
+    alice.disable_monitor()
+    monitor.close()
     assert house.heard[-1][0] == "operator:alice"
 
 
@@ -330,6 +333,7 @@ def test_connections_and_messages_of_one_principal_are_bounded(house: House, cap
     assert len(house.heard) == 2
     for _ in range(10):
         first.send(b"x")
+    house.until(lambda: len(house.heard) >= 5)
     house.turn_for(0.2)
     assert len(house.heard) == 5, "five at once, then the connection is cut"
     house.monotonic_s += 2.0
@@ -341,16 +345,25 @@ def test_connections_and_messages_of_one_principal_are_bounded(house: House, cap
 
 
 def test_a_connection_that_says_nothing_is_cut_after_a_while(house: House) -> None:
-    quiet, busy = house.visitor(house.people, house.alice), house.visitor(house.people, house.alice)
+    quiet, monitor = transport.watched_dealer(
+        house.outside,
+        house.people,
+        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED,
+        house.alice,
+        house.own.public,
+    )
+    busy = house.visitor(house.people, house.alice)
     raw = socket.create_connection(("127.0.0.1", int(house.people.rpartition(":")[2])))
+    raw.settimeout(PATIENCE_S)
+    assert raw.recv(1), "a greeting"
     house.says(busy, b"1")
-    monitor = quiet.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    house.until(lambda: monitor.poll(0))
+    monitor.recv_multipart()  # the quiet one's handshake
     house.turn_for(0.2)
     house.monotonic_s += SILENT_S + 1
     house.door.pass_time()
     house.until(lambda: monitor.poll(0))
-    raw.settimeout(PATIENCE_S)
-    while raw.recv(100):  # a greeting, and then the end
+    while raw.recv(100):  # the rest of the greeting, and then the end
         pass
     assert house.says(busy, b"2") == [b"2"]
     quiet.disable_monitor()
