@@ -65,18 +65,20 @@ class Member:
 
 @dataclass
 class Etcd:
-    """A cluster of `size` members. `tls`: with certificates, and users who have passwords."""
+    """A cluster of `size` members. `tls`: with certificates, and users who have passwords; `certificates`: clients have those."""
 
     directory: Path
     size: int = 1
     tls: bool = False
+    certificates: bool = False
     options: tuple[str, ...] = ()
     members: list[Member] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ports = _free_ports(2 * self.size)
-        scheme = "https" if self.tls else "http"
-        if self.tls:
+        encrypted = self.tls or self.certificates
+        scheme = "https" if encrypted else "http"
+        if encrypted:
             _make_certificates(self.directory)
         peers = ",".join(f"m{number}=http://127.0.0.1:{ports[2 * number + 1]}" for number in range(self.size))
         for number in range(self.size):
@@ -87,8 +89,10 @@ class Etcd:
                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                 "--initial-cluster", peers, "--initial-cluster-state", "new", "--logger", "zap", *self.options,
             ]  # fmt: skip
-            if self.tls:
+            if encrypted:
                 command += ["--cert-file", "member.pem", "--key-file", "member.key", "--bcrypt-cost", "4"]
+            if self.certificates:
+                command += ["--client-cert-auth", "--trusted-ca-file", "ca.pem"]
             self.members.append(Member(f"m{number}", self.directory, ports[2 * number], command))
         for member in self.members:
             member.start()
@@ -100,8 +104,12 @@ class Etcd:
         options: dict[str, Any] = {
             "endpoints": tuple(member.endpoint for member in self.members),
             "timeout_s": CALL_TIMEOUT_S,
+            "insecure": not (self.tls or self.certificates),
         }
-        if self.tls:
+        if self.certificates:
+            files = {"ca": "ca.pem", "cert": "member.pem", "key": "member.key"}
+            options |= {name: self.directory / file for name, file in files.items()}
+        elif self.tls:
             options |= {"ca": self.directory / "ca.pem", "user": USER, "password": PASSWORD}
         return Access(**options | changes)
 

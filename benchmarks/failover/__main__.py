@@ -60,7 +60,7 @@ class Bench:
         for name in NAMES:
             self._write(name, cluster="bench", name=name, state_directory=str(directory / name),
                         listen_clients=self._clients(name), listen_agents=self._agents(name),
-                        store="etcd", etcd={"endpoints": self.endpoints}, leader_lease_s=lease_s)  # fmt: skip
+                        store="etcd", etcd={"endpoints": self.endpoints, "insecure": True}, leader_lease_s=lease_s)  # fmt: skip
         self._write("agent", server="s1", controller=[self._agents(name) for name in NAMES], cpu_slots=2,
                     state_directory=str(directory / "agent"), socket_directory=str(directory / "run"),
                     allow_root_jobs=True)  # fmt: skip

@@ -7,6 +7,8 @@ once, within its time. A commit is not repeated: whether it has taken place is u
 
 Each call asks for a member that has a leader (`hasleader`): one that is cut off from the others refuses at once, in place of not
 answering. A token that has run out, or that a member has forgotten at its restart, is replaced by a new one.
+
+A member is used only once it has refused a call without credentials (`Endpoint.check_closed`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,9 +52,21 @@ class Access:
     user: str = ""
     password: str = ""
     timeout_s: float = CALL_TIMEOUT_S
+    insecure: bool = False  # use a member though it answers whoever asks
 
     def __repr__(self) -> str:  # never the password
         return f"Access({', '.join(self.endpoints)})"
+
+
+class OpenStore(OperatorError):
+    """A member answers whoever asks: whoever reaches it owns the cluster, and all accounts that jobs run as."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"etcd at {address} answers without authentication, so whoever reaches it could run jobs as anybody: give it TLS "
+            "with --client-cert-auth, or users by `etcdctl auth enable` (docs/operators.md, Several controllers); or say "
+            "`insecure: true` in the section etcd, on a machine that nobody else uses"
+        )
 
 
 class Failure(enum.Enum):
@@ -118,7 +132,38 @@ class Endpoint:
         self.kv, self.lease, self.watch = self._client.kvstub, self._client.leasestub, rpc.WatchStub(channel)
         self._auth = rpc.AuthStub(channel)
         self._token = ""
+        self._closed = access.insecure  # is known to refuse whoever has no credentials; or that need not be
         self._lock = threading.Lock()
+
+    def check_closed(self, timeout_s: float) -> None:
+        """Once, before it is used: does it refuse whoever has no credentials? Raises OpenStore if it answers, and grpc.RpcError
+        if that cannot be found out.
+
+        It is read from with the credentials first. So a connection without a certificate that comes to nothing then was refused.
+        """
+        if self._closed:
+            return
+        timeout_s = max(timeout_s, TOKEN_TIMEOUT_S)
+        asked = self._rpc.RangeRequest(key=b"\0", count_only=True)
+        try:
+            self.kv.Range(asked, timeout=timeout_s, metadata=self.metadata(timeout_s))
+        except grpc_error() as error:
+            if error.code().name != "PERMISSION_DENIED":  # known, and that key is not among those that it may read
+                raise
+        anonymous = Endpoint(
+            self.address, replace(self._access, cert=None, key=None, user="", password="", insecure=True)
+        )
+        try:
+            anonymous.kv.Range(asked, timeout=timeout_s, metadata=(HAS_LEADER,))
+        except grpc_error() as error:
+            refused = "user name is empty" in (error.details() or "")
+            if not refused and (self._access.cert is None or error.code().name != "UNAVAILABLE"):
+                raise
+            self._closed = True
+        else:
+            raise OpenStore(self.address)
+        finally:
+            anonymous.close()
 
     def metadata(self, timeout_s: float) -> tuple[tuple[str, str], ...]:
         """What goes with each call; a token is fetched if one is needed. Raises grpc.RpcError."""
@@ -144,6 +189,13 @@ class Endpoint:
         self._client.close()
 
 
+def grpc_error() -> type[Any]:
+    """What calls raise; gRPC is loaded by those alone who use etcd."""
+    import grpc
+
+    return grpc.RpcError  # type: ignore[no-any-return]
+
+
 Method: TypeAlias = Callable[[Endpoint], Any]  # a stub's method
 
 
@@ -152,10 +204,8 @@ class Connection:
 
     def __init__(self, access: Access) -> None:
         """Connects at the first call. Raises OperatorError if etcd3 is missing or a file of `access` cannot be used."""
-        import grpc
-
         self.rpc: Any = etcd_api.load().etcdrpc
-        self.error: type[Exception] = grpc.RpcError
+        self.error: type[Any] = grpc_error()
         self.access = access
         self._endpoints = [Endpoint(address, access) for address in access.endpoints]
         self._current = 0
@@ -188,6 +238,7 @@ class Connection:
             share_s = left_s / 2 if repeat and untried > 0 else left_s  # a member that is stopped is silent
             sent = False
             try:
+                endpoint.check_closed(share_s)
                 metadata = endpoint.metadata(share_s)
                 sent = True
                 return method(endpoint)(request, timeout=share_s, metadata=metadata)

@@ -28,6 +28,7 @@ class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     user: str | None = None
     password_file: str | None = None
     timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=2.0)] = CALL_TIMEOUT_S
+    insecure: bool = False
 
     def root_of(self, cluster: str) -> str:
         """What the keys of this cluster begin with."""
@@ -60,6 +61,7 @@ class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             cert=path("cert", self.cert),
             key=path("key", self.key),
             timeout_s=self.timeout_s,
+            insecure=self.insecure,
         )
         if self.user is None or self.password_file is None:
             return access

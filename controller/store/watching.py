@@ -11,7 +11,7 @@ import queue
 import threading
 from typing import Any
 
-from .etcd_connection import TOKEN_TIMEOUT_S, Connection, Endpoint, Failure, judge
+from .etcd_connection import TOKEN_TIMEOUT_S, Connection, Endpoint, Failure, OpenStore, judge
 from .interface import Changes, Compacted, Delete, Put
 
 MOST_WAITING = 1024  # revisions; beyond, etcd keeps them
@@ -58,6 +58,8 @@ class EtcdWatch:
             except Compacted as error:
                 self._put(error)
                 return
+            except OpenStore:
+                self._connection.leave(endpoint)  # the next call to it tells
             except self._connection.error as error:
                 if self._closed.is_set():
                     return
@@ -75,6 +77,7 @@ class EtcdWatch:
             )
         )
         ended = threading.Event()
+        endpoint.check_closed(TOKEN_TIMEOUT_S)
         with self._lock:
             if self._closed.is_set():
                 return

@@ -79,7 +79,8 @@ class Several(Cluster):
         self.write(name, cluster="test", name=name, state_directory=str(self.directory / name),
                    listen_clients=self.clients_of(name), listen_agents=f"ipc://{agents}", server_lease_s=server_lease_s,
                    measuring={"way_down": False},
-                   store="etcd", etcd={"endpoints": [f"127.0.0.1:{way.address[1]}" for way in ways]}, **options)  # fmt: skip
+                   store="etcd", etcd={"endpoints": [f"127.0.0.1:{way.address[1]}" for way in ways], "insecure": True},
+                   **options)  # fmt: skip
 
     def clients_of(self, name: str) -> str:
         return f"ipc://{self.sockets}/{name}-clients"

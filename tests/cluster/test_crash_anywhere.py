@@ -75,7 +75,7 @@ class Dying(Cluster):
                 "store": "etcd",
                 "name": "c1",
                 "leader_lease_s": 5,
-                "etcd": {"endpoints": [self._etcd.members[0].endpoint]},
+                "etcd": {"endpoints": [self._etcd.members[0].endpoint], "insecure": True},
             }
         self._lives: collections.Counter[str] = collections.Counter()
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)

@@ -47,7 +47,8 @@ class Moving:
         options = yaml.safe_load(self.file.read_text())
         self.options = {
             "sqlite": options | {"store": "sqlite"},
-            "etcd": options | {"store": "etcd", "etcd": {"endpoints": endpoints, "timeout_s": 2.0, "root": root}},
+            "etcd": options
+            | {"store": "etcd", "etcd": {"endpoints": endpoints, "timeout_s": 2.0, "root": root, "insecure": True}},
         }
         self.with_etcd = cluster.directory / "with_etcd.yaml"  # as `store copy` reads it
         self.with_etcd.write_text(yaml.safe_dump(self.options["etcd"]))

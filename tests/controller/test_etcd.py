@@ -47,7 +47,11 @@ class OnEtcd(_module.Controller):  # type: ignore[misc, name-defined]
         password.chmod(0o600)
         options |= {
             "store": "etcd",
-            "etcd": {"endpoints": [member.endpoint for member in self.etcd.members], "timeout_s": 2.0},
+            "etcd": {
+                "endpoints": [member.endpoint for member in self.etcd.members],
+                "timeout_s": 2.0,
+                "insecure": not self.etcd.tls,
+            },
         }
         if self.etcd.tls:
             ca = str(self.etcd.directory / "ca.pem")

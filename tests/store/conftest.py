@@ -14,7 +14,8 @@ from elasticd.controller.store import SqliteStore
 
 from ..etcds import Etcd, needed
 
-KINDS = {"etcd": {}, "etcd-three": {"size": 3}, "etcd-tls": {"tls": True}}
+CONFORMING = ("etcd", "etcd-three", "etcd-tls")
+KINDS = {"etcd": {}, "etcd-three": {"size": 3}, "etcd-tls": {"tls": True}, "etcd-certificates": {"certificates": True}}
 
 
 class Etcds:
@@ -46,7 +47,7 @@ def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcds]:
     etcds.close()
 
 
-@pytest.fixture(params=["sqlite", *KINDS])
+@pytest.fixture(params=["sqlite", *CONFORMING])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """A store that is empty and may be written to."""
     store: Any
@@ -60,7 +61,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     store.close()
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=CONFORMING)
 def shared(request: pytest.FixtureRequest, etcds: Etcds) -> Iterator[Any]:
     """A function that opens the same store anew; none of what it returns has begun to write."""
     root = f"/elasticctl/{secrets.token_hex(4)}"

@@ -84,7 +84,7 @@ class Cluster:
     def _controller(self, name: str, lease_s: float) -> dict[str, object]:
         members = [f"{self.lab.address(member)}:{CLIENTS_OF_ETCD}" for member in self.members]
         return {
-            **({"name": name, "store": "etcd", "etcd": {"endpoints": members}} if members else {}),
+            **({"name": name, "store": "etcd", "etcd": {"endpoints": members, "insecure": True}} if members else {}),
             "cluster": "torment",
             "state_directory": str(self.disk(name) / "controller"),
             "keys_directory": str(self.directory / "keys"),
