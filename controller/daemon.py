@@ -49,6 +49,7 @@ from .events import (
     Outgoing,
     Reconfigured,
     Record,
+    RecordsRefused,
     ReplyClient,
     SendAgent,
     StandDown,
@@ -60,8 +61,9 @@ from .machine import ControllerMachine
 from .metrics import Watch, figures, standby_figures
 from .reign import Reign
 from .requests.answers import changes as is_change
+from .sealing import Seals
 from .sharing import controllers_of, hearing_of, presence_of, shared_job_keys
-from .store import Deposed, SqliteStore, Store, StoreUnavailable
+from .store import Compacted, Deposed, SqliteStore, Store, StoreUnavailable
 from .store.etcd import EtcdStore
 from .turn import Build, Turn
 
@@ -123,6 +125,7 @@ class ControllerDaemon:
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
         self._reign: Reign | None = None  # None: this controller stands by
         self._candidacy: Candidacy | None = None  # among several; None: it is the only one
+        self._seals: Seals | None = None  # of a store that several share
         self._store: Store = self._open_store(options)
         self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
@@ -139,7 +142,9 @@ class ControllerDaemon:
             return store
         access, root = self._present.etcd, options.etcd.root_of(options.cluster)
         times = leadership(options.leader_lease_s)
-        shared = EtcdStore(access, root)
+        self._seals = seals = Seals(options.keys, options.state)
+        shared = EtcdStore(access, root, seals=seals)
+        seals.look(shared)
         elections = EtcdStore(replace(access, timeout_s=min(access.timeout_s, times.answer_s)), root)
         presence = presence_of(options, time.time())
         self._candidacy = Candidacy(shared, elections, presence, times, hearing_of(options), self._loop.wake)
@@ -225,11 +230,14 @@ class ControllerDaemon:
             case Begin(term, records):
                 try:
                     job_keys = shared_job_keys(self._store, self._state, records)
-                except (Deposed, StoreUnavailable) as error:
+                    assert isinstance(self._store, EtcdStore), "several controllers share etcd"
+                    anew = self._seals is not None and self._seals.settle(self._store)
+                    known = None if anew else records
+                    turn = Turn(self._store, self._build(term), self._clock.now(), self._watch, known)
+                except (Compacted, Deposed, StoreUnavailable) as error:
                     log.warning("term %d cannot begin: %s", term, error)
                     candidacy.resign(term, str(error))
                     return
-                turn = Turn(self._store, self._build(term), self._clock.now(), self._watch, records)
                 self._begin(Reign(turn, job_keys, candidacy.leads))
                 candidacy.built(term)
                 self._tell_role()
@@ -358,6 +366,9 @@ class ControllerDaemon:
 
     def _turn_of(self, reign: Reign) -> None:
         self._look_at_clock(reign)
+        if self._seals is not None and (refused := self._seals.news()):
+            log.error("%s", refused)
+            self._take(reign, RecordsRefused(refused))
         changes, self._changes = self._changes, []
         for change in changes:
             self._take(reign, change)

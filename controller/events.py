@@ -62,6 +62,13 @@ class StoreReturned:
 
 
 @dataclass(frozen=True)
+class RecordsRefused:
+    """The store holds records that no controller has written: they are left out. `text` names them, for people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Fetched:
     """What was to be fetched for a request of a client, or of an agent: values by key; None: there is none (any more)."""
 
@@ -77,7 +84,7 @@ class Reconfigured:
     configured: Scheduler
 
 
-Event = AgentMessage | ClientRequest | Fetched | TimePassed | ClockSet | StoreReturned | Reconfigured
+Event = AgentMessage | ClientRequest | Fetched | TimePassed | ClockSet | StoreReturned | RecordsRefused | Reconfigured
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from .events import (
     Event,
     Fetched,
     Reconfigured,
+    RecordsRefused,
     StoreReturned,
     TimePassed,
 )
@@ -99,6 +100,8 @@ class ControllerMachine:
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
                 self._cluster.tell(now, EventKind.STORE_BACK, None, text)
+            case RecordsRefused(text):
+                self._cluster.tell(now, EventKind.RECORDS_REFUSED, None, text)
             case Reconfigured(settings, configured):
                 self._cluster.settings = settings
                 reconfigured(self._cluster, now, configured)

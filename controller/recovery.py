@@ -136,7 +136,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     for submission in sorted(submitted.values(), key=lambda one: job_number(one.job)):
         _recover_job(cluster, now, submission, states.get(submission.job, JobRecord()), submission.job not in earlier)
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
-    cluster.next_job = max(cluster.first_job, max(map(job_number, submitted), default=0) + 1)
+    cluster.next_job = max(cluster.first_job, max(map(job_number, (*submitted, *states)), default=0) + 1)
     cluster.next_job = max(cluster.next_job, cluster.archive.highest_number + 1)
     cluster.clock_goes_since(trusted_since(cluster.events, now))
     cluster.next_event = max((event.number for event in events), default=0) + 1

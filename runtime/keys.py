@@ -36,6 +36,7 @@ from .directories import OTHERS_READ_OR_WRITE, check_way, read_secret, write_sec
 
 CONTROLLER_FILE = "controller.key"
 KNOWN_FILE = "known.json"
+SEAL_FILE = "store.seal"  # the secret by which controllers know their own records in a store that they share
 JOBS_FILE = "jobs.secret"  # in the controller's state directory
 SECRET_BYTES = 32  # of that file
 Z85_BYTES = 40
@@ -231,6 +232,8 @@ class KeyDirectory:
             if not (self.path / KNOWN_FILE).exists():
                 self._write(())
             write_secret(self.path / CONTROLLER_FILE, pair.secret + b"\n", replace=False)
+            if not (self.path / SEAL_FILE).exists():
+                write_secret(self.path / SEAL_FILE, secrets.token_bytes(SECRET_BYTES))
         return pair
 
     def add(self, principal: str, account: str, out: Path, controller: str | None = None) -> KeyFile:

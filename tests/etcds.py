@@ -113,9 +113,9 @@ class Etcd:
             options |= {"ca": self.directory / "ca.pem", "user": USER, "password": PASSWORD}
         return Access(**options | changes)
 
-    def store(self, root: str, **changes: Any) -> EtcdStore:
+    def store(self, root: str, seals: Any = None, **changes: Any) -> EtcdStore:
         """A store that has not begun to write."""
-        return EtcdStore(self.access(**changes), root)
+        return EtcdStore(self.access(**changes), root, seals=seals)
 
     def wait(self) -> None:
         """Until the cluster writes."""

@@ -59,6 +59,7 @@ class Bench:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in NAMES:
             self._write(name, cluster="bench", name=name, state_directory=str(directory / name),
+                        keys_directory=str(directory / "keys"),
                         listen_clients=self._clients(name), listen_agents=self._agents(name),
                         store="etcd", etcd={"endpoints": self.endpoints, "insecure": True}, leader_lease_s=lease_s)  # fmt: skip
         self._write("agent", server="s1", controller=[self._agents(name) for name in NAMES], cpu_slots=2,

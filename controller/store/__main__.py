@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...protocol.errors import ElasticError, OperatorError
 from .. import config
+from ..sealing import Seals
 from . import copying
 from .etcd import EtcdStore
 from .interface import Store
@@ -63,8 +64,10 @@ def backup(source: str, file: Path) -> None:
         if kind == "sqlite":
             found = copying.contents_of_file(_existing(path))
         else:
-            with _closing(_etcd(path)) as store:
+            shared, seals = _etcd(path)
+            with _closing(shared) as store:
                 found = copying.contents(store)
+            seals.check_whole()
         print(f"{found}")
     copying.write_backup(file, found)
     print(f"{file} holds all of it. Whoever reads it knows the environments of jobs.")
@@ -85,7 +88,7 @@ def _read_for_good(name: str) -> Iterator[copying.Contents]:
     """What a store holds that no controller writes to: SQLite is locked meanwhile, and who writes to etcd is deposed."""
     with _naming(name):
         kind, path = _parsed(name)
-        store: SqliteStore | EtcdStore = SqliteStore(_existing(path)) if kind == "sqlite" else _etcd(path)
+        store, seals = (SqliteStore(_existing(path)), None) if kind == "sqlite" else _etcd(path)
     with _closing(store):
         with _naming(name):
             if isinstance(store, EtcdStore):
@@ -96,6 +99,8 @@ def _read_for_good(name: str) -> Iterator[copying.Contents]:
             found.cluster()
             if isinstance(store, EtcdStore):
                 copying.check_unused(store)  # nor has one come meanwhile
+            if seals is not None:
+                seals.check_whole()
         yield found
 
 
@@ -104,7 +109,7 @@ def _empty(name: str) -> Iterator[Store]:
     """A store that is empty, and may be written to."""
     with _naming(name):
         kind, path = _parsed(name)
-        store: SqliteStore | EtcdStore = SqliteStore(_database(path)) if kind == "sqlite" else _etcd(path)
+        store, _ = (SqliteStore(_database(path)), None) if kind == "sqlite" else _etcd(path)
     with _closing(store):
         with _naming(name):
             copying.check_empty(store)
@@ -134,7 +139,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _etcd(path: Path) -> EtcdStore:
+def _etcd(path: Path) -> tuple[EtcdStore, Seals]:
     """The store that the configuration in `path` names in its section `etcd`, whether or not it is the one in use."""
     import msgspec
 
@@ -142,7 +147,8 @@ def _etcd(path: Path) -> EtcdStore:
     access = config.etcd_of(msgspec.structs.replace(options, store="etcd"), path)
     assert access is not None
     assert options.etcd is not None
-    return EtcdStore(access, options.etcd.root_of(options.cluster))
+    seals = Seals(options.keys, options.state)
+    return EtcdStore(access, options.etcd.root_of(options.cluster), seals=seals), seals
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from . import journal
@@ -31,6 +31,7 @@ from .interface import (
     Put,
     PutLeased,
     Record,
+    Sealing,
     StoreUnavailable,
 )
 from .watching import EtcdWatch
@@ -58,9 +59,12 @@ class Bounds:
 class EtcdStore:
     """`interface.SharedStore` in the keys of one etcd cluster that begin with `root` and a slash."""
 
-    def __init__(self, access: Access | Connection, root: str, bounds: Bounds = Bounds()) -> None:
-        """Connects when it is first used, unless it is given a connection, which it closes. Raises OperatorError if etcd3 is
-        missing, or a file of `access` cannot be used."""
+    def __init__(
+        self, access: Access | Connection, root: str, bounds: Bounds = Bounds(), seals: Sealing | None = None
+    ) -> None:
+        """Connects when it is first used, unless it is given a connection, which it closes. `seals`: records that do not count by
+        these are absent. Raises OperatorError if etcd3 is missing, or a file of `access` cannot be used."""
+        self._seals = seals
         self._connection = access if isinstance(access, Connection) else Connection(access)
         self._rpc = self._connection.rpc
         self._root = root
@@ -69,7 +73,7 @@ class EtcdStore:
         self._marker_key = f"{root}/marker".encode()
         self._pieces = f"{root}/pieces/".encode()
         self._ballast_key = f"{root}/ballast".encode()
-        overhead = WRITE_BYTES + len(self._data)
+        overhead = WRITE_BYTES + len(self._data) + (seals.overhead_bytes if seals is not None else 0)
         self._limits = Limits(bounds.operations, bounds.request_bytes - HEAD_BYTES, overhead)
         self._piece_bytes = bounds.piece_bytes
         self._writer = secrets.token_bytes(16)
@@ -85,7 +89,7 @@ class EtcdStore:
 
     def get(self, key: str) -> Record | None:
         answer = self._range(self._rpc.RangeRequest(key=self._key(key)))
-        return self._record(answer.kvs[0]) if answer.kvs else None
+        return next(iter(self._opened(answer.kvs)), None)
 
     def list(self, prefix: str) -> Listing:
         return self._listed(self._key(prefix), self._key(prefix) + PREFIX_END)
@@ -99,6 +103,10 @@ class EtcdStore:
 
     def pages(self, first: str, end: str) -> Iterator[Listing]:
         return self._paged(self._key(first), self._key(end))
+
+    def pages_as_stored(self, first: str, end: str) -> Iterator[Listing]:
+        """The same as `pages`, with values as they are in etcd, whatever the seals say."""
+        return self._paged(self._key(first), self._key(end), as_stored=True)
 
     def is_whole(self, revision: int) -> bool:
         """Is every commit either made or not, as of `revision`? Of a large one, a part may have been carried out by then."""
@@ -116,7 +124,7 @@ class EtcdStore:
                 return Listing(tuple(records), revision)
         raise StoreUnavailable(f"{self._root} in etcd: its history is forgotten faster than it can be read")
 
-    def _paged(self, first: bytes, end: bytes, keys_only: bool = False) -> Iterator[Listing]:
+    def _paged(self, first: bytes, end: bytes, keys_only: bool = False, as_stored: bool = False) -> Iterator[Listing]:
         most = KEYS_OF_A_PAGE if keys_only else FIRST_PAGE
         revision = 0  # the newest
         while True:
@@ -128,7 +136,8 @@ class EtcdStore:
                 asked = self._rpc.RangeRequest(key=first, limit=1, count_only=True)
             answer = self._range(asked)
             revision = revision or answer.header.revision
-            yield Listing(tuple(self._record(kv) for kv in answer.kvs), revision)
+            found = map(self._record, answer.kvs) if keys_only or as_stored else self._opened(answer.kvs)
+            yield Listing(tuple(found), revision)
             if not answer.more:
                 return
             first = answer.kvs[-1].key + b"\x00"
@@ -145,6 +154,13 @@ class EtcdStore:
     def _record(self, kv: Any) -> Record:
         return Record(kv.key[len(self._data) :].decode(), kv.value, kv.mod_revision, kv.lease)
 
+    def _opened(self, kvs: Iterable[Any]) -> Iterator[Record]:
+        """Those that count."""
+        for record in map(self._record, kvs):
+            value = record.value if self._seals is None else self._seals.opened(record.key, record.value)
+            if value is not None:
+                yield record if value is record.value else replace(record, value=value)
+
     # -- writing
 
     def begin(self, guard: If | None = None) -> int:
@@ -154,6 +170,8 @@ class EtcdStore:
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | PutLeased | Delete]) -> int | None:
         if self._fence is None:
             raise Deposed(REPLACED)
+        if self._seals is not None:
+            writes = self._seals.written(writes)
         own, compared = self._own(self._fence), list(map(self._comparison, conditions))
         if self._fit(writes):
             return self._transact(own, compared, list(map(self._operation, writes)))
@@ -319,7 +337,7 @@ class EtcdStore:
 
     def watch(self, prefix: str, revision: int) -> EtcdWatch:
         first = self._key(prefix) if prefix else f"{self._root}/".encode()
-        watch = EtcdWatch(self._connection, first, first + PREFIX_END, self._data, revision)
+        watch = EtcdWatch(self._connection, first, first + PREFIX_END, self._data, revision, self._seals)
         self._watches.append(watch)
         return watch
 

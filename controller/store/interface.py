@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...protocol.errors import OperatorError
 
@@ -171,6 +171,18 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release the store. It must not be used afterwards."""
+
+
+class Sealing(Protocol):
+    """Shows which records were written by controllers (`controller.seal`). For several threads."""
+
+    overhead_bytes: int  # of a sealed value
+
+    def written(self, writes: Sequence[Any]) -> Sequence[Any]:
+        """What is stored for these writes."""
+
+    def opened(self, key: str, stored: bytes) -> bytes | None:
+        """The value of a record; None: the record does not count."""
 
 
 class Watch(Protocol):

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from .etcd_connection import TOKEN_TIMEOUT_S, Connection, Endpoint, Failure, OpenStore, judge
-from .interface import Changes, Compacted, Delete, Put
+from .interface import Changes, Compacted, Delete, Put, Sealing
 
 MOST_WAITING = 1024  # revisions; beyond, etcd keeps them
 AGAIN_S = 0.2  # between two streams
@@ -22,7 +22,16 @@ DELETED = 1  # the type of an event
 class EtcdWatch:
     """`interface.Watch` of the keys from `first` up to `end`; of those that begin with `data`, what follows is told."""
 
-    def __init__(self, connection: Connection, first: bytes, end: bytes, data: bytes, revision: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        first: bytes,
+        end: bytes,
+        data: bytes,
+        revision: int,
+        seals: Sealing | None = None,
+    ) -> None:
+        self._seals = seals
         self._connection, self._rpc = connection, connection.rpc
         self._first, self._end, self._data = first, end, data
         self._revision = revision  # the next
@@ -100,7 +109,10 @@ class EtcdWatch:
         for event in events:
             if event.kv.key.startswith(self._data):
                 key = event.kv.key[len(self._data) :].decode()
-                yield Delete(key) if event.type == DELETED else Put(key, event.kv.value)
+                value = None if event.type == DELETED else event.kv.value
+                if value is not None and self._seals is not None:
+                    value = self._seals.opened(key, value)
+                yield Delete(key) if value is None else Put(key, value)
 
     def _put(self, found: Changes | Compacted) -> None:
         while not self._closed.is_set():

@@ -375,6 +375,7 @@ class EventKind(enum.Enum):
     POLICY_FAILED = "policy-failed"
     STORE_BACK = "store-back"
     STORE_OLD = "store-old"  # restored from a backup
+    RECORDS_REFUSED = "records-refused"  # somebody else than a controller has written to the store
     OTHER = "other"  # of a later version, which knows more kinds: its text says what it is
 
     @classmethod

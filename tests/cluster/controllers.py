@@ -77,6 +77,7 @@ class Several(Cluster):
         agents = f"{self.sockets}/{name}-agents"
         self.to_controller[name] = Forwarder(f"{self.sockets}/to-{name}", agents)
         self.write(name, cluster="test", name=name, state_directory=str(self.directory / name),
+                   keys_directory=str(self.directory / "keys"),
                    listen_clients=self.clients_of(name), listen_agents=f"ipc://{agents}", server_lease_s=server_lease_s,
                    measuring={"way_down": False},
                    store="etcd", etcd={"endpoints": [f"127.0.0.1:{way.address[1]}" for way in ways], "insecure": True},

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ import pytest
 import yaml
 
 from elasticd.controller import config
+from elasticd.controller.jobs.records import Submission
+from elasticd.controller.records import submission_key
+from elasticd.controller.seal import HEAD_BYTES
 from elasticd.controller.store import etcd_api
+from elasticd.controller.store.interface import Put
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.messages import Envelope, GetJob, Ping, Refused, StartWorker, Submit, Submitted, WorkerReport
-from elasticd.protocol.model import JobPhase, WorkerPhase
+from elasticd.protocol.model import JobId, JobPhase, WorkerPhase
 
 from ..etcds import PASSWORD, USER, Etcd, needed
 
@@ -146,6 +151,31 @@ def test_a_controller_that_cannot_reach_etcd_says_so_and_waits_for_it(controller
     etcd.members[0].start()
     _until_it_leads(controller)
     assert "Traceback" not in controller.log()
+
+
+def test_alices_pending_job_that_was_rewritten_to_run_as_carol_does_not_run(controller: Any, etcd: Etcd) -> None:
+    jobs = [JobId(controller.ask(Submit(spec=SPEC)).job) for _ in range(2)]
+    controller.process.send_signal(signal.SIGTERM)
+    assert controller.process.wait(PATIENCE_S) == 0
+    with closing(etcd.store("/elasticctl/test")) as outside:
+        outside.begin()
+        found = outside.get(submission_key(jobs[0]))
+        assert found is not None
+        alices = msgspec.msgpack.decode(found.value[HEAD_BYTES:], type=Submission)
+        carols = msgspec.msgpack.encode(msgspec.structs.replace(alices, owner="carol", account="carol"))
+        for key in (submission_key(jobs[0]), submission_key(JobId("evil-9"))):
+            outside.commit((), [Put(key, found.value[:HEAD_BYTES] + carols)])
+    controller.start()
+    _until_it_leads(controller)
+    assert isinstance(controller.ask(GetJob(job=jobs[0])), Refused)
+    assert isinstance(controller.ask(GetJob(job=JobId("evil-9"))), Refused)
+    assert not isinstance(controller.ask(GetJob(job=jobs[1])), Refused)
+    controller.hello()
+    assert controller.hear(StartWorker).job == jobs[1]
+    assert f"'{submission_key(jobs[0])}' (its seal does not fit its contents)" in controller.log()
+    assert controller.ask(Submit(spec=SPEC)).job not in jobs
+    with closing(etcd.store("/elasticctl/test")) as outside:
+        assert any(b"records-refused" in record.value for record in outside.list("/events/").records)
 
 
 def _until_it_leads(controller: Any) -> None:
