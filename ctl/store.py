@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from . import etcdcerts
+
 STORE = "sqlite:PATH (a controller's state directory or database), or etcd:FILE (a controller's configuration)."
 
 
@@ -16,11 +18,11 @@ def add_to(root: typer.Typer) -> None:
     """Register this file's commands."""
     app = typer.Typer(
         name="store",
-        help="Copy, back up and restore what a controller remembers.",
+        help="Copy, back up and restore what a controller remembers; certificates for etcd.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
-    for command in (copy, backup, restore):
+    for command in (copy, backup, restore, certs):
         app.command()(command)
     root.add_typer(app)
 
@@ -47,6 +49,22 @@ def restore(
 ) -> None:
     """Bring a backup into an empty store, and say what that means for jobs that have gone on since."""
     _run("restore", str(file), target)
+
+
+def certs(
+    directory: Annotated[Path, typer.Argument(help="Where they go. What is there is kept.")],
+    member: Annotated[list[str], typer.Option(help="A machine with etcd: NAME=ADDRESS[,ADDRESS...]. May be repeated.")],
+    controller: Annotated[
+        list[str] | None, typer.Option(help="A controller's name. May be repeated; default: those of the members.")
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="The name in controller.yaml.")] = "local",
+) -> None:
+    """Make certificates for etcd and its controllers, and say where they go and which rights they are given."""
+    members = [etcdcerts.Member.parsed(text) for text in member]
+    controllers = controller or [one.name for one in members]
+    made = etcdcerts.make(directory.absolute(), members, controllers)
+    print(f"{directory}: made {', '.join(path.name for path in made) or 'nothing: all of it is there'}\n")
+    print(etcdcerts.advice(directory.absolute(), members, controllers, f"/elasticctl/{cluster}"))
 
 
 def _run(*words: str) -> None:

@@ -71,6 +71,7 @@ class Etcd:
     size: int = 1
     tls: bool = False
     certificates: bool = False
+    made: bool = False  # the certificates are there already
     options: tuple[str, ...] = ()
     members: list[Member] = field(default_factory=list)
 
@@ -78,7 +79,7 @@ class Etcd:
         ports = _free_ports(2 * self.size)
         encrypted = self.tls or self.certificates
         scheme = "https" if encrypted else "http"
-        if encrypted:
+        if encrypted and not self.made:
             _make_certificates(self.directory)
         peers = ",".join(f"m{number}=http://127.0.0.1:{ports[2 * number + 1]}" for number in range(self.size))
         for number in range(self.size):
