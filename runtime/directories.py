@@ -110,3 +110,23 @@ def write_secret(path: Path, data: bytes, replace: bool = True) -> None:
         raise OperatorError(f"{path}: {reason}") from None
     finally:
         os.close(directory)
+
+
+def give_to_owner(path: Path) -> None:
+    """A file that root has made in somebody else's directory belongs to the owner of that directory from now on.
+
+    Nothing changes if it is missing or is not root's own regular file, or if others may write to the directory. Raises OSError.
+    """
+    owner = path.parent.stat()
+    if os.getuid() != 0 or owner.st_uid == 0 or owner.st_mode & OTHERS_WRITE:
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == 0 and found.st_nlink == 1:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(descriptor)

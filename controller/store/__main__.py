@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...protocol.errors import ElasticError, OperatorError
+from ...runtime.directories import give_to_owner
 from .. import config
 from ..sealing import Seals
 from . import copying
@@ -88,7 +89,7 @@ def _read_for_good(name: str) -> Iterator[copying.Contents]:
     """What a store holds that no controller writes to: SQLite is locked meanwhile, and who writes to etcd is deposed."""
     with _naming(name):
         kind, path = _parsed(name)
-        store, seals = (SqliteStore(_existing(path)), None) if kind == "sqlite" else _etcd(path)
+        store, seals = (_sqlite(_existing(path)), None) if kind == "sqlite" else _etcd(path)
     with _closing(store):
         with _naming(name):
             if isinstance(store, EtcdStore):
@@ -109,7 +110,7 @@ def _empty(name: str) -> Iterator[Store]:
     """A store that is empty, and may be written to."""
     with _naming(name):
         kind, path = _parsed(name)
-        store, _ = (SqliteStore(_database(path)), None) if kind == "sqlite" else _etcd(path)
+        store, _ = (_sqlite(_database(path)), None) if kind == "sqlite" else _etcd(path)
     with _closing(store):
         with _naming(name):
             copying.check_empty(store)
@@ -137,6 +138,18 @@ def _existing(path: Path) -> Path:
     if not path.is_file():
         raise OperatorError("there is no such file")
     return path
+
+
+def _sqlite(path: Path) -> SqliteStore:
+    """The database in `path`. Where root opens it in somebody else's directory, its files belong to the owner of the directory
+    from the beginning: the controller, which runs as that user, has to read them."""
+    try:
+        store = SqliteStore(path)
+        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}.lock"):
+            give_to_owner(path.with_name(name))
+    except OSError as error:
+        raise OperatorError(error.strerror or str(error)) from None
+    return store
 
 
 def _etcd(path: Path) -> tuple[EtcdStore, Seals]:

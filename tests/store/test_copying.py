@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import secrets
 import stat
 import subprocess
@@ -18,6 +19,7 @@ import yaml
 from elasticd.controller.records import CLUSTER_KEY, ClusterRecord
 from elasticd.controller.store import Deposed, Put, PutLeased, SqliteStore, StoreUnavailable
 from elasticd.controller.store.__main__ import main
+from elasticd.runtime.directories import give_to_owner
 
 from ..etcds import PASSWORD, USER
 
@@ -198,3 +200,29 @@ def test_an_interrupted_copy_leaves_an_empty_store(shared: Any, monkeypatch: pyt
     after = shared()
     after.begin()
     assert after.keys("") == ()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes files for others")
+def test_what_root_restores_belongs_to_the_service_that_is_to_read_it(filled: Path, tmp_path: Path) -> None:
+    assert elasticctl("backup", f"sqlite:{filled}", tmp_path / "kept").returncode == 0
+    state = tmp_path / "of_the_service"
+    state.mkdir(mode=0o700)
+    os.chown(state, 12_345, 12_345)
+    assert elasticctl("restore", tmp_path / "kept", f"sqlite:{state}").returncode == 0
+    found = {file.name: (file.stat().st_uid, file.stat().st_gid) for file in state.iterdir()}
+    assert "cluster.db" in found
+    assert set(found.values()) == {(12_345, 12_345)}, found
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes files for others")
+def test_a_link_in_the_services_directory_gives_no_file_of_roots_away(tmp_path: Path) -> None:
+    state, secret = tmp_path / "of_the_service", tmp_path / "secret"
+    state.mkdir(mode=0o700)
+    secret.write_text("root's")
+    os.link(secret, state / "cluster.db-shm")
+    (state / "cluster.db-wal").symlink_to(secret)
+    os.chown(state, 12_345, 12_345)
+    give_to_owner(state / "cluster.db-shm")
+    with pytest.raises(OSError, match="symbolic links"):
+        give_to_owner(state / "cluster.db-wal")
+    assert secret.stat().st_uid == 0
