@@ -153,6 +153,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cpu_affinity: bool = True
     worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
     metrics_address: str | None = None
+    metrics_token_file: str | None = None
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"

@@ -541,6 +541,6 @@ def _exporter(options: AgentConfig, wake: Callable[[], None]) -> Exporter | None
     """Whoever does not want figures does not load what serves them."""
     if options.metrics_address is None:
         return None
-    from ..runtime.metrics import Exporter
+    from ..runtime.metrics import Exporter, read_token
 
-    return Exporter(options.metrics_address, wake)
+    return Exporter(options.metrics_address, wake, read_token(options.metrics_token_file))

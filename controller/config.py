@@ -89,6 +89,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     history: HistoryConfig = HistoryConfig()
     open_jobs_per_user: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     metrics_address: str | None = None
+    metrics_token_file: str | None = None
     metrics_jobs: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
     profiles: tuple[str, ...] = ()
     profiles_gpu_type: str | None = None

@@ -435,9 +435,9 @@ def _exporter(options: ControllerConfig, wake: Callable[[], None]) -> Exporter |
     """Whoever does not want figures does not load what serves them."""
     if options.metrics_address is None:
         return None
-    from ..runtime.metrics import Exporter
+    from ..runtime.metrics import Exporter, read_token
 
-    return Exporter(options.metrics_address, wake)
+    return Exporter(options.metrics_address, wake, read_token(options.metrics_token_file))
 
 
 def _settings(present: Configuration, incarnation: str, term: int) -> Settings:

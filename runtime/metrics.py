@@ -7,12 +7,14 @@ for a few seconds at most, and they touch nothing that the loop uses. A reader m
 which sees that in its next turn, and publishes plain values. If the loop does not come to it in time, the last ones are served,
 with their age. Figures that were made a moment ago are served again: many readers cost the loop no more than one.
 
-It is HTTP without identity or encryption: whoever reaches the address reads everything (docs/metrics.md says what that is). So
-there is none unless an operator names one.
+It is HTTP without encryption. One path is answered (`PATH`). Where the operator has set a token, a reader has to send it;
+without one whoever reaches the address reads everything (docs/metrics.md says what that is). So nothing listens unless an
+operator names an address.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import socket
 import socketserver
@@ -20,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import HTTPServer
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -30,10 +33,13 @@ from prometheus_client.registry import Collector
 from ..protocol.errors import OperatorError
 from ..protocol.figures import Distribution, Figure, Kind
 from .config import host_and_port
+from .directories import read_secret
 
 log = logging.getLogger(__name__)
 
 PREFIX = "elasticctl_"
+PATH = "/metrics"
+MOST_TOKEN = 1024  # characters
 AGE = "figures_age_seconds"
 FRESH_S = 1.0  # figures that are no older are served again
 PATIENCE_S = 2.0  # with the loop
@@ -44,8 +50,9 @@ MOST_READERS = 8  # at once; others are turned away
 class Exporter:
     """An address at which figures can be read. `publish` is for the loop; all else happens in other threads."""
 
-    def __init__(self, address: str, wake: Callable[[], None]) -> None:
-        """`wake` makes the loop turn once more. Raises OperatorError if nobody can listen there."""
+    def __init__(self, address: str, wake: Callable[[], None], token: str = "") -> None:
+        """`wake` makes the loop turn once more. `token`: readers have to send it; "": they need none. Raises OperatorError if
+        nobody can listen there."""
         self.wanted = False  # the loop is to publish
         self._wake = wake
         self._changed = threading.Condition()
@@ -56,7 +63,7 @@ class Exporter:
         ProcessCollector(registry=registry)
         host, port = host_and_port("metrics_address", address)
         try:
-            self._server = _Server(host, port, registry)
+            self._server = _Server(host, port, registry, token)
         except (OSError, OverflowError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise OperatorError(f"metrics_address: {address}: {reason}") from None
@@ -64,7 +71,11 @@ class Exporter:
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         log.info(
-            "metrics at http://%s:%d/metrics, for whoever reaches that", f"[{host}]" if ":" in host else host, self.port
+            "metrics at http://%s:%d%s, for whoever %s",
+            f"[{host}]" if ":" in host else host,
+            self.port,
+            PATH,
+            "has the token" if token else "reaches that",
         )
 
     def publish(self, figures: Sequence[Figure]) -> None:
@@ -128,20 +139,62 @@ def _family(figure: Figure) -> Metric:
     return found
 
 
+def read_token(file: str | None) -> str:
+    """The token in the file that an operator has named; "": none is named. Raises OperatorError if it cannot be used."""
+    if file is None:
+        return ""
+    path = Path(file).expanduser()
+    try:
+        token = read_secret(path).decode("ascii").strip()
+    except OperatorError as error:
+        raise OperatorError(f"metrics_token_file: {error}") from None
+    except UnicodeDecodeError:
+        token = ""
+    if not 0 < len(token) <= MOST_TOKEN or not token.isprintable() or " " in token:
+        raise OperatorError(
+            f"metrics_token_file: {path}: a token is one word of 1 to {MOST_TOKEN} ASCII characters: `openssl rand -hex 32`"
+        )
+    return token
+
+
+class _Handler(MetricsHandler):
+    """Answers one path, to whoever sends the token if there is one."""
+
+    timeout = READER_S
+    server_version = "elasticctl"
+    token = ""
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != PATH:
+            self._refuse(404, f"figures are at {PATH}\n")
+        elif self.token and not self._has_token():
+            self._refuse(401, "a token is needed: Authorization: Bearer TOKEN\n", ("WWW-Authenticate", "Bearer"))
+        else:
+            super().do_GET()
+
+    def _has_token(self) -> bool:
+        kind, _, sent = (self.headers.get("Authorization") or "").partition(" ")
+        return kind.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), self.token.encode())
+
+    def _refuse(self, status: int, text: str, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (("Content-Type", "text/plain"), ("Content-Length", str(len(text))), *headers):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
     """A few readers at once, each with little time."""
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, token: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._free = threading.BoundedSemaphore(MOST_READERS)
         self._since: dict[Any, float] = {}  # when each reader has come
-        handler = MetricsHandler.factory(registry)
-        super().__init__(
-            (host, port), type("Handler", (handler,), {"timeout": READER_S, "server_version": "elasticctl"})
-        )
+        super().__init__((host, port), type("Handler", (_Handler,), {"registry": registry, "token": token}))
 
     def server_bind(self) -> None:
         """Without asking for the host's name, as HTTPServer does: that may take long."""

@@ -106,6 +106,47 @@ def test_all_kinds_of_figures_are_read_as_they_are(made: Callable[..., Loop]) ->
     assert found[PREFIX + 'jobs,phase=of "x"\n'] == 2
 
 
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/metrics/x", "/debug", "/%6detrics"])
+def test_one_path_is_answered_and_others_are_not(made: Callable[..., Loop], path: str) -> None:
+    loop = made(counter("steps", "Steps.", 3))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        read(loop.exporter.port, path)
+    assert refused.value.code == 404
+    assert PREFIX not in refused.value.read().decode()
+    assert PREFIX + "steps_total" in values(read(loop.exporter.port))
+
+
+def test_figures_are_for_those_who_send_the_token(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("a-long-word\n")
+    file.chmod(0o600)
+    exporter = Exporter("127.0.0.1:0", lambda: None, metrics.read_token(str(file)))
+    exporter.publish([counter("steps", "Steps.", 3)])
+    try:
+        for header in ({}, {"Authorization": "Bearer a-long-wor"}, {"Authorization": "Basic a-long-word"}):
+            asked = urllib.request.Request(f"http://127.0.0.1:{exporter.port}/metrics", headers=header)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(asked, timeout=PATIENCE_S)
+            assert refused.value.code == 401
+            assert PREFIX not in refused.value.read().decode()
+        header = {"Authorization": "Bearer a-long-word"}
+        asked = urllib.request.Request(f"http://127.0.0.1:{exporter.port}/metrics", headers=header)
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+            assert PREFIX + "steps_total" in answer.read().decode()
+    finally:
+        exporter.close()
+
+
+@pytest.mark.parametrize(("text", "mode"), [("", 0o600), ("two words", 0o600), ("word", 0o644)])
+def test_a_token_that_protects_nothing_is_refused(tmp_path: Path, text: str, mode: int) -> None:
+    file = tmp_path / "token"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(OperatorError, match="metrics_token_file"):
+        metrics.read_token(str(file))
+    assert metrics.read_token(None) == ""
+
+
 def test_a_label_with_very_many_values_is_bounded() -> None:
     figure = labelled(Kind.GAUGE, "jobs", "Jobs.", "job", {f"j{number}": 1.0 for number in range(10 * MOST_VALUES)})
     assert len(figure.samples) == MOST_VALUES
