@@ -102,6 +102,7 @@ class Doubt:
 
     times: int
     kind: str  # of the job, which may be over long since
+    owner: str = ""  # of the job
 
 
 @dataclass

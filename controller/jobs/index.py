@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId
@@ -132,6 +132,11 @@ class Index:
         """How many live jobs are of this user (`Job.user`)."""
         self._catch_up()
         return self._of_user.get(user, 0)
+
+    def others_than(self, owners: Collection[str]) -> bool:
+        """Has anybody live jobs who is none of these?"""
+        self._catch_up()
+        return any(owner not in owners for owner in self._of_owner)
 
     def of_owner(self, owner: str) -> int:
         """How many live jobs the principal of this name has submitted."""

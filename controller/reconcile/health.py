@@ -17,7 +17,7 @@ Nothing of it is recorded: a controller that has just started tries each server,
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from ...protocol.messages import EventKind
@@ -39,6 +39,7 @@ JOBS_THAT_FAIL_ON_GPU = 2  # on one GPU, likewise, while other GPUs of its serve
 TRIES_ON_ONE_SERVER = 4  # of a job that gets no other
 TRIES_IF_LATE = 1  # of a job that gets no other, where each takes as long as a worker may
 TRIES_IN_DOUBT = 7  # of such a job, where the server fails other jobs, too: five minutes with the times between
+OWNERS_THAT_AGREE = 2  # of such jobs, where more than one has jobs that are not over
 KEPT_DOUBTS = 16
 DIVERGED_BACK_OFF_S = 60.0  # of a GPU where a worker has come to differ from the others of its job
 SERVERS_TOLD = 8
@@ -168,7 +169,8 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     """A worker has ended with the script's exit code before it trained: is its server to blame? Then the server backs off.
 
     It is where the same job's workers come as far as their loop on other servers, for the second time (at once, if the job has
-    never trained: it would fail for good), or where several jobs in a row have failed so which have not failed elsewhere.
+    never trained: it would fail for good), or where several jobs in a row have failed so, of several
+    owners (`_agree`), which have not failed elsewhere.
     A server that is the only one is never to blame: there would be nothing to compare it with.
     """
     server = entry.gpu.server
@@ -181,15 +183,22 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     enough = FAILURES_OF_A_JOB if job.record.progressed else 1
     comparable = _has_run_elsewhere(job, server) and health.doubts[job.id].times >= enough
     unlike = [name for name in health.doubts if not _fails_elsewhere(cluster, name, server)]
-    if not comparable and not (job.id in unlike and len(unlike) >= JOBS_THAT_FAIL):
+    if not comparable and not (job.id in unlike and _agree(cluster, health, unlike, JOBS_THAT_FAIL)):
         return False
     start_failed(cluster, now, server, reason, suspected=True)
     return True
 
 
+def _agree(cluster: Cluster, health: Health, jobs: Sequence[JobId], enough: int) -> bool:
+    """Have so many jobs failed there, and of more than one owner? One user's scripts alone take no GPUs from other users; where
+    nobody else has jobs, they take them from nobody."""
+    owners = {health.doubts[job].owner for job in jobs}
+    return len(jobs) >= enough and (len(owners) >= OWNERS_THAT_AGREE or not cluster.index.others_than(owners))
+
+
 def _doubt(health: Health, job: Job) -> None:
     before = health.doubts.pop(job.id, None)
-    health.doubts[job.id] = Doubt((before.times if before is not None else 0) + 1, job.kind)
+    health.doubts[job.id] = Doubt((before.times if before is not None else 0) + 1, job.kind, job.submission.owner)
     while len(health.doubts) > KEPT_DOUBTS:
         del health.doubts[next(iter(health.doubts))]
 
@@ -198,8 +207,8 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     """Is it this GPU alone? It then backs off.
 
     It is where other GPUs of its server work, and either this job, which has never trained, has come as far as its loop on one
-    of them, or jobs in a row have failed here which have failed on no other GPU. If another GPU of the server has been left
-    alone for that already, it is rather the server. A job that has trained, and whose newcomers fail, does not grow (`ends`).
+    of them, or jobs in a row, of several owners (`_agree`), have failed here which have failed on no other GPU. If another GPU of
+    the server has been left alone for that already, it is rather the server. A job that has trained, and whose newcomers fail, does not grow (`ends`).
     """
     if entry.gpus:  # it has several, and nobody knows which
         return False
@@ -217,7 +226,7 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
         return False
     comparable = job.id in beside and not job.record.progressed
     unlike = [name for name in health.doubts if not _fails_on_another(cluster, name, gpu)]
-    if not comparable and not (job.id in unlike and len(unlike) >= JOBS_THAT_FAIL_ON_GPU):
+    if not comparable and not (job.id in unlike and _agree(cluster, health, unlike, JOBS_THAT_FAIL_ON_GPU)):
         return False
     _back_off(now, health, suspected=True)
     health.reason = f"workers fail at their start there, while other GPUs of the server work: {reason}"

@@ -284,6 +284,26 @@ def test_a_gpu_where_jobs_fail_at_their_start_while_others_work_is_left_alone():
     assert second.record.workers[0].gpu != gpu
 
 
+def test_scripts_of_one_user_that_fail_take_no_gpu_from_other_users():
+    alice, bob = (Principal(role=Role.USER, name=name, account=name) for name in ("alice", "bob"))
+    world = World({"s1": 3})
+    job = world.submit(job_spec("works", 1, 1), who=bob)
+    world.settle(job.id)
+    for number in range(4):
+        failing = world.submit(job_spec(f"wrong{number}", 1, 1), who=alice)
+        (worker,) = world.running(failing.id)
+        gpu = failing.record.workers[0].gpu
+        world.exit(worker, 1, "exit code 1: ValueError")
+        assert failing.record.phase is JobPhase.FAILED
+        assert not servers(world)["s1"].barred
+    second = world.submit(job_spec("second", 1, 1), who=bob)
+    (worker,) = world.running(second.id)
+    assert second.record.workers[0].gpu == gpu
+    world.exit(worker, 1, "exit code 1: CUDA initialization error")
+    assert gpu.index in servers(world)["s1"].barred, "two users agree"
+    assert second.record.phase is not JobPhase.FAILED
+
+
 def test_an_agent_that_tells_nonsense_bars_nothing_else():
     world = World({"s1": 1})
     odd = [trouble(7), trouble(0, code=""), trouble(0, code="x" * 100), trouble(-1), trouble(0, code="a\nb")]
