@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError
+from ..protocol.limits import MAX_PRIORITY, PRIORITIES
 from ..protocol.messages import (
     Acknowledged,
     Answer,
@@ -126,6 +127,8 @@ class Settings:
     profiles: Profiles = field(default_factory=dict)
     keeping: Keeping = Keeping()
     open_jobs_per_user: int = 10_000
+    user_priority: int = PRIORITIES["high"]  # the greatest that a user may give a job
+    operator_priority: int = MAX_PRIORITY  # that an operator may
     reserve_after_s: float = 600.0  # for so long a job waits without a reservation
 
 

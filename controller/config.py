@@ -13,6 +13,7 @@ import msgspec
 
 from .. import __version__
 from ..protocol.errors import OperatorError, UserError
+from ..protocol.limits import MAX_PRIORITY, PRIORITIES
 from ..protocol.times import (
     DEATHS_IN_VAIN,
     LEADER_LEASE_S,
@@ -36,6 +37,8 @@ from .store.opening import EtcdConfig
 
 ControllerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ClusterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+Priority = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)]
 
 
 class MeasuringConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +91,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     reserve_after_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 600.0
     history: HistoryConfig = HistoryConfig()
     open_jobs_per_user: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    user_priority: Priority = PRIORITIES["high"]
+    operator_priority: Priority = MAX_PRIORITY
     metrics_address: str | None = None
     metrics_token_file: str | None = None
     metrics_jobs: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
@@ -167,6 +172,8 @@ RELOADED = frozenset(
         "reserve_after_s",
         "history",
         "open_jobs_per_user",
+        "user_priority",
+        "operator_priority",
         "profiles",
         "profiles_gpu_type",
         "log_file",

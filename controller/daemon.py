@@ -454,6 +454,8 @@ def _settings(present: Configuration, incarnation: str, term: int) -> Settings:
         profiles=present.profiles,
         keeping=options.keeping,
         open_jobs_per_user=options.open_jobs_per_user,
+        user_priority=options.user_priority,
+        operator_priority=options.operator_priority,
         reserve_after_s=options.reserve_after_s,
     )
 

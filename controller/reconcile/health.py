@@ -208,7 +208,8 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
 
     It is where other GPUs of its server work, and either this job, which has never trained, has come as far as its loop on one
     of them, or jobs in a row, of several owners (`_agree`), have failed here which have failed on no other GPU. If another GPU of
-    the server has been left alone for that already, it is rather the server. A job that has trained, and whose newcomers fail, does not grow (`ends`).
+    the server has been left alone for that already, it is rather the server. A job that has trained, and whose newcomers
+    fail, does not grow (`ends`).
     """
     if entry.gpus:  # it has several, and nobody knows which
         return False

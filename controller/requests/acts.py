@@ -140,12 +140,25 @@ def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) 
 
 def _refusal(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
     """Why a job is not taken in, whatever its deadline; "": it is."""
-    return _never_fits(cluster, spec) or _beyond_bounds(cluster, who, spec)
+    return _too_urgent(cluster, who, spec) or _never_fits(cluster, spec) or _beyond_bounds(cluster, who, spec)
 
 
 def _beyond_bounds(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
     """Why there are too many jobs for one more; "": there are not."""
     return _too_many(cluster, who) or _beyond_quota(cluster, spec.user or who.name) or _admission_refusal(cluster, spec)
+
+
+def _too_urgent(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
+    """Why the job may not have its priority; "": it may."""
+    settings = cluster.settings
+    operator = who.role is Role.OPERATOR
+    most = settings.operator_priority if operator else settings.user_priority
+    if spec.priority <= most:
+        return ""
+    option = "operator_priority" if operator else "user_priority"
+    return (
+        f"its priority is {spec.priority}, and {who.name} may give one of up to {most} ({option}): submit it with that"
+    )
 
 
 def _never_fits(cluster: Cluster, spec: JobSpec) -> str:

@@ -20,6 +20,8 @@ UNIT_IN_NAME = re.compile(r"_(s|gib|mib|bytes|per_s)$")
 # What a number without a unit in its name counts: a word of the comment above it.
 COUNTED = {
     "max_restarts": "often",
+    "user_priority": "greatest",
+    "operator_priority": "greatest",
     "steps": "steps",
     "most_of_rest": "part",
     "jobs": "jobs",

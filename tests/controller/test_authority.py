@@ -325,6 +325,21 @@ def test_a_user_may_have_so_many_unfinished_jobs_and_no_more():
     assert isinstance(world.ask(Submit(spec=job_spec()), who=ALICE), Refused)
 
 
+def test_a_priority_has_a_ceiling_by_role():
+    world = World(user_priority=10, operator_priority=100)
+    urgent = job_spec("urgent", priority=11)
+    refused = world.ask(Submit(spec=urgent), who=ALICE)
+    assert isinstance(refused, Refused)
+    assert "its priority is 11, and alice may give one of up to 10 (user_priority)" in refused.reason
+    assert not world.machine.cluster.jobs
+    world.submit(job_spec("high", priority=10), who=ALICE)
+    world.submit(job_spec("low", priority=-1_000_000), who=ALICE)
+    world.submit(urgent, who=OLGA)
+    refused = world.ask(Submit(spec=job_spec("more", priority=101)), who=OLGA)
+    assert isinstance(refused, Refused)
+    assert "operator_priority" in refused.reason
+
+
 def test_with_very_many_jobs_a_share_is_answered_to_who_has_set_it(monkeypatch: pytest.MonkeyPatch):
     import elasticd.controller.cluster as cluster
 
