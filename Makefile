@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup | $(RUNS)
 	@scripts/setup "$(PYTHON)" "$(VENV)" develop
 	@touch $(STAMP)
 
-install:  ## for all users of this machine, with systemd units (PREFIX=/opt/elasticctl DESTDIR= EXTRAS=worker: with PyTorch)
+install:  ## for all users of this machine, with systemd units (PREFIX=/opt/elasticctl DESTDIR= EXTRAS=worker: with PyTorch, for servers)
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" EXTRAS="$(EXTRAS)" PYTHON="$(if $(filter file,$(origin PYTHON)),,$(PYTHON))" \
 		scripts/install install
 

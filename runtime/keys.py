@@ -143,9 +143,10 @@ class _List(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Principals:
     """Who is known, at one moment."""
 
-    def __init__(self, known: tuple[Known, ...] = ()) -> None:
-        """Raises UserError if one of them has no name."""
+    def __init__(self, known: tuple[Known, ...] = (), closed: bool = False) -> None:
+        """`closed`: a Unix user of this machine is known only by a line of the list. Raises UserError if a line has no name."""
         self.known = known
+        self._closed = closed
         self._by_key: dict[str, Principal] = {}
         self._named: dict[str, Known] = {}  # the newest key of each
         self._by_uid: dict[int, Principal | None] = {}
@@ -167,6 +168,7 @@ class Principals:
         """Who a Unix user of this machine is. None: one without a name, or whose name means somebody else.
 
         The list goes first: where `user:alice` has a key and another account, or was revoked, the Unix user alice is not she.
+        In a closed list an account has to be named: those of services do not look at people's jobs.
         """
         if uid not in self._by_uid:
             self._by_uid[uid] = self._find_uid(uid)
@@ -183,7 +185,14 @@ class Principals:
         listed = self._named.get(f"{role.value}:{name}")
         if listed is not None and (listed.revoked_s is not None or listed.account != account):
             return None
+        if listed is None and self._closed and uid != 0 and not self._operates(name, account):
+            return None
         return Principal(role=role, name=name, account=account)
+
+    def _operates(self, name: str, account: str) -> bool:
+        """Is this account in the list as that of an operator? Without the key its user is a user."""
+        listed = self._named.get(f"{Role.OPERATOR.value}:{name}")
+        return listed is not None and listed.revoked_s is None and listed.account == account
 
 
 class KeyDirectory:
@@ -212,7 +221,7 @@ class KeyDirectory:
         self._seen = self._stamp()
         path = self.path / KNOWN_FILE
         try:
-            return Principals(msgspec.json.decode(self._read(path), type=_List).known)
+            return Principals(msgspec.json.decode(self._read(path), type=_List).known, closed=True)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, UserError) as error:
             raise OperatorError(f"{path}: is not a list of principals: {error}") from None
 

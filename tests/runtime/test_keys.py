@@ -180,6 +180,21 @@ def test_a_unix_user_is_who_its_account_says_unless_the_list_says_otherwise() ->
         assert Principals((taken,)).of_uid(65534) is None
 
 
+def test_accounts_that_the_list_does_not_name_are_nobody_where_there_is_one(keys: KeyDirectory, tmp_path: Path) -> None:
+    """A service's account on the controller's machine saw all jobs, by the socket of the file system."""
+    nobody = pwd.getpwuid(65534).pw_name
+    assert keys.principals().of_uid(65534) is None
+    assert keys.principals().of_uid(os.getuid()) == LOCAL_OPERATOR
+    keys.add(f"operator:{nobody}", nobody, tmp_path / "1")
+    found = keys.principals().of_uid(65534)
+    assert found is not None
+    assert (found.role, found.name) == (Role.USER, nobody), "an operator is one by the key alone"
+    keys.revoke(f"operator:{nobody}")
+    assert keys.principals().of_uid(65534) is None
+    keys.add(f"user:{nobody}", nobody, tmp_path / "2")
+    assert keys.principals().of_uid(65534) == found
+
+
 def test_the_key_of_a_job_is_its_own_and_the_same_after_a_restart(tmp_path: Path) -> None:
     keys = JobKeys.kept_in(tmp_path)
     assert JobKeys.kept_in(tmp_path).of("digits-1", "a") == keys.of("digits-1", "a")
