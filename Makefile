@@ -11,10 +11,10 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-TESTS := seven thousand tests: some minutes on two cores, longer on a busy machine. The first half minute collects them.
+TESTS := seven thousand tests: some minutes on two cores, several times as long on a busy machine. Those of tests/worker and tests/cluster, which start processes, take longest. The first half minute collects them.
 CLUSTER_TESTS := three hundred tests with real processes: a quarter of an hour on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -39,12 +39,16 @@ uninstall:  ## take that away again; configuration, state and logs stay (PREFIX=
 demo: $(RUNS)  ## three jobs share a cluster of two servers on this machine: a minute and more, after the installation
 	@$(BIN)/python -m examples.demo
 
-test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
-	@echo "$(TESTS)"
+about-test:
+	@$(if $(ARGS),:,echo "$(TESTS)")
+
+about-test-cluster:
+	@$(if $(ARGS),:,echo "$(CLUSTER_TESTS)")
+
+test: about-test $(STAMP)  ## the tests, five of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster and not campaign" $(ARGS)
 
-test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
-	@echo "$(CLUSTER_TESTS)"
+test-cluster: about-test-cluster $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "cluster and not campaign" $(ARGS)
 
 test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: half an hour (ARGS: for pytest)
