@@ -26,9 +26,9 @@ from .errors import DemoFailed
 
 ROOT = Path(__file__).resolve().parents[2]  # of the repository: job files name scripts relative to it
 POLL_INTERVAL_S = 0.05
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 180.0  # other work may keep it waiting
 ANSWER_TIMEOUT_S = 3.0
-EXIT_GRACE_S = 5.0
+EXIT_GRACE_S = 30.0
 
 
 @dataclass(frozen=True)

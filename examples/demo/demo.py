@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from elasticd.protocol.errors import ElasticError
-from elasticd.protocol.messages import GetJobs, GetServers, Jobs, JobView, Servers
+from elasticd.protocol.messages import Answer, GetJobs, GetServers, Jobs, JobView, Request, Servers
 from elasticd.protocol.model import GpuAddress, JobPhase
 
 from .cluster import COMMAND_TIMEOUT_S, ROOT, Command, DemoCluster, Outcome
@@ -29,7 +29,7 @@ SLOTS = 2  # of each server
 POLICY = "max-min"
 POLL_INTERVAL_S = 0.1
 LIMIT_S = 600.0
-SILENCE_LIMIT_S = 15.0  # a controller that does not answer for so long has failed
+SILENCE_LIMIT_S = 60.0  # a controller that does not answer for so long has failed: other work may keep it waiting
 DIGITS_ACCURACY = 0.97
 LOG_LINES = 30
 PICTURE = Path("out/demo-shares.png")
@@ -74,7 +74,10 @@ class Demo:
         """Bring the daemons up. Raises DemoFailed, Interrupted."""
         self._output.note(f"elasticctl up --servers {SERVERS} --gpus {SLOTS} --policy {POLICY}")
         self._cluster.up(SERVERS, SLOTS, POLICY, lambda: self._tick("the daemons start"))
-        answer = self._cluster.ask(GetServers())
+        self._heard_s = time.monotonic()
+        while (answer := self._ask(GetServers())) is None:
+            self._tick("the daemons start")
+            time.sleep(POLL_INTERVAL_S)
         assert isinstance(answer, Servers)
         self._gpus = tuple(
             GpuAddress(server=view.server.server, index=gpu.index)
@@ -96,15 +99,22 @@ class Demo:
             time.sleep(POLL_INTERVAL_S)
         self._tick("")
 
-    def _look(self) -> None:
+    def _ask(self, request: Request) -> Answer | None:
+        """None if no answer has come in a moment. Raises DemoFailed after a minute without one."""
         try:
-            answer = self._cluster.ask(GetJobs(final_too=True))
+            answer = self._cluster.ask(request)
         except ElasticError as error:
             if time.monotonic() - self._heard_s > SILENCE_LIMIT_S:
                 raise DemoFailed(str(error)) from None
+            return None
+        self._heard_s = time.monotonic()
+        return answer
+
+    def _look(self) -> None:
+        answer = self._ask(GetJobs(final_too=True))
+        if answer is None:
             return
         assert isinstance(answer, Jobs)
-        self._heard_s = time.monotonic()
         self._jobs = tuple(sorted(answer.jobs, key=lambda job: job.submitted_s))
 
     def _advance(self, story: Story) -> None:
