@@ -425,11 +425,12 @@ def test_a_fork_bomb_stays_in_its_cgroup_and_is_ended_as_a_whole(place: Path) ->
     agent = Agent(place, limits=Limits(tasks=40))
     try:
         worker = agent.start(ALICE, "sh", "-c", "f() { f | f & f; }; f")
-        agent.seen(ALICE, worker)
+        session = str(agent.seen(ALICE, worker)["pid"])  # of the bomb: other tests run as this account, too
+        agent.until(lambda: as_account(ALICE, "pgrep", "-s", session).stdout.split())
         agent.turn_for(0.5)
         agent.processes.signal(worker, StopSignal.KILL)
         agent.end(worker)
-        left = as_account(ALICE, "pgrep", "-u", ALICE, "-x", "sh").stdout.split()
+        left = as_account(ALICE, "pgrep", "-s", session).stdout.split()
         assert not [pid for pid in left if runs(int(pid))]
     finally:
         agent.close()
