@@ -295,7 +295,8 @@ def persistence(place: Place) -> Finding:
 
 @CHECKS.check(
     "torch",
-    "jobs' interpreter cannot load torch or elasticctl; torch's CUDA does not fit driver or GPUs; NCCL or Gloo is missing",
+    "jobs' interpreter cannot load torch or elasticctl; torch's CUDA does not fit driver or GPUs; NCCL or Gloo is missing, "
+    "or NCCL fails after an abort",
     "install the torch that fits (`nvidia-smi` shows the driver's CUDA); `make install EXTRAS=worker`; --python PATH",
     limit_s=ASKED_WITHIN_S + 5,
 )
@@ -346,6 +347,13 @@ def _fits(place: Place, found: Interpreter) -> Iterator[Finding]:
         )
     if not found.nccl:
         yield failure("this torch has no NCCL, so GPUs cannot work together", "install a build of torch with NCCL")
+    elif aborts_badly(found.nccl_version):
+        first, mended = (".".join(map(str, version)) for version in (ABORTS_BADLY, ABORTS_AGAIN))
+        yield failure(
+            f"NCCL {found.nccl_version} fails where a communicator is aborted and another one built in the same process, "
+            "as after each lost worker",
+            f"install a torch with NCCL {mended} or newer, or one before {first}",
+        )
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = _asked(pynvml.nvmlDeviceGetHandleByIndex, index)
         capability = None if handle is None else _asked(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -354,6 +362,12 @@ def _fits(place: Place, found: Interpreter) -> Iterator[Finding]:
                 f"this torch has no code for GPU {index} (compute capability {capability[0]}.{capability[1]})",
                 "install a build of torch for it: newer for new GPUs, older for old ones",
             )
+
+
+def aborts_badly(nccl: str) -> bool:
+    """Is this one of the versions of NCCL that NVIDIA says to avoid for restarts within a process? Source: README of NVIDIA's
+    Resiliency Extension, "Platform Support"."""
+    return ABORTS_BADLY <= numbers(nccl) < ABORTS_AGAIN
 
 
 def runs_on(architectures: list[str], major: int, minor: int) -> bool:
@@ -368,6 +382,8 @@ def runs_on(architectures: list[str], major: int, minor: int) -> bool:
             return True
     return False
 
+
+ABORTS_BADLY, ABORTS_AGAIN = (2, 28, 3), (2, 28, 9)  # versions of NCCL: the first to avoid, the first mended one
 
 HARMFUL = {  # variables and values with which NCCL and torch are slow, or do not work
     ("NCCL_P2P_DISABLE", "1"): "GPUs do not talk to each other directly",

@@ -166,6 +166,10 @@ def interpreter(tmp_path: Path, **told: object) -> str:
         ({"cuda": "13.0", "available": True}, "built for CUDA 13.0, and the driver knows CUDA 12.4 at most"),
         ({"cuda": "12.1", "available": False}, "the driver answers, and torch sees no GPU"),
         ({"cuda": "12.1", "available": True, "nccl": False}, "has no NCCL"),
+        (
+            {"cuda": "12.1", "available": True, "nccl_version": "2.28.5"},
+            "NCCL 2.28.5 fails where a communicator is aborted",
+        ),
         ({"cuda": "12.1", "available": True, "gloo": False}, "has no Gloo"),
         (
             {"cuda": "12.1", "available": True, "architectures": ["sm_90"]},
@@ -207,6 +211,11 @@ def test_a_torch_that_fits_is_ok_and_a_missing_one_a_warning(
 )
 def test_which_gpus_a_build_of_torch_serves(built: list[str], capability: tuple[int, int], runs: bool) -> None:
     assert drivers.runs_on(built, *capability) is runs
+
+
+def test_versions_of_nccl_that_fail_after_an_abort_are_known() -> None:
+    versions = ["2.26.2", "2.28.2", "2.28.3", "2.28.8", "2.28.9", "2.29.1", ""]
+    assert [each for each in versions if drivers.aborts_badly(each)] == ["2.28.3", "2.28.8"]
 
 
 def test_variables_that_hurt_are_told(tmp_path: Path) -> None:
