@@ -11,7 +11,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-TESTS := seven thousand tests: some minutes on two cores, several times as long on a busy machine. Those of tests/worker and tests/cluster, which start processes, take longest. The first half minute collects them.
+TESTS := seven thousand tests: some ten minutes on two cores, several times as long on a busy machine. Those of tests/worker and tests/cluster, which start processes, take longest. The first half minute collects them.
 CLUSTER_TESTS := three hundred tests with real processes: a quarter of an hour on two cores, longer on a busy machine.
 
 .PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check format clean
@@ -45,7 +45,7 @@ about-test:
 about-test-cluster:
 	@$(if $(ARGS),:,echo "$(CLUSTER_TESTS)")
 
-test: about-test $(STAMP)  ## the tests, five of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
+test: about-test $(STAMP)  ## the tests, five of them with a cluster of real processes: some ten minutes on two cores (ARGS: for pytest)
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster and not campaign" $(ARGS)
 
 test-cluster: about-test-cluster $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)

@@ -416,7 +416,7 @@ class Health:
         return Trouble(code=key[1], severity=case.severity, text=case.text, gpu=key[0], since_s=case.since_s)
 
     def _trouble(self, key: _Key, case: _Case) -> Trouble:
-        """As it is told. What is on probation moves nobody away any more."""
+        """A trouble for the controller. On probation it keeps new work away, and moves no job."""
         told = self._raw(key, case)
         if case.over_s is None:
             return told
@@ -425,7 +425,7 @@ class Health:
 
 
 def foreign_sentence(foreign: tuple[Foreign, ...]) -> str:
-    """Who else uses a GPU; "": nobody."""
+    """The first foreign process on a GPU, as a sentence; "": there is none."""
     if not foreign:
         return ""
     first = foreign[0]

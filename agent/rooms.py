@@ -46,13 +46,13 @@ class Rooms:
     """The rooms of one agent's jobs. Its methods are for any thread."""
 
     def __init__(self, root: Path, tag: str, shared: Path = SHARED_MEMORY) -> None:
-        """`root`: of what lies on the disk; of the agent."""
+        """`root`: the directory of rooms on the disk. `shared`: the file system in memory where their other halves are made."""
         self._roots = {TMP: root, SHARED_MEMORY: shared / f"elasticctl-{tag}"}
         self._lock = threading.Lock()
         self._rooms: dict[str, _Room] = {}  # by job
 
     def mounts(self, name: str) -> list[tuple[str, str]]:
-        """What lies over what in a room."""
+        """The bind mounts of a room: each directory, and the mount point that it covers."""
         return [(str(root / name), str(over)) for over, root in self._roots.items()]
 
     def make(self, job: str, worker: str, account: Account) -> str:
@@ -68,12 +68,12 @@ class Rooms:
             return room.name
 
     def adopt(self, job: str, worker: str, name: str) -> None:
-        """An earlier agent has made it."""
+        """An earlier agent of this server has made the room `name` for this worker."""
         with self._lock:
             self._rooms.setdefault(job, _Room(name)).workers.add(worker)
 
     def leave(self, job: str, worker: str, account: Account) -> None:
-        """One worker less. The last one takes the room along."""
+        """A worker of the job has ended. The room is removed with the last one."""
         with self._lock:
             room = self._rooms.get(job)
             if room is None:
@@ -101,7 +101,7 @@ class Rooms:
                 log.warning("%s cannot be removed: %s", path, error)
 
     def others(self, known: frozenset[str]) -> list[tuple[str, int]]:
-        """The rooms that are there, but for those that are `known`, and whose they are."""
+        """Names of the rooms on this server that are not `known`, each with the user id of its owner."""
         found: dict[str, int] = {}
         for root in self._roots.values():
             with contextlib.suppress(OSError), os.scandir(root) as entries:

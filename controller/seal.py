@@ -18,12 +18,12 @@ import hashlib
 import hmac
 
 from ..protocol.errors import OperatorError
+from ..runtime.keys import SECRET_BYTES
 from .jobs.archive import PREFIX as ARCHIVE
 from .records import JOBS, POLICY_KEY, STATE
 from .snapshots import PREFIX as SNAPSHOTS
 
 SEAL_KEY = "/seal"  # bears a seal itself, and says that this store has been sealed with that secret
-SECRET_BYTES = 32
 MARK = b"\xc1seal\x01"  # MessagePack uses 0xc1 for nothing: no value without a seal begins with it
 _NAME_BYTES = 8
 HEAD_BYTES = len(MARK) + _NAME_BYTES + hashlib.sha256().digest_size  # before the value

@@ -21,10 +21,10 @@ from typing import TypeVar
 
 from ..protocol.errors import OperatorError
 from ..runtime.directories import read_secret, write_secret
-from ..runtime.keys import SEAL_FILE
+from ..runtime.keys import SEAL_FILE, SECRET_BYTES
 from .jobs.archive import PREFIX as ARCHIVE
 from .records import JOBS, POLICY_KEY
-from .seal import HEAD_BYTES, MARK, MISSING, SEAL_KEY, SECRET_BYTES, BrokenSeal, Seal, is_sealed
+from .seal import HEAD_BYTES, MARK, MISSING, SEAL_KEY, BrokenSeal, Seal, is_sealed
 from .store.etcd import EtcdStore
 from .store.interface import AFTER_ALL, Put, StoreUnavailable
 

@@ -20,7 +20,7 @@ class Stray:
     """A process that nobody wants."""
 
     gpus: tuple[GpuAddress, ...]  # that it holds; empty: not known
-    stop: StopWorker  # what its agent is told
+    stop: StopWorker  # the order for its agent
 
 
 @dataclass

@@ -38,7 +38,7 @@ CONTROLLER_FILE = "controller.key"
 KNOWN_FILE = "known.json"
 SEAL_FILE = "store.seal"  # the secret by which controllers know their own records in a store that they share
 JOBS_FILE = "jobs.secret"  # in the controller's state directory
-SECRET_BYTES = 32  # of that file
+SECRET_BYTES = 32  # of either file
 Z85_BYTES = 40
 
 

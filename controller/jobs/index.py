@@ -62,7 +62,7 @@ class Index:
         self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
         self._submitted: list[tuple[float, JobId]] = []  # a heap of pending jobs, and of some that were
 
-    # -- told by whoever changes a job
+    # -- notifications of changed jobs
 
     def changed(self, job: Job) -> None:
         """The record of `job` has changed, or it is new."""

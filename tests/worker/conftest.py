@@ -6,8 +6,8 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-import torch
 
+from elasticd.worker import warm
 from tests.worker.ranks import DivergenceRanks, Ranks
 
 
@@ -15,7 +15,7 @@ from tests.worker.ranks import DivergenceRanks, Ranks
 def _frozen() -> None:
     """A loop that begins looks for optimizers and copies among all objects that are not frozen: the million of PyTorch
     and pytest would cost half a second each time."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports what the first optimizer imports
+    warm.prepare()
     gc.collect()
     gc.freeze()
 
