@@ -184,14 +184,14 @@ class Disk:
     def _make_room(self, start: StartWorker, account: Account) -> str:
         if self._rules.rooms is None or account.own:
             return ""
-        return self._rules.rooms.make(_job_name(start.job, start.uid), start.worker, account)
+        return self._rules.rooms.make(_directory_name(start.job, start.uid), start.worker, account)
 
     def leave_room(self, start: StartWorker) -> None:
         """Nothing comes of a start that was prepared."""
         with contextlib.suppress(NoAccount):
             account = accounts.find(start.account, self._rules.root_jobs)
             if self._rules.rooms is not None and not account.own:
-                self._rules.rooms.leave(_job_name(start.job, start.uid), start.worker, account)
+                self._rules.rooms.leave(_directory_name(start.job, start.uid), start.worker, account)
 
     def _make_checkpoints(self, start: StartWorker, account: Account) -> None:
         path = self._around.checkpoints_of(start, account)
@@ -273,10 +273,10 @@ class Disk:
         cgroups = self._rules.cgroups
         if cgroups is None or (account.own and not cgroups.own_too):
             return ()
-        made = cgroups.make(f"{start.worker[-60:]}.{short_name(start.worker, start.uid)}")
+        made = cgroups.make(_directory_name(start.worker, start.uid))
         if made and self._rules.devices is not None:
             try:
-                self._rules.devices.admit(made[0], _job_name(start.job, start.uid), visible_gpus(start))
+                self._rules.devices.admit(made[0], _directory_name(start.job, start.uid), visible_gpus(start))
             except OSError:
                 remove(made)
                 raise
@@ -336,7 +336,7 @@ class Disk:
         shim.write_whole(str(path), msgspec.to_builtins(noted))
 
     def mounts(self, room: str) -> list[tuple[str, str]]:
-        """What lies over what in a room; "" is none."""
+        """The bind mounts of a room (`Rooms.mounts`); "" is none."""
         return self._rules.rooms.mounts(room) if self._rules.rooms is not None and room else []
 
     def ways(self, start: StartWorker, account: Account) -> dict[str, object]:
@@ -515,7 +515,7 @@ class Disk:
         if record.scratch:
             self._rules.scratch.remove(record.scratch, account)
         if record.room and self._rules.rooms is not None:
-            self._rules.rooms.leave(_job_name(record.job, record.uid), record.worker, account)
+            self._rules.rooms.leave(_directory_name(record.job, record.uid), record.worker, account)
         elif record.made_s:
             for name in forget_shared_memory(account, record.made_s):
                 log.info("removed shared memory that it has left behind: %s", name, extra=_of(record))
@@ -527,7 +527,7 @@ class Disk:
         rooms = self._rules.rooms
         rooms_left = rooms.others(frozenset(record.room for record in running)) if rooms is not None else ()
         for record in running:
-            job = _job_name(record.job, record.uid)
+            job = _directory_name(record.job, record.uid)
             if rooms is not None and record.room:
                 rooms.adopt(job, record.worker, record.room)
             if self._rules.devices is not None and record.cgroups and record.opens is not None:
@@ -625,14 +625,14 @@ def check_variables(variables: Mapping[str, str]) -> None:
         os.fsencode(name + value)
 
 
-def _job_name(job: JobId, uid: str) -> str:
-    """Different for different jobs, and the name of a directory."""
-    return f"{job[-60:]}.{hashlib.blake2b(f'{uid}/{job}'.encode(), digest_size=6).hexdigest()}"
+def _directory_name(name: JobId | WorkerId, uid: str) -> str:
+    """Of what a job or a worker has on this server: readable, and different for jobs of the same name."""
+    return f"{name[-60:]}.{short_name(name, uid)}"
 
 
-def short_name(worker: WorkerId, uid: str) -> str:
-    """A name for a worker's things where room is scarce, different for different jobs."""
-    return hashlib.blake2b(f"{uid}/{worker}".encode(), digest_size=6).hexdigest()
+def short_name(name: JobId | WorkerId, uid: str) -> str:
+    """The same where room is scarce."""
+    return hashlib.blake2b(f"{uid}/{name}".encode(), digest_size=6).hexdigest()
 
 
 def _plausible(end: ExitRecord) -> ExitRecord:
