@@ -75,13 +75,21 @@ UNBOUND = (NameError, AttributeError, KeyError, TypeError)
 
 def of_error(error: BaseException, sources: Sources) -> str:
     """Why a newcomer's script has raised this error, of `UNBOUND`, in code that other workers have run."""
-    text = f"{type(error).__name__}: {error}"
-    name = error.name if isinstance(error, NameError | AttributeError) else None
+    reason = of_unbound(error, sources) if isinstance(error, NameError | AttributeError) else None
+    if reason is None:
+        reason = "the script keeps something that an earlier step has made: register it: run.state(...)"
+    return f"{type(error).__name__}: {error}: {reason}"
+
+
+def of_unbound(error: NameError | AttributeError, sources: Sources) -> str | None:
+    """Why the name is unbound, with the remedy. None: no line of the loop assigns it."""
+    local = re.search(r"variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
+    name = error.name or (local[1] if local else None)  # Python sets no name in an UnboundLocalError
     place = sources.where(name) if name else None
-    if name is None or place is None:
-        return f"{text}: the script keeps something that an earlier step has made: register it: run.state(...)"
+    if place is None:
+        return None
     return (
-        f"{text}: the loop assigns {name} in some steps only ({place}) and uses it in others: assign it in each step, or keep it "
+        f"the loop assigns {name} in some steps only ({place}) and uses it in others: assign it in each step, or keep it "
         f"with the job: state = run.state({name}=...), with the value that it begins with"
     )
 

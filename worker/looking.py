@@ -126,6 +126,10 @@ class Looking:
         """Why a newcomer's script has raised this error in code that other workers have run."""
         return advice.of_error(error, self._sources)
 
+    def reason(self, error: NameError | AttributeError) -> str | None:
+        """Why the name is unbound, where the loop assigns it in some steps only, and the remedy."""
+        return advice.of_unbound(error, self._sources)
+
     def is_cache(self, difference: Difference) -> bool:
         """Has the dataset itself changed this, as one that keeps what it has read, and no line of the loop?"""
         return _is_of_data(difference) and not self._sources.is_changed_in_loop(difference.name, difference.owners)

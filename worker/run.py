@@ -393,7 +393,7 @@ class Run(Together):
         self._epochs = epochs
         at_script_end(self._at_exit)  # others do not wait for threads that the script has left behind
         atexit.register(self._at_exit)
-        _call_with_last_error(trainer.raised)
+        _call_with_last_error(trainer.explain, trainer.raised)
         trainer.find(sys._getframe(1), self._local.has)
         epoch = trainer.arrive(epochs, max_steps)
         return Position(epoch, trainer.applied)
@@ -509,13 +509,16 @@ class Run(Together):
         os.replace(temporary, target)
 
 
-def _call_with_last_error(function: Callable[[BaseException], None]) -> None:
-    """The function gets the error that ends the script, once its traceback has been printed."""
+def _call_with_last_error(
+    before_print: Callable[[BaseException], None], after: Callable[[BaseException], None]
+) -> None:
+    """Both functions get the error that ends the script: before its traceback is printed, and after."""
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before_print(error)
         before(kind, error, trace)
-        function(error)
+        after(error)
 
     sys.excepthook = show
 

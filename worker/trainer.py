@@ -613,6 +613,12 @@ class Trainer:
             )
             self._end_diverged(exits.UNLIKE, text)
 
+    def explain(self, error: BaseException) -> None:
+        """The script is about to end by this error. Where the job went on from a checkpoint, the message of an unbound name gets
+        the reason: the loop had assigned the name in a step before the checkpoint."""
+        if self._held.resumed and isinstance(error, NameError) and (reason := self._looking.reason(error)) is not None:
+            error.args = (f"{error}: the job went on from a checkpoint, and {reason}",)
+
     def ended(self, reason: str) -> None:
         """The script ends without having finished. What it was still instructed to do is not done."""
         self._control.tell(ScriptEnded(reason))

@@ -86,6 +86,22 @@ def test_an_error_of_a_newcomers_script_is_told_with_the_line_that_makes_the_val
     assert "run.state(...)" in advice.of_error(KeyError("first"), loop)
 
 
+def test_an_unbound_name_has_a_reason_only_where_the_loop_assigns_it_in_functions_too() -> None:
+    loop = body("if x:\n    n = 1\nprint(n)")
+
+    def main(x: bool) -> None:
+        if x:
+            n = 1
+        print(n)
+
+    with pytest.raises(UnboundLocalError) as raised:
+        main(False)
+    reason = advice.of_unbound(raised.value, loop)
+    assert reason is not None
+    assert reason.startswith("the loop assigns n in some steps only (train.py:")
+    assert advice.of_unbound(NameError("name 'm' is not defined", name="m"), loop) is None
+
+
 def test_targets_of_headers_are_temporaries_and_what_only_functions_read_is_none() -> None:
     found = body("n = f(x)", header="i, (x, y) in enumerate(batches)").temporaries()
     assert {"epoch", "i", "x", "y", "n"} <= found

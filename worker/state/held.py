@@ -51,6 +51,7 @@ class HeldState:
         self.settlements = Settlements()
         self.likeness: Likeness | None = None  # of this worker's data with that of others
         self.looks: Callable[[], Any] = lambda: None  # what the script keeps itself, for a checkpoint (`crosscheck`)
+        self.resumed = False  # this process has begun with the state of a checkpoint
         self.script_was: Any = None  # the same, of the checkpoint from which the job goes on
         self.end: int | None = None  # steps of the whole job, where its script has decided that
         self.interlude: Interlude | None = None  # the script's code between two steps that runs now
@@ -100,7 +101,7 @@ class HeldState:
             return CheckpointMissing(trouble, damaged, str(directory))
         if own or others is None or not others.any_code:
             self.check(document.header)
-        self.script_was = document.header.get(SCRIPT)
+        self.script_was, self.resumed = document.header.get(SCRIPT), True
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
         return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end, damaged, trouble, not own)
