@@ -89,20 +89,20 @@ def read_small(path: Path, account: Account, most_bytes: int) -> bytes:
 
 
 def read_piece(files: JobFiles, request: ReadLog, growing: bool, account: Account) -> LogPiece:
-    """Whole lines of a log from `request.offset` on. `growing`: more may be written later."""
-
-    if not 0 <= request.offset <= MAX_OFFSET:
-        return not_read(request, f"offset {request.offset} is negative, or beyond the end of any file")
+    """Whole lines of a log from `request.offset` on; a negative offset counts bytes back from the present end of the log, and the
+    first line is then the first that begins after it. `growing`: more may be written later."""
+    if not -MAX_OFFSET <= request.offset <= MAX_OFFSET:
+        return not_read(request, f"offset {request.offset} is beyond the ends of any file")
     limit = min(max(request.limit, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
     try:
         path = files.output_of(request.job, request.worker, "log", request.uid, account)
         with acting_as(account):
-            offset, last, size, data = _read_at(path, request, limit)
+            wanted, offset, last, size, data = _read_at(path, request, limit)
     except PeerError as error:
         return not_read(request, str(error))
     except FileNotFoundError:
         if growing:  # its shim is just starting
-            return LogPiece(request=request.request, data=b"", next_offset=request.offset, end=False)
+            return LogPiece(request=request.request, data=b"", next_offset=max(0, request.offset), end=False)
         return not_read(request, f"this server has no log of {request.worker}")
     except OSError as error:
         return not_read(request, f"the log of {request.worker} cannot be read: {error.strerror}")
@@ -111,18 +111,24 @@ def read_piece(files: JobFiles, request: ReadLog, growing: bool, account: Accoun
     if data and not whole and (over or not last):  # a shim was killed in the middle of its last line
         return LogPiece(request=request.request, data=data + b"\n", next_offset=offset + len(data), end=over)
     next_offset = offset + len(whole)
-    gap = offset - request.offset
+    gap = offset - wanted
     told = b"%s e (%d bytes of this log were not kept)\n" % (whole.partition(b" ")[0], gap) if gap and whole else b""
     ends = over and next_offset >= offset + size
     return LogPiece(request=request.request, data=told + whole, next_offset=next_offset, end=ends)
 
 
-def _read_at(path: Path, request: ReadLog, limit: int) -> tuple[int, bool, int, bytes]:
-    """What there is of a log from an offset on: that offset, whether the file is the last, how long it is from there, data."""
+def _read_at(path: Path, request: ReadLog, limit: int) -> tuple[int, int, bool, int, bytes]:
+    """A piece of a log: the offset that was asked for, counted from the log's beginning; the offset of the piece, which is later
+    where files have been removed; whether its file is the last; how long that file is from there; data."""
     parts = shim.log_files(str(path.parent), request.worker)
     if not parts:
         raise FileNotFoundError
-    number = max((i for i, (start, _) in enumerate(parts) if start <= request.offset), default=0)
+    wanted, within_line = request.offset, False
+    if wanted < 0:
+        start, name = parts[-1]
+        wanted = start + os.lstat(path.parent / name).st_size + request.offset
+        wanted, within_line = max(parts[0][0], wanted), wanted > parts[0][0]
+    number = max((i for i, (start, _) in enumerate(parts) if start <= wanted), default=0)
     while True:
         start, name = parts[number]
         last = number == len(parts) - 1
@@ -131,9 +137,12 @@ def _read_at(path: Path, request: ReadLog, limit: int) -> tuple[int, bool, int, 
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(0, "it is no plain file")
-            within = max(0, request.offset - start)
+            within = max(0, wanted - start)
             file.seek(within)
             data = file.read(limit)
+        if within_line and data:
+            cut, within_line = data.find(b"\n") + 1, False
+            wanted, within, data = wanted + cut, within + cut, data[cut:]
         if data or last:
-            return start + within, last, max(0, status.st_size - within), data
+            return wanted, start + within, last, max(0, status.st_size - within), data
         number += 1  # what comes next, also where files between them have been removed

@@ -7,6 +7,7 @@ same moment keep the order in which their worker wrote them.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import sys
 import time
@@ -24,6 +25,7 @@ from .context import JSON, Context, of, print_json, say
 
 FOLLOW_S = 0.2
 PIECE_BYTES = 1 << 18
+TAIL_BYTES = 1 << 16  # of each log, read first for its last lines
 NOTHING_YET = "has had no worker yet, so there is no log"
 STREAMS = {b"o": "stdout", b"e": "stderr"}
 
@@ -106,7 +108,7 @@ def logs(
     view = shared.job(job)
     if not (readers := _readers(view, wanted)):
         say(f"{view.job} {NOTHING_YET}")
-    lines = [line for reader in readers for line in _read_all(shared, view, reader)]
+    lines = [line for reader in readers for line in _read_wanted(shared, view, reader, tail)]
     chosen = wanted.last(_in_order(lines, after_s))
     if as_json:
         print_json({"job": view.job, "lines": [line.document() for line in chosen]})
@@ -117,12 +119,13 @@ def logs(
 def follow_job(shared: Context, job: str, wanted: Wanted = EVERYTHING, as_json: bool = False) -> None:
     """Print what comes until the job is over and its logs have ended."""
     readers: dict[WorkerId, _Reader] = {}
-    begun = wanted.tail is None  # else what is there already has to be read before its last lines are known
+    begun = False
     while True:
         view = shared.job(job)
         for reader in _readers(view, wanted):
             readers.setdefault(reader.worker, reader)
-        read = _read if begun else _read_all
+        tail = None if begun else wanted.tail
+        read = _read if tail is None else functools.partial(_read_wanted, tail=tail)
         lines = [line for reader in readers.values() if not reader.ended for line in read(shared, view, reader)]
         chosen = _in_order(lines, wanted.after_s)
         if not begun:
@@ -177,6 +180,20 @@ def _readers(view: JobView, wanted: Wanted) -> list[_Reader]:
                 f"--attempt {wanted.attempt}: {view.job} has no worker of it; attempts with workers: {known}"
             )
     return [_Reader(name) for name in sorted(chosen, key=lambda name: int(name.rpartition(".")[2]))]
+
+
+def _read_wanted(shared: Context, view: JobView, reader: _Reader, tail: int | None) -> list[Line]:
+    """All lines of a log, or so much of its end that `tail` lines are in it."""
+    size = TAIL_BYTES
+    while tail is not None:
+        reader.offset, reader.ended = -size, False
+        lines = _read_all(shared, view, reader)
+        if (
+            len(lines) >= tail or size >= reader.offset
+        ):  # which is the log's length now, or below 0 where it was not read
+            return lines
+        size *= 8
+    return _read_all(shared, view, reader)
 
 
 def _read_all(shared: Context, view: JobView, reader: _Reader) -> list[Line]:

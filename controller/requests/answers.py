@@ -309,8 +309,8 @@ def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: Ge
     """Ask the agent where the worker is or was: its answer goes on to the client."""
     job, name = find_job(cluster, asked.who, request.job, fetched), asked.name
     check_job(asked.who, job, "read the logs of")
-    if not 0 <= request.offset <= MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
-        raise UserError(f"a piece of a log starts at 0 or later and has 1 to {MAX_LOG_BYTES} bytes")
+    if abs(request.offset) > MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
+        raise UserError(f"a piece of a log begins within {MAX_LOG_OFFSET} bytes and has 1 to {MAX_LOG_BYTES} bytes")
     entry = job.known_worker(request.worker)
     if entry is None:
         raise UserError(f"{job.id} has no worker {request.worker[:80]!r}")

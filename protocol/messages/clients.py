@@ -181,7 +181,7 @@ class GetLog(Message, frozen=True, kw_only=True):
 
     job: str
     worker: WorkerId
-    offset: int = 0
+    offset: int = 0  # bytes from the log's beginning; negative: back from its present end
     limit: int = 1 << 18
 
 

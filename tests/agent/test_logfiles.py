@@ -76,11 +76,26 @@ def test_a_name_that_is_not_an_id_never_becomes_a_path(tmp_path: Path, job: str,
     assert "is not the id" in read_piece(files, request(job=job, worker=worker), growing=False, account=myself()).error
 
 
-def test_a_negative_offset_is_an_error(tmp_path: Path) -> None:
-    assert "negative" in read_piece(JobFiles(tmp_path), request(-1), growing=False, account=myself()).error
+@pytest.mark.parametrize(
+    ("back", "data"),
+    [(1, b""), (7, b"2 o b\n"), (13, b"1 o a\n2 o b\n"), (17, b"1 o a\n2 o b\n"), (99, b"0 o first\n1 o a\n2 o b\n")],
+)
+def test_a_negative_offset_counts_back_from_the_end_and_begins_with_a_whole_line(
+    tmp_path: Path, back: int, data: bytes
+) -> None:
+    files = written(tmp_path, b"0 o first\n1 o a\n2 o b\n")
+    piece = read_piece(files, request(-back), growing=False, account=myself())
+    assert (piece.data, piece.next_offset, piece.end) == (data, 22, True)
 
 
-@pytest.mark.parametrize("offset", [-1, 2**63, 2**64 - 1])
+def test_the_end_of_a_rotated_log_is_read_from_the_files_that_are_left(tmp_path: Path) -> None:
+    files = written(tmp_path, b"1 o a\n")  # the first file has been removed up to byte 100
+    (tmp_path / "digits-1" / "digits-1.0.log").rename(tmp_path / "digits-1" / "digits-1.0.log.100")
+    piece = read_piece(files, request(-50), growing=False, account=myself())
+    assert (piece.data, piece.next_offset, piece.end) == (b"1 o a\n", 106, True)
+
+
+@pytest.mark.parametrize("offset", [-(2**63), 2**63, 2**64 - 1])
 def test_an_offset_that_no_file_has_is_refused_with_a_reason(tmp_path: Path, offset: int) -> None:
     files = written(tmp_path, b"1 o a\n")
     piece = read_piece(files, request(offset), growing=True, account=myself())

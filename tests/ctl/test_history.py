@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from elasticd.agent.accounts import myself
+from elasticd.agent.logfiles import JobFiles, read_piece
 from elasticd.ctl import history, logs
 from elasticd.ctl.history import FIELDS, USUAL, Picked, chosen, ended_by, picked, table
 from elasticd.ctl.tables import cell_len, lines
 from elasticd.protocol.errors import UserError
-from elasticd.protocol.messages import GetEnded, JobView, ShareChange, WorkerStage, WorkerView
+from elasticd.protocol.messages import GetEnded, GetLog, JobView, Log, ReadLog, ShareChange, WorkerStage, WorkerView
 from elasticd.protocol.model import GpuRange, GpuSeconds, JobId, JobPhase, JobSpec, ServerId, WorkerId
 
 DAY_S = 86_400.0
@@ -171,3 +174,29 @@ def test_logs_of_one_attempt_are_those_of_its_workers() -> None:
 def test_the_last_lines_are_those_that_were_written_last(tail: int | None, left: str) -> None:
     told = [logs.Line(1.0, WorkerId("a-1.0"), "stdout", text) for text in "abc"]
     assert "".join(line.text for line in logs.Wanted(tail=tail).last(told)) == left
+
+
+class LogOfOne:
+    """In place of the connection to a cluster: the log of one worker, read as an agent reads it."""
+
+    def __init__(self, root: Path, data: bytes) -> None:
+        (root / "a-1").mkdir()
+        (root / "a-1" / "a-1.0.log").write_bytes(data)
+        self.files = JobFiles(root)
+        self.sent = 0  # bytes
+
+    def ask(self, request: GetLog, kind: type[Log]) -> Log:
+        read = ReadLog(request="r", job=JobId("a-1"), worker=request.worker, offset=request.offset, limit=request.limit)
+        piece = read_piece(self.files, read, growing=False, account=myself())
+        self.sent += len(piece.data)
+        return Log(data=piece.data, next_offset=piece.next_offset, end=piece.end)
+
+
+@pytest.mark.parametrize(("tail", "most_bytes"), [(0, 1 << 16), (3, 1 << 16), (9000, 1 << 21), (10**6, 1 << 23)])
+def test_of_a_long_log_little_more_than_its_last_lines_is_read(tmp_path: Path, tail: int, most_bytes: int) -> None:
+    data = b"".join(b"%d.5 o line\n" % (10**9 + number) for number in range(100_000))  # 2 MB
+    log, reader = LogOfOne(tmp_path, data), logs._Reader(WorkerId("a-1.0"))
+    lines = logs.Wanted(tail=tail).last(logs._read_wanted(log, over(1), reader, tail))  # type: ignore[arg-type]
+    assert [int(line.time_s) - 10**9 for line in lines] == list(range(max(0, 100_000 - tail), 100_000))
+    assert log.sent <= most_bytes
+    assert reader.ended
