@@ -87,10 +87,10 @@ def gpus(job: JobView) -> str:
 
 
 def eta_s(job: JobView) -> float | None:
-    """Seconds until the last step at the present pace; None: unknown."""
+    """Seconds until the last step at the present pace; None: unknown, as is the time for what a script does after that step."""
     if job.phase is not JobPhase.RUNNING or job.step is None or not job.total_steps or not job.median_step_s:
         return None
-    return (job.total_steps - 1 - job.step) * job.median_step_s
+    return (job.total_steps - 1 - job.step) * job.median_step_s or None
 
 
 def describe_resize(job: str, resize: Resize) -> str:
