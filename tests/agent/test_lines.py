@@ -124,7 +124,9 @@ def begin(account: str, code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def speak(account: str, address: str, job: str, worker: str, sequence: int, wait_s: float = PATIENCE_S) -> str:
     words = (address, job, worker, str(sequence), str(int(wait_s * 1000)))
-    return as_account(account, PYTHON, "-c", SPEAKER, *words, env=ENV).stdout.strip()
+    done = as_account(account, PYTHON, "-c", SPEAKER, *words, env=ENV)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return done.stdout.strip()
 
 
 def started(cluster: Cluster, start: StartWorker, account: str) -> None:
