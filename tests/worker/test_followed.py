@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.ranks import ALL, ALONE, CHANGING, also
+from tests.worker.ranks import ALONE, CHANGING, also
 
 # At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
@@ -44,7 +44,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("case", [*QUICK, *also(*OTHERS)])
-@pytest.mark.parametrize("timetable", [CHANGING, AT_THE_END, ALL], ids=["changing", "at the end", "all"])
+@pytest.mark.parametrize("timetable", [CHANGING, AT_THE_END], ids=["changing", "at the end"])
 def test_all_workers_end_with_the_bits_of_one_worker_alone(ranks: Any, case: str, timetable: list[Any]) -> None:
     (expected,) = ranks.outcome(f"followed_cases.{case}", ALONE).states
     assert set(ranks.outcome(f"followed_cases.{case}", timetable).states) == {expected}
