@@ -93,7 +93,7 @@ bench-policies: $(STAMP)  ## our policy beside AFS on Philly's clusters (ARGS="-
 conformance: $(STAMP)  ## the simulator against a real cluster, with the same jobs: a quarter of an hour (ARGS=--quick: 5 minutes)
 	@$(BIN)/python -m benchmarks.conformance $(ARGS)
 
-papers: $(STAMP)  ## the published results of AFS, EDL and Elan beside ours: docs/papers.md (ARGS=--quick: two small traces)
+papers: $(STAMP)  ## the published results of AFS, EDL and Elan beside ours: docs/reports/papers.md (ARGS=--quick: two small traces)
 	@$(BIN)/python -m benchmarks.papers $(ARGS)
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ
@@ -120,7 +120,7 @@ fuzz: $(STAMP)  ## ten million spoiled frames at a running controller and agent:
 hosts-hour: $(STAMP)  ## as root: an hour of three hosts (namespaces) with two users, recorded in out/hour (ARGS="--minutes 3 --seed 2")
 	@$(BIN)/python -m verification.hosts.hour $(ARGS)
 
-torment: $(STAMP)  ## as root: faults without end on hosts that are namespaces, and what was lost: docs/torment.md (ARGS="--minutes 10 --seed 2")
+torment: $(STAMP)  ## as root: faults without end on hosts that are namespaces, and what was lost: docs/reports/torment.md (ARGS="--minutes 10 --seed 2")
 	@$(BIN)/python -m verification.torment $(ARGS)
 
 promises: $(STAMP)  ## deadlines under 10,000 random workloads and settings: no admitted job may be late (ARGS="--workloads 500")

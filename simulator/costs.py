@@ -1,7 +1,7 @@
 """What changing a job's GPUs costs (EDL 2, AFS Fig. 1): presets, or a file.
 
 ``background`` is how this project's runtime does it: training goes on while new workers start and fetch the state, and
-stands still only for the switch. Its numbers are round ones above what was measured (docs/benchmarks.md):
+stands still only for the switch. Its numbers are round ones above what was measured (docs/reports/benchmarks.md):
 
 * `START_S`: from an order to the first step of a new job. Processes are forked from one that has torch loaded; building the
   model and reading the data is what remains.

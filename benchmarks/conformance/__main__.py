@@ -6,7 +6,7 @@ A policy with `:measured` finds out how fast jobs are (AFS 4.5); without it they
 
 A real cluster (daemons, workers, PyTorch; two servers of four CPU slots) and the simulator get the same jobs under the same
 policy. Before that the jobs' throughputs and what changes cost are measured in such a cluster. Results go to out/conformance/,
-and after a full run of the usual policies into docs/benchmarks.md and docs/conformance.png. The exit status is 1 if an average
+and after a full run of the usual policies into docs/reports/benchmarks.md and docs/reports/conformance.png. The exit status is 1 if an average
 JCT differs by more than 5 %. Whatever ends it, no process of it is left.
 """
 
@@ -74,10 +74,10 @@ def main() -> int:
         return 1
     draw(out / PICTURE, comparisons, GPUS)
     if not options.quick and not options.policy:
-        draw(ROOT / "docs" / PICTURE, comparisons, GPUS)
+        draw(ROOT / "docs" / "reports" / PICTURE, comparisons, GPUS)
         costs = json.loads((out / COSTS).read_text())["medians"]
         section = report.section(about, profile, costs, comparisons)
-        report.publish(ROOT / "docs" / "benchmarks.md", section)
+        report.publish(ROOT / "docs" / "reports" / "benchmarks.md", section)
     print(f"written to {out}")
     return 0 if all(comparison.conforms for comparison in comparisons) else 1
 

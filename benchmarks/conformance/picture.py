@@ -1,4 +1,4 @@
-"""docs/conformance.png, in the manner of AFS Fig. 15: shares over time, really and simulated, and each job's JCT."""
+"""docs/reports/conformance.png, in the manner of AFS Fig. 15: shares over time, really and simulated, and each job's JCT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results in docs/benchmarks.md, between its markers."""
+"""The results in docs/reports/benchmarks.md, between its markers."""
 
 from __future__ import annotations
 

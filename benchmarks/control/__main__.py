@@ -14,7 +14,7 @@ the real protocol over real sockets. The store is that of a cluster that has run
 * servers lost by that and by a stop of the controller for 12 s in the middle of it;
 * what one heartbeat costs with few and with many jobs, without sockets.
 
-Results go to out/bench-control.json under their label and into docs/benchmarks.md (`--quick`: to out/bench-control-quick.json
+Results go to out/bench-control.json under their label and into docs/reports/benchmarks.md (`--quick`: to out/bench-control-quick.json
 only).
 """
 
@@ -302,7 +302,7 @@ def main() -> int:
     runs = report.add(target, options.label, {"machine": about, "sizes": sizes, **found})
     print(report.table(runs))
     if not options.quick:
-        report.publish(ROOT / "docs" / "benchmarks.md", runs)
+        report.publish(ROOT / "docs" / "reports" / "benchmarks.md", runs)
     _say(f"written to {target}")
     return 0
 

@@ -1,4 +1,4 @@
-"""The results of runs side by side, as JSON and as a table in docs/benchmarks.md."""
+"""The results of runs side by side, as JSON and as a table in docs/reports/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ with a soft one or none (`benchmarks.deadlines.day`). A job of the same command 
 throughput is known. What is looked at: what each submission was told, when the job was planned to end, when it ended, and its
 GPUs over time.
 
-Results go to out/bench-deadlines.json, into docs/benchmarks.md and docs/deadline-day.png (`--quick`: two minutes, and nothing
+Results go to out/bench-deadlines.json, into docs/reports/benchmarks.md and docs/reports/deadline-day.png (`--quick`: two minutes, and nothing
 is written there).
 """
 
@@ -34,7 +34,7 @@ from elasticd.protocol.messages import EventKind, JobView, Submit, Submitted
 from elasticd.protocol.model import Deadline, GpuRange, JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURE = ROOT / "docs" / "deadline-day.png"
+PICTURE = ROOT / "docs" / "reports" / "deadline-day.png"
 PACE_S = 0.05  # of a micro-batch; a step has one for each virtual worker
 POLICY = "policy: elastic\ndeadlines: {margin_s: 3}\n"
 LEARNED = 120  # steps of the job that trains before
@@ -178,7 +178,7 @@ def main() -> int:
             f"A day of {minutes:g} minutes with {jobs} jobs on {run['gpus']} CPU slots; {where['date']}, {where['processor']}, "
             f"load {where['load']} at the end."
         )
-        fill(ROOT / "docs/benchmarks.md", BEGIN, END, [text, table(stories)])
+        fill(ROOT / "docs/reports/benchmarks.md", BEGIN, END, [text, table(stories)])
     return 0 if kept(stories) else 1
 
 

@@ -10,7 +10,7 @@ time when all three are there again. What is measured:
 * from the kill until that controller has its agents back;
 * the longest time between two steps of the job, in the undisturbed time and in the time of the kills.
 
-Results go to out/bench-failover.json and into docs/benchmarks.md (`--quick`: three kills, and nothing is written there).
+Results go to out/bench-failover.json and into docs/reports/benchmarks.md (`--quick`: three kills, and nothing is written there).
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def main() -> int:
             f"{len(run['answered_s'])} kills, leases of {run['lease_s']} s, {run['members']} members of etcd on this machine; "
             f"{where['date']}, {where['processor']}, load {where['load']}."
         )
-        fill(ROOT / "docs/benchmarks.md", BEGIN, END, [text, table(run)])
+        fill(ROOT / "docs/reports/benchmarks.md", BEGIN, END, [text, table(run)])
     return 0 if max(run["answered_s"]) <= TAKEOVER_LEASES * options.lease else 1
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.papers [--quick] [--cluster NAME]... [--trace FILE [--profiles FILE] [--random-models]]
         [--data DIRECTORY] [--processes N] [--figure NAME]...
 
-Writes out/papers.json, docs/papers.md and docs/papers/*.png; with `--quick` (the two smallest virtual clusters) it leaves the
+Writes out/papers.json, docs/reports/papers.md and docs/reports/papers/*.png; with `--quick` (the two smallest virtual clusters) it leaves the
 docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. With `--trace` the clusters of any file
 that `elasticctl simulate` reads stand in AFS's and EDL's tables, too, without a published number; it writes out/papers-trace.*
 then. `--cluster` picks some of AFS's virtual clusters, or of that file. With `--figure` (a module of this package, such as
@@ -38,25 +38,24 @@ ROOT = Path(__file__).resolve().parents[2]
 FIGURES = (average, variants, peak, tail, altruistic, edl, elan, elasticflow, beside, pollux, simulators)
 
 INTRODUCTION = """\
-# The papers' results
+# Published results beside ours
 
-Written by `make papers` from its results; do not edit. What was published, what the peers' public simulators give, and what
-`elasticctl simulate` gives, side by side.
+Written by `make papers`; do not edit. Each section has the number that a paper published, the number that `elasticctl simulate`
+gives for the same policy and, where a group published its simulator, the number that this simulator gives.
 
-    make papers                            # an interrupted run goes on where it was
-    make papers ARGS=--quick               # the two smallest virtual clusters; leaves this page alone
+    make papers                            # resumes an interrupted run
+    make papers ARGS=--quick               # the two smallest virtual clusters; writes to out/ only
     make papers ARGS="--data DIRECTORY"    # where the traces are (default: ../shared/data)
-    make papers ARGS="--cluster e13805"    # AFS's and EDL's tables for this virtual cluster alone (may be repeated)
-    make papers ARGS="--figure elasticflow"    # this section alone
-    make papers ARGS="--quick --trace FILE"    # a trace of one's own in the same tables; leaves this page alone
+    make papers ARGS="--cluster e13805"    # AFS's and EDL's tables for this virtual cluster only
+    make papers ARGS="--figure elasticflow"    # this section only
+    make papers ARGS="--quick --trace FILE"    # another trace in the same tables; writes to out/ only
 
-This page holds {simulations} simulations. Of the eleven virtual clusters of AFS Table 3 six are at hand; here are
+This page holds {simulations} simulations. Six of the eleven virtual clusters of AFS Table 3 are published; here are
 {clusters}{missing}.
 
-*Over* is a reduction: the ratio of two average JCTs; 2x is half as long. The *deviation* is that from the published number, or
-from the nearer end of the published range. Each one over 10 % has an explanation below its table, named in the last column: the
-program that writes this page fails where one is missing, or where one explains what is not there. Numbers that a paper shows
-in a figure only are not read off it; ranges and numbers are those of its text."""
+"A over B" is the average JCT of B divided by that of A: 2x means that jobs take half as long under A. The deviation is measured from
+the published number, or from the nearer end of the published range. Every deviation over 10 % has an explanation, named in the
+last column; `make papers` fails where one is missing or superfluous. Numbers that a paper shows only as bars are not used."""
 
 
 def main() -> int:
@@ -139,7 +138,7 @@ def _write(sections: Sequence[Section], results: Results, clusters: Sequence[Vir
         ],
     }
     (out / f"papers{suffix}.json").write_text(json.dumps(_plain(document), indent=1) + "\n", encoding="utf-8")
-    page = out / f"papers{suffix}.md" if suffix else ROOT / "docs" / "papers.md"
+    page = out / f"papers{suffix}.md" if suffix else ROOT / "docs" / "reports" / "papers.md"
     pictures = page.with_suffix("")
     for section in sections:
         for picture in section.pictures:
@@ -166,7 +165,7 @@ def _figures(names: Sequence[str]) -> list[ModuleType]:
 def _renew(sections: Sequence[Section]) -> None:
     """Put these sections in the place of those with their titles in the page; new ones before the last one. What the page says of
     itself is written anew, too."""
-    page = ROOT / "docs" / "papers.md"
+    page = ROOT / "docs" / "reports" / "papers.md"
     clusters = inputs.VIRTUAL_CLUSTERS
     simulations = len({case for figure in FIGURES for case in figure.cases(clusters)})
     parts = re.split(r"(?m)^(?=## )", page.read_text(encoding="utf-8"))

@@ -16,11 +16,10 @@ from .results import Results
 POLICIES = ("srtf", "srtf-e", "srsf", "srsf-e", "afs-l")
 
 TEXT = """\
-**Published.** SRTF-E and SRSF-E first give jobs what they requested, and what is left to whom it brings most. Their
-average JCTs are shorter than those of SRTF and SRSF, and "AFS-L still shows a substantial benefit over these" (5.5). The
-bars' heights are only in the figure.
+**Published.** SRTF-E and SRSF-E give jobs what they requested and the rest to the jobs that gain most. Their average JCTs
+are shorter than those of SRTF and SRSF, and "AFS-L still shows a substantial benefit over these" (5.5).
 
-**Here.** As Fig. 5 above."""
+**Here.** As Fig. 5."""
 
 EXPLANATIONS: dict[str, str] = {}
 

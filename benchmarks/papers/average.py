@@ -26,17 +26,13 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 CROWDED = (1, 2, 3, 5, 6, 8)  # where neither Max-Min nor Optimus does well, and SRSF outdoes SRTF (AFS 5.2)
 
 TEXT = """\
-**Published.** Reduction of the average JCT, with SRTF as the base for policies that know how long jobs are, and
-Tiresias-L for those that do not. The heights of the bars are only in the figure; the text gives ranges over the eleven
-traces: AFS-L 1.2x to 2.7x over SRTF, AFS-P 1.9x to 3.1x over Tiresias-L and 1.2x to 2.2x over Themis (1), and both better
-than all others of their group. On traces 1, 2, 3, 5, 6 and 8 Max-Min and Optimus do badly and SRSF outdoes SRTF (5.2); in
-the other five Max-Min outdoes both (2.2).
+**Published.** AFS gives ranges over eleven traces: AFS-L 1.2x to 2.7x over SRTF, AFS-P 1.9x to 3.1x over Tiresias-L and
+1.2x to 2.2x over Themis (1); both better than all other policies of their group. Max-Min and Optimus do badly on traces 1,
+2, 3, 5, 6 and 8, where SRSF beats SRTF (5.2), and Max-Min beats both on the other five (2.2).
 
-**Here.** The virtual clusters on 16 servers of 4 GPUs, no costs of changes, shares not regulated, models as
-PCS drew them (AFS's own draw is not published). Parameters: AFS-P's unit 2 h (3.3); Themis' leases 600 s, and no lengths,
-since AFS counts it among the policies that do not know them (5.2); Tiresias-L's thresholds those of its own simulator
-(3,250 and 7,200 GPU*s, no promotion), since AFS does not tell which it has. With EDL's (10,000 and 200,000) Tiresias-L is
-faster (EDL's table below has its JCTs), and AFS-P's lead over it smaller."""
+**Here.** 16 servers of 4 GPUs, no cost of changes, no packing, models as PCS drew them (AFS's own draw is not published).
+AFS-P's unit is 2 h (3.3), Themis' lease 600 s without lengths (5.2). Tiresias-L has the thresholds of its own simulator
+(3,250 and 7,200 GPU*s, no promotion), since AFS does not state its own."""
 
 EXPLANATIONS: dict[str, str] = {}
 

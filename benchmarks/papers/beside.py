@@ -19,14 +19,13 @@ SHOWN = tuple(source for source in INPUTS if source.jobs < 10_000)  # the larges
 POLICY = "elastic"
 
 TEXT = f"""\
-No paper has this comparison. It shows what our own policy makes of the jobs without deadlines while it keeps all promises
-(`docs/design/deadlines.md`).
+No paper has this comparison: jobs without deadlines under `elastic`, which keeps promises (`docs/design/deadlines.md`),
+and under `elasticflow`.
 
-**Here.** The inputs of the section before but the largest, where {PART:.0%} of the jobs, drawn at random, have no deadline. The
-deadlines of the others are promised by `elasticflow`'s admission under both policies; changes cost nothing. `elasticflow` gives
-powers of two, `elastic` any number of GPUs. *Alone* is the part of deadlines that can be met at all: by jobs that have the whole
-cluster to themselves. No rule can meet more. *Broken* counts promises. The *bound* is what no rule can get below: each job
-without a deadline begins when it comes, with the GPUs that it is fastest with."""
+**Here.** The inputs of the section before but the largest; {PART:.0%} of the jobs, drawn at random, have no deadline.
+`elasticflow`'s admission promises the other deadlines under both policies; changes cost nothing. *Alone*: the part of
+deadlines that jobs with the whole cluster to themselves would meet. *Bound*: the JCT if each job without a deadline began on
+arrival with the GPUs that it is fastest with."""
 EXPLANATIONS: dict[str, str] = {}
 
 

@@ -24,27 +24,21 @@ SIZES = ("all", "small", "medium", "large")
 PUBLISHED = {"all": (52_055, 36_544), "small": (1_646, 878), "medium": (33_669, 36_426), "large": (726_367, 550_543)}
 
 TEXT = """\
-**Published.** More than 100,000 jobs of Microsoft's cluster (550 servers of 8 GPUs, two months), TensorFlow's benchmark
-models; three queues, 10,000 and 200,000 GPU*s; the jobs by their GPU*s: small below 10^4, medium to 2 x 10^5, large above
-(6.2). Average JCT -29.8 %, of small jobs -47 %, of medium ones +8 %, of large ones -25 %. Neither the jobs, nor the
-models' curves, nor N, the number of pending jobs from which on jobs shrink, are told.
+**Published.** Over 100,000 jobs of Microsoft's cluster (550 servers of 8 GPUs, two months), three queues split at 10,000
+and 200,000 GPU*s. By GPU time, jobs are small below 10^4, medium to 2 x 10^5, large above (6.2). Average JCT -29.8 %; small
+jobs -47 %, medium +8 %, large -25 %. Jobs, curves, and N (pending jobs from which on jobs shrink) are not published.
 
-**Here.** The virtual clusters as in AFS: 64 GPUs, its models, the same queues, N = 10. Reductions are told for each of
-them, since each is a load of its own; EDL's trace as a whole is not at hand."""
+**Here.** The virtual clusters, models and 64 GPUs as for AFS, the same queues, N = 10."""
 
 _QUIET = """\
-Traces 4, 7 and 11 are the quiet ones: under Tiresias more than ten jobs wait for 14 % of the time on trace 4 and never on
-the other two, where a job hardly ever waits, and some GPUs are idle for 86 to 100 % of the time. So it is R2 that does
-most, and it hands GPUs to jobs of all sizes, medium ones among them; the quieter the trace, the more. How much R1 adds
-depends on N: with N = 0 all gain more than was published. On the crowded trace 1, where more than ten jobs wait for 69 %
-of the time, R1 does most: medium jobs gain nothing, and large ones what EDL's do. EDL's cluster has hours of both kinds
-(its Fig. 3a)."""
+Traces 4, 7 and 11 have little contention. Under Tiresias more than ten jobs wait for 14 % of the time on trace 4 and never
+on the other two, and some GPUs are idle for 86 to 100 % of the time. Rule R2 then gives GPUs to jobs of all sizes, medium
+ones too. With N = 0 all gain more than was published. On trace 1, where more than ten jobs wait for 69 % of the time, rule
+R1 dominates: medium jobs gain nothing, and large jobs what EDL's do."""
 _CROWDED = """\
-On the crowded traces 1, 2 and 5 small jobs go before all others under either policy, so that they wait only for each
-other, and there seldom are idle GPUs with which R2 could make them faster. On the quieter trace 4 it does, by nearly as
-much as in EDL. Traces 2 and 5 are the most crowded ones: more than ten jobs wait for 88 and 89 % of the time, and Tiresias
-by itself keeps 59 of the 64 GPUs busy, so that there is little that elasticity could add for anybody, nor take from medium
-jobs."""
+On traces 1, 2 and 5 small jobs go before all others under either policy, and there are seldom idle GPUs with which rule R2
+could make them faster. On traces 2 and 5 more than ten jobs wait for 88 and 89 % of the time, and Tiresias by itself keeps
+59 of the 64 GPUs busy, so that elasticity can add little."""
 EXPLANATIONS = {
     **dict.fromkeys(("all-4", "small-4", "medium-4"), _QUIET),
     **dict.fromkeys(("all-7", "small-7", "medium-7", "large-7"), _QUIET),

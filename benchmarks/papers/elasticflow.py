@@ -62,29 +62,27 @@ INPUTS = (
 )
 
 TEXT = """\
-**Published.** The part of jobs that meet their deadlines, over EDF, Gandiva, Tiresias, Themis and Chronus: 7.65x, 3.17x,
-1.46x, 1.71x and 1.62x on 128 GPUs with 195 jobs (6.2, Fig. 6b); 12.95x, 2.58x, 2.15x, 1.76x and 1.68x in the mean over
-eleven traces (6.3, Fig. 8b). Admission alone or elasticity alone is worse than both, the former more so on large clusters,
-the latter on small ones (6.4, Fig. 9). With deadlines so loose that all jobs are admitted, its cluster efficiency is higher
-and its makespan shorter than the baselines' (6.4, Fig. 10). Beside jobs without deadlines it still meets most deadlines, and
-with 10 % of such jobs their average JCT is shortest (6.5, Fig. 11). Bars of figures are not read off them.
+**Published.** Deadlines met, over EDF, Gandiva, Tiresias, Themis and Chronus: 7.65x, 3.17x, 1.46x, 1.71x and 1.62x on 128
+GPUs with 195 jobs (6.2, Fig. 6b); 12.95x, 2.58x, 2.15x, 1.76x and 1.68x in the mean over eleven traces (6.3, Fig. 8b).
+Admission alone or elasticity alone is worse than both (6.4, Fig. 9). Where all jobs are admitted, cluster efficiency is
+higher and the makespan shorter than the baselines' (6.4, Fig. 10). With 10 % of jobs without deadlines their average JCT is
+shortest (6.5, Fig. 11).
 
-**Here.** Its own traces with its own deadlines (0.5 to 1.5 durations), its measured throughputs, clusters as large as it has
-them: five of the eleven traces of Fig. 8b are at hand. Fig. 8a is simulated on 16 servers of 4 T4 (6.3). Changes of a job's
-GPUs cost nothing; promises count with the pauses that users' promises count with where they set nothing (5 s for a start).
-Themis is, as there, one that gives no job more than it requested. Shares of `elasticflow` and `edf-elastic` are powers of
-two. What its own simulator gives on three of the inputs stands beside ours; it charges 2 s and more for each change. *Broken*
-is the number of jobs that were admitted and missed their deadlines."""
+**Here.** ElasticFlow's traces, deadlines (0.5 to 1.5 durations), throughputs and cluster sizes; five of the eleven traces of
+Fig. 8b are published. Fig. 8a runs on 16 servers of 4 T4 (6.3). Changes of GPUs cost nothing; promises count with the
+default pauses (5 s for a start). Themis gives no job more than it requested; `elasticflow` and `edf-elastic` give powers of
+two. ElasticFlow's own simulator charges 2 s and more for each change. *Broken*: jobs that were admitted and missed their
+deadlines."""
 
 _OPEN = """\
-The baseline's own rule, where the paper leaves it open, decides. Ours passes over a job that does not fit into what is left,
-so that later ones use it. On Fig. 8a, of which its simulator's results are at hand, its EDF meets 0.118 and ours 0.508."""
+The paper leaves open what EDF does with a job that does not fit. Ours skips it, so that later jobs use the GPUs. On Fig. 8a
+ElasticFlow's own EDF meets 0.118 and ours 0.508."""
 _COSTS = """\
-Changes cost nothing here, and Gandiva's slices interrupt jobs every minute. With `--costs stop-resume` (30 s for each change)
-it meets 0.369 and `elasticflow`, which counts them in, 0.897: 2.43x. What else its testbed's Gandiva loses is not known."""
+Changes cost nothing here, and Gandiva interrupts jobs every minute. With `--costs stop-resume` (30 s for each change)
+Gandiva meets 0.369 and `elasticflow` 0.897: 2.43x."""
 _THRESHOLDS = """\
-The paper tells neither thresholds nor how jobs are promoted. With the thresholds of Tiresias' own simulator, and with one of
-57,600 GPU*s, ours meets 0.482, which makes 1.87x. What else its testbed's Tiresias gains is not known."""
+The paper states neither thresholds nor promotion. With the thresholds of Tiresias' own simulator, and with one of 57,600
+GPU*s, ours meets 0.482, which makes 1.87x."""
 EXPLANATIONS: dict[str, str] = {"6b-edf": _OPEN, "6b-gandiva": _COSTS, "6b-tiresias-l": _THRESHOLDS}
 
 PUBLISHED_6B = {"edf": 7.65, "gandiva": 3.17, "tiresias-l": 1.46, "themis": 1.71, "chronus": 1.62}

@@ -45,13 +45,17 @@ def below(high: float, where: str) -> Published:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was published and what came out here. `key` is what an explanation names."""
+    """A published number and ours. An explanation names `key`.
+
+    in_table: both numbers stand in a table of the section, so that the list of findings shows them only if they deviate.
+    """
 
     key: str
     what: str
     published: Published
     ours: float
     unit: str = "x"
+    in_table: bool = False
 
     @property
     def deviation(self) -> float:

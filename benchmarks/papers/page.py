@@ -1,4 +1,4 @@
-"""docs/papers.md, written from results: sections of tables, pictures, findings and their explanations."""
+"""docs/reports/papers.md, written from results: sections of tables, pictures, findings and their explanations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .findings import Finding, number
 WIDTH = 158  # of the page's lines
 
 Draw = Callable[[Figure], None]
+Row = tuple[str, str, str, str, str]  # what, published, where, ours, deviation
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,11 @@ class Section:
 
     def markdown(self, folder: str) -> str:
         parts = [f"## {self.title}", *paragraphs(self.text), *self.tables]
-        parts += [f"![{picture.caption}]({folder}/{picture.file})\n\n*{picture.caption}*" for picture in self.pictures]
-        parts += [_findings(self.findings, self.explanations)] if self.findings else []
+        figure = self.title.partition(":")[0]
+        parts += [f"![{figure}]({folder}/{picture.file})\n\n*{picture.caption}*" for picture in self.pictures]
+        shown = [finding for finding in self.findings if finding.deviates or not finding.in_table]
+        parts += _in_table([finding for finding in self.findings if finding not in shown])
+        parts += [_findings(shown, self.explanations)] if shown else []
         parts += [fill(f"- **{key}**: {text}", WIDTH, subsequent_indent="  ") for key, text in self._given()]
         return "\n\n".join(parts)
 
@@ -75,7 +79,7 @@ class Section:
 
 
 def _findings(findings: Sequence[Finding], explanations: Mapping[str, str]) -> str:
-    rows = [
+    rows: list[Row] = [
         (
             finding.what,
             finding.published.words(finding.unit),
@@ -85,7 +89,33 @@ def _findings(findings: Sequence[Finding], explanations: Mapping[str, str]) -> s
         )
         for finding in findings
     ]
-    return table(("what", "published", "where", "ours", "deviation"), rows)
+    return table(("what", "published", "where", "ours", "deviation"), folded(rows))
+
+
+def folded(rows: Sequence[Row]) -> list[Row]:
+    """One row for all subjects of one measure with one published number, such as `AFS-L over SRTF` on each trace."""
+    groups: dict[tuple[str, str, str], list[tuple[str, Row]]] = {}
+    for row in rows:
+        subject, _, measure = row[0].rpartition(": ")
+        groups.setdefault((measure, row[1], row[2]), []).append((subject.rpartition(": ")[2], row))
+    found: list[Row] = []
+    for (measure, published, where), members in groups.items():
+        if len(members) == 1:
+            found.append(members[0][1])
+            continue
+        ours = {row[3] for _, row in members}
+        values = f"{ours.pop()} on all" if len(ours) == 1 else ", ".join(f"{name} {row[3]}" for name, row in members)
+        deviations = ", ".join(f"{name} {row[4]}" for name, row in members if row[4] != "none")
+        found.append((measure, published, where, values, deviations or "none"))
+    return found
+
+
+def _in_table(findings: Sequence[Finding]) -> list[str]:
+    """The sentence for findings whose numbers stand in a table of the section."""
+    if not findings:
+        return []
+    most = max((finding.deviation for finding in findings), key=abs)
+    return [f"The {len(findings)} pairs of numbers in the table above differ by {abs(most):.1%} at most."]
 
 
 def _verdict(finding: Finding, explanations: Mapping[str, str]) -> str:

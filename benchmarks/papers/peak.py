@@ -17,17 +17,16 @@ from .results import Results
 PUBLISHED = {"srtf": (1 / 1.21, 4.85), "srsf": (1 / 1.17, 5.84), "tiresias-l": (1.0, 16.14)}
 
 TEXT = """\
-**Published.** By how much the average JCT grows where a rigid policy gives each job the GPUs of its peak throughput
-instead of those it requested: up to 4.85x (SRTF), 5.84x (SRSF) and 16.14x (Tiresias-L); one trace gets better, by 21 %
-(SRTF) and 17 % (SRSF) (5.2).
+**Published.** The average JCT grows up to 4.85x (SRTF), 5.84x (SRSF) and 16.14x (Tiresias-L) where a rigid policy gives
+each job the GPUs of its peak throughput instead of those requested. On one trace it shrinks by 21 % (SRTF) and 17 % (SRSF)
+(5.2).
 
-**Here.** The same policies with `parameters: {peak: true}`. The largest growth is that of six traces, AFS's that of
-eleven."""
+**Here.** The same policies with `parameters: {peak: true}`, on six traces instead of eleven."""
 
 _THRESHOLDS = """\
-With the GPUs of its peak a job passes both of Tiresias-L's thresholds within minutes, and nearly all work is FIFO in the
-last queue. So this growth depends on the thresholds most of all, and AFS does not tell which it has: with EDL's (10,000
-and 200,000 GPU*s) the same trace gives 8.77x."""
+With the GPUs of its peak a job passes both thresholds of Tiresias-L within minutes, and nearly all work is FIFO in the last
+queue. The growth therefore depends on the thresholds, which AFS does not state. With EDL's (10,000 and 200,000 GPU*s) the
+same trace gives 8.77x."""
 EXPLANATIONS = dict.fromkeys(("tiresias-l-5", "tiresias-l-most"), _THRESHOLDS)
 
 

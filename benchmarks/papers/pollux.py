@@ -28,28 +28,25 @@ PUBLISHED_S = {  # average JCTs of its artifact (simulator/results-jobload/pollu
 PEER_POLICIES = {"optimus": "optimus", "tiresias-l": "tiresias"}
 
 TEXT = """\
-**Published.** Pollux' artifact has the average JCTs of its simulator on eight workloads of 160 jobs, on 16 servers of 4 T4. Its
-jobs' batches are chosen for each share, by measured times and the gradient noise scale; a change of GPUs costs 30 s. ElasticFlow
-has Pollux as a baseline on 25 jobs and 32 GPUs, which are not at hand (2.0x, 6.2, Fig. 6a), and in Fig. 8a, by Pollux' own
-simulator and profiles; the bar is not read off. It leaves Pollux out elsewhere, as it would have to be profiled anew (6.3).
+**Published.** Average JCTs of Pollux' simulator on eight workloads of 160 jobs, on 16 servers of 4 T4 (its artifact). The
+batch follows the share, by measured times and the gradient noise scale; a change of GPUs costs 30 s.
 
 **Here.** The same workloads with `--overhead stop-resume`, `start_at_once: false` and Pollux' measurements
-(`simulator/goodput.py`). The noise scale is constant, though in Pollux' simulator it grows while a job trains; that simulator
-knows throughput by a model fitted to what a job has measured so far, and trains NCF on one GPU only. Optimus and Tiresias keep
-the batches of the workload.
+(`simulator/goodput.py`). Our noise scale is constant; in Pollux' simulator it grows while a job trains, throughput comes from
+a model fitted to a job's own measurements, and NCF trains on one GPU only. Optimus and Tiresias keep the workload's batches.
 
-ElasticFlow's jobs have a batch each. With its own curves they keep it, so goodput is throughput. With Pollux' measurements
-`pollux` chooses it for each share, as in Fig. 8a, and the other policies do not. Changes cost nothing, as above. One run of
-these:
+As a baseline of ElasticFlow: with ElasticFlow's curves jobs keep their batch, so goodput is throughput. With Pollux'
+measurements `pollux` chooses the batch for each share, as in Fig. 8a, and the other policies do not. Changes cost nothing.
+One run of these:
 
     elasticctl simulate elasticflow_fig8a_195jobs.csv --profiles sia_pollux_placements.csv.gz --gpu-type t4 --policy p.yaml"""
 
 _YOLO = """\
-In Pollux' simulator YOLOv3 has at most 8 samples on a GPU; measured, and tried here, are up to 16. Of this workload 14 of 160
-jobs are YOLOv3, and none is ImageNet. With that limit the average is 2,067 s, 5.5 % below."""
+In Pollux' simulator YOLOv3 has at most 8 samples on a GPU; here up to 16, as measured. Of this workload 14 of 160 jobs are
+YOLOv3. With Pollux' limit the average is 2,067 s, 5.5 % below."""
 _OPTIMUS = """\
-Its Optimus decides every 60 s, by a model fitted to what a job has measured so far and by an estimate of what is left. Ours knows
-both, and decides when a job comes or ends. Which of these it is has not been tried."""
+Pollux' Optimus decides every 60 s, by a model fitted to a job's own measurements and an estimate of the work left. Ours
+knows both, and decides when a job arrives or ends."""
 EXPLANATIONS: dict[str, str] = {"pollux-3": _YOLO, "pollux-optimus": _OPTIMUS}
 
 

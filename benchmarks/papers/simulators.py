@@ -27,20 +27,20 @@ AFS_RULES = ("afs-l", "pcs-afs")  # ours, and PCS's
 MOST_JOBS = 3000  # of the traces that the peers' simulators were run on
 
 TEXT = """\
-PCS (OSDI'24 artifact) and Tiresias' simulator on the same jobs, 64 GPUs. PCS never gives a job more than it requested, so
-its `AFS` stands beside ours with `--cap-at-request`. Its rule without that limit runs in our simulator too (`PcsAfs` in
-`peer_rules.py`). Where it differs from ours the order does in which jobs are compared, which AFS leaves open.
+PCS (OSDI'24 artifact) and Tiresias' simulator on the same jobs, 64 GPUs. `benchmarks/papers/peer_rules.py` has the rules of
+both, run in our simulator ("its rule here"). They differ from ours in the following.
 
-Its other rules differ from what their names promise, which `benchmarks/papers/peer_rules.py` shows by running *its* rule
-in *our* simulator: its FIFO, SRTF, SRSF and LAS give the first job that does not fit the GPUs that are left, however few
-(a job that asked for eight trains with three). So its FIFO never leaves a GPU idle while jobs wait, and nobody waits for
-anybody's whole gang; ours is FIFO as Slurm, YARN and Tiresias have it: all or nothing, and who does not fit holds up
-those behind him. Tiresias' simulator agrees with ours. PCS's LAS orders by work done, without queues, only when jobs come
-and go; its Themis knows lengths, and gives each job in turn its whole demand (ours here is the one of AFS Fig. 5)."""
+* PCS's `AFS` gives no job more than it requested; it stands beside ours with `--cap-at-request`.
+
+* PCS's FIFO, SRTF, SRSF and LAS give the first job that does not fit the GPUs that are left, however few. Ours, like Slurm,
+YARN and Tiresias, are all or nothing, and a job that does not fit blocks those behind it.
+
+* PCS's LAS orders by work done, without queues, when jobs come and go. PCS's Themis knows lengths and gives each job its whole
+demand in turn."""
 
 _TAIL = """\
-Ours sends a job that was interrupted to the tail of its queue; there it stands before all that waited already, and a job
-of several GPUs stays longer in its queue (`TiresiasDlas` in `peer_rules.py`). With that rule the same number comes out."""
+Ours sends an interrupted job to the tail of its queue; in Tiresias' simulator it stands before all that already wait, and a
+job of several GPUs stays longer in its queue. With that rule (`TiresiasDlas` in `peer_rules.py`) the same number comes out."""
 EXPLANATIONS = {"tiresias-dlas-gpu-4": _TAIL}
 
 
@@ -77,7 +77,8 @@ def _of_pcs(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
             if (theirs := peers.pcs(cluster, policy)) is not None:
                 what = f"trace {name(cluster)}: PCS's rule {policy}"
                 ours = results[afs(cluster, rule)].avg_jct_s
-                yield Finding(f"pcs-{policy}-{cluster.number}", what, exactly(theirs, "PCS"), ours, " s")
+                key = f"pcs-{policy}-{cluster.number}"
+                yield Finding(key, what, exactly(theirs, "PCS"), ours, " s", in_table=True)
         if (theirs := peers.pcs(cluster, "AFS")) is not None:
             ours = results[philly(cluster, "afs-l", cap_at_request=True)].avg_jct_s
             what = f"trace {name(cluster)}: AFS-L, at most the request"

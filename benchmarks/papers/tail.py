@@ -24,12 +24,11 @@ BY_LENGTH = ("tiresias-l", "max-min", "themis", "afs-p")
 SHOWN = ("e13805", "0e4a51")
 
 TEXT = """\
-**Published.** AFS has shorter tails than the other policies "in most cases", since each job gets a GPU before anybody
-gets more; in some traces Max-Min or Optimus has shorter ones still, which pay for them with the average (5.4). The bars'
-heights are only in the figure. Fig. 10: under Max-Min long jobs gain much more than others, under AFS-P all gain nearly
-alike.
+**Published.** AFS has shorter tails than other policies "in most cases"; on some traces Max-Min or Optimus has shorter
+tails still, at the price of the average (5.4). Fig. 10: under Max-Min long jobs gain much more than others, under AFS-P all
+gain nearly alike.
 
-**Here.** As Fig. 5 above; for Fig. 10 jobs stand in the order of their JCT under Tiresias-L, in 100 bins."""
+**Here.** As Fig. 5. For Fig. 10 jobs are sorted by their JCT under Tiresias-L, in 100 bins."""
 
 EXPLANATIONS: dict[str, str] = {}
 

@@ -17,16 +17,15 @@ POLICIES = ("afs-l", "afs-p", "afs-s")
 BASE = "tiresias-l"
 
 TEXT = """\
-**Published.** AFS-P, which does not know lengths, has at most twice AFS-L's average JCT, in the most crowded traces;
-AFS-S, which knows no throughputs but where they end, "performs similarly to AFS-P in many cases" (App. D). AFS-P changes
-shares 6.3 times as often as Tiresias-L on average, up to 22 times (4.3).
+**Published.** AFS-P, which does not know lengths, has at most twice AFS-L's average JCT. AFS-S, which knows only where
+throughput stops growing, "performs similarly to AFS-P in many cases" (App. D). AFS-P changes shares 6.3 times as often as
+Tiresias-L on average, up to 22 times (4.3).
 
-**Here.** As above. A change is any change of the GPUs of a running job, a preemption or migration too."""
+**Here.** As above. Each resize, preemption or migration of a running job counts as one change."""
 
 _QUIET = """\
-On the quiet traces 7 and 11 hardly a job ever waits, and Tiresias-L, which is rigid, has next to nothing to change; AFS-P
-changes shares at arrivals and ends, four to six times per job (three to thirteen on the others). The ratio tells of
-Tiresias-L there, and the mean is that of these two."""
+On traces 7 and 11 jobs hardly ever wait. Tiresias-L, which is rigid, then changes almost nothing, while AFS-P changes shares
+at arrivals and ends: four to six times per job (three to thirteen on the other traces)."""
 EXPLANATIONS = dict.fromkeys(("C7", "C11", "C"), _QUIET)
 
 

@@ -4,7 +4,7 @@
 
 GROUP: `throughput`, `pauses` and others, which `--help` lists; several times: several groups.
 Rivals take turns, block by block, in one run on one machine; what counts are medians and ratios. The results go to
-out/bench-runtime.json and into docs/benchmarks.md (`--quick`: to out/bench-runtime-quick.json only).
+out/bench-runtime.json and into docs/reports/benchmarks.md (`--quick`: to out/bench-runtime-quick.json only).
 Whatever ends it, no process of it is left.
 """
 
@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runtime", description="What elasticity costs.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
     parser.add_argument("--only", choices=GROUPS, action="append", help="measure this (several times: these)")
-    parser.add_argument("--torchft", metavar="DIRECTORY", help="where torchft is installed, see docs/benchmarks.md")
+    parser.add_argument("--torchft", metavar="DIRECTORY", help="where torchft is installed, see docs/reports/benchmarks.md")
     parser.add_argument("--json", type=Path, help="where results go")
     options = parser.parse_args()
     target = options.json or ROOT / "out" / ("bench-runtime-quick.json" if options.quick else "bench-runtime.json")
@@ -51,7 +51,7 @@ def main() -> int:
         print("interrupted: all processes are ended", file=sys.stderr)
         return 130
     if not options.quick:
-        report.publish(ROOT / "docs" / "benchmarks.md", groups)
+        report.publish(ROOT / "docs" / "reports" / "benchmarks.md", groups)
     print(f"written to {target}")
     return int(failed)
 

@@ -1,4 +1,4 @@
-"""One job's steps through thirty resizes, as a picture: docs/pauses.png."""
+"""One job's steps through thirty resizes, as a picture: docs/reports/pauses.png."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .processes import ROOT, Family
 from .record import applied_times, gaps
 
 GROUP = "picture"
-PICTURE = ROOT / "docs" / "pauses.png"
+PICTURE = ROOT / "docs" / "reports" / "pauses.png"
 RESIZES = 30
 MOST = 4
 STEPS = 20

@@ -1,4 +1,4 @@
-"""The results, as JSON and as a table in docs/benchmarks.md.
+"""The results, as JSON and as a table in docs/reports/benchmarks.md.
 
 A run that measures some groups only keeps the others' rows: each group remembers when, and on what machine, it was measured.
 """

@@ -10,7 +10,7 @@ they are not needed any more (`elasticctl reclaim`). What is measured:
 * GPU-seconds that were lent, and that trained, of all that there are;
 * workers that did not end by themselves; and whether the models are those of undisturbed runs, bit for bit.
 
-Results go to out/bench-serving.json and into docs/benchmarks.md (`--quick`: a minute, and nothing is written there).
+Results go to out/bench-serving.json and into docs/reports/benchmarks.md (`--quick`: a minute, and nothing is written there).
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def main() -> int:
             f"A day of {minutes:g} minutes, in {parts} parts; {where['date']}, {where['processor']}, load {where['load']} "
             "at the end."
         )
-        fill(ROOT / "docs/benchmarks.md", BEGIN, END, [text, table(day)])
+        fill(ROOT / "docs/reports/benchmarks.md", BEGIN, END, [text, table(day)])
     return 0 if reached(day) else 1
 
 

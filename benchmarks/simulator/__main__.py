@@ -5,7 +5,7 @@
 
 Each case runs in a process of its own on one core, several times; medians count. What needs published inputs is skipped
 with a reason where these are not at hand. With `--policy` the rows of other policies stay as they were. Results go to
-out/bench-simulator.json and into docs/benchmarks.md (`--quick`: to out/bench-simulator-quick.json only).
+out/bench-simulator.json and into docs/reports/benchmarks.md (`--quick`: to out/bench-simulator-quick.json only).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> int:
         groups[group] = {"machine": about, "rows": report.merged(others, rows)}
         report.write(target, groups)
     if not options.quick and groups:
-        report.publish(ROOT / "docs" / "benchmarks.md", groups)
+        report.publish(ROOT / "docs" / "reports" / "benchmarks.md", groups)
     print(f"written to {target}")
     return 0
 

@@ -1,4 +1,4 @@
-"""The results, as JSON and as tables in docs/benchmarks.md. A run that measures some groups only keeps the others."""
+"""The results, as JSON and as tables in docs/reports/benchmarks.md. A run that measures some groups only keeps the others."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from benchmarks.runtime.measurement import number
 BEGIN = "<!-- bench-simulator: written by `make bench-simulator`, from here -->"
 END = "<!-- bench-simulator: to here -->"
 TITLES = {
-    "traces": "Virtual clusters of Philly on 16 servers of 4 GPUs, beside other simulators",
+    "traces": "Virtual clusters of Philly on 16 servers of 4 GPUs, beside other simulators (x: times ours)",
     "largest": "The largest virtual cluster of Philly, 6214e9, on 16 servers of 4 GPUs",
     "growth": "Generated jobs at a load of 0.8, on 16 servers of 4 GPUs",
     "decisions": "One decision about 1,000 jobs on 256 servers of 8 GPUs, with packing",
-    "mixed": "The same on servers of three types, in racks, with switches and sockets; a third of the jobs ask for certain GPUs",
+    "mixed": "The same on servers of three types, in racks; a third of the jobs ask for certain GPUs",
 }
 COLUMNS = (
     "what",
     "jobs",
     "decisions",
-    "processor",
-    "wall",
-    "peak memory",
-    "decision p50",
-    "p99",
+    "processor (s)",
+    "wall (s)",
+    "peak memory (MB)",
+    "decision p50 (ms)",
+    "p99 (ms)",
     "goal",
     "met",
     "beside it",
 )
+GOAL = COLUMNS.index("goal")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,13 +67,21 @@ def publish(page: Path, groups: Mapping[str, Any]) -> None:
 
 
 def _table(name: str, entry: Mapping[str, Any]) -> str:
-    rows = [_cells(row) for row in entry["rows"]]
+    about = ", ".join(entry["machine"][key] for key in ("date", "processor", "memory", "system"))
+    cells = [_cells(row) for row in entry["rows"]]
+    return written(TITLES[name], cells, f"{about}; load before: {entry['machine']['load']}")
+
+
+def written(title: str, rows: Sequence[Sequence[str]], about: str) -> str:
+    """As Markdown, without empty columns. A goal that all rows share stands above the table."""
     used = [place for place, _ in enumerate(COLUMNS) if any(cells[place] for cells in rows)]
-    lines = [f"### {TITLES[name]}", ""]
+    lines = [f"### {title}", ""]
+    if len(goals := {cells[GOAL] for cells in rows}) == 1 and GOAL in used:
+        used.remove(GOAL)
+        lines += [f"Goal: {goals.pop()}.", ""]
     shown = (COLUMNS, ["---"] * len(COLUMNS), *rows)
     lines += ["| " + " | ".join(cells[place] for place in used) + " |" for cells in shown]
-    about = ", ".join(entry["machine"][key] for key in ("date", "processor", "memory", "system"))
-    return "\n".join([*lines, "", f"*{about}; load before: {entry['machine']['load']}.*"])
+    return "\n".join([*lines, "", f"*{about}.*"])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -82,16 +91,16 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     unit = " ms" if row["measure"].endswith("_ms") else " s"
     limit = row["limit"]
     met = "" if limit is None else "yes" if row[row["measure"]] <= limit else "**no**"
-    beside = [f"{name}: {number(peer_s)} s ({number(peer_s / cpu_s)} times ours)" for name, peer_s in row["peers"]]
+    beside = [f"{name}: {number(peer_s)} s ({number(peer_s / cpu_s)}x)" for name, peer_s in row["peers"]]
     return [
         row["what"],
         f"{row['jobs']:,.0f}",
         f"{row['decisions']:,.0f}",
-        f"{number(cpu_s)} s",
-        f"{number(row['wall_s'])} s",
-        f"{row['peak_mb']:.0f} MB",
-        f"{row['p50_decision_ms']:.2f} ms",
-        f"{row['p99_decision_ms']:.2f} ms",
+        number(cpu_s),
+        number(row["wall_s"]),
+        f"{row['peak_mb']:.0f}",
+        f"{row['p50_decision_ms']:.2f}",
+        f"{row['p99_decision_ms']:.2f}",
         "" if limit is None else f"{'p99' if unit == ' ms' else 'processor'} <= {number(limit)}{unit}",
         met,
         "; ".join(beside),

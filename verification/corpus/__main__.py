@@ -1,4 +1,4 @@
-"""python -m verification.corpus [--quick] [--only NAME,NAME] [--jobs 2] [--fixed | --as-written] [--write docs/corpus.md]
+"""python -m verification.corpus [--quick] [--only NAME,NAME] [--jobs 2] [--fixed | --as-written] [--write docs/reports/corpus.md]
 
 Exit code 0: every script ended as the index expects, and none with other bits in silence.
 """
@@ -19,7 +19,7 @@ from . import desk, pool, table
 from .index import BY_NAME, SCRIPTS
 from .verdict import Kind, Verdict
 
-PAGE = Path("docs/corpus.md")
+PAGE = Path("docs/reports/corpus.md")
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--desk", action="store_true", help="run `elasticctl check` on the scripts, and no cluster")
     parser.add_argument("--list", action="store_true", help="names and idioms")
     parser.add_argument("--keep", type=Path, help="leave all logs in this directory")
-    parser.add_argument("--write", type=Path, help="the page with the table, such as docs/corpus.md")
+    parser.add_argument("--write", type=Path, help="the page with the table, such as docs/reports/corpus.md")
     parser.add_argument("--before", action="store_true", help="with --write: the column `before`, too")
     parser.add_argument("--from-json", type=Path, help="run nothing: write the page from an earlier run's JSON")
     parser.add_argument("--json", type=Path, default=Path("out/corpus.json"))

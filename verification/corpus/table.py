@@ -12,35 +12,31 @@ from .desk import Check
 from .index import BY_NAME, SCRIPTS
 from .verdict import Kind, Verdict
 
-HEAD = """# The corpus
+HEAD = """# The corpus of training scripts
 
-Small training scripts, each written as a user would who does not know what is difficult here, each for one idiom of public
-training code. `make verify-corpus` runs each with one worker throughout, and then through histories: 1 → 3 workers in the middle
-of an epoch, the oldest worker killed, 2 at an epoch's edge, 3 in a later epoch; two from the start; resized at epochs' edges.
-What is compared is all that `run.save` has written, and the model on each worker at the end, bit for bit. The scripts are in
-`verification/corpus/scripts`, what is expected of each in `verification/corpus/index.py`.
+Small training scripts, each for one idiom of public training code, run by `make verify-corpus`. Each script trains with one
+worker throughout, and then through resizes: 1 → 3 workers in the middle of an epoch, the oldest worker killed, 2 workers at an
+epoch's edge, 3 in a later epoch; two workers from the start; resized at epochs' edges. Everything that `run.save` has written,
+and each worker's final model, is compared bit for bit. The scripts are in `verification/corpus/scripts`; each script's message
+is in `out/corpus.json`.
 
-| verdict | |
+| verdict | meaning |
 | --- | --- |
 | equal | the same bits, and no message |
-| named | a worker was not let in, or there was a warning; "other bits" where the result differed all the same |
-| refused | the script did not run to its end: an error of the library's |
+| named | a worker was refused, or there was a warning; "other bits" where the result differed all the same |
+| refused | the script ended with an error of the library |
 | SILENT | other bits and no message |
-| crashed | an error that is not the library's, or no end |
-| …, alone too | two runs with one worker throughout differ: its data or its decisions are others in each run |
+| crashed | an error of something else, or no end |
+| …, alone too | two runs with one worker differ: the script itself is not repeatable |
 
-| column | verdict of |
-| --- | --- |
-| before | the runtime at the time when the corpus was written, on the script as written |
-| now | the last run, on the script as written |
-| with the line | the last run, on the script with the line that mends it (`fix` in the index) |
-| at the desk | `elasticctl check` on the script as written (`make verify-corpus ARGS=--desk`) |
+Columns: *expected* by `verification/corpus/index.py`; *before*: the runtime when the corpus was written; *now*: the last run;
+*with the line*: the last run of the script with the line that the message proposes (`fix` in the index); *check*:
+`elasticctl check` on the script (`make verify-corpus ARGS=--desk`).
 
 """
-COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "at the desk", "what is named")
+COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "check")
 
 
-_PLACE = re.compile(r"^/\S+\.py:\d+: \w*Warning: ")
 FOUND = (Kind.NAMED, Kind.REFUSED)
 FOUND_IN_CLUSTER = tuple(kind.value for kind in FOUND)  # how a cell begins
 FOUND_AT_DESK = 0.95  # of the scripts that a cluster finds
@@ -80,11 +76,6 @@ def _cell(verdict: Verdict) -> str:
     return verdict.kind.value + other + alone
 
 
-def _named(message: str) -> str:
-    """A message as a cell, without the place in the runtime from which Python says that a warning comes."""
-    return _PLACE.sub("", message)[:200].replace("|", "\\|")
-
-
 def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
     """Write the page anew. before: these verdicts are those of the column `before`, too."""
     rows = _read(path)
@@ -94,7 +85,6 @@ def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
             row["with the line"] = _cell(verdict)
             continue
         row["now"] = _cell(verdict)
-        row["what is named"] = _named(verdict.message) if verdict.kind is not Kind.EQUAL else ""
         if before:
             row["before"] = row["now"]
     _write(path, rows)
@@ -104,7 +94,7 @@ def write_checks(path: Path, checks: Sequence[Check]) -> None:
     """Write the page anew with these verdicts of `elasticctl check`."""
     rows = _read(path)
     for each in checks:
-        rows[each.script]["at the desk"] = each.verdict
+        rows[each.script]["check"] = each.verdict
     _write(path, rows)
 
 

@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--alone", action="store_true", help="never two faults at a time")
     parser.add_argument("--only", nargs="*", default=[], help="names of kinds, such as DATA_CUT")
     parser.add_argument("--fresh", action="store_true", help="forget the faults of earlier runs")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/torment.md as it is")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/reports/torment.md as it is")
     parser.add_argument("--out", type=Path, default=Path("out/torment"))
     options = parser.parse_args(arguments)
     without = OF_MEMBERS if options.controllers == 1 else ()

@@ -15,9 +15,14 @@ from benchmarks.pages import fill
 from .faults import Fault, Kind
 from .jobs import Job
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "torment.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "torment.md"
 BEGIN = "<!-- {name}: written by `make torment`, from here -->"
 END = "<!-- {name}: to here -->"
+COLUMNS = (
+    "what", "how often", "jobs disturbed", "lost samples", "lost jobs", "bits that differ",
+    "alone", "alone, standstill p50 (s)", "p99", "worst", "alone, no answer p50 (s)", "worst",
+    "standstill p50 (s)", "p99", "worst",
+)  # fmt: skip
 
 
 class Struck(msgspec.Struct, frozen=True):
@@ -132,16 +137,16 @@ def table(records: Records) -> str:
     rows: dict[str, list[Struck]] = defaultdict(list)
     for line in every:
         rows[line.kind].append(line)
-    head = (
-        "| what | how often | jobs disturbed | lost samples | lost jobs | bits that differ | alone: how often "
-        "| training stood still, s: p50 | p99 | worst | no answer, s: p50 | worst "
-        "| among others: training stood still, s: p50 | p99 | worst |\n"
-        "| --- |" + " ---: |" * 14
-    )
     kinds = [kind.value for kind in Kind if rows[kind.value]]
-    return "\n".join(
-        [head, *(_row(kind, rows[kind], single, jobs) for kind in kinds), _row("all", every, single, jobs)]
-    )
+    cells = [*(_row(kind, rows[kind], single, jobs) for kind in kinds), _row("all", every, single, jobs)]
+    return written(COLUMNS, cells)
+
+
+def written(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As Markdown, without the columns that have no figure but zero; the summary has the sums."""
+    kept = [place for place in range(len(columns)) if place < 3 or any(row[place] not in ("-", "0") for row in rows)]
+    lines = [[row[place] for place in kept] for row in (columns, ["---"] + ["---:"] * (len(columns) - 1), *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def alone(faults: Sequence[Struck]) -> list[Struck]:
@@ -159,7 +164,7 @@ def alone(faults: Sequence[Struck]) -> list[Struck]:
     return found
 
 
-def _row(kind: str, faults: Sequence[Struck], single: Sequence[Struck], jobs: dict[tuple[str, str], Ended]) -> str:
+def _row(kind: str, faults: Sequence[Struck], single: Sequence[Struck], jobs: dict[tuple[str, str], Ended]) -> list[str]:
     disturbed = {(line.run, job) for line in faults for job in line.stood_s}
     over = [jobs[key] for key in sorted(disturbed) if key in jobs]
     apart = [line for line in faults if line in single]
@@ -171,7 +176,7 @@ def _row(kind: str, faults: Sequence[Struck], single: Sequence[Struck], jobs: di
     parts = [f"{figure:,}" for figure in figures]
     parts += [*_spread(_stood(apart), 0.5, 0.99, 1.0), *_spread(silent, 0.5, 1.0)]
     parts += _spread(_stood([line for line in faults if line not in single]), 0.5, 0.99, 1.0)
-    return f"| {kind} | {' | '.join(parts)} |"
+    return [kind, *parts]
 
 
 def _stood(faults: Iterable[Struck]) -> list[float]:
