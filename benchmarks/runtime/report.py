@@ -59,7 +59,7 @@ def _table(name: str, entry: Mapping[str, Any]) -> str:
         lines += ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
     for document in entry["rows"]:
         row = Measurement.of(document)
-        goal = row.goal.words(row.unit) if row.goal else ""
+        goal = row.goal.words("") if row.goal else ""
         value = f"{number(row.value)} {row.unit}"
         lines.append(f"| {row.what} | {value} | {goal} | {row.verdict} | {row.against} | {row.count} |")
     lines += ["", *entry["notes"]] if entry["notes"] else []
