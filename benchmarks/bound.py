@@ -1,4 +1,4 @@
-"""How short the average JCT can be at best, whoever decides and whatever he knows (docs/design/elastic.md).
+"""How short the average JCT can be at best, whoever decides and whatever he knows (docs/reports/elastic.md).
 
     python -m benchmarks.bound [--data ../shared/data] [--cluster e13805]... [--steps 100] [--cell-s 0]
 

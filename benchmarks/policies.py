@@ -1,4 +1,4 @@
-"""How much sooner jobs are over under `elastic` than under AFS, and what that costs the last of them (docs/design/elastic.md).
+"""How much sooner jobs are over under `elastic` than under AFS, and what that costs the last of them (docs/reports/elastic.md).
 
     python -m benchmarks.policies [--data ../shared/data] [--cluster e13805]... [--costs none] [--packing] [--others]
         [--trace FILE] [--profiles FILE] [--random-models] [--gpus 64] [--load 1.0] [--within 1.0] [--json FILE]
@@ -295,7 +295,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--errors", metavar="LOW,HIGH", help="they tell so many times what they take: 0.5,2")
     found.add_argument("--early", type=float, help="part of those who tell that end early")
     found.add_argument("--draws", type=int, default=1, help="of who tells what")
-    found.add_argument("--mixtures", action="store_true", help="the rows of docs/design/elastic.md")
+    found.add_argument("--mixtures", action="store_true", help="the rows of docs/reports/elastic.md")
     found.add_argument("--json", type=Path)
     return found
 

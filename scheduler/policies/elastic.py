@@ -1,4 +1,4 @@
-"""`elastic`: our own policy for the least average JCT, whatever is known of lengths (docs/design/elastic.md has the numbers).
+"""`elastic`: our own policy for the least average JCT, whatever is known of lengths (docs/design/elastic.md).
 
 Like AFS it knows throughput curves. AFS compares jobs two at a time; here every job has a weight, and GPUs go one by one to the
 job whose weighted throughput they raise most. Throughput counts by its hull, the least concave curve above it, and GPUs are given
