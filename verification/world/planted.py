@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="write into the list which history has found what")
     parser.add_argument("--seeds", type=int, default=WITHIN)
     parser.add_argument("--processes", type=int, default=0, help="else one for each core")
-    parser.add_argument("--markdown", action="store_true", help="print rows of a table (docs/design/world.md)")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/reports/planted-bugs.md")
     options = parser.parse_args(arguments)
     chosen = [
         bug
@@ -281,13 +281,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.only or any(part in bug.name for part in options.only)
     ]
     results = []
-    print(_HEAD if options.markdown else f"{'seeds':>6} {'s':>5}  bug, and the invariant that it breaks")
+    print(f"{'seeds':>6} {'s':>5}  bug, and the invariant that it breaks")
     with ThreadPoolExecutor(options.processes or cores()) as pool:
         for found in pool.map(partial(search, seeds=options.seeds, anew=options.anew), chosen):
-            print(_row(found) if options.markdown else _text(found), flush=True)
+            print(_text(found), flush=True)
             results.append(found)
     if options.record:
         record(options.file, results)
+    if options.markdown:
+        print(table((found.invariant or "not found", _seeds(found)) for found in results))
     missed = sum(not found.invariant for found in results)
     late = sum(found.seed is not None and found.seed >= options.seeds for found in results)
     beyond = f"{late} by a recorded history beyond that, the others " if late else "each "
@@ -305,11 +307,17 @@ def _seeds(found: Found) -> str:
     return str(found.seed + 1) if found.seed is not None else "none"
 
 
-_HEAD = "| bug | breaks | seeds |\n| --- | --- | ---: |"
-
-
-def _row(found: Found) -> str:
-    return f"| {_name(found.bug)} | {found.invariant or '-'} | {_seeds(found)} |"
+def table(found: Iterable[tuple[str, str]]) -> str:
+    """From (invariant or test, histories until the first failure) of each bug, a row for each invariant, tests together."""
+    groups: dict[str, list[str]] = {}
+    for invariant, seeds in found:
+        groups.setdefault("a named test" if seeds == "test" else invariant, []).append(seeds)
+    lines = ["| found by | bugs | histories, median | most |", "| --- | ---: | ---: | ---: |"]
+    for invariant, all_seeds in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
+        numbers = sorted(int(seeds) for seeds in all_seeds if seeds.isdigit())
+        spread = f"{numbers[(len(numbers) - 1) // 2]} | {numbers[-1]}" if numbers else "- | -"
+        lines.append(f"| {invariant} | {len(all_seeds)} | {spread} |")
+    return "\n".join(lines)
 
 
 def _text(found: Found) -> str:
