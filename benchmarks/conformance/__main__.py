@@ -6,8 +6,8 @@ A policy with `:measured` finds out how fast jobs are (AFS 4.5); without it they
 
 A real cluster (daemons, workers, PyTorch; two servers of four CPU slots) and the simulator get the same jobs under the same
 policy. Before that the jobs' throughputs and what changes cost are measured in such a cluster. Results go to out/conformance/,
-and after a full run of the usual policies into docs/reports/benchmarks.md and docs/reports/conformance.png. The exit status is 1 if an average
-JCT differs by more than 5 %. Whatever ends it, no process of it is left.
+and after a full run of the usual policies into docs/reports/benchmarks.md and docs/reports/conformance.png. The exit status is
+1 if an average JCT differs by more than 5 %. Whatever ends it, no process of it is left.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ the real protocol over real sockets. The store is that of a cluster that has run
 * servers lost by that and by a stop of the controller for 12 s in the middle of it;
 * what one heartbeat costs with few and with many jobs, without sockets.
 
-Results go to out/bench-control.json under their label and into docs/reports/benchmarks.md (`--quick`: to out/bench-control-quick.json
-only).
+Results go to out/bench-control.json under their label and into docs/reports/benchmarks.md (`--quick`: only to
+out/bench-control-quick.json).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ with a soft one or none (`benchmarks.deadlines.day`). A job of the same command 
 throughput is known. What is looked at: what each submission was told, when the job was planned to end, when it ended, and its
 GPUs over time.
 
-Results go to out/bench-deadlines.json, into docs/reports/benchmarks.md and docs/reports/deadline-day.png (`--quick`: two minutes, and nothing
-is written there).
+Results go to out/bench-deadlines.json, into docs/reports/benchmarks.md and docs/reports/deadline-day.png (`--quick`:
+two minutes, and nothing is written there).
 """
 
 from __future__ import annotations

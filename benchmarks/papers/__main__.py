@@ -3,13 +3,14 @@
     python -m benchmarks.papers [--quick] [--cluster NAME]... [--trace FILE [--profiles FILE] [--random-models]]
         [--data DIRECTORY] [--processes N] [--figure NAME]...
 
-Writes out/papers.json, docs/reports/papers.md and docs/reports/papers/*.png; with `--quick` (the two smallest virtual clusters) it leaves the
-docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. With `--trace` the clusters of any file
-that `elasticctl simulate` reads stand in AFS's and EDL's tables, too, without a published number; it writes out/papers-trace.*
-then. `--cluster` picks some of AFS's virtual clusters, or of that file. With `--figure` (a module of this package, such as
-elasticflow) only its simulations are run, and only its sections of the page are written anew. What has been simulated stands in
-out/papers/, so that an interrupted run goes on where it was. A deviation over 10 % that nothing explains, or an explanation of
-one that is not there, is an error: the page is written, without that explanation, and the exit code is 1.
+Writes out/papers.json, docs/reports/papers.md and docs/reports/papers/*.png; with `--quick` (the two smallest virtual
+clusters) it leaves the docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. With `--trace`
+the clusters of any file that `elasticctl simulate` reads stand in AFS's and EDL's tables, too, without a published number; it
+writes out/papers-trace.* then. `--cluster` picks some of AFS's virtual clusters, or of that file. With `--figure` (a module of
+this package, such as elasticflow) only its simulations are run, and only its sections of the page are written anew. What has
+been simulated stands in out/papers/, so that an interrupted run goes on where it was. A deviation over 10 % that nothing
+explains, or an explanation of one that is not there, is an error: the page is written, without that explanation, and the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ gives for the same policy and, where a group published its simulator, the number
 This page holds {simulations} simulations. Six of the eleven virtual clusters of AFS Table 3 are published; here are
 {clusters}{missing}.
 
-"A over B" is the average JCT of B divided by that of A: 2x means that jobs take half as long under A. The deviation is measured from
-the published number, or from the nearer end of the published range. Every deviation over 10 % has an explanation, named in the
-last column; `make papers` fails where one is missing or superfluous. Numbers that a paper shows only as bars are not used."""
+"A over B" is the average JCT of B divided by that of A: 2x means that jobs take half as long under A. The deviation is measured
+from the published number, or from the nearer end of the published range. Every deviation over 10 % has an explanation, named in
+the last column; `make papers` fails where one is missing or superfluous. Numbers that a paper shows only as bars are not used."""
 
 
 def main() -> int:

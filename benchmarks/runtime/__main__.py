@@ -25,7 +25,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runtime", description="What elasticity costs.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
     parser.add_argument("--only", choices=GROUPS, action="append", help="measure this (several times: these)")
-    parser.add_argument("--torchft", metavar="DIRECTORY", help="where torchft is installed, see docs/reports/benchmarks.md")
+    parser.add_argument(
+        "--torchft", metavar="DIRECTORY", help="where torchft is installed, see docs/reports/benchmarks.md"
+    )
     parser.add_argument("--json", type=Path, help="where results go")
     options = parser.parse_args()
     target = options.json or ROOT / "out" / ("bench-runtime-quick.json" if options.quick else "bench-runtime.json")

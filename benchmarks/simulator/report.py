@@ -32,7 +32,7 @@ COLUMNS = (
     "met",
     "beside it",
 )
-GOAL = COLUMNS.index("goal")
+SHARED = [COLUMNS.index(name) for name in ("jobs", "decisions", "goal")]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -73,14 +73,16 @@ def _table(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def written(title: str, rows: Sequence[Sequence[str]], about: str) -> str:
-    """As Markdown, without empty columns. A goal that all rows share stands above the table."""
+    """As Markdown, without empty columns. Values that all of several rows share, such as the goal, stand above the table."""
     used = [place for place, _ in enumerate(COLUMNS) if any(cells[place] for cells in rows)]
     lines = [f"### {title}", ""]
-    if len(goals := {cells[GOAL] for cells in rows}) == 1 and GOAL in used:
-        used.remove(GOAL)
-        lines += [f"Goal: {goals.pop()}.", ""]
+    if shared := [
+        place for place in used if place in SHARED and len({cells[place] for cells in rows}) == 1 < len(rows)
+    ]:
+        lines += ["; ".join(f"{COLUMNS[place]}: {rows[0][place]}" for place in shared) + ".", ""]
     shown = (COLUMNS, ["---"] * len(COLUMNS), *rows)
-    lines += ["| " + " | ".join(cells[place] for place in used) + " |" for cells in shown]
+    kept = [place for place in used if place not in shared]
+    lines += ["| " + " | ".join(cells[place] for place in kept) + " |" for cells in shown]
     return "\n".join([*lines, "", f"*{about}.*"])
 
 

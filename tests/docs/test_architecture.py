@@ -1,4 +1,4 @@
-"""The architecture page is right: a resize and a death in the simulated cluster pass the functions that it names, in its order."""
+"""A resize and a death in the simulated cluster pass the functions that the architecture page names, in its order."""
 
 from __future__ import annotations
 

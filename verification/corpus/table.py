@@ -1,4 +1,4 @@
-"""The verdicts as a table of a page, and as JSON. What a run does not say anew is kept from the page as it was."""
+"""The verdicts as a page, and as JSON. What a run does not say anew is kept from the page as it was."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ is in `out/corpus.json`.
 | crashed | an error of something else, or no end |
 | …, alone too | two runs with one worker differ: the script itself is not repeatable |
 
-Columns: *expected* by `verification/corpus/index.py`; *before*: the runtime when the corpus was written; *now*: the last run;
-*with the line*: the last run of the script with the line that the message proposes (`fix` in the index); *check*:
-`elasticctl check` on the script (`make verify-corpus ARGS=--desk`).
+Scripts with the same verdicts stand together. *Expected* by `verification/corpus/index.py`; *before*: the runtime when the
+corpus was written; *now*: the last run; *with the line*: the last run of the script with the line that the message proposes
+(`fix` in the index); *check*: `elasticctl check` on the script (`make verify-corpus ARGS=--desk`).
 
 """
-COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "check")
+VERDICTS = ("expected", "before", "now", "with the line", "check")
 
 
+_SCRIPT = re.compile(r"- `(\w+)`: ")
 FOUND = (Kind.NAMED, Kind.REFUSED)
 FOUND_IN_CLUSTER = tuple(kind.value for kind in FOUND)  # how a cell begins
 FOUND_AT_DESK = 0.95  # of the scripts that a cluster finds
@@ -115,20 +116,25 @@ def compare_checks(path: Path, checks: Sequence[Check]) -> tuple[str, bool]:
 
 
 def _write(path: Path, rows: dict[str, dict[str, str]]) -> None:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
-    lines += ["| " + " | ".join(rows[each.name].get(name, "") for name in COLUMNS) + " |" for each in SCRIPTS]
-    path.write_text(HEAD + "\n".join(lines) + "\n")
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for each in SCRIPTS:
+        row = rows[each.name]
+        verdicts = tuple(f"{name}: {row[name]}" for name in VERDICTS if row.get(name))
+        groups.setdefault(verdicts, []).append(f"- `{each.name}`: {each.idiom}")
+    parts = [f"## {'; '.join(verdicts)}\n\n" + "\n".join(lines) for verdicts, lines in groups.items()]
+    path.write_text(HEAD + "\n\n".join(parts) + "\n")
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
     rows: dict[str, dict[str, str]] = {}
+    verdicts: dict[str, str] = {}
     for text in path.read_text().splitlines() if path.exists() else ():
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", text)[1:-1]]
-        if len(cells) == len(COLUMNS) and cells[0].startswith("`"):
-            rows[cells[0].strip("`")] = dict(zip(COLUMNS, cells, strict=True))
+        if text.startswith("## "):
+            verdicts = dict(part.split(": ", 1) for part in text.removeprefix("## ").split("; "))
+        elif found := _SCRIPT.match(text):
+            rows[found[1]] = dict(verdicts)
     for script in SCRIPTS:
-        row = rows.setdefault(script.name, {})
-        row |= {"script": f"`{script.name}`", "idiom": script.idiom, "expected": script.expected.value}
+        rows.setdefault(script.name, {})["expected"] = script.expected.value
     return rows
 
 

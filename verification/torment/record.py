@@ -164,7 +164,9 @@ def alone(faults: Sequence[Struck]) -> list[Struck]:
     return found
 
 
-def _row(kind: str, faults: Sequence[Struck], single: Sequence[Struck], jobs: dict[tuple[str, str], Ended]) -> list[str]:
+def _row(
+    kind: str, faults: Sequence[Struck], single: Sequence[Struck], jobs: dict[tuple[str, str], Ended]
+) -> list[str]:
     disturbed = {(line.run, job) for line in faults for job in line.stood_s}
     over = [jobs[key] for key in sorted(disturbed) if key in jobs]
     apart = [line for line in faults if line in single]
