@@ -32,6 +32,9 @@ MODULES = [path for path in FILES if path.suffix == ".py"]
 QUOTED = re.compile(r"`([^`\n]+)`")
 A_FILE = re.compile(r"([\w./-]+\.(?:py|txt|md|yaml|pml))(?::\w[\w.]*)?")  # with a function of it, perhaps
 A_FUNCTION = re.compile(r"`([\w./-]+\.py):(\w[\w.]*)`")
+A_LINK = re.compile(r"\]\(([^)\s]+)\)")
+A_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+A_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 A_MODULE = re.compile(r"\belasticd((?:\.[a-z_]+)+)")
 
 
@@ -87,6 +90,26 @@ def test_every_function_that_a_document_names_is_in_its_file(document: Path) -> 
     told = A_FUNCTION.findall(document.read_text())
     missing = [f"{name}:{function}" for name, function in told if function not in defined(ROOT / name)]
     assert not missing
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = [
+        re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in A_HEADING.findall(A_BLOCK.sub("", page.read_text()))
+    ]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_document_leads_to_a_file_and_a_heading(document: Path) -> None:
+    broken = []
+    for link in A_LINK.findall(A_BLOCK.sub("", document.read_text())):
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+            broken.append(link)
+    assert not broken
 
 
 def test_every_path_that_a_comment_or_a_docstring_names_exists() -> None:
