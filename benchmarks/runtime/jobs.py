@@ -202,7 +202,7 @@ class StopResumeJob(MeasuredJob):
     """Stop, write a checkpoint, start with another number of workers, read it. New interpreters, or forked from a warm one."""
 
     forked = False
-    name = "stop and resume, cold"
+    name = "cold resume"
 
     def start(self, workers: int) -> None:
         self._stop = self.directory / "stop"
@@ -238,7 +238,7 @@ class StopResumeJob(MeasuredJob):
 class ForkedJob(StopResumeJob):
     """As above; the new workers are forked from a process that has imported everything."""
 
-    name = "stop and resume, forked from a warm process"
+    name = "warm resume"
 
     def start(self, workers: int) -> None:
         self._server = self.family.start(

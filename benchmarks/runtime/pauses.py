@@ -176,9 +176,9 @@ def _rows(plan: Plan, change: str, pauses: dict[str, list[Pause]]) -> list[Measu
         row(
             "longest pause", f"median pause {number(middle_ms)} ms, step {number(step_ms)} ms", longest_ms, "ms", within
         ),
-        row("longest pause (the warm resume's)", f"medians: {beside}", longest_ms, "ms", Goal(forked_ms)),
+        row("longest pause, against a warm resume", beside, longest_ms, "ms", Goal(forked_ms)),
         row(
-            "torchrun's pause over our longest one",
+            "torchrun's over ours",
             f"torchrun: median of {len(pauses[TorchrunJob.name])}",
             torchrun_ms / max(longest_ms, 0.1),
             "times",

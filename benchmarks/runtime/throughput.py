@@ -57,7 +57,7 @@ def _row(case: Case, workers: int, mode: str, times: dict[str, Times]) -> Measur
         what=f"{case.model}, W = {workers}, `determinism: {mode}`",
         against=f"stock DDP: {number(step_ms)} ms a step; ours takes {work:.3f} of its processor time",
         value=ratio(times["wall"], "ddp", f"bench-{mode}"),
-        unit="of its throughput",
+        unit="of DDP's",
         goal=GOALS[mode] if case.compute_bound else SMALL,
         count=case.blocks,
         detail={"times_s": times},
