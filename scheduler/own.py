@@ -1,4 +1,4 @@
-"""A policy of one's own, in a Python file (docs/policies.md has an example).
+"""A policy of one's own, in a Python file (docs/research.md has an example).
 
 The file has one class that is derived from `OwnPolicy`. It runs inside the process that decides, a simulation or the controller,
 with all that this process may do: so a controller takes such a file from its operator's configuration alone.

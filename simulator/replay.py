@@ -121,8 +121,8 @@ def simulate(
 ) -> dict[str, Replay]:
     """Replay a trace of jobs under some policies, in virtual time.
 
-    trace: a file of jobs, CSV, plain or gzip'd (docs/users.md has the known columns). policies: names, Python files with a
-    policy of one's own (docs/policies.md), or documents as in a policy file, such as ``{"policy": "elastic", "parameters":
+    trace: a file of jobs, CSV, plain or gzip'd (docs/research.md has the known columns). policies: names, Python files with a
+    policy of one's own (docs/research.md), or documents as in a policy file, such as ``{"policy": "elastic", "parameters":
     {...}}``. where: only rows with one of these values in these columns. profiles: a file of measured throughputs; without it
     every job scales linearly up to its request. costs: what a change of a job's GPUs costs, the name of a preset or `Costs`.
     curves: what policies see of throughputs, "known" or "measured". tells: which jobs tell their lengths, and how wrong; without

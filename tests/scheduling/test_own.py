@@ -20,7 +20,7 @@ BODY = 5  # the first line behind that
 ONE_EACH = (
     "    def shares(self, jobs, gpus, now, rng):\n        return [1 if row < gpus else 0 for row in range(len(jobs))]\n"
 )
-PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "research.md").read_text()
 
 
 def load(directory: Path, text: str, **parameters: object) -> Scheduler:

@@ -94,7 +94,7 @@ def test_json_has_every_field_and_nothing_else_is_on_stdout(simulate: Simulate) 
         assert metrics["deadline_ratio"] is None
 
 
-OWN = Path(__file__).parents[2] / "docs" / "policies.md"
+OWN = Path(__file__).parents[2] / "docs" / "research.md"
 
 
 def test_the_policy_of_the_page_decides_like_the_built_in_one_that_it_resembles(

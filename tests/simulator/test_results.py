@@ -259,14 +259,14 @@ def test_simulations_from_python_give_what_the_command_gives(simulate: Command, 
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "users.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "research.md").read_text()
     found = re.search(r"```python\n(from elasticd\.simulator import simulate\n.*?)```", page, re.DOTALL)
     assert found is not None
     monkeypatch.chdir(tmp_path)
     Path("philly_jobs.csv.gz").write_bytes(gzip.compress(TRACE.replace("A,job", "0e4a51,job").encode()))
     Path("afs_models_gtx1080.csv").write_text(PROFILES)
     names: dict[str, Any] = {}
-    exec(compile(found[1], "users.md", "exec"), names)
+    exec(compile(found[1], "research.md", "exec"), names)
     assert len(names["jobs"]["jct_s"]) == 40
     assert names["ratio"] == names["found"]["afs-l"].metrics.avg_jct_s / names["found"]["max-min"].metrics.avg_jct_s
 
