@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
+SITE := $(VENV)/.site
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 PREFIX ?= /opt/elasticctl
@@ -14,7 +15,7 @@ EXTRAS ?=
 TESTS := seven thousand tests: some ten minutes on two cores, several times as long on a busy machine. Those of tests/worker and tests/cluster, which start processes, take longest. The first half minute collects them.
 CLUSTER_TESTS := three hundred tests with real processes: a quarter of an hour on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -131,6 +132,14 @@ planted: $(STAMP)  ## plant bugs into copies of the product: each must be found 
 
 model-check:  ## search the model of the membership protocol exhaustively, with spin (ARGS=--quick: a minute and a half)
 	@$(PYTHON) scripts/model-check $(ARGS)
+
+$(SITE): pyproject.toml constraints.txt | $(RUNS)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $(SITE)
+
+site: $(SITE)  ## the pages and the API reference as a site: out/site/index.html (130 MB more in .venv)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "out/site/index.html"
 
 format: $(STAMP)  ## let ruff lay the code out
 	@$(BIN)/ruff format .
