@@ -53,8 +53,8 @@ def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command(
         cls=_Simulate,
-        epilog="The trace, and the throughputs, are CSV, plain or gzip'd; docs/research.md says which columns are known. The same "
-        "seed gives the same result. `elasticctl simulate compare A.json B.json` sets two results of --json side by side.",
+        epilog="The trace, and the throughputs, are CSV, plain or gzip'd; docs/research.md says which columns are known. The "
+        "same seed gives the same result. `elasticctl simulate compare A.json B.json` sets two results of --json side by side.",
     )(simulate)
 
 
