@@ -154,7 +154,7 @@ class AgentDaemon:
             interface=topology.interface_of(options.address),
         )
         if not around.interface:
-            log.warning("address: %s is none of this server's: NCCL chooses a network by itself", options.address)
+            log.warning("address: %s is none of this server's now: no worker is started until it is", options.address)
         bounds = options.worker_messages.bounds(len(inventory.gpus))
         self._workers = WorkerLines(self._loop, around.agent_address_for, self._on_worker, bounds)
         if problem := self._workers.listen(own):

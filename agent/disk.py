@@ -47,6 +47,7 @@ from .lines import let_pass
 from .logfiles import JobFiles, read_piece, read_small
 from .rooms import Rooms, hidden
 from .scratch import Scratch, forget_shared_memory
+from .topology import interface_of
 
 log = logging.getLogger(__name__)
 
@@ -149,10 +150,15 @@ class Disk:
         gpu = self._around.gpu(start.gpu)
         if gpu is None:
             raise AssertionError(f"this server has no GPU {start.gpu}")  # the machine has looked
+        around = dataclasses.replace(self._around, interface=interface_of(self._around.address))
+        if not around.interface:  # NCCL and Gloo would choose a network by themselves
+            return Failed(
+                f"no network interface of this server has its address {around.address} now: is a tunnel or a cable missing?"
+            )
         try:
             account = accounts.find(start.account, self._rules.root_jobs)
             name = short_name(start.worker, start.uid)
-            made = environment(start, gpu, self._around, account, str(self._rules.scratch.of(name)))
+            made = environment(start, gpu, around, account, str(self._rules.scratch.of(name)))
             if (unseen := self._unseen(start, account)) is not None:
                 return unseen
             self._make_checkpoints(start, account)

@@ -44,7 +44,7 @@ class Surroundings:
     gpus: tuple[Gpu, ...]
     variables: Mapping[str, str] = field(default_factory=dict)  # the operator's, for all workers of this server
     cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
-    interface: str = ""  # of the network, that has `address`; "": none has
+    interface: str = ""  # of the network, that has `address` (looked up again at each start); "": none has
 
     def checkpoints_of(self, start: StartWorker, account: Account) -> Path:
         """Of a worker's job. Raises PeerError if its name is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,13 @@ class SlowDisk(Disk):
 class Agent:
     """The processes of an agent, and the loop that they live in."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, address: str = "127.0.0.1") -> None:
         self.state = state
         self.told: list[ProcessStarted | ProcessExited | ProcessFailed] = []
         self.loop = Loop(SteadyClock(), self._on_turn, lambda: time.time() + 0.01)
-        around = Surroundings(
+        self.around = around = Surroundings(
             agent_address="ipc:///nowhere",
-            address="127.0.0.1",
+            address=address,
             checkpoints=state / "checkpoints",
             gpus=(Gpu(index=0, kind=GpuKind.CPU, name="cpu"),),
         )
@@ -95,6 +96,23 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     agent = Agent(tmp_path)
     yield agent
     agent.close()
+
+
+def test_no_worker_starts_while_no_interface_has_the_servers_address_as_nccl_would_choose_any(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, address="203.0.113.77")
+    try:
+        early = agent.start("early-1", "true")
+        agent.until(lambda: agent.heard(ProcessFailed, early))
+        (failed,) = agent.told
+        assert isinstance(failed, ProcessFailed)
+        assert failed.fault is Fault.SERVER
+        assert "no network interface of this server has its address 203.0.113.77" in failed.reason
+        agent.disk.surround(replace(agent.around, address="127.0.0.1"))  # as if the tunnel was up now
+        later = agent.start("later-2", "sh", "-c", f"echo $NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME > {tmp_path}/told")
+        agent.until(lambda: agent.heard(ProcessExited, later))
+        assert (tmp_path / "told").read_text() == "=lo lo\n"
+    finally:
+        agent.close()
 
 
 def test_checkpoints_that_do_not_answer_hold_up_neither_the_loop_nor_other_jobs(agent: Agent) -> None:
