@@ -16,6 +16,7 @@ from ...protocol.texts import gpu_count, ranges
 from . import interpreters
 from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, Interpreter, numbers
+from .network import owned
 from .places import Place
 
 CHECKS = Register(Subject.SERVER)
@@ -383,6 +384,7 @@ def runs_on(architectures: list[str], major: int, minor: int) -> bool:
     return False
 
 
+NO_LINK_LAYER = "65534"  # ARPHRD_NONE of the kernel: WireGuard, tun
 ABORTS_BADLY, ABORTS_AGAIN = (2, 28, 3), (2, 28, 9)  # versions of NCCL: the first to avoid, the first mended one
 
 HARMFUL = {  # variables and values with which NCCL and torch are slow, or do not work
@@ -410,19 +412,36 @@ def nccl_variables(place: Place) -> Finding:
         given.setdefault(name, (value, "/etc/nccl.conf"))
     wrong = []
     interfaces = set(psutil.net_if_addrs())
+    tunnel, adapters = _tunnel(place), any((place.machine.sys / "class/infiniband").glob("*"))
+    if tunnel and adapters and given.get("NCCL_IB_DISABLE", ("",))[0] != "1":
+        wrong.append(
+            failure(
+                f"`address` is in the tunnel {tunnel}, and NCCL uses the InfiniBand adapters beside it, unencrypted",
+                f'`worker_environment: {{NCCL_IB_DISABLE: "1", NCCL_NET: Socket}}` in {place.daemon.file}',
+            )
+        )
     for name, (value, source) in given.items():
         harm = HARMFUL.get((name, value))
         if harm:
             wrong.append(warning(f"{name}={value}: {harm}", f"take it out of {source}"))
         if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             wrong += _interface(name, value, source, interfaces)
-        if name == "NCCL_IB_DISABLE" and value == "1" and any((place.machine.sys / "class/infiniband").glob("*")):
+        if name == "NCCL_IB_DISABLE" and value == "1" and adapters and not tunnel:
             wrong.append(warning("NCCL_IB_DISABLE=1: the InfiniBand adapters are not used", f"take it out of {source}"))
         if name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
             instead = "`visible_gpus` in the agent's configuration says which GPUs it offers"
             wrong.append(warning(f"{name}: the agent sets it for each worker", f"take it out of {source}; {instead}"))
     ours = [name for name in given if name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_"))]
     return worst(wrong, ok(f"{', '.join(ours)}: nothing against that" if ours else "none are set"))
+
+
+def _tunnel(place: Place) -> str:
+    """The interface that has the agent's `address`, if it has no link layer, as those of tunnels have none; else ""."""
+    assert place.daemon is not None
+    address = str(place.daemon.option("address", ""))
+    name = next((name for name, each in owned(place) if str(each) == address), "")
+    path = place.machine.sys / "class/net" / name / "type"
+    return name if name and path.exists() and path.read_text(encoding="ascii").strip() == NO_LINK_LAYER else ""
 
 
 def _interface(name: str, value: str, source: str, interfaces: set[str]) -> Iterator[Finding]:

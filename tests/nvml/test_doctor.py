@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,20 @@ def test_variables_that_hurt_are_told(tmp_path: Path) -> None:
     assert "over loopback no other server is reached" in look(GLOO_SOCKET_IFNAME="lo").found
     assert "GPUs do not talk to each other directly" in look(NCCL_P2P_DISABLE="1").found
     assert "the agent sets it for each worker" in look(CUDA_VISIBLE_DEVICES="0").found
+
+
+def test_infiniband_beside_a_tunnel_is_a_failure_and_in_the_open_to_be_used(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/net/lo").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    machine = replace(Machine.here(), sys=tmp_path / "sys")
+
+    def look(kind: str, **variables: str) -> Finding:
+        (tmp_path / "sys/class/net/lo/type").write_text(f"{kind}\n")
+        return drivers.nccl_variables(at(tmp_path, machine, worker_environment=variables, address="127.0.0.1"))
+
+    tunnel, card = "65534", "1"
+    assert "in the tunnel lo, and NCCL uses the InfiniBand adapters beside it" in look(tunnel).found
+    assert look(tunnel).outcome is look(tunnel, NCCL_IB_DISABLE="0").outcome is Outcome.FAILURE
+    assert look(tunnel, NCCL_IB_DISABLE="1", NCCL_NET="Socket").outcome is Outcome.OK
+    assert look(card).outcome is Outcome.OK
+    assert "the InfiniBand adapters are not used" in look(card, NCCL_IB_DISABLE="1").found
