@@ -161,10 +161,19 @@ def advice(directory: Path, members: Sequence[Member], controllers: Sequence[str
     lines += [f"  {name}: ca.pem, client-{name}.pem, client-{name}.key" for name in controllers]
     if hosts:
         lines += ["", "The firewall of each machine with etcd; add the controllers, if they are on other machines:"]
-    for family in ("ip", "ip6"):
-        if found := ", ".join(each for each in hosts if (":" in each) == (family == "ip6")):
-            rule = f"tcp dport '{{ 2379, 2380 }}' {family} saddr != '{{ {found} }}' drop"
-            lines += [f"  nft add rule inet filter input {rule}"]
+        lines += [
+            "  nft add table inet etcd",
+            "  nft add chain inet etcd input '{ type filter hook input priority filter - 1; }'",
+            "  nft add rule inet etcd input iifname lo accept",
+        ]
+        for family in ("ip", "ip6"):
+            if found := ", ".join(each for each in hosts if (":" in each) == (family == "ip6")):
+                lines += [
+                    f"  nft add rule inet etcd input tcp dport '{{ 2379, 2380 }}' {family} saddr '{{ {found} }}' accept"
+                ]
+        lines += ["  nft add rule inet etcd input tcp dport '{ 2379, 2380 }' drop"]
+        lines += ["It is gone at the next boot, unless it is kept:"]
+        lines += ["  nft list table inet etcd >> /etc/nftables.conf && systemctl enable nftables"]
     lines += [
         "",
         f"Keep {directory}/ca.key and client-{OPERATOR}.key off these machines: whoever has one owns the cluster.",

@@ -94,4 +94,4 @@ def test_the_role_reaches_the_keys_of_the_cluster_alone() -> None:
     )
     assert "role grant-permission elasticctl --prefix=true readwrite /elasticctl/lab/\n" in text
     assert "user add c2 --no-password && etcdctl user grant-role c2 elasticctl" in text
-    assert "'{ 10.0.0.1, 10.0.0.2 }' drop" in text
+    assert "ip saddr '{ 10.0.0.1, 10.0.0.2 }' accept" in text
