@@ -25,9 +25,9 @@ def test_each_test_that_the_page_names_exists(file: str, test: str) -> None:
     assert test in functions_in(file)
 
 
-def test_each_row_of_sins_and_attacks_names_a_test() -> None:
+def test_each_row_of_known_faults_and_of_attacks_names_a_test() -> None:
     parts = {part.split("\n", 1)[0]: part for part in PAGE.split("\n## ")}
-    for title in ("Known sins", "Attacks, and what comes of them"):
+    for title in ("Known faults of such systems", "Attacks and outcomes"):
         rows = [line for line in parts[title].splitlines() if line.startswith("| ")][2:]
         assert len(rows) > 8
         assert not [row for row in rows if "::" not in row]
