@@ -400,7 +400,7 @@ HARMFUL = {  # variables and values with which NCCL and torch are slow, or do no
 
 @CHECKS.check(
     "nccl-variables",
-    "variables for all jobs (`worker_environment`, /etc/nccl.conf) name an interface that is not there, lead out of a tunnel, or slow training",
+    "variables for all jobs (`worker_environment`, /etc/nccl.conf) name a missing interface, leave a tunnel, or slow training",
     "take them out of agent.yaml or /etc/nccl.conf",
 )
 def nccl_variables(place: Place) -> Finding:
