@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# cuBLAS repeats its results only if it may not choose its workspace anew (torch.use_deterministic_algorithms asks for this).
-REPEATABLE: Mapping[str, str] = MappingProxyType({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+REPEATABLE: Mapping[str, str] = MappingProxyType(
+    {
+        # cuBLAS repeats its results only if it may not choose its workspace anew (use_deterministic_algorithms asks for it).
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        # NVLS lets NVSwitches add (NVLink SHARP): neither the order nor the precision of their sums is that of a GPU, and which
+        # sums they add depends on the number of GPUs and on the message's size.
+        "NCCL_NVLS_ENABLE": "0",
+    }
+)
+"""What a worker's environment has to contain where a job's bits count: all determinisms but `none`."""
 
 GANG = "ELASTICD_GANG"
 """Variables by which a gang's processes find each other (RANK and so on), each as NAME=VALUE: a worker that joins drops them."""

@@ -103,6 +103,13 @@ def test_the_hash_seed_is_one_for_all_jobs_unless_a_job_or_a_server_says_another
 
 
 @pytest.mark.parametrize("determinism", Determinism)
+@pytest.mark.parametrize("generation", [1, 2])
+def test_nvswitches_add_nothing_where_bits_count(determinism: Determinism, generation: int) -> None:
+    got = made(determinism, gpu=CARD, generation=generation)
+    assert got.get("NCCL_NVLS_ENABLE") == (None if determinism is Determinism.NONE else "0")
+
+
+@pytest.mark.parametrize("determinism", Determinism)
 def test_the_workspace_of_cublas_is_fixed_unless_the_job_wants_speed_alone(determinism: Determinism) -> None:
     assert ("CUBLAS_WORKSPACE_CONFIG" in made(determinism)) == (determinism is not Determinism.NONE)
     for ours in ({"server": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}, {"job": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}):
