@@ -162,7 +162,7 @@ def _look(check: Check, place: Place) -> Finding:
 
 def all_checks() -> tuple[Check, ...]:
     """In the order in which they are shown."""
-    from . import controllers, desk, drivers, files, limits, network, services
+    from . import buses, controllers, desk, drivers, files, limits, network, services
 
     return (
         *controllers.CHECKS.checks,
@@ -171,6 +171,7 @@ def all_checks() -> tuple[Check, ...]:
         *files.CHECKS.checks,
         *limits.CHECKS.checks,
         *drivers.CHECKS.checks,
+        *buses.CHECKS.checks,
         *desk.CHECKS.checks,
     )
 

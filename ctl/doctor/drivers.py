@@ -13,14 +13,15 @@ import pynvml
 from msgspec.structs import replace
 
 from ...protocol.texts import gpu_count, ranges
+from ...protocol.variables import REPEATABLE
 from . import interpreters
+from .buses import gpus_on, word
 from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, Interpreter, numbers
 from .network import owned
 from .places import Place
 
 CHECKS = Register(Subject.SERVER)
-NVIDIA = "0x10de"
 DRIVER_WITHIN_S = 60.0  # with persistence mode off it initialises each GPU when it is asked first
 NAMED = 4
 
@@ -75,23 +76,6 @@ def _stood_in(place: Place) -> bool:
     return bool(place.daemon.option("worker_device") == "cpu")
 
 
-def _on_bus(place: Place) -> list[Path]:
-    """NVIDIA's GPUs among the PCI devices."""
-    found = []
-    for device in sorted((place.machine.sys / "bus/pci/devices").glob("*")):
-        vendor, kind = _word(device / "vendor"), _word(device / "class")
-        if vendor == NVIDIA and kind.startswith("0x03"):
-            found.append(device)
-    return found
-
-
-def _word(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
 @CHECKS.check(
     "driver",
     "there is no GPU, NVIDIA's driver is not loaded (another one holds the GPUs), or device files are missing or closed",
@@ -102,8 +86,8 @@ def driver(place: Place) -> Finding:
         return none
     if _stood_in(place):
         return absent("the GPUs of this server are stand-ins")
-    gpus = _on_bus(place)
-    told = _word(place.machine.proc / "driver/nvidia/version")
+    gpus = gpus_on(place.machine.sys)
+    told = word(place.machine.proc / "driver/nvidia/version")
     slots = "; without GPUs set `cpu_slots` in the agent's configuration"
     if not told:
         if not gpus:
@@ -187,7 +171,7 @@ def nvml(place: Place) -> Finding:
         who = f"GPU {indices[0]} does" if len(indices) == 1 else f"GPUs {ranges(indices)} do"
         wrong.append(failure(f"{who} not answer: {found}", remedy))
     wrong += _together(modes)
-    on_bus = 0 if _stood_in(place) else len(_on_bus(place))
+    on_bus = 0 if _stood_in(place) else len(gpus_on(place.machine.sys))
     if on_bus > count:
         wrong.append(
             failure(
@@ -390,6 +374,8 @@ ABORTS_BADLY, ABORTS_AGAIN = (2, 28, 3), (2, 28, 9)  # versions of NCCL: the fir
 HARMFUL = {  # variables and values with which NCCL and torch are slow, or do not work
     ("NCCL_P2P_DISABLE", "1"): "GPUs do not talk to each other directly",
     ("NCCL_SHM_DISABLE", "1"): "processes of one server do not talk by shared memory",
+    ("NCCL_NVLS_ENABLE", "1"): "NVSwitches add, so results depend on the number of GPUs",
+    ("NCCL_NVLS_ENABLE", "2"): "NVSwitches add where there are any, so results depend on the number of GPUs",
     ("NCCL_DEBUG", "TRACE"): "NCCL writes logs without end",
     ("NCCL_ASYNC_ERROR_HANDLING", "0"): "a lost peer hangs its job",
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"): "a lost peer hangs its job",
@@ -409,7 +395,8 @@ def nccl_variables(place: Place) -> Finding:
         name: (str(value), place.daemon.file) for name, value in place.daemon.option("worker_environment", {}).items()
     }
     for name, value in _nccl_conf(Path("/etc/nccl.conf")):
-        given.setdefault(name, (value, "/etc/nccl.conf"))
+        if name not in REPEATABLE:  # what the agent sets goes before the file
+            given.setdefault(name, (value, "/etc/nccl.conf"))
     wrong = []
     interfaces = set(psutil.net_if_addrs())
     tunnel, adapters = _tunnel(place), any((place.machine.sys / "class/infiniband").glob("*"))

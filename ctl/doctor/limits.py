@@ -5,15 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import psutil
 
 from ...protocol.errors import ElasticError
 from ...protocol.messages import GetJobs
+from ...protocol.texts import gpu_count
 from ...runtime.keys import KeyDirectory, KeyFile
 from . import mounts
+from .buses import adapters_on, gpus_on
 from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
 from .files import account
 from .places import Place
@@ -29,18 +33,25 @@ LITTLE_MEMORY = 0.05
 STA_UNSYNC, TIME_ERROR = 0x40, 5
 TIME_DAEMONS = ("chronyd", "ntpd", "ntpsec", "systemd-timesyncd", "systemd-timesyn", "openntpd", "phc2sys", "ptp4l")
 NAMED = 5
+ASKED_WITHIN_S = 5.0
+LOCKED_BY_PROCESS = 64 << 20  # two buffers, through which a checkpoint's copies go
 JOBS_LOOKED_AT = 5000
 
 
 def limit(place: Place, name: str) -> int | None:
     """A soft limit of the daemon, which its jobs inherit; None: there is none. Raises LookupError if it does not run."""
+    return _limits(place, name)[0]
+
+
+def _limits(place: Place, name: str) -> tuple[int | None, int | None]:
+    """The same, and the hard one: up to that a process may raise its own."""
     assert place.daemon is not None
     if place.daemon.pid is None:
         raise LookupError("the daemon does not run")
     for line in (place.machine.proc / str(place.daemon.pid) / "limits").read_text(encoding="ascii").splitlines():
         if line.startswith(name):
-            word = line[len(name) :].split()[0]
-            return None if word == "unlimited" else int(word)
+            soft, hard = (None if word == "unlimited" else int(word) for word in line[len(name) :].split()[:2])
+            return soft, hard
     raise LookupError(f"the kernel does not tell of {name}")
 
 
@@ -126,23 +137,61 @@ def _group_tasks(place: Place) -> list[tuple[Path, int]]:
 
 @CHECKS.check(
     "locked-memory",
-    "there are InfiniBand adapters, and jobs may not lock the memory that these need",
+    "there are InfiniBand adapters or GPUs, and the service's jobs may not lock the memory that these read and write",
     "`LimitMEMLOCK=infinity` in the unit, or memlock in /etc/security/limits.conf",
 )
 def locked_memory(place: Place) -> Finding:
-    adapters = sorted(path.name for path in (place.machine.sys / "class/infiniband").glob("*"))
-    if not adapters:
-        return absent("there are no InfiniBand adapters")
+    adapters, gpus = (len(each(place.machine.sys)) for each in (adapters_on, gpus_on))
+    if not adapters and not gpus:
+        return absent("there are no InfiniBand adapters and no GPUs")
+    needed_for = " and ".join(
+        each
+        for each in (
+            f"{adapters} InfiniBand adapter{'s' * (adapters > 1)}" if adapters else "",
+            gpu_count(gpus) if gpus else "",
+        )
+        if each
+    )
     try:
-        count = limit(place, "Max locked memory")
+        count, source = _lockable(place)
     except LookupError as error:
         return absent(str(error))
     if count is None:
-        return ok(f"without limit, for {', '.join(adapters[:NAMED])}")
-    return failure(
-        f"{', '.join(adapters[:NAMED])}: jobs may lock only {mounts.text(count)}, and NCCL fails",
-        raise_it(place, "LimitMEMLOCK", "infinity"),
-    )
+        return ok(f"without limit, for {needed_for}")
+    mend = raise_it(place, "LimitMEMLOCK", "infinity")
+    if adapters:
+        return failure(
+            f"{needed_for}: a process of a job may lock only {mounts.text(count)} ({source}), and NCCL fails", mend
+        )
+    if count < LOCKED_BY_PROCESS:
+        return warning(
+            f"{needed_for}: a process of a job may lock only {mounts.text(count)} ({source}); page-locked buffers take "
+            f"{mounts.text(LOCKED_BY_PROCESS)} of each, and data loaders' more",
+            mend,
+        )
+    return ok(f"{mounts.text(count)} for each process, for {needed_for}")
+
+
+def _lockable(place: Place) -> tuple[int | None, str]:
+    """How much a process of a job may lock (None: without limit), and where that is from: the running service, else systemd,
+    which knows all drop-ins of its unit. Whoever asks here has other limits. Raises LookupError."""
+    assert place.daemon is not None
+    if place.daemon.pid is not None:
+        soft, hard = _limits(place, "Max locked memory")
+        # Processes that become another account raise their own limit to the hard one (`privileges.drop`).
+        return (hard if place.daemon.owner == 0 else soft), f"limits of process {place.daemon.pid}"
+    systemctl = shutil.which("systemctl", path=place.machine.environ.get("PATH"))
+    if not place.daemon.unit or systemctl is None:
+        raise LookupError("the daemon does not run")
+    name = f"elasticctl-{place.daemon.kind}"
+    command = [systemctl, "show", "--property", "LimitMEMLOCK", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_WITHIN_S, check=False)
+    value = done.stdout.strip().partition("=")[2]
+    if value == "infinity":
+        return None, name
+    if not value.isdecimal():
+        raise LookupError("the daemon does not run, and systemd does not tell of LimitMEMLOCK")
+    return int(value), f"LimitMEMLOCK of {name}"
 
 
 @CHECKS.check(

@@ -331,13 +331,121 @@ def test_few_tasks_of_the_service_are_told(bench: Any, tmp_path: Path) -> None:
     assert failed(bench.look("processes", type(place)(**{**place.__dict__, "machine": machine})), "only 256 threads")
 
 
+def gpu_at(root: Path, *path: str, gpu: bool = True) -> Path:
+    """A device of the PCI bus below these bridges, in a tree of the kernel that is made here."""
+    device = root / "devices/pci0000:40" / "/".join(path)
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n" if gpu else "0x15b3\n")
+    (device / "class").write_text("0x030200\n" if gpu else "0x020700\n")
+    (root / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
+    for at in (device, *device.parents):
+        if at.name.startswith("pci"):
+            break
+        link = root / "bus/pci/devices" / at.name
+        if not link.is_symlink():
+            link.symlink_to(at)
+    return device
+
+
 def test_memory_that_infiniband_cannot_lock_is_told(bench: Any, tmp_path: Path) -> None:
     bench.file("agent")
     bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)))
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
-    assert failed(bench.look("locked-memory", place), "mlx5_0: jobs may lock only 64 KiB")
+    assert failed(bench.look("locked-memory", place), "1 InfiniBand adapter: a process of a job may lock only 64 KiB")
     assert bench.look("locked-memory", bench.place()).outcome is not Outcome.FAILURE
+
+
+def test_memory_that_processes_of_eight_gpus_cannot_lock_is_told(bench: Any, tmp_path: Path) -> None:
+    bench.file("agent")
+    for number in range(8):
+        gpu_at(tmp_path / "sys", "0000:40:01.1", f"0000:4{number}:00.0")
+    bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 8 << 20)))
+
+    def look(**changes: Any) -> Any:
+        place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+        daemon = msgspec.structs.replace(place.daemon, **changes)
+        return bench.look("locked-memory", type(place)(**{**place.__dict__, "daemon": daemon}))
+
+    assert warned(look(owner=4321), "8 GPUs: a process of a job may lock only 64 KiB")
+    assert warned(look(owner=0), "8 GPUs: a process of a job may lock only 8 MiB"), (
+        "jobs raise theirs to the hard limit"
+    )
+
+
+def test_a_service_that_does_not_run_has_the_limits_that_systemd_would_give_it(bench: Any, tmp_path: Path) -> None:
+    units, tools = tmp_path / "units", tmp_path / "tools"
+    units.mkdir()
+    tools.mkdir()
+    unit = units / "elasticctl-agent.service"
+    unit.write_text(f"[Service]\nExecStart=python -m elasticd.agent --config {tmp_path}/agent.yaml\n")
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+
+    def look(value: str) -> Any:
+        (tools / "systemctl").write_text(f"#!/bin/sh\necho LimitMEMLOCK={value}\n")
+        (tools / "systemctl").chmod(0o755)
+        machine = msgspec_replace(
+            bench.machine, units=(units,), sys=tmp_path / "sys", environ={"PATH": f"{tools}:{os.environ['PATH']}"}
+        )
+        return bench.look("locked-memory", bench.place(machine=machine))
+
+    assert failed(look("8388608"), "may lock only 8 MiB (LimitMEMLOCK of elasticctl-agent)")
+    assert look("infinity").outcome is Outcome.OK
+    assert look("").outcome is Outcome.ABSENT
+
+
+# -- the PCI bus
+
+
+def configuration_space(control: int | None, capability: int = 0x148) -> bytes:
+    """Of a bridge: with another extended capability first, then ACS with this control register, or without ACS."""
+    space = bytearray(4096)
+    space[0x100:0x104] = (0x0001 | 1 << 16 | (0 if control is None else capability) << 20).to_bytes(4, "little")
+    if control is not None:
+        space[capability : capability + 4] = (0x000D | 1 << 16).to_bytes(4, "little")
+        space[capability + 6 : capability + 8] = control.to_bytes(2, "little")
+    return bytes(space)
+
+
+def test_a_bridge_that_sends_what_gpus_say_to_each_other_elsewhere_is_named(bench: Any, tmp_path: Path) -> None:
+    """The registers of nccl #2079 (0x1d) and nccl #606 (0x01), and of a bridge that is above no GPU."""
+    root = tmp_path / "sys"
+    gpu_at(root, "0000:40:01.1", "0000:41:00.0")
+    gpu_at(root, "0000:40:03.1", "0000:61:00.0")
+    gpu_at(root, "0000:40:05.1", "0000:81:00.0", gpu=False)
+
+    def look(first: int | None, second: int | None, cut: int = 4096) -> Any:
+        for name, control in (("0000:40:01.1", first), ("0000:40:03.1", second), ("0000:40:05.1", 0x1D)):
+            (root / "bus/pci/devices" / name / "config").write_bytes(configuration_space(control)[:cut])
+        return bench.look("acs", bench.place(machine=msgspec_replace(bench.machine, sys=root)))
+
+    found = look(0x00, 0x1D)
+    assert warned(found, "0000:40:03.1 (SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+)")
+    assert "0000:40:01.1" not in found.found
+    assert "0000:40:05.1" not in found.found
+    assert "for b in 0000:40:03.1; do setpci -s $b ECAP_ACS+6.w=0000" in found.remedy
+    assert warned(look(0x01, None), "0000:40:01.1 (SrcValid+)")
+    assert look(0x00, None).outcome is Outcome.OK
+    assert look(0x40, 0x02).outcome is Outcome.OK, "neither bit sends anything elsewhere"
+    assert "do not show their ACS register" in look(0x1D, 0x1D, cut=256).found
+
+
+def test_a_configuration_space_that_is_damaged_tells_nothing(bench: Any) -> None:
+    from elasticd.ctl.doctor.buses import access_control
+
+    assert access_control(configuration_space(0x1D)) == 0x1D
+    assert access_control(configuration_space(0x1D)[:0x14B]) is None
+    circle = bytearray(4096)
+    circle[0x100:0x104] = (0x0001 | 0x100 << 20).to_bytes(4, "little")
+    assert access_control(bytes(circle)) is None
+    assert access_control(b"\xff" * 4096) is None
+    assert access_control(b"") is None
+
+
+def test_a_single_gpu_writes_to_no_other_one(bench: Any, tmp_path: Path) -> None:
+    gpu_at(tmp_path / "sys", "0000:40:01.1", "0000:41:00.0")
+    place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+    assert bench.look("acs", place).outcome is Outcome.ABSENT
 
 
 @pytest.mark.cluster

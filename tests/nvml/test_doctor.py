@@ -228,6 +228,8 @@ def test_variables_that_hurt_are_told(tmp_path: Path) -> None:
     assert "there is no interface eth77" in look(NCCL_SOCKET_IFNAME="=eth77").found
     assert "over loopback no other server is reached" in look(GLOO_SOCKET_IFNAME="lo").found
     assert "GPUs do not talk to each other directly" in look(NCCL_P2P_DISABLE="1").found
+    assert "results depend on the number of GPUs" in look(NCCL_NVLS_ENABLE="1").found
+    assert look(NCCL_NVLS_ENABLE="0").outcome is Outcome.OK
     assert "the agent sets it for each worker" in look(CUDA_VISIBLE_DEVICES="0").found
 
 

@@ -1,0 +1,110 @@
+"""Checks of what lies between a server's GPUs: the bridges of the PCI bus, as the kernel shows them (sysfs).
+
+A bridge with Access Control Services (ACS) sends what one GPU writes to another one, or to a network adapter, up to the root
+complex first. There it is slow, or lost: NCCL hangs in its first operation (nccl #606, #2079; NCCL user guide, "PCI Access
+Control Services"). The register is that of `lspci -vv`: PCI Express base specification 7.7.11 (extended capability 0x000d).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from pathlib import Path
+
+from .checks import Finding, Register, Subject, absent, ok, warning
+from .places import Place
+
+CHECKS = Register(Subject.SERVER)
+NVIDIA = "0x10de"
+DISPLAY = "0x03"
+ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+NAMED = 4
+EXTENDED, ACS, MOST_CAPABILITIES = 0x100, 0x000D, 64
+CONTROL = 6  # of the register, in the capability
+SENDS_UP = {  # bits that send, or refuse, what goes from one device below a bridge to another; as `lspci` calls them
+    0x01: "SrcValid+",
+    0x04: "ReqRedir+",
+    0x08: "CmpltRedir+",
+    0x10: "UpstreamFwd+",
+    0x20: "EgressCtrl+",
+}
+
+
+def word(path: Path) -> str:
+    """What a file of the kernel says; "": nothing."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def gpus_on(root: Path) -> list[Path]:
+    """NVIDIA's GPUs among the PCI devices. root: /sys."""
+    devices = sorted((root / "bus/pci/devices").glob("*"))
+    return [each for each in devices if word(each / "vendor") == NVIDIA and word(each / "class").startswith(DISPLAY)]
+
+
+def adapters_on(root: Path) -> list[Path]:
+    """InfiniBand and RoCE adapters. root: /sys."""
+    return sorted((root / "class/infiniband").glob("*"))
+
+
+def access_control(config: bytes) -> int | None:
+    """The ACS control register of a device, from its configuration space; None: it has no ACS, or the space is cut short (256
+    bytes: a machine without extended configuration, as a virtual one)."""
+    at = EXTENDED
+    for _ in range(MOST_CAPABILITIES):
+        if at + 4 > len(config):
+            return None
+        (header,) = struct.unpack_from("<I", config, at)
+        if header & 0xFFFF == ACS:
+            return int(struct.unpack_from("<H", config, at + CONTROL)[0]) if at + CONTROL + 2 <= len(config) else None
+        at = header >> 20
+        if at < EXTENDED:  # the list is over, or there is none
+            return None
+    return None
+
+
+def _bridges_above(device: Path) -> list[str]:
+    """Addresses of the PCI bridges on the way to a device."""
+    parts = [part for part in device.resolve().parts if ADDRESS.fullmatch(part)]
+    return parts[:-1]
+
+
+@CHECKS.check(
+    "acs",
+    "a PCI bridge above GPUs sends what they write to each other through the processor (ACS): NCCL hangs, or is slow",
+    "switch ACS off in the BIOS, or `setpci -s BRIDGE ECAP_ACS+6.w=0000` at each start; in a virtual machine on its host",
+    once=True,
+)
+def acs(place: Place) -> Finding:
+    root = place.machine.sys
+    ends = [*gpus_on(root), *((each / "device") for each in adapters_on(root))]
+    if len(ends) < 2 or not gpus_on(root):
+        return absent("there are no GPUs that could write to each other, or to an InfiniBand adapter")
+    bridges = Counter(bridge for end in ends for bridge in _bridges_above(end))
+    if not bridges:
+        return absent("the kernel does not tell what is above the GPUs, as in some virtual machines")
+    wrong: dict[str, str] = {}
+    short = 0
+    for address in sorted(bridges):
+        config = (root / "bus/pci/devices" / address / "config").read_bytes()
+        if len(config) <= 64 and place.machine.uid != 0:
+            return absent("root sees this")
+        short += len(config) <= EXTENDED
+        bits = [name for bit, name in SENDS_UP.items() if (access_control(config) or 0) & bit]
+        if bits:
+            wrong[address] = " ".join(bits)
+    if wrong:
+        named = ", ".join(f"{address} ({bits})" for address, bits in list(wrong.items())[:NAMED])
+        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        return warning(
+            f"ACS is on in the bridges above GPUs: {named}{more}; NCCL may hang in its first operation, or be slow",
+            "switch ACS off in the BIOS (where this is a virtual machine's host, ATS on instead); until the next start "
+            f"`for b in {' '.join(wrong)}; do setpci -s $b ECAP_ACS+6.w=0000; done`; "
+            "or NCCL_P2P_DISABLE=1 in `worker_environment`, which is slow",
+        )
+    if short == len(bridges):
+        return absent(f"{len(bridges)} bridges above the GPUs do not show their ACS register, as in virtual machines")
+    return ok(f"off in all {len(bridges)} bridges above {len(gpus_on(root))} GPUs")
