@@ -27,7 +27,7 @@ from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
 from .communication.exchange import tell_each_other
 from .data.likeness import Likeness, Unlike, difference
-from .driver import end_process
+from .ending import end_process
 from .evaluation import Evaluation
 from .events import (
     CollectiveFailed,

@@ -44,8 +44,8 @@ from ..runtime.door import FellowDoor
 from ..runtime.keys import Pair
 from ..runtime.loop import Loop
 from .communication.communicator import Communicator, Rendezvous, RendezvousStore
-from .driver import MachineControl, end_process
-from .ending import freeze_threads_at_exit
+from .driver import MachineControl
+from .ending import end_process, freeze_threads_at_exit
 from .environment import ClusterEnvironment
 from .events import (
     BuildGroup,

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from ..protocol.messages import Order
 from ..protocol.model import GpuAddress, JobId, Member, Roster, ServerId, WorkerId
 from ..runtime.clock import SteadyClock
 from .communication.communicator import Communicator
+from .ending import end_process
 from .events import (
     Abandon,
     Action,
@@ -129,12 +130,6 @@ class MachineControl:
 
     def _close_rendezvous(self, generation: int, attempt: int) -> None:
         raise NotImplementedError
-
-
-def end_process(code: int, reason: str) -> NoReturn:
-    """End this process at once, whatever its threads are doing."""
-    os.write(2, f"{reason}\n".encode())  # not `sys.stderr`, which a thread that hangs may have locked
-    os._exit(code)
 
 
 class LocalControl(MachineControl):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import os
+from typing import NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -30,3 +32,9 @@ def _freeze() -> None:
         return
     set_terminate.argtypes, set_terminate.restype = [ctypes.c_void_p], ctypes.c_void_p
     set_terminate(ctypes.cast(pause, ctypes.c_void_p))
+
+
+def end_process(code: int, reason: str) -> NoReturn:
+    """End this process at once, whatever its threads are doing."""
+    os.write(2, f"{reason}\n".encode())  # not `sys.stderr`, which a thread that hangs may have locked
+    os._exit(code)

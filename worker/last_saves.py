@@ -25,7 +25,7 @@ import msgspec
 from ..protocol import exits
 from .communication.communicator import Communicator, CommunicatorBroken
 from .communication.exchange import receive_bytes, send_bytes
-from .driver import end_process
+from .ending import end_process
 from .saves import Note, Saves, by_file, judge_notes
 
 END = msgspec.msgpack.encode({"end": True})

@@ -54,7 +54,8 @@ from .data.shards import Shards as Shards
 from .data.sources import Lines as Lines
 from .data.sources import TarSamples as TarSamples
 from .determinism import ask_for, before_cuda, described
-from .driver import Control, LocalControl, end_process
+from .driver import Control, LocalControl
+from .ending import end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import Noticed
 from .gradients.update import ElasticScaler, Update, make_elastic

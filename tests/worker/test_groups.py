@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from elasticd.protocol import exits
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.variables import NCCL_ENVIRONMENT
 from elasticd.worker.communication import groups as g
@@ -163,6 +165,43 @@ def test_both_device_groups_are_aborted_at_the_same_time_and_once() -> None:
         assert [group.aborted for group in groups] == [1, 1]
 
     world.run_ranks(2, run, "device")
+
+
+STUCK = """
+import threading
+from elasticd.worker.communication.communicator import Communicator
+from elasticd.worker.communication.groups import Groups
+
+class Stuck:
+    def abort(self):
+        threading.Event().wait()
+
+communicator = Communicator(0, 2, Groups(None, None, Stuck(), Stuck()), 30.0, (), abort_within_s=0.1)
+communicator.abort()
+threading.Event().wait(WITHIN_S)
+"""
+
+
+def test_an_abort_that_does_not_return_ends_its_process() -> None:
+    """As in nccl #1777: the library's own threads wait for a peer, and who aborts waits for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK.replace("WITHIN_S", str(WITHIN_S))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == exits.HUNG
+    assert "the library has not ended this worker's collectives within 0 s of an abort" in done.stderr
+
+
+def test_a_group_that_is_not_used_any_more_and_cannot_be_destroyed_is_left_alone() -> None:
+    hangs = threading.Event()
+
+    class Stuck:
+        def abort(self) -> None:
+            hangs.wait(WITHIN_S)
+
+    groups = g.Groups(None, None, Stuck(), Stuck())  # type: ignore[arg-type]
+    assert not groups.abort_device(within_s=0.1)
+    hangs.set()
+    assert groups.abort_device(within_s=WITHIN_S)
 
 
 def test_what_is_in_flight_owns_its_tensors_until_the_abort_has_ended_it() -> None:

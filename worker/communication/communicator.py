@@ -20,6 +20,7 @@ one in use, and the switch is the exchange of a pointer (design: worker-runtime 
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import queue
@@ -33,9 +34,14 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
+from ...protocol import exits
 from ...protocol.errors import ElasticError, OperatorError
+from ...protocol.times import ABORT_TIMEOUT_S
+from ..ending import end_process
 from .groups import Groups, add_device_groups, build_host_groups, gpu_identity, nccl, shield
 from .rendezvous import Rendezvous, RendezvousCancelled, RendezvousStore
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Communicator", "CommunicatorBroken", "Rendezvous", "RendezvousCancelled", "RendezvousStore"]
 
@@ -146,12 +152,14 @@ class Communicator:
         timeout_s: float,
         keep: tuple[Any, ...],
         new_mark: NewMark | None = None,
+        abort_within_s: float = ABORT_TIMEOUT_S,
     ) -> None:
-        """new_mark: where collectives run on a device."""
+        """new_mark: where collectives run on a device. abort_within_s: for an abort, after which this process ends."""
         self.rank = rank
         self.size = size
         self._groups = groups
         self._timeout = timedelta(seconds=timeout_s)
+        self._abort_within_s = abort_within_s
         self._aborted = threading.Event()
         self._aborting = threading.Lock()
         self._starting = threading.Lock()  # not for `abort`: to ask a device can take as long as the device is stuck
@@ -216,7 +224,11 @@ class Communicator:
         return self._aborted.is_set()
 
     def abort(self) -> None:
-        """Give everything in progress up: waits raise CommunicatorBroken, now and ever after. For any thread."""
+        """Give everything in progress up: waits raise CommunicatorBroken, now and ever after. For any thread.
+
+        If the library does not end what runs on the device in time, this process ends: its kernels may spin on the device for
+        ever, on which the worker could not train again. The other workers, of whom it is one that is lost, train on.
+        """
         with self._aborting:
             if self._aborted.is_set():
                 return
@@ -225,7 +237,7 @@ class Communicator:
         self._in_flight = deque()
         if groups is not None and groups.device is not None:
             # NCCL's kernels would spin on the device for ever; Gloo's operations sit in threads that nobody waits for.
-            _in_background("elasticd-abort", _abort, groups, in_flight)
+            _in_background("elasticd-abort", _abort, groups, in_flight, self._abort_within_s)
 
     def retire(self) -> None:
         """It is not used any more: its groups are destroyed in a while, in the background. For any thread."""
@@ -432,10 +444,13 @@ class _Keeper:
             with self._begun:
                 if not self._ending.is_set() and self._owned is not None:
                     groups, _ = self._owned
-                    groups.abort_device()  # nothing runs there any more, and to free one group is to wait for the other
-                    del groups
-                    self._owned = None
-                    self._works.clear()
+                    # Nothing runs there any more, and to free one group is to wait for the other.
+                    if groups.abort_device():
+                        del groups
+                        self._owned = None
+                        self._works.clear()
+                    else:  # training needs nothing of it, so it goes on, with less of the device's memory
+                        log.warning("the library does not destroy a communicator that is not used any more: it is kept")
         if self._owned is not None:
             threading.Event().wait()  # to the end of the process, which freezes this thread with what it refers to
         atexit.unregister(self._process_ends)
@@ -451,7 +466,10 @@ def _await_all(works: queue.SimpleQueue[_Awaited | None], timeout: timedelta) ->
         work.run(timeout)
 
 
-def _abort(groups: Groups, in_flight: deque[_OnDevice]) -> None:
+def _abort(groups: Groups, in_flight: deque[_OnDevice], within_s: float) -> None:
     """in_flight: kept alive until nothing uses their tensors any more."""
-    groups.abort_device()
+    if not groups.abort_device(within_s):
+        end_process(
+            exits.HUNG, f"the library has not ended this worker's collectives within {within_s:.0f} s of an abort"
+        )
     in_flight.clear()

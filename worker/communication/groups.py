@@ -14,6 +14,7 @@ What NCCL needs beyond being called
 * A group's watchdog and monitor threads end the process when an operation fails, minutes later or at once, and hold locks
   meanwhile. Here a failed operation is an everyday thing that the worker lives through, so there are none (`NCCL_ENVIRONMENT`).
 * Two groups of one process are aborted at the same time: to free the first one's memory waits for the second one's kernels.
+* An abort may never return: the library joins threads of its own that wait for a peer (nccl #1777). So it has a limit.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
 
 from ...protocol.errors import OperatorError
-from ...protocol.times import CONNECT_TIMEOUT_S, WARM_UP_TIMEOUT_S
+from ...protocol.times import ABORT_TIMEOUT_S, CONNECT_TIMEOUT_S, WARM_UP_TIMEOUT_S
 from ...protocol.variables import NCCL_ENVIRONMENT
 from .rendezvous import RendezvousCancelled, RendezvousStore
 
 GLOO_THREADS = 2
 HOST, HOST_TRANSFER, DEVICE, DEVICE_TRANSFER = "host", "host-transfer", "device", "device-transfer"
 LEAVE_CHECK_INTERVAL_S = 0.01
+ABORT_LOOKS = 20
 
 R = TypeVar("R")
 MakeGroup = Callable[[Store, int, int, timedelta, torch.device], dist.ProcessGroup]
@@ -67,14 +69,19 @@ class Groups:
         """Whether its operations are kernels on a device."""
         return group is self.device or group is self.device_transfer
 
-    def abort_device(self) -> None:
-        """End the device groups' operations, at all peers if they do the same. Blocks; for any thread, any number of times."""
+    def abort_device(self, within_s: float = ABORT_TIMEOUT_S) -> bool:
+        """End the device groups' operations, at all peers if they do the same. Blocks for about `within_s`; for any thread, any
+        number of times. False: the library has not come back by then (nccl #1777), and never may; it is left to its thread."""
         groups = [group for group in (self.device, self.device_transfer) if group is not None]
         threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        for _ in range(ABORT_LOOKS):  # in pieces: a process that was stopped meanwhile has waited for one of them only
+            for thread in threads:
+                thread.join(within_s / ABORT_LOOKS / len(threads))
+            if not any(thread.is_alive() for thread in threads):
+                return True
+        return False
 
 
 def shield(environ: MutableMapping[str, str]) -> None:
