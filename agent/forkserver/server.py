@@ -31,7 +31,9 @@ import types
 from typing import Any, NoReturn
 
 from .. import shim
+from .blame import named
 from .child import Script, become
+from .gpus import started
 
 MAX_REQUEST_BYTES = 128 << 10
 GO = b"g"
@@ -70,14 +72,7 @@ def unfit() -> str | None:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"it has {threads} threads"
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:
-            continue  # the one that listed the directory
-        if target.startswith("/dev/nvidia"):
-            return f"it has opened {target}"
-    return None
+    return started()
 
 
 def load(prelude: str) -> types.ModuleType:
@@ -265,7 +260,8 @@ def main(arguments: list[str]) -> None:
         _end(1)
     problem = unfit()
     if problem is not None:
-        _report(connection, useless=problem)
+        name = named(prelude) if started() else ""
+        _report(connection, useless=f"{problem}, by the import of {name}" if name else problem)
         _end(1)
     _report(connection, executable=sys.executable, watched=watched_files())
     child = serve(connection)

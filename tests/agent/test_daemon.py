@@ -217,7 +217,13 @@ def test_a_worker_sees_what_it_was_given_and_nothing_of_the_daemons_environment(
     others = {name for name in seen if not name.startswith("ELASTICD_")}
     expected = {"PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "THP_MEM_ALLOC_ENABLE"}
     expected |= {"MODE", "CUDA_VISIBLE_DEVICES", "USER", "LOGNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
-    expected |= {"CUBLAS_WORKSPACE_CONFIG", "NCCL_NVLS_ENABLE", "PYTHONHASHSEED", "PYTHONPATH", "TORCHELASTIC_ERROR_FILE"}
+    expected |= {
+        "CUBLAS_WORKSPACE_CONFIG",
+        "NCCL_NVLS_ENABLE",
+        "PYTHONHASHSEED",
+        "PYTHONPATH",
+        "TORCHELASTIC_ERROR_FILE",
+    }
     assert others - {"PWD", "SHLVL", "_"} == expected
     assert (seen["PYTHONHASHSEED"], seen["PYTHONPATH"]) == ("0", FIRST_LINE)
     assert seen["TORCHELASTIC_ERROR_FILE"].startswith(f"{seen['TMPDIR']}/")

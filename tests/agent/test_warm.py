@@ -501,6 +501,47 @@ def test_a_process_that_nothing_may_be_forked_from_is_not_made_twice(
     agent.close()
 
 
+CULPRITS = {
+    "CUDA has been started in it, by the import of guilty.inner": {
+        "guilty/__init__.py": "import innocent\nfrom . import inner\nimport late\n",
+        "guilty/inner.py": "import torch.cuda\ntorch.cuda.start()\nimport innocent\nimport late\n",
+    },
+    "by the import of guilty\n": {"guilty.py": "import torch.cuda\nimport innocent\ntorch.cuda.start()\nimport late\n"},
+    "by the import of prelude.prepare": {"guilty.py": "", "prepare.py": "import torch.cuda\ntorch.cuda.start()\n"},
+    "by the import of what Python itself imports at its start": {
+        "guilty.py": "",
+        "sitecustomize.py": "import torch.cuda\ntorch.cuda.start()\n",
+    },
+}
+
+
+@pytest.mark.parametrize("said", CULPRITS)
+def test_the_import_that_starts_cuda_is_named_and_nothing_is_forked_from_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    """With a stand-in for torch that can be started where there is no GPU."""
+    files = {
+        "torch/__init__.py": "",
+        "torch/cuda.py": "on = []\ndef start(): on.append(1)\ndef is_initialized(): return bool(on)\n",
+        "innocent.py": "",
+        "late.py": "",
+        "prepare.py": "",
+        "prelude.py": "import guilty\ndef prepare(): exec(open(__file__.replace('prelude', 'prepare')).read())\n",
+        **CULPRITS[said],
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("elasticd.agent.forkserver.client.PRELUDE", "prelude")
+    caplog.set_level("INFO")
+    agent = Agent(tmp_path / "state", warm=True, variables={"PYTHONPATH": str(tmp_path)})
+    agent.until(lambda: "CUDA has been started in it" in caplog.text)
+    assert said in caplog.text
+    worker, end = agent.run("python", "-c", "print('hello')")
+    assert (end.exit_code, agent.log(worker), agent.zygotes) == (0, ["o hello"], [])
+    agent.close()
+
+
 def test_a_process_that_gets_a_second_thread_later_ends_and_its_worker_is_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,7 +234,7 @@ def _abort(group: dist.ProcessGroup) -> None:
 class Detached(Generic[R]):
     """Something that a thread makes and that may take for ever: it can be left behind."""
 
-    def __init__(self, make: Callable[[], R], destroy: Callable[[R], None]) -> None:
+    def __init__(self, make: Callable[[], R], destroy: Callable[[R], object]) -> None:
         """destroy: what becomes of the result if it comes when nobody waits for it any more."""
         self._make = make
         self._destroy = destroy
