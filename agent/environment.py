@@ -7,13 +7,14 @@ set, what the cluster says, and what the job's determinism pins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind, Processes, ResumeFrom
 from ..protocol.variables import EAGER_FROM_BYTES, GANG, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, REPEATABLE
+from . import cuda_devices
 from .accounts import Account
 from .firstline._elasticd_seeds import SEED
 from .logfiles import directory_name
@@ -100,8 +101,24 @@ def visible_gpus(start: StartWorker) -> tuple[int, ...]:
     return (start.gpu,)
 
 
-def _meeting(start: StartWorker) -> dict[str, str]:
-    """How the processes of a gang find each other, in the words of torch.distributed; the job's own variables go before these."""
+def _shown(start: StartWorker, around: Surroundings) -> tuple[int, ...]:
+    """Those of the same that CUDA shows a process. Raises ValueError where one process is to use several and cannot."""
+    wanted, own = visible_gpus(start), around.gpu(start.gpu)
+    found = [gpu for index in wanted if (gpu := around.gpu(index)) is not None]
+    if own is None or len(found) < len(wanted):
+        return wanted
+    shown = cuda_devices.shown(own, found)
+    if start.spec.processes is Processes.PER_SERVER and len(shown) < len(wanted):
+        raise ValueError(
+            f"CUDA shows a process one part of a divided GPU (MIG), and the job's launcher has {len(wanted)} GPUs here, parts "
+            "among them: submit the script itself with `processes: per-gpu`, or ask for whole GPUs with `type`"
+        )
+    return tuple(gpu.index for gpu in shown)
+
+
+def _meeting(start: StartWorker, shown: Sequence[int]) -> dict[str, str]:
+    """How the processes of a gang find each other, in the words of torch.distributed; the job's own variables go before these.
+    shown: the GPUs that this process sees."""
     found = start.rendezvous
     if found is None:
         return {}
@@ -111,22 +128,22 @@ def _meeting(start: StartWorker) -> dict[str, str]:
         torchrun = {
             "PET_NNODES": str(nodes),
             "PET_NODE_RANK": str(node),
-            "PET_NPROC_PER_NODE": str(len(visible_gpus(start))),
+            "PET_NPROC_PER_NODE": str(len(shown)),
             "PET_MASTER_ADDR": found.address,
             "PET_MASTER_PORT": str(found.port),
             "PET_RDZV_ID": start.worker.rpartition(".")[0],
             "PET_RDZV_ENDPOINT": f"{found.address}:{found.port}",
         }
         return {**made, **torchrun, "NODE_RANK": str(node), "NNODES": str(nodes)}
-    own = visible_gpus(start).index(start.gpu)
-    alone = len(visible_gpus(start)) == 1
+    own = shown.index(start.gpu)
+    alone = len(shown) == 1
     node = found.process if alone else found.server
     return {
         **made,
         "RANK": str(found.process),
         "WORLD_SIZE": str(found.processes),
         "LOCAL_RANK": str(own),
-        "LOCAL_WORLD_SIZE": str(len(visible_gpus(start))),
+        "LOCAL_WORLD_SIZE": str(len(shown)),
         "NODE_RANK": str(node),
         "GROUP_RANK": str(node),
         "NNODES": str(found.processes if alone else found.servers),
@@ -165,16 +182,20 @@ def _before_cuda(start: StartWorker, gpu: Gpu) -> Mapping[str, str]:
 
 
 def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:
-    """All variables of a worker. `scratch`: its directory for temporary files."""
+    """All variables of a worker. `scratch`: its directory for temporary files. Raises PeerError, and ValueError where CUDA cannot
+    show one process all of its GPUs."""
     spec = start.spec
-    seen = [each for index in visible_gpus(start) if (each := around.gpu(index)) is not None]
-    visible = ",".join(each.uuid or str(each.index) for each in seen) if gpu.kind is GpuKind.CUDA else ""
+    shown = _shown(start, around)
+    seen = [each for index in shown if (each := around.gpu(index)) is not None]
+    cuda = gpu.kind is GpuKind.CUDA
+    meeting = _meeting(start, shown)
     repeatable = {} if spec.determinism is Determinism.NONE else REPEATABLE
     made = {
         **repeatable,
         **_before_cuda(start, gpu),
         **common_environment(around, account, scratch),
-        **_meeting(start),
+        **(cuda_devices.ORDER if cuda else {}),
+        **meeting,
         "TORCHELASTIC_ERROR_FILE": f"{scratch}/elasticd-error.json",
         **spec.env,
         "ELASTICD_JOB": start.job,
@@ -190,10 +211,10 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
         "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
         "ELASTICD_PAUSE_TIMEOUT_S": repr(spec.pause_timeout_s),
-        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_VISIBLE_DEVICES": cuda_devices.listed(seen) if cuda else "",
     }
     made |= _equal_from_the_first_line(start, made.get("PYTHONPATH", ""))
-    gang = [f"{name}={value}" for name, value in _meeting(start).items() if name not in spec.env]
+    gang = [f"{name}={value}" for name, value in meeting.items() if name not in spec.env]
     if gang:
         made[GANG] = " ".join(gang)
     if spec.processes is Processes.PER_SERVER:
@@ -201,7 +222,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
     else:
         made["ELASTICD_KEY"] = start.key  # a launcher's processes cannot join, and all that they start would have it
     if len(seen) > 1:
-        made["ELASTICD_GPU_INDEX"] = str(visible_gpus(start).index(start.gpu))
+        made["ELASTICD_GPU_INDEX"] = str(shown.index(start.gpu))
     if spec.max_steps is not None:
         made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
     if spec.step_timeout_s is not None:

@@ -21,7 +21,7 @@ IMPORT_TIME_PREFIXES = (
 )
 IMPORT_TIME_NAMES = frozenset({"LANG", "LANGUAGE", "HOME"})  # HOME: where packages of the user are looked for
 AT_FIRST_USE = frozenset(  # read after the fork: when CUDA starts; when torch.distributed.elastic records an exception
-    {"CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE"}
+    {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TORCHELASTIC_ERROR_FILE"}
 )
 
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")

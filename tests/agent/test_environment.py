@@ -263,6 +263,48 @@ def test_a_process_that_is_expected_to_join_sees_its_own_gpu_alone() -> None:
     assert (made["CUDA_VISIBLE_DEVICES"], made["LOCAL_RANK"], made["RANK"]) == ("GPU-1", "0", "2")
 
 
+def in_parts(start: Any, *uuids: str) -> dict[str, str]:
+    gpus = tuple(Gpu(index=i, kind=GpuKind.CUDA, name="A100", uuid=uuid) for i, uuid in enumerate(uuids))
+    around = Surroundings(agent_address="ipc://a", address="10.0.0.2", checkpoints=Path("/tmp/c"), gpus=gpus)
+    return environment(start, gpus[start.gpu], around, myself(), "/tmp")
+
+
+def test_a_process_of_a_gang_sees_its_own_part_of_a_divided_gpu_alone() -> None:
+    """CUDA would show it the first part of the list, whatever its LOCAL_RANK (pytorch #102715)."""
+    for start, own in ((of_gang(), "MIG-1"), (msgspec.structs.replace(of_gang(), gpu=2), "GPU-2")):
+        made = in_parts(start, "MIG-0", "MIG-1", "GPU-2")
+        wanted = {
+            "CUDA_VISIBLE_DEVICES": own,
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "RANK": "2",
+            "WORLD_SIZE": "4",
+        }
+        assert {name: made[name] for name in wanted} == wanted
+        assert "ELASTICD_GPU_INDEX" not in made
+
+
+def test_a_launcher_that_cannot_see_all_parts_of_divided_gpus_is_refused_with_what_to_write() -> None:
+    start = of_gang(Processes.PER_SERVER, gpus=(1, 2))
+    with pytest.raises(ValueError, match=r"one part of a divided GPU .* 2 GPUs here.* `processes: per-gpu`"):
+        in_parts(start, "MIG-0", "MIG-1", "GPU-2")
+    assert in_parts(of_gang(Processes.PER_SERVER, gpus=(1,)), "MIG-0", "MIG-1")["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+
+
+def test_the_gpus_of_a_process_have_entries_of_one_kind_in_the_order_of_the_job() -> None:
+    """CUDA stops reading at an entry of another kind (pytorch #90543)."""
+    assert in_parts(of_gang(), "GPU-0", "GPU-1", "")["CUDA_VISIBLE_DEVICES"] == "1,2"
+    backwards = of_gang(Processes.PER_SERVER, gpus=(2, 1))
+    made = in_parts(backwards, "GPU-0", "GPU-1", "GPU-2")
+    assert (made["CUDA_VISIBLE_DEVICES"], made["ELASTICD_GPU_INDEX"]) == ("GPU-2,GPU-1", "1")
+
+
+def test_cuda_counts_gpus_as_everybody_else_does_unless_the_operator_or_the_job_says_otherwise() -> None:
+    assert made(gpu=CARD)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_DEVICE_ORDER" not in made(gpu=SLOT)
+    assert made(gpu=CARD, job={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 def test_torchrun_is_told_where_its_fellows_are() -> None:
     made = variables(of_gang(Processes.PER_SERVER, gpus=(1, 2)))
     assert "ELASTICD_KEY" not in made, "none of its processes can join"

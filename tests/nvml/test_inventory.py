@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.agent import numbers
+from elasticd.agent import cuda_devices, numbers
 from elasticd.agent.numbers import Known, bind
 from elasticd.agent.nvml import Card, Counted
 from elasticd.agent.renewing import fits
@@ -106,6 +106,15 @@ def test_only_visible_gpus_are_offered_and_wired_whatever_is_wrong_with_the_othe
     assert found.troubles == ()
     assert [trouble.code for trouble in server.look("").troubles] == ["none-visible"]
     assert len(server.look().gpus) == 8
+
+
+@pytest.mark.parametrize(("model", "count"), [("a100", 8), ("a100-mig", 1)])
+def test_what_cuda_can_show_one_process_of_what_the_driver_tells(machine: Make, model: str, count: int) -> None:
+    found = machine(model).look()
+    for own in found.gpus:
+        seen = cuda_devices.shown(own, found.gpus)
+        assert len(seen) == count
+        assert cuda_devices.listed(seen).split(",") == [gpu.uuid for gpu in (found.gpus if count > 1 else [own])]
 
 
 def test_mig_instances_are_gpus_of_their_own_and_tell_their_parent(machine: Make) -> None:
