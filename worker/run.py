@@ -39,7 +39,7 @@ from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from ..protocol.rehearsal import asked
 from ..runtime.clock import SteadyClock
-from . import warm
+from . import cuda_graphs, warm
 from .admission import JOINED, Process, check_group, check_process, leave_gang, take_key
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .code import Code
@@ -173,6 +173,7 @@ class Run(Together):
         warm.prepare()  # better now than in a joiner's first step, for which everybody waits
         if cuda:
             warm.on_device(self._device)
+            cuda_graphs.refuse()
         if environment is not None:
             self._code = Code(self._device, compared=not environment.any_code)
 
@@ -296,6 +297,7 @@ class Run(Together):
         if self._trainer is not None:
             raise UserError("prepare() was called twice: a run trains one model")
         check_model(model)
+        cuda_graphs.check(model, self._device)
         optimizers = check_optimizers(model, optimizer)
         schedulers = check_schedulers(scheduler)
         check_update(max_grad_norm, before_update, after_update)
