@@ -34,6 +34,7 @@ from pathlib import Path
 
 import psutil
 import pynvml
+from msgspec.structs import replace
 
 from ..protocol.model import (
     Gpu,
@@ -45,6 +46,7 @@ from ..protocol.model import (
     Trouble,
     Wiring,
 )
+from ..runtime.adapters import adapters
 from . import numbers, nvml, sysfs
 from .devices import NVIDIA, Nodes
 from .numbers import Known
@@ -106,16 +108,16 @@ def discover(
     `visible`: which of the GPUs are offered.
     Raises OperatorError if the record of numbers cannot be used.
     """
-    nics = sysfs.nics(root)
+    plugged = Wiring(nics=sysfs.nics(root), adapters=adapters(root))
     if cpu_slots is not None:
-        return Inventory(cpu(cpu_slots, root), wiring=Wiring(nics=nics))
+        return Inventory(cpu(cpu_slots, root), wiring=plugged)
     known = numbers.load(state)
     try:
         told = _asked(library)
     except DriverFailed as error:
         silent = visible.only(numbers.Bound({}, {each.number: (each, None) for each in known}))
         found = tuple(_remembered(each, kind) for each, _ in silent.missing.values())
-        return Inventory(found, (no_driver(error, now_s),), Wiring(nics=nics))
+        return Inventory(found, (no_driver(error, now_s),), plugged)
     bound = numbers.bind(known, told.cards)
     if bound.known != known:
         numbers.save(state, bound.known)
@@ -127,9 +129,9 @@ def discover(
         *(_gpu(number, card, places[number], kind) for number, card in bound.cards.items()),
         *(_remembered(each, kind) for each, _ in bound.missing.values()),
     ]
-    wiring = Wiring(
+    wiring = replace(
+        plugged,
         gpus=tuple(_wiring(number, told, paths, bound.cards, root) for number in sorted(bound.cards)),
-        nics=nics,
         driver=told.driver,
     )
     near = {number: card.cpus for number, card in bound.cards.items() if card.cpus and kind is GpuKind.CUDA}

@@ -165,7 +165,7 @@ def _pair(device: torch.device, rank: int, directory: Path, name: str) -> Groups
     """The device groups of a communicator of both ranks."""
     store = torch.distributed.FileStore(str(directory / name), 2)
     collectives, transfers = (
-        nccl(torch.distributed.PrefixStore(each, store), rank, 2, timedelta(seconds=WITHIN_S), device)
+        nccl(torch.distributed.PrefixStore(each, store), rank, 2, timedelta(seconds=WITHIN_S), device, "")
         for each in ("device", "transfer")
     )
     for group in (collectives, transfers):

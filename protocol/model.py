@@ -112,12 +112,22 @@ class Nic(Value, frozen=True, kw_only=True):
     bytes_per_s: float = 0.0  # in one direction; 0: not told, or no cable
 
 
+class Adapter(Value, frozen=True, kw_only=True):
+    """A port of an InfiniBand or RoCE adapter."""
+
+    name: str  # "mlx5_0:1"
+    link_layer: str = ""  # "InfiniBand", "Ethernet"
+    state: str = ""  # "ACTIVE", "DOWN"
+    bytes_per_s: float = 0.0
+
+
 class Wiring(Value, frozen=True, kw_only=True):
     """What hangs where in a server."""
 
     gpus: tuple[GpuWiring, ...] = ()
     nics: tuple[Nic, ...] = ()
     driver: str = ""  # version of the GPUs' driver
+    adapters: tuple[Adapter, ...] | None = None  # None: an earlier agent, which does not tell
 
 
 class Severity(enum.Enum):

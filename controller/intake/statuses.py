@@ -208,7 +208,8 @@ def _server_faults(server: Server) -> Iterator[str]:
 
 def _wiring_faults(server: Server) -> Iterator[str]:
     wiring = server.wiring
-    if len(wiring.gpus) > MAX_GPUS_OF_A_SERVER or len(wiring.nics) > MAX_NICS_OF_A_SERVER:
+    adapters = wiring.adapters or ()
+    if len(wiring.gpus) > MAX_GPUS_OF_A_SERVER or max(len(wiring.nics), len(adapters)) > MAX_NICS_OF_A_SERVER:
         yield "it tells the wiring of more GPUs or network cards than a server has"
         return
     texts = [server.rack, wiring.driver]
@@ -226,6 +227,9 @@ def _wiring_faults(server: Server) -> Iterator[str]:
         counts += (nic.node or 0, nic.bytes_per_s)
         if len(nic.above) > MAX_DEPTH:
             yield "the wiring of a network card is longer than any can be"
+    for adapter in adapters:
+        texts += (adapter.name, adapter.link_layer, adapter.state)
+        counts.append(adapter.bytes_per_s)
     if max(map(len, texts)) > MAX_NAME:
         yield f"its rack, or a name in its wiring, is longer than {MAX_NAME} characters"
     if not all(0 <= count <= MAX_COUNT for count in counts):

@@ -1,4 +1,4 @@
-"""Checks of what lies between a server's GPUs: the bridges of the PCI bus, as the kernel shows them (sysfs).
+"""Checks of what lies between GPUs: the bridges of the PCI bus, as the kernel shows them (sysfs), and InfiniBand adapters.
 
 A bridge with Access Control Services (ACS) sends what one GPU writes to another one, or to a network adapter, up to the root
 complex first. There it is slow, or lost: NCCL hangs in its first operation (nccl #606, #2079; NCCL user guide, "PCI Access
@@ -12,7 +12,8 @@ import struct
 from collections import Counter
 from pathlib import Path
 
-from .checks import Finding, Register, Subject, absent, ok, warning
+from ...runtime.adapters import ACTIVE, adapters, described, go_together
+from .checks import Finding, Register, Subject, absent, ok, warning, worst
 from .places import Place
 
 CHECKS = Register(Subject.SERVER)
@@ -108,3 +109,48 @@ def acs(place: Place) -> Finding:
     if short == len(bridges):
         return absent(f"{len(bridges)} bridges above the GPUs do not show their ACS register, as in virtual machines")
     return ok(f"off in all {len(bridges)} bridges above {len(gpus_on(root))} GPUs")
+
+
+@CHECKS.check(
+    "infiniband",
+    "a port of an InfiniBand or RoCE adapter is down, or the adapters are unlike those of another server with GPUs",
+    "`ibstat`, cables and switches; `NCCL_IB_HCA` or `NCCL_IB_DISABLE=1` in `worker_environment` of all servers",
+)
+def infiniband(place: Place) -> Finding:
+    own = adapters(place.machine.sys)
+    reach = place.reach
+    name = place.described.name
+    views = reach.servers if reach is not None and reach.there else ()
+    others = {
+        str(view.server.server): each
+        for view in views
+        if (each := view.server.wiring.adapters) is not None and view.alive and view.server.wiring.gpus
+        if str(view.server.server) != name
+    }
+    if not own and not any(others.values()):
+        return absent("there are no InfiniBand or RoCE adapters")
+    wrong = [
+        warning(f"{each.name} is {each.state or 'in no known state'}", "`ibstat`; its cable, or its switch")
+        for each in own
+        if each.state != ACTIVE
+    ]
+    here = [each for each in own if each.state == ACTIVE]
+    for other in sorted(others):
+        there = [each for each in others[other] if each.state == ACTIVE]
+        if described(there) == described(here):
+            continue
+        sides = ([each.link_layer for each in side] for side in (here, there))
+        meant = (
+            "NCCL may use fewer of them"
+            if go_together(sides)
+            else "workers of a job on both talk over sockets, and other programs hang"
+        )
+        wrong.append(
+            warning(
+                f"{other} has other adapters with a link: {described(there)}, and {described(here)} are here: {meant}",
+                "`ibstat` on both; or name those that all have: NCCL_IB_HCA in `worker_environment` of all servers",
+            )
+        )
+        if len(wrong) >= NAMED:
+            break
+    return worst(wrong, ok(f"{described(own)}, like {len(others)} other servers" if others else described(own)))

@@ -31,6 +31,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import (
+    Adapter,
     CheckpointSpec,
     Gpu,
     GpuKind,
@@ -226,6 +227,8 @@ def test_a_job_with_a_number_that_makes_no_sense_is_refused_with_the_field(chang
         {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, pcie_bytes_per_s=math.inf),))},
         {"gpus": (), "wiring": Wiring(nics=tuple(Nic(name="n") for _ in range(5000)))},
         {"gpus": (), "wiring": Wiring(nics=(Nic(name="n", bytes_per_s=math.nan),))},
+        {"gpus": (), "wiring": Wiring(adapters=tuple(Adapter(name="m:1") for _ in range(5000)))},
+        {"gpus": (), "wiring": Wiring(adapters=(Adapter(name="m:1", link_layer="x" * 1000),))},
     ],
 )
 def test_a_server_that_cannot_be_is_not_taken_in(server: dict[str, Any]) -> None:

@@ -14,6 +14,9 @@ import pytest
 from elasticd.agent.config import others_may_change
 from elasticd.ctl.doctor import limits, mounts
 from elasticd.ctl.doctor.checks import Outcome
+from elasticd.ctl.doctor.reach import Reach, Step
+from elasticd.protocol.messages import ServerView
+from elasticd.protocol.model import Adapter, GpuWiring, Server, ServerId, Wiring
 from elasticd.runtime.keys import KeyDirectory
 
 LINK = "ip link add dum0 type veth peer name dum1; ip address add 10.98.0.1/24 dev dum0; ip link set dum0 up"
@@ -440,6 +443,40 @@ def test_a_configuration_space_that_is_damaged_tells_nothing(bench: Any) -> None
     assert access_control(bytes(circle)) is None
     assert access_control(b"\xff" * 4096) is None
     assert access_control(b"") is None
+
+
+def ports(*layers: str, state: str = "ACTIVE") -> tuple[Adapter, ...]:
+    return tuple(
+        Adapter(name=f"mlx5_{n}:1", link_layer=layer, state=state, bytes_per_s=25e9) for n, layer in enumerate(layers)
+    )
+
+
+def test_servers_whose_adapters_are_unlike_are_named(bench: Any, tmp_path: Path) -> None:
+    """On a server with one InfiniBand port that has a link."""
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "200 Gb/sec (4X HDR)")):
+        (port / name).write_text(text)
+    place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+
+    def look(**others: tuple[Adapter, ...] | None) -> Any:
+        views = []
+        for name, told in others.items():
+            wiring = Wiring(gpus=(GpuWiring(index=0),), adapters=told)
+            server = Server(server=ServerId(name), address="10.0.0.9", gpus=(), wiring=wiring)
+            views.append(ServerView(server=server, alive=True, last_heard_s=0.0, used={}))
+        reach = Reach(address="x", step=Step.THERE, servers=tuple(views))
+        return bench.look("infiniband", type(place)(**{**place.__dict__, "reach": reach}))
+
+    assert look().outcome is Outcome.OK
+    assert look(s1=(), s2=ports("InfiniBand"), old=None).found == "1x InfiniBand 200 Gbit/s, like 1 other servers"
+    without = look(s2=())
+    assert warned(without, "s2 has other adapters with a link: none, and 1x InfiniBand 200 Gbit/s are here")
+    assert "workers of a job on both talk over sockets" in without.found
+    assert "talk over sockets" in look(s2=ports("InfiniBand", state="DOWN")).found
+    assert "NCCL may use fewer of them" in look(s2=ports("InfiniBand", "InfiniBand")).found
+    (port / "state").write_text("1: DOWN")
+    assert warned(look(), "mlx5_0:1 is DOWN")
 
 
 def test_a_single_gpu_writes_to_no_other_one(bench: Any, tmp_path: Path) -> None:

@@ -111,8 +111,9 @@ class Kernel(dist.Work):
 class DeviceGroup:
     """A group of Gloo behind the face of NCCL's."""
 
-    def __init__(self, gloo: dist.ProcessGroup) -> None:
+    def __init__(self, gloo: dist.ProcessGroup, network: str = "") -> None:
         self._gloo = gloo
+        self.network = network
         self.ordered = 0  # operations that later ones were ordered after
         self.aborted = 0
         self.running = threading.Event()
@@ -140,21 +141,25 @@ class DeviceLane(Groups):
         return self.host_transfer if tensor.dtype is torch.int64 else self.device_transfer
 
 
-def device_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> DeviceGroup:
+def device_group(
+    store: Any, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
+) -> DeviceGroup:
     """In place of `groups.nccl`."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    return DeviceGroup(dist.ProcessGroupGloo(store, rank, size, options))
+    return DeviceGroup(dist.ProcessGroupGloo(store, rank, size, options), network)
 
 
-def build(lane: str, store: RendezvousStore, rank: int, size: int, gpu: str | None = None) -> Communicator:
-    """A communicator of one rank. lane: host, or device."""
+def build(
+    lane: str, store: RendezvousStore, rank: int, size: int, gpu: str | None = None, layers: str = ""
+) -> Communicator:
+    """A communicator of one rank. lane: host, or device. layers: of its server's InfiniBand adapters."""
     if lane == "host":
         return Communicator.build("gloo", store, rank, size, "127.0.0.1", 30.0)
     timeout, device = timedelta(seconds=30), torch.device("cpu")
     try:
         host = build_host_groups(store, rank, size, "127.0.0.1", timeout)
-        made = add_device_groups(host, store, rank, size, timeout, device, gpu or f"gpu-{rank}", device_group)
+        made = add_device_groups(host, store, rank, size, timeout, device, gpu or f"gpu-{rank}", device_group, layers)
     finally:
         store.close()
     groups = DeviceLane(made.host, made.host_transfer, made.device, made.device_transfer)

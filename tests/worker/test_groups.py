@@ -256,11 +256,36 @@ def test_all_ranks_are_told_that_two_share_a_gpu() -> None:
     assert said == ["ranks 1 and 2 share GPU same: NCCL wants a GPU for each worker of a job"] * 3
 
 
+@pytest.mark.parametrize(
+    ("layers", "network"),
+    [
+        (["", "", ""], ""),
+        (["InfiniBand", "InfiniBand", "InfiniBand"], ""),
+        (["InfiniBand", "Ethernet,InfiniBand", "InfiniBand"], ""),
+        (["InfiniBand", "", "InfiniBand"], g.SOCKETS),
+        (["InfiniBand", "Ethernet", "InfiniBand"], g.SOCKETS),
+    ],
+)
+def test_workers_whose_servers_adapters_do_not_go_together_all_take_sockets(layers: list[str], network: str) -> None:
+    """NCCL would hang, as each of its processes chooses by itself (nccl #234)."""
+    with world.RendezvousServer() as server, ThreadPoolExecutor(3) as pool:
+
+        def rank_main(rank: int) -> set[str]:
+            made = world.build("device", server.store(f"w{rank}"), rank, 3, layers=layers[rank])
+            networks = {group.network for group in device_of(made)}
+            made.retire()
+            return networks
+
+        assert list(pool.map(rank_main, range(3))) == [{network}] * 3
+
+
 def test_connecting_that_is_given_up_is_left_behind_and_what_it_makes_is_destroyed() -> None:
     made: list[world.DeviceGroup] = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def make(store: object, rank: int, size: int, timeout: timedelta, device: torch.device) -> dist.ProcessGroup:
+    def make(
+        store: object, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
+    ) -> dist.ProcessGroup:
         begun.set()
         go_on.wait(WITHIN_S)  # as the library does for a member that never comes
         options = dist.ProcessGroupGloo._Options()

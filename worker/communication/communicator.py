@@ -37,6 +37,7 @@ import torch.distributed as dist
 from ...protocol import exits
 from ...protocol.errors import ElasticError, OperatorError
 from ...protocol.times import ABORT_TIMEOUT_S
+from ...runtime.adapters import usable
 from ..ending import end_process
 from .groups import Groups, add_device_groups, build_host_groups, gpu_identity, nccl, shield
 from .rendezvous import Rendezvous, RendezvousCancelled, RendezvousStore
@@ -205,7 +206,8 @@ class Communicator:
             if backend == "nccl":
                 shield(os.environ)
                 gpu = device or torch.device("cuda", 0)
-                groups = add_device_groups(groups, store, rank, size, timeout, gpu, gpu_identity(gpu), nccl)
+                layers = ",".join(sorted({each.link_layer for each in usable(os.environ)}))
+                groups = add_device_groups(groups, store, rank, size, timeout, gpu, gpu_identity(gpu), nccl, layers)
                 new_mark = mark_on_gpu
             elif backend != "gloo":
                 raise OperatorError(f"there is no backend {backend!r}: use gloo or nccl")

@@ -14,12 +14,15 @@ What NCCL needs beyond being called
 * A group's watchdog and monitor threads end the process when an operation fails, minutes later or at once, and hold locks
   meanwhile. Here a failed operation is an everyday thing that the worker lives through, so there are none (`NCCL_ENVIRONMENT`).
 * Two groups of one process are aborted at the same time: to free the first one's memory waits for the second one's kernels.
+* Each member chooses the network between servers by itself, and waits for ever where others have chosen another one (nccl #234).
+  So they compare what they would choose, and take sockets where that does not go together.
 * An abort may never return: the library joins threads of its own that wait for a peer (nccl #1777). So it has a limit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -27,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,7 +39,10 @@ from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.
 from ...protocol.errors import OperatorError
 from ...protocol.times import ABORT_TIMEOUT_S, CONNECT_TIMEOUT_S, WARM_UP_TIMEOUT_S
 from ...protocol.variables import NCCL_ENVIRONMENT
+from ...runtime.adapters import go_together
 from .rendezvous import RendezvousCancelled, RendezvousStore
+
+log = logging.getLogger(__name__)
 
 GLOO_THREADS = 2
 HOST, HOST_TRANSFER, DEVICE, DEVICE_TRANSFER = "host", "host-transfer", "device", "device-transfer"
@@ -44,7 +50,15 @@ LEAVE_CHECK_INTERVAL_S = 0.01
 ABORT_LOOKS = 20
 
 R = TypeVar("R")
-MakeGroup = Callable[[Store, int, int, timedelta, torch.device], dist.ProcessGroup]
+SOCKETS = "Socket"  # as NCCL calls this network
+
+
+class MakeGroup(Protocol):
+    """Makes a group, as `nccl` does."""
+
+    def __call__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
+    ) -> dist.ProcessGroup: ...
 
 
 @dataclass(frozen=True)
@@ -112,11 +126,21 @@ def _gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) 
 # ---------------------------------------------------------------------------------------------------------------- devices
 
 
-def nccl(store: Store, rank: int, size: int, timeout: timedelta, device: torch.device) -> dist.ProcessGroup:
-    """A group of NCCL, connected. Blocks until all members are there, whatever happens to them."""
+def nccl(
+    store: Store, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
+) -> dist.ProcessGroup:
+    """A group of NCCL, connected. Blocks until all members are there, whatever happens to them. network: between servers; "": the
+    one that NCCL takes by itself. Raises OperatorError where this torch cannot choose one."""
     options = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True  # a waiting peer costs more than a kernel of ours that starts later
     options._timeout = timeout
+    if network:
+        if not hasattr(options.config, "net_name"):
+            raise OperatorError(
+                "the servers' InfiniBand adapters do not go together, and this torch cannot choose sockets: set "
+                "NCCL_IB_DISABLE=1 in `worker_environment` of all servers"
+            )
+        options.config.net_name = network
     group = dist.ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     return group  # type: ignore[return-value]
@@ -140,19 +164,22 @@ def add_device_groups(
     device: torch.device,
     gpu: str,
     make: MakeGroup,
+    layers: str = "",
 ) -> Groups:
     """Connect the members' devices beside their memories. Blocks until all have done so.
 
-    gpu: identity of this member's device. make: `nccl`.
+    gpu: identity of this member's device. make: `nccl`. layers: of adapters that NCCL would use here, with commas.
     Raises RendezvousCancelled when the store is cancelled, however far the library has got; OperatorError when two members
     have one GPU; RuntimeError and TimeoutError when the members do not meet.
     """
     agree_on_gpus(store, rank, size, gpu)
+    network = agree_on_network(store, rank, size, layers)
 
     def connect() -> Groups:
         with _present(device):
             device_group, device_transfer = (
-                make(PrefixStore(name, store), rank, size, timeout, device) for name in (DEVICE, DEVICE_TRANSFER)
+                make(PrefixStore(name, store), rank, size, timeout, device, network)
+                for name in (DEVICE, DEVICE_TRANSFER)
             )
             made = Groups(groups.host, groups.host_transfer, device_group, device_transfer)
             try:
@@ -184,6 +211,22 @@ def agree_on_gpus(store: RendezvousStore, rank: int, size: int, gpu: str) -> Non
     verdict = store.get("gpus").decode()
     if verdict:
         raise OperatorError(verdict)
+
+
+def agree_on_network(store: RendezvousStore, rank: int, size: int, layers: str) -> str:
+    """Which network all members take between servers: "" what NCCL takes by itself, or SOCKETS where what it finds on one server
+    cannot talk to what it finds on another one. Raises RendezvousCancelled, TimeoutError."""
+    store.set(f"layers/{rank}", layers)
+    if rank == 0:
+        keys = [f"layers/{peer}" for peer in range(size)]
+        store.wait(keys)
+        told = [store.get(key).decode() for key in keys]
+        together = go_together([each for each in text.split(",") if each] for text in told)
+        if not together:
+            found = "; ".join(f"rank {peer} has {text or 'none'}" for peer, text in enumerate(told))
+            log.warning("the workers' InfiniBand adapters do not go together, so they talk over sockets: %s", found)
+        store.set("network", "" if together else SOCKETS)
+    return store.get("network").decode()
 
 
 def shared_gpu(gpus: Iterable[str]) -> str:
