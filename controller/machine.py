@@ -198,7 +198,7 @@ class ControllerMachine:
             watch_silent(self._cluster, now, job)
         stop_again(self._cluster, now, job)
         tell_again(self._cluster, now, job)
-        for avoided in job.avoided.values():
+        for avoided in job.all_avoided:
             if avoided.until_s is not None and now >= avoided.until_s and job.tries_again(avoided):
                 avoided.until_s = None
                 self._cluster.schedule_due = True

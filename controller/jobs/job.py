@@ -135,12 +135,24 @@ class Avoidance(Enum):
 
 @dataclass
 class Avoided:
-    """A server where a job cannot work. It is not tried for that job for a while, longer each time (`avoiding`)."""
+    """A server, or a GPU, where a job cannot work. It is not tried for that job for a while, longer each time (`avoiding`)."""
 
     reason: str
     extent: Avoidance
     failures: int = 0
     until_s: float | None = None
+
+
+def _avoided(
+    now: float, before: Avoided | None, reason: str, extent: Avoidance, at_least_s: float = 0.0
+) -> Avoided | None:
+    """What to keep of a place that a job is to leave alone, for longer each time. None: it does so already, as when several
+    workers were started there together."""
+    if before is not None and before.until_s is not None:
+        return None
+    failures = before.failures if before is not None else 0
+    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(failures, 30))
+    return Avoided(reason, extent, failures + 1, now + max(back_off_s, at_least_s))
 
 
 def _nobody(job: Job) -> None:
@@ -209,6 +221,7 @@ class Job:
     hold_until: float | None = None
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
+    avoided_gpus: dict[GpuAddress, Avoided] = field(default_factory=dict)  # likewise
     room: int | None = (
         None  # the most GPUs that it can have outside the servers where it was refused; None: not known to be few
     )
@@ -372,12 +385,18 @@ class Job:
 
     def avoid(self, now: float, server: ServerId, reason: str, extent: Avoidance, at_least_s: float = 0.0) -> None:
         """The job cannot work on `server`: leave it alone for a while, for `at_least_s` seconds at least."""
-        before = self.avoided.get(server)
-        if before is not None and before.until_s is not None:
-            return  # one of several workers that were started together
-        failures = before.failures if before is not None else 0
-        back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(failures, 30))
-        self.avoided[server] = Avoided(reason, extent, failures + 1, now + max(back_off_s, at_least_s))
+        if (avoided := _avoided(now, self.avoided.get(server), reason, extent, at_least_s)) is not None:
+            self.avoided[server] = avoided
+
+    def avoid_gpu(self, now: float, gpu: GpuAddress, reason: str) -> None:
+        """The job has failed on this GPU alone: leave it to others for a while."""
+        if (avoided := _avoided(now, self.avoided_gpus.get(gpu), reason, Avoidance.START)) is not None:
+            self.avoided_gpus[gpu] = avoided
+
+    @property
+    def all_avoided(self) -> tuple[Avoided, ...]:
+        """Servers and GPUs."""
+        return (*self.avoided.values(), *self.avoided_gpus.values())
 
     @property
     def refusals(self) -> tuple[Avoided, ...]:
@@ -393,7 +412,7 @@ class Job:
         """A worker on `server` has the job's state: what kept the job from beginning is over."""
         refused = {name: avoided for name, avoided in self.avoided.items() if avoided.extent is Avoidance.REFUSED}
         refused.pop(server, None)
-        self.avoided = refused
+        self.avoided, self.avoided_gpus = refused, {}
 
     def order(self, generation: int) -> OrderRecord | None:
         return next((order for order in self.record.orders if order.generation == generation), None)
@@ -628,9 +647,11 @@ class Job:
         found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
         found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
         found |= {f"{worker} is told to stop again": due_s for worker, due_s in self.overdue().items()}
-        if self.avoided:  # while it is tried on another server, that decides
-            avoided = {server: each.until_s for server, each in self.avoided.items() if self.tries_again(each)}
-            found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
+        if self.avoided or self.avoided_gpus:  # while it is tried on another server, that decides
+            every = {**{str(place): each for place, each in self.avoided.items()},
+                     **{str(place): each for place, each in self.avoided_gpus.items()}}  # fmt: skip
+            avoided = {place: each.until_s for place, each in every.items() if self.tries_again(each)}
+            found |= {f"{place} is avoided": until_s for place, until_s in avoided.items() if until_s is not None}
         if (again_s := self.tell_again_s()) is not None:
             found["agents are told again"] = again_s
         if self.restart_at is not None:
@@ -699,7 +720,7 @@ class Job:
         self._leave_out_saving(now, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
         self.silent = {server: due_s + gap_s for server, due_s in self.silent.items()}
-        for avoided in self.avoided.values():
+        for avoided in self.all_avoided:
             avoided.until_s = _later(avoided.until_s, gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)

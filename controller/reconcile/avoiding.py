@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Four things keep a job from a server while the server may be good for others:
+Five things keep a job from a server, or a GPU, while it may be good for others:
 
 * It does not see the job's checkpoint: the first worker ends with a code of its own (`protocol.exits`). The first worker hands
   the state on, so it is enough that this one is elsewhere (`generations.choose_leader`).
@@ -12,6 +12,8 @@ Four things keep a job from a server while the server may be good for others:
   (`ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. One that cannot be moved stays.
 * A worker there was refused by those that have the state, since its code is not theirs (`newcomers.other_code`). The job does
   without the server, also where it has fewer GPUs than its minimum then.
+* The script has failed at its start on one GPU, while it works on others of the same server (`health`). That is no reason to
+  take the GPU from other users, and none to fail the job: the job is tried without it.
 
 `Job.avoid` leaves a server alone, for that job, for a while. GPUs there are exchanged for free ones elsewhere: in the first two
 cases as long as nobody holds the job's state. Where the free ones are too few the job takes less, and where that is less than
@@ -51,7 +53,7 @@ def elsewhere(seen: Snapshot, decision: Decision) -> Elsewhere:
     stuck, cramped = [], []
     for row, gpus in decision.placements.items():
         job = seen.jobs[row]
-        if not job.avoided:
+        if not job.all_avoided:
             continue
         dark, wholly = _dark(seen, job)
         give = gpus & wholly or (0 if gpus & ~dark else 1 << (gpus.bit_length() - 1))
@@ -112,9 +114,12 @@ def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
         for server in job.avoided_servers
         if not having or job.avoided[server].extent in lasting
     }
+    dark_gpus = {
+        gpu: avoided.extent for gpu, avoided in job.avoided_gpus.items() if avoided.until_s is not None and not having
+    }
     dark, wholly = 0, 0
-    for bit, gpu in enumerate(seen.gpus) if dark_servers else ():
-        extent = dark_servers.get(gpu.server)
+    for bit, gpu in enumerate(seen.gpus) if dark_servers or dark_gpus else ():
+        extent = dark_servers.get(gpu.server) or dark_gpus.get(gpu)
         if extent is None or (extent is Avoidance.REFUSED and gpu in having):
             continue
         dark |= 1 << bit

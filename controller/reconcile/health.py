@@ -210,6 +210,9 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     of them, or jobs in a row, of several owners (`_agree`), have failed here which have failed on no other GPU. If another GPU of
     the server has been left alone for that already, it is rather the server. A job that has trained, and whose newcomers
     fail, does not grow (`ends`).
+
+    A job alone takes no GPU from other users: a script may fail by its rank, or on purpose. Where others have jobs, it leaves the
+    GPU to them, is tried on other GPUs, and fails for good if it has failed on this one again and again.
     """
     if entry.gpus:  # it has several, and nobody knows which
         return False
@@ -227,7 +230,15 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
         return False
     comparable = job.id in beside and not job.record.progressed
     unlike = [name for name in health.doubts if not _fails_on_another(cluster, name, gpu)]
-    if not comparable and not (job.id in unlike and _agree(cluster, health, unlike, JOBS_THAT_FAIL_ON_GPU)):
+    agreed = job.id in unlike and _agree(cluster, health, unlike, JOBS_THAT_FAIL_ON_GPU)
+    if comparable and not agreed and cluster.index.others_than({job.submission.owner}):
+        before = job.avoided_gpus.get(gpu)
+        if before is not None and before.until_s is None and before.failures >= TRIES_ON_ONE_SERVER:
+            return False
+        job.avoid_gpu(now, gpu, f"its script fails at its start on {gpu}: {reason}")
+        cluster.schedule_due = True
+        return True
+    if not comparable and not agreed:
         return False
     _back_off(now, health, suspected=True)
     health.reason = f"workers fail at their start there, while other GPUs of the server work: {reason}"

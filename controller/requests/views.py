@@ -165,8 +165,8 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
         yield f"waits for {_some(job.silent)}, where its command may still run; at most {left_s:.0f} s more"
     if saves := _saving(now, job):
         yield "; ".join(filter(None, (saves, job.waiting_reason)))
-    if job.avoided_servers and not job.record.target:
-        yield _avoidance(now, job.avoided.values())
+    if not job.record.target and any(avoided.until_s is not None for avoided in job.all_avoided):
+        yield _avoidance(now, job.all_avoided)
     held = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
     if held:
         gpus = [str(gpu) for entry in held for gpu in entry.all_gpus if not cluster.gpu_free(gpu)]

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.controller.bars import MOST_OF_WHOLE
+from elasticd.controller.reconcile.health import TRIES_ON_ONE_SERVER
 from elasticd.protocol.messages import (
     CordonServer,
     EventKind,
@@ -302,6 +303,61 @@ def test_scripts_of_one_user_that_fail_take_no_gpu_from_other_users():
     world.exit(worker, 1, "exit code 1: CUDA initialization error")
     assert gpu.index in servers(world)["s1"].barred, "two users agree"
     assert second.record.phase is not JobPhase.FAILED
+
+
+def with_one_at_its_loop(world: Any, who: Principal, gpus: int = 2) -> tuple[Any, GpuAddress]:
+    """A new job one of whose workers has come to its loop, and the GPU where the last one fails."""
+    job = world.submit(job_spec("by-rank", gpus, gpus), who=who)
+    first, *_, last = world.running(job.id)
+    world.report(first, WorkerPhase.READY)
+    gpu = next(entry.gpu for entry in job.record.workers if entry.worker == last)
+    world.exit(last, 1, "exit code 1: ValueError: rank 1")
+    return job, gpu
+
+
+def test_a_job_alone_takes_no_gpu_from_other_users_and_is_tried_on_other_gpus() -> None:
+    alice, bob = (Principal(role=Role.USER, name=name, account=name) for name in ("alice", "bob"))
+    world = World({"s1": 4})
+    world.settle(world.submit(job_spec("works", 1, 1), who=bob).id)
+    job, gpu = with_one_at_its_loop(world, alice)
+    assert not servers(world)["s1"].barred
+    assert not job.final, "another GPU is tried first"
+    world.pass_time(2)
+    world.settle(job.id)
+    assert job.record.phase is JobPhase.RUNNING
+    assert str(gpu) not in on(world, job.id)
+    other = world.submit(job_spec("other", 1, 1), who=bob)
+    world.settle(other.id)
+    assert on(world, other.id) == [str(gpu)], "it is there for others"
+
+
+def test_a_job_that_fails_on_the_same_gpu_again_and_again_fails_for_good_and_bars_nothing() -> None:
+    alice, bob = (Principal(role=Role.USER, name=name, account=name) for name in ("alice", "bob"))
+    world = World({"s1": 3})
+    world.settle(world.submit(job_spec("works", 1, 1), who=bob).id)
+    job, _ = with_one_at_its_loop(world, alice)
+    failures = 1
+    for _ in range(20):
+        assert not servers(world)["s1"].barred
+        for entry in job.record.workers:
+            if entry.stopping:
+                world.exit(entry.worker, -15)
+        world.pass_time(60)
+        running = world.running(job.id)
+        if len(running) > 1:
+            world.report(running[0], WorkerPhase.READY)
+            world.exit(running[-1], 1, "exit code 1: ValueError: rank 1")
+            failures += 1
+    assert failures == TRIES_ON_ONE_SERVER + 1
+    assert job.record.phase is JobPhase.FAILED
+    assert "rank 1" in job.record.reason
+    assert not servers(world)["s1"].barred
+
+
+def test_a_gpu_that_fails_a_job_is_left_alone_where_nobody_else_has_jobs() -> None:
+    world = World({"s1": 3})
+    _, gpu = with_one_at_its_loop(world, Principal(role=Role.USER, name="alice", account="alice"))
+    assert gpu.index in servers(world)["s1"].barred
 
 
 def test_an_agent_that_tells_nonsense_bars_nothing_else():
