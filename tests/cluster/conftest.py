@@ -98,11 +98,13 @@ class Cluster:
     def write(self, name: str, /, **options: object) -> None:
         (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(options))
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, **variables: str) -> None:
+        """`variables`: of its environment, beside those of this process."""
         module = "elasticd.controller" if name == "controller" else "elasticd.agent"
         with (self.directory / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-m", module, "--config", str(self.directory / f"{name}.yaml")]
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True,
+                                                    env={**os.environ, **variables})  # fmt: skip
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()
