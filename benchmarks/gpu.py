@@ -1,11 +1,12 @@
 """The runtime on GPUs, with one worker and, where there are several GPUs, with all of them. `make bench-gpu`
 
     python -m benchmarks.gpu [--device cuda|cpu] [--workers N] [--shared] [--quick]
-                             [--only rules|bits|cluster|steps|exchange|resizing|losses] [--json FILE]
+                             [--only rules|bits|kills|races|cluster|steps|exchange|resizing|losses] [--json FILE]
 
 What needs a second GPU is left out where there is none. With `--shared` the workers share the first one, and what does not
-measure times is run: rules, bits. `--device cpu` runs the same on processors, to see that it works. Results are printed
-and go to out/bench-gpu.json. Without a GPU the exit code is 2.
+measure times is run: rules, bits, kills, races. `--device cpu` runs the same on processors, to see that it works, and says what
+that does not show. Results are printed and go to out/bench-gpu.json and, as a page, to out/bench-gpu.md. Without a GPU the exit
+code is 2.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,7 @@ from elasticd.protocol.messages import Submit, Submitted
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 from elasticd.protocol.variables import NCCL_ENVIRONMENT, REPEATABLE
 
-from . import gpu_checks, gpu_cluster
+from . import gpu_checks, gpu_cluster, gpu_kills, gpu_page, gpu_races
 from .gpu_job import VIRTUAL_WORKERS
 from .runtime import machine
 from .runtime.jobs import Load, OurJob, kill
@@ -40,7 +41,7 @@ from .runtime.processes import ROOT, Family, MeasurementFailed, end_tree, free_p
 from .runtime.station import Station
 
 RULES = "rules"  # CUDA's and NCCL's, one by one: `gpu_checks`
-WITHOUT_TIMES = (RULES, "bits")  # what workers that share a GPU can show
+WITHOUT_TIMES = (RULES, "bits", "kills", "races")  # what workers that share a GPU can show
 NO_GPU = "no GPU was found: this measures the runtime on GPUs (--device cpu tries the same on processors)"
 MODES = {"none": Goal(0.997, at_least=True), "elastic": Goal(0.97, at_least=True)}
 RANKS_WITHIN_S = 1800.0
@@ -89,9 +90,16 @@ class Ranks:
         self.station.__exit__(None, None, None)
         self._temporary.cleanup()
 
-    def start(self, rank: int, jobs: dict[str, tuple[int, str]], protect: bool, **variables: str) -> None:
+    def start(
+        self,
+        rank: int,
+        jobs: dict[str, tuple[int, str]],
+        protect: bool,
+        beside: Mapping[str, str] | None = None,
+        **variables: str,
+    ) -> None:
         """Start one. jobs: virtual workers and determinism of those it joins. protect: ours is alone in it, so its environment
-        is as the agent makes it; else the rivals have the library's defaults."""
+        is as the agent makes it; else the rivals have the library's defaults. beside: other variables of its environment."""
         places = {
             name: {
                 **self.station.variables(name, rank, count, determinism, str(self.directory / name)),
@@ -106,6 +114,7 @@ class Ranks:
             **gpu_checks.visible(self._setting.device, rank, self._setting.workers, self._setting.shared),
             **REPEATABLE,
             **(NCCL_ENVIRONMENT if protect else {}),
+            **(beside or {}),
         }
         settings = {**self._settings, "device": self._setting.device, "variables": places}
         command = [sys.executable, "-m", "benchmarks.gpu_ranks", self._role, str(rank), str(self._size)]
@@ -348,12 +357,19 @@ def bits(family: Family, setting: Setting) -> list[Measurement]:
     ]
 
 
-def _history(family: Family, setting: Setting, model: str, count: int, rosters: Sequence[Sequence[int]]) -> str:
-    """The digest at the end of a job that trains with each of `rosters` in turn."""
+def _history(
+    family: Family,
+    setting: Setting,
+    model: str,
+    count: int,
+    rosters: Sequence[Sequence[int]],
+    beside: Mapping[str, str] | None = None,
+) -> str:
+    """The digest at the end of a job that trains with each of `rosters` in turn. beside: other variables of the ranks."""
     with Ranks(family, setting, "train", setting.workers, model=model) as ranks:
         for number_of in sorted({member for roster in rosters for member in roster}):
             jobs = {"bits": (VIRTUAL_WORKERS, "elastic")}
-            ranks.start(number_of, jobs, protect=True, ELASTICD_MAX_STEPS=str(count))
+            ranks.start(number_of, jobs, protect=True, beside=beside, ELASTICD_MAX_STEPS=str(count))
         leader = rosters[0][0]
         for generation, roster in enumerate(rosters, 1):
             leader = leader if leader in roster else roster[0]
@@ -365,6 +381,22 @@ def _history(family: Family, setting: Setting, model: str, count: int, rosters: 
         if len(found) != 1:
             raise MeasurementFailed(f"the workers of one job ended with {len(found)} different models")
         return str(found.pop())
+
+
+def kills(family: Family, setting: Setting) -> list[Measurement]:
+    """A peer is killed inside an all-to-all, and inside a transfer of state: the others go on."""
+    if setting.workers < 2:
+        return []
+    return gpu_kills.measure(family, setting.device, setting.workers, setting.shared, setting.quick)
+
+
+def races(family: Family, setting: Setting) -> list[Measurement]:
+    """Histories under torch's sanitizer of streams, which sleep at random."""
+
+    def play(rosters: Sequence[Sequence[int]], variables: Mapping[str, str]) -> str:
+        return _history(family, setting, "stack-0.1M", 40, rosters, variables)
+
+    return gpu_races.measure(play, setting.device, setting.workers, setting.quick)
 
 
 def cluster(family: Family, setting: Setting) -> list[Measurement]:
@@ -387,6 +419,8 @@ def cluster(family: Family, setting: Setting) -> list[Measurement]:
 
 GROUPS: dict[str, Callable[[Family, Setting], list[Measurement]]] = {
     "bits": bits,
+    "kills": kills,
+    "races": races,
     "cluster": cluster,
     "steps": steps,
     "exchange": exchange,
@@ -425,9 +459,11 @@ def main() -> int:
     options.json.write_text(
         json.dumps({"machine": about, "rows": [row.document() for row in rows], "rules": rules}, indent=1)
     )
+    page = options.json.with_suffix(".md")
+    page.write_text(gpu_page.page(about, rules, rows, _not_run(setting, names, rows, rules)))
     if rows:
-        print(_table(rows))
-    print(f"{', '.join(about.values())}; written to {options.json}")
+        print(gpu_page.table(rows))
+    print(f"{', '.join(about.values())}; written to {options.json}, and as a page to {page}")
     return int(failed or any(rule["ok"] is False for rule in rules))
 
 
@@ -456,13 +492,26 @@ def _device(setting: Setting) -> str:
     return f"{' and '.join(names)}, CUDA {torch.version.cuda}"
 
 
-def _table(rows: Sequence[Measurement]) -> str:
-    lines = ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
-    for row in rows:
-        goal = row.goal.words(row.unit) if row.goal else ""
-        value = f"{number(row.value)} {row.unit}"
-        lines.append(f"| {row.what} | {value} | {goal} | {row.verdict} | {row.against} | {row.count} |")
-    return "\n".join(lines)
+def _not_run(
+    setting: Setting, names: Sequence[str], rows: Sequence[Measurement], rules: Sequence[dict[str, Any]]
+) -> list[str]:
+    """What the page has nothing of, and why."""
+    found = [f"rule: {rule['name']}: {rule['text']}" for rule in rules if rule["ok"] is None]
+    measured = {row.group for row in rows}
+    for name in (RULES, *GROUPS):
+        if name not in names:
+            found.append(f"{name}: not asked for")
+        elif name != RULES and name not in measured:
+            found.append(f"{name}: {'it failed' if setting.workers > 1 else 'it needs two workers or more'}")
+    if setting.device == "cpu":
+        found.append(
+            "no GPU: neither NCCL nor streams nor torch's sanitizer of them; the rows are of Gloo on processors"
+        )
+    elif setting.shared:
+        found.append("the workers share a GPU: no NVLink, no memory of peers, no times")
+    if setting.quick:
+        found.append("--quick: a few repetitions of each, where 100 kills and 200 histories are meant")
+    return found
 
 
 if __name__ == "__main__":

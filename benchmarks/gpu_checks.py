@@ -30,6 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import elasticd as elastic
 from elasticd.agent.accounts import myself
 from elasticd.agent.environment import Surroundings, environment
+from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
 from elasticd.protocol.variables import NCCL_ENVIRONMENT, REPEATABLE
@@ -303,6 +304,29 @@ def filled(device: torch.device, rank: int, directory: Path) -> Found:
     )
 
 
+def graphs(device: torch.device, rank: int, directory: Path) -> Found:
+    """A capture after `join`, and a model that is compiled with graphs, are refused with what to write instead."""
+    run = elastic.join()
+    workload = build("stack-0.1M")
+
+    def capture() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.zeros(1, device=device)
+
+    def prepare() -> None:
+        model = torch.compile(workload.model, mode="reduce-overhead")
+        run.prepare(model, sgd(workload.model), workload.data, workload.batch_size)
+
+    said = []
+    for attempt in (capture, prepare):
+        try:
+            attempt()
+        except UserError as error:
+            said.append(str(error))
+    refused = len(said) == 2 and all("torch.compile(model)" in each for each in said)
+    return Found(CHECKS["graphs"].name, refused, f"{len(said)} of 2 refused with what to write instead", {"said": said})
+
+
 @dataclass(frozen=True)
 class Check:
     """run: in `gpus` processes. on_cpu: does it say something without a GPU?"""
@@ -322,6 +346,7 @@ CHECKS: dict[str, Check] = {
     "first_step": Check(first_step, "a joiner's first step is as fast as later ones"),
     "ends": Check(ends, "a process with communicators ends cleanly", 2, on_cpu=False),
     "filled": Check(filled, "memory is not filled before its first use"),
+    "graphs": Check(graphs, "CUDA graphs are refused by name", on_cpu=False),
 }
 
 
@@ -353,7 +378,7 @@ def _run(family: Family, name: str, device: str, count: int, shared: bool) -> Fo
         processes = []
         for rank in range(count):
             command = [sys.executable, "-m", "benchmarks.gpu_checks", name, device, str(rank), temporary]
-            processes.append(family.start(command, _given(device, rank) | visible(device, rank, count, shared), log))
+            processes.append(family.start(command, given(device, rank) | visible(device, rank, count, shared), log))
         codes: list[int | None] = []
         for process in processes:
             try:
@@ -369,7 +394,7 @@ def _run(family: Family, name: str, device: str, count: int, shared: bool) -> Fo
         return Found(**json.loads(result.read_text()))
 
 
-def _given(device: str, rank: int) -> dict[str, str]:
+def given(device: str, rank: int) -> dict[str, str]:
     """The variables that an agent gives to a worker that joins others, on a GPU of this machine."""
     memory_bytes = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
     gpu = Gpu(index=rank, kind=GpuKind.CUDA, name="of this machine", memory_bytes=memory_bytes)

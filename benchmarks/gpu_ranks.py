@@ -28,6 +28,7 @@ from elasticd.worker.state.replication import Replication, Transfer
 from elasticd.worker.state.training_state import describe
 from elasticd.worker.virtual import assign
 
+from . import gpu_races
 from .gpu_job import digest
 from .runtime.loops import ENDLESS, Loop, Rival, Times, in_turn, ours
 from .runtime.ranks import place_in, share_with_rivals
@@ -176,6 +177,8 @@ def main() -> None:
     if device.type == "cuda":
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
+    if gpu_races.SLEEPS in os.environ:
+        gpu_races.begin(os.environ[gpu_races.SLEEPS], device)
     share_with_rivals()
     if role != "train":  # whose workers come and go
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=int(rank), world_size=int(size))

@@ -110,12 +110,13 @@ def build_host_groups(store: RendezvousStore, rank: int, size: int, address: str
     # These are the keys that the library will wait for, one after the other; under other names it would only be slower.
     store.expect([f"{name}/0/{peer}" for name in (HOST, HOST_TRANSFER) for peer in peers])
     host, host_transfer = (
-        _gloo(PrefixStore(name, store), rank, size, address, timeout) for name in (HOST, HOST_TRANSFER)
+        gloo(PrefixStore(name, store), rank, size, address, timeout) for name in (HOST, HOST_TRANSFER)
     )
     return Groups(host, host_transfer)
 
 
-def _gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> dist.ProcessGroup:
+def gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> dist.ProcessGroup:
+    """A group of Gloo, connected. Raises RuntimeError, TimeoutError."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # else it asks the resolver for our name
     options._timeout = timeout

@@ -1,0 +1,32 @@
+"""The page of results of `make bench-gpu`: the rules, the measurements, and what was not run, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .runtime.measurement import Measurement, number
+
+
+def table(rows: Sequence[Measurement]) -> str:
+    """Of measurements, in Markdown."""
+    lines = ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in rows:
+        goal = row.goal.words(row.unit) if row.goal else ""
+        value = f"{number(row.value)} {row.unit}"
+        lines.append(f"| {row.what} | {value} | {goal} | {row.verdict} | {row.against} | {row.count} |")
+    return "\n".join(lines)
+
+
+def page(
+    about: Mapping[str, str], rules: Sequence[Mapping[str, Any]], rows: Sequence[Measurement], not_run: Sequence[str]
+) -> str:
+    """All of it, in Markdown. rules: documents of `gpu_checks.Found`. not_run: a sentence for each."""
+    parts = ["# The runtime on this machine's GPUs", ", ".join(about.values()), "## Rules"]
+    states = {None: "not measured", True: "ok", False: "**failed**"}
+    lines = ["| rule | | found |", "| --- | --- | --- |"]
+    lines += [f"| {rule['name']} | {states[rule['ok']]} | {rule['text']} |" for rule in rules]
+    parts.append("\n".join(lines) if rules else "Not looked at.")
+    parts += ["## Measurements", table(rows) if rows else "None."]
+    parts += ["## Not run", "\n".join(f"* {each}" for each in not_run) or "Nothing was left out."]
+    return "\n\n".join(parts) + "\n"
