@@ -45,11 +45,3 @@ def test_each_check_says_what_it_finds_and_what_mends_it() -> None:
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", check.name)
         assert len(check.finds.split()) > 3, check.name
         assert len(check.remedy.split()) > 3, check.name
-
-
-def test_the_operators_page_names_every_check() -> None:
-    section = (DOCS / "operators.md").read_text().partition("\n## elasticctl doctor\n")[2].partition("\n## ")[0]
-    assert [check.name for check in all_checks() if f"`{check.name}`" not in section] == []
-    (line,) = [line for line in section.splitlines() if line.startswith("The checks of a server are ")]
-    servers = [check.name for check in all_checks() if check.subject is Subject.SERVER]
-    assert re.findall(r"`([a-z-]+)`", line) == servers
