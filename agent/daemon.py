@@ -117,7 +117,7 @@ class AgentDaemon:
         socket_path = config.socket_directory(options, environment) / "workers"
         self._clock = SteadyClock()
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = transport.context()
         self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets that follow
         self._state = state
         own = accounts.own_account()
@@ -433,7 +433,8 @@ class AgentDaemon:
         self._checks.pass_time(now)
         self._snapshots.pass_time()
         if self._exporter is not None and self._exporter.wanted:
-            self._exporter.publish(figures(self._machine, self._tally, self._server, self._health.troubles()))
+            own = figures(self._machine, self._tally, self._server, self._health.troubles())
+            self._exporter.publish([*own, *self._workers.floods.figures(self._workers.waiting, "agent_")])
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
             self._dispatch(TimePassed())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ import zmq
 
 from ..protocol.errors import ElasticError
 from ..protocol.principals import LOCAL_OPERATOR, Principal, Role
-from ..runtime import transport
+from ..runtime import memory, transport
 from ..runtime.door import Bounds, Door, Gate, Peer
+from ..runtime.floods import Floods
 from ..runtime.keys import Principals
 from ..runtime.loop import Loop
 from .accounts import Account
@@ -65,6 +67,8 @@ class WorkerLines:
         self._heard = heard
         self._bounds = bounds
         self._lines: dict[int, _Line] = {}
+        self.floods = Floods()  # of all accounts
+        self._memory = memory.Keeper()
 
     def listen(self, account: Account) -> str:
         """Hear the workers of an account from now on. Returns why that cannot be, or ""."""
@@ -74,8 +78,16 @@ class WorkerLines:
             return f"workers of {MAX_ACCOUNTS} accounts have run here: this agent must be started anew"
         address = self._address_for(account)
         path = Path(address.removeprefix("ipc://"))
-        context: zmq.Context[transport.Socket] = zmq.Context()
-        door = Door(context, self._loop, None, _OneAccount(account), self._bounds, most=2 * self._bounds.connections)
+        context = transport.context()
+        door = Door(
+            context,
+            self._loop,
+            None,
+            _OneAccount(account),
+            self._bounds,
+            most=2 * self._bounds.connections,
+            floods=self.floods,
+        )
         line = _Line(context, door)
         gate = Gate(
             name=f"workers of {account.name or account.uid}",
@@ -85,6 +97,7 @@ class WorkerLines:
             waiting_out=transport.QUEUE_MESSAGES,
             owner=account.uid,
             names=True,  # a worker's, which its messages say again
+            repeated=lambda frames: True,  # the newest status of a worker says all that older ones did
         )
 
         def hear(peer: Peer, who: Principal, frames: list[bytes]) -> None:
@@ -106,9 +119,16 @@ class WorkerLines:
         if line is not None:
             line.door.send(LISTENER + name, data)
 
+    @property
+    def waiting(self) -> int:
+        """Messages that are not handled yet."""
+        return sum(line.door.waiting for line in self._lines.values())
+
     def pass_time(self) -> None:
         for line in self._lines.values():
             line.door.pass_time()
+        if not self.waiting:
+            self._memory.look(time.monotonic())
 
     def close(self) -> None:
         for line in self._lines.values():

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from .. import __version__
 from ..protocol import terms
@@ -26,7 +25,7 @@ from ..protocol.model import JobId, ServerId
 from ..protocol.principals import Principal, Role
 from ..protocol.sparing import SparingBySubject
 from ..protocol.times import BELIEVED_AGAIN_S, leadership
-from ..runtime import locks, readiness, transport
+from ..runtime import locks, memory, readiness, transport
 from ..runtime.clock import StepMeter, WallClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
@@ -94,6 +93,7 @@ AGENTS = Gate(
     frame_bytes=MAX_MESSAGE_BYTES,
     waiting_out=transport.QUEUE_MESSAGES,
     visitors=True,  # root, as its unit runs the agent, may not pass over modes; who else comes is known, and refused
+    repeated=lines.is_repeated,
 )
 
 
@@ -113,12 +113,13 @@ class ControllerDaemon:
         self._watch = Watch()
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)  # the door has a use for the second
+        self._context = transport.context(io_threads=2)  # the door has a use for the second
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._keys = KeyDirectory(options.keys)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
         self._door = Door(self._context, self._loop, pair, principals, options.bounds, look=self._look_at_keys)
         self._loop.feed_only_if(self._door.hears)
+        self._memory = memory.Keeper()
         self._lines = AgentLines()
         self._sparing = SparingBySubject()
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
@@ -360,6 +361,8 @@ class ControllerDaemon:
             self._look_at_s = now_s + LOOK_INTERVAL_S
             self._look_at_keys()
             self._door.pass_time()
+            if not self._door.waiting:
+                self._memory.look(now_s)
         if now_s >= self._collect_at_s:
             gc.collect()
             self._collect_at_s = now_s + COLLECT_INTERVAL_S
@@ -378,11 +381,12 @@ class ControllerDaemon:
 
     def _figures(self) -> list[Figure]:
         candidacy, reign = self._candidacy, self._reign
+        floods = self._door.floods.figures(self._door.waiting)
         if reign is not None:
             most = self._present.options.metrics_jobs
-            return figures(reign.turn, self._watch, self._clock.now(), most)
+            return [*figures(reign.turn, self._watch, self._clock.now(), most), *floods]
         assert candidacy is not None, "a controller with a store of its own always reigns"
-        return standby_figures(candidacy.term, not candidacy.trouble)
+        return [*standby_figures(candidacy.term, not candidacy.trouble), *floods]
 
     def _look_at_keys(self) -> None:
         """Who is known may have changed. If the list cannot be read, nothing changes: whoever has mended it is noticed."""

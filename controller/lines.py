@@ -13,6 +13,8 @@ from ..protocol.errors import PeerError
 from ..protocol.model import ServerId
 
 NAME = re.compile(rb"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:#([\x21-\x7e]{0,64}))?")
+HEARTBEAT, NO_REPORTS = b"\xaeAgentHeartbeat", b"\xa7reports\x90"  # in MessagePack; what reports say is said once
+END = b"\xaaWorkerExit"
 AGENTS_OF_A_SERVER = 8  # of which it is known where they are: who has many identities is up to no good
 HALF = 1 << 31
 
@@ -23,6 +25,16 @@ def parse(name: bytes) -> tuple[ServerId, str]:
     if match is None:
         raise PeerError(f"{name[:80]!r} is not the name of an agent")
     return ServerId(match[1].decode()), (match[2] or b"").decode()
+
+
+def is_repeated(frames: list[bytes]) -> bool:
+    """Does an agent say this message again by itself if it is lost: an end of a worker, or a heartbeat that reports nothing?
+
+    The message is not decoded, since this is asked of each one that comes. Of a spoiled one the answer may be wrong, to its sender's
+    loss.
+    """
+    head = frames[-1][:64] if frames else b""
+    return END in head or (HEARTBEAT in head and NO_REPORTS in frames[-1])
 
 
 class AgentLines:

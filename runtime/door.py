@@ -18,9 +18,13 @@ A key that is revoked is unknown from then on. Its connections are cut: a frame 
 shut down. The descriptor may be another connection's by then, so it is known with the inode of its socket.
 
 Everything is bounded: connections of each principal and of all together, connections that say nothing, handshakes, messages and
-bytes by second of each principal, bytes of a frame, answers that nobody reads, lines in the log. A connection over which its
-principal says too much is cut, as what it goes on saying would wait in memory (`transport` tells why that queue has no limit of
-its own). So is one that does not read what it has asked for.
+bytes by second of each principal, bytes of a frame, answers that nobody reads, lines in the log, and what waits to be handled. A
+connection over which its principal says too much is cut, as what it goes on saying would wait in memory (`transport` tells why
+that queue has no limit of its own), and for a second the principal makes no new one. So is one that does not read what it has
+asked for.
+
+What comes in is taken in before anything is handled (`inbox`), however much it is. So the limits count what a peer *says*, and not
+what the daemon gets round to: one that is starved of processor would let everything pass that arrives while it does not run.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ import termios
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 import zmq.utils.z85 as z85
@@ -46,6 +50,8 @@ from ..protocol.errors import OperatorError
 from ..protocol.principals import LOCAL_OPERATOR, Principal, Role
 from ..protocol.sparing import SparingBySubject
 from . import transport
+from .floods import Floods
+from .inbox import Inbox, Room, Shed
 from .keys import Pair, Principals
 from .loop import Loop
 from .pulse import Pulse
@@ -59,6 +65,8 @@ HANDSHAKES_PER_S, HANDSHAKE_BURST = 5.0, 200.0  # of one principal
 LOOKS_PER_S, LOOK_BURST = 5.0, 20.0  # at the list of keys, since somebody unknown has knocked
 NETWORK_THREAD, LOCAL_THREAD = 1, 2  # of ZeroMQ's threads, as bits, where there are two
 REST_S = 10.0  # for which nothing is accepted on the socket of a user who connects too often
+CUT_REST_S = 1.0  # after a connection of a principal was cut for saying too much, it makes no other one
+MOST_GONE = 4096  # connections that were cut and are gone, of which something may still come
 SILENT_S = 30.0  # a connection that has said nothing for so long is cut
 DESCRIPTORS_KEPT = 256  # for files and the daemon's own sockets
 
@@ -73,6 +81,7 @@ class Bounds:
     bytes_per_s: float = 32e6
     bytes_burst: float = 128e6
     unread_bytes: int = 64 << 20  # of answers, before it is looked whether they are read
+    waiting: int = Room.messages  # messages that are not handled yet
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Gate:
     visitors: bool = False  # a local socket is open to whoever may enter its directory
     owner: int | None = None  # or it belongs to this Unix user, and no other one may connect
     names: bool = False  # connections may have names of their own: they are all of one principal
+    repeated: Callable[[list[bytes]], bool] = lambda frames: False  # is this message said again if it is lost?
 
 
 Handler = Callable[[Peer, Principal, list[bytes]], None]
@@ -144,6 +154,7 @@ class _Guest:
     messages: Bucket
     bytes_: Bucket
     owed: int = 0  # bytes of answers since it was last seen that they are read
+    cut_at: float | None = None  # when a connection was cut last since it said too much
     lines: dict[Peer, None] = field(default_factory=dict)
 
 
@@ -160,9 +171,11 @@ class Door:
         clock: Callable[[], float] = time.monotonic,
         most: int | None = None,
         look: Callable[[], None] = lambda: None,
+        floods: Floods | None = None,
     ) -> None:
         """pair: the daemon's own; without one it cannot listen on TCP. most: connections of all, if that is less than there may
-        be open files. look: called when somebody unknown knocks, who may just have become known: it may call `update`."""
+        be open files. look: called when somebody unknown knocks, who may just have become known: it may call `update`. floods: the
+        counts of what is done about them, if several doors count together."""
         self._context = context
         self._loop = loop
         self._pair = pair
@@ -180,6 +193,11 @@ class Door:
         self._sparing = SparingBySubject()
         self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
         self._most = min(self._most, most or self._most)
+        self._gone: OrderedDict[Peer, Principal] = OrderedDict()  # whose connections were cut, and are closed
+        self.floods = floods or Floods()
+        self._inbox: Inbox[Principal, Peer, _Message] = Inbox(replace(Room(), messages=bounds.waiting))
+        self._waiting = lambda: self._inbox.messages
+        loop.add_backlog(self._waiting, self._handle)
         self._zap: transport.Socket = context.socket(zmq.ROUTER)
         self._zap.linger = 0
         self._zap.sndhwm = self._zap.rcvhwm = 0
@@ -311,8 +329,14 @@ class Door:
             self._loop.remove_socket(listener.monitor)
             self._loop.remove_socket(listener.socket)
             _close(listener)
+        self._loop.remove_backlog(self._waiting)
         self._loop.remove_socket(self._zap)
         self._zap.close()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not handled yet."""
+        return self._inbox.messages
 
     # -- handshakes
 
@@ -341,7 +365,9 @@ class Door:
             return b"400", b"not known here", b""
         if not (listener.local and who.role is Role.OPERATOR):  # who could end this process anyway
             bucket = self._handshakes.setdefault(who, Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST))
-            if not bucket.take(self._clock()):
+            guest, now = self._guests.get(who), self._clock()
+            rests = guest is not None and guest.cut_at is not None and now - guest.cut_at < CUT_REST_S
+            if not bucket.take(now) or rests:
                 self._warn(f"{who} handshakes", f"{who} connects too often")
                 return b"300", b"too many connections, try again", b""
         return b"200", b"OK", proof.encode()
@@ -407,27 +433,64 @@ class Door:
             if self._at.get(line.descriptor) == peer:
                 del self._at[line.descriptor]
             self._guests[line.who].lines.pop(peer, None)
+            if line.cut and not self._listeners[peer[0]].gate.names:  # ZeroMQ gives no number twice
+                self._gone[peer] = line.who
+                if len(self._gone) > MOST_GONE:
+                    self._gone.popitem(last=False)
 
     # -- messages
 
     def _on_message(self, listener: _Listener, frames: list[zmq.Frame]) -> None:
+        """Take it in, or drop it."""
         last, routing = frames[-1], frames[0].bytes
-        proof, descriptor = _proof(listener, last), _descriptor(last)
         peer = listener.prefix + routing
         line = self._lines.get(peer)
+        late = self._gone.get(peer) if line is None else line.who if line.cut and not listener.gate.names else None
+        if late is not None:
+            self.floods.dropped[late.role.value] += 1
+            return
+        proof, descriptor = _proof(listener, last), _descriptor(last)
         known = line is not None and line.proof == proof and line.descriptor == descriptor  # see `update`
         if known and line is not None and line.cut and listener.gate.names:  # it may be another one of that name
             known = line.inode == _inode(descriptor)
         if not known:
             line = self._introduced(listener, routing, proof, descriptor)
-        if line is None or line.cut:
+        if line is None:
+            return
+        if line.cut:
+            self.floods.dropped[line.who.role.value] += 1
             return
         if listener.pulse is not None and line.who == LOCAL_OPERATOR and listener.pulse.heard(last.bytes):
             return
-        if not self._may_say(line, sum(map(len, frames))):
-            self._cut_line(line)
+        size = sum(map(len, frames))
+        if not self._may_say(line, size):
+            self.floods.dropped[line.who.role.value] += 1
+            self._cut_flooding(line)
             return
-        listener.handler(peer, line.who, [frame.bytes for frame in frames[1:]])
+        said = [frame.bytes for frame in frames[1:]]
+        for shed in self._inbox.put(line.who, peer, (listener, proof, said), size, listener.gate.repeated(said)):
+            self._shed(shed)
+
+    def _shed(self, shed: Shed[Principal, Peer]) -> None:
+        """Something had to go for which there was no room."""
+        self.floods.dropped[shed.who.role.value] += shed.messages
+        if shed.cut is None:
+            text = f"{shed.who} says more than is handled: the oldest of what it repeats anyway is dropped"
+            self._warn(f"{shed.who} repeated", text)
+            return
+        self._warn(
+            f"{shed.who} waiting",
+            f"{shed.who} says more than is handled: a connection is cut, with {shed.messages} messages that waited",
+        )
+        line = self._lines.get(shed.cut)
+        if line is not None:
+            self._cut_flooding(line)
+
+    def _handle(self) -> None:
+        """The next of those that wait, if whoever has said it is still who he was."""
+        who, peer, (listener, proof, frames) = self._inbox.take()
+        if self._known(listener, proof) == who:
+            listener.handler(peer, who, frames)
 
     def _introduced(self, listener: _Listener, routing: bytes, proof: str, descriptor: int) -> _Line | None:
         """A connection speaks for the first time. None: it is not heard."""
@@ -454,6 +517,11 @@ class Door:
         self._warn(f"{who} messages", f"{who} says more than {much} a second: a connection is cut")
         return False
 
+    def _cut_flooding(self, line: _Line) -> None:
+        self.floods.cut[line.who.role.value] += 1
+        line.guest.cut_at = self._clock()
+        self._cut_line(line)
+
     def _cut_line(self, line: _Line) -> None:
         line.cut = True
         self._cut(line.descriptor, line.inode)
@@ -477,6 +545,11 @@ class Door:
         since = self._sparing.worth(subject, self._clock())
         if since is not None:
             log.warning("%s%s", text, f" ({since} times more before)" if since else "")
+
+
+_Message = tuple[
+    _Listener, str, list[bytes]
+]  # where it came, what its connection has proved, its frames without its name
 
 
 def _close(listener: _Listener) -> None:

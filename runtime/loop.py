@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 1.0  # so that a lost wake-up costs a second, never a hang
 MAX_MESSAGES_PER_TURN = 128  # one busy peer must not starve the others or the timers
+MAX_TAKEN_IN_PER_TURN = 5000  # of one socket, where taking in is not yet handling: some 40 ms
 
 
 class Loop:
@@ -35,6 +36,7 @@ class Loop:
         self._poller = zmq.Poller()
         self._sockets: dict[zmq.Socket[bytes], Callable[[list[bytes]], None]] = {}
         self._frames: dict[zmq.Socket[bytes], Callable[[list[zmq.Frame]], None]] = {}
+        self._backlogs: list[tuple[Callable[[], int], Callable[[], None]]] = []
         self._descriptors: dict[int, Callable[[], None]] = {}
         self._stopping = False
         self._signalled: dict[int, Callable[[], None]] = {}
@@ -49,9 +51,17 @@ class Loop:
         self._poller.register(socket, zmq.POLLIN)
 
     def add_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
-        """The same, with the frames as ZeroMQ has them: they know what the connection has proved."""
+        """The same, with the frames as ZeroMQ has them, which know what the connection has proved. `handler` only takes them in,
+        for a backlog: far more messages of this socket than of others come to it in a turn."""
         self._frames[socket] = handler
         self._poller.register(socket, zmq.POLLIN)
+
+    def add_backlog(self, waiting: Callable[[], int], handle: Callable[[], None]) -> None:
+        """While `waiting()` is not 0, call `handle()`, which handles one of what waits, so often in each turn."""
+        self._backlogs.append((waiting, handle))
+
+    def remove_backlog(self, waiting: Callable[[], int]) -> None:
+        self._backlogs = [each for each in self._backlogs if each[0] != waiting]
 
     def remove_socket(self, socket: zmq.Socket[bytes]) -> None:
         """Whichever way it was added."""
@@ -118,6 +128,10 @@ class Loop:
                 self._receive(ready, on_message)
             elif (on_frames := self._frames.get(ready)) is not None:
                 self._receive_frames(ready, on_frames)
+        for waiting, handle in self._backlogs:
+            for _ in range(min(MAX_MESSAGES_PER_TURN, waiting())):
+                if waiting():  # what is handled may make more of it vanish
+                    handle()
         while self._signalled:
             self._signalled.popitem()[1]()
         self._on_turn()
@@ -125,6 +139,8 @@ class Loop:
             self._watchdog.feed()
 
     def _wait_ms(self) -> int:
+        if any(waiting() for waiting, _ in self._backlogs):
+            return 0
         deadline = self._next_deadline()
         wait_s = MAX_WAIT_S if deadline is None else min(MAX_WAIT_S, max(0.0, deadline - self._clock.now()))
         return int(wait_s * 1000 + 0.999)
@@ -138,7 +154,7 @@ class Loop:
             handler(frames)
 
     def _receive_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
-        for _ in range(MAX_MESSAGES_PER_TURN):
+        for _ in range(MAX_TAKEN_IN_PER_TURN):
             try:
                 frames = [socket.recv(zmq.DONTWAIT, copy=False)]
             except zmq.Again:

@@ -102,7 +102,7 @@ class ClusterControl(MachineControl):
         self._outbox: deque[Callable[[], object]] = deque(maxlen=MAX_OUTBOX)
         self._wanted_at = 0.0  # when the control thread wakes by itself
 
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = transport.context()
         self._rendezvous = Rendezvous()
         self._from_agent: Codec[ToWorkerFromAgent] = Codec(ToWorkerFromAgent)
         self._to_leader: Codec[ToLeader] = Codec(ToLeader)
