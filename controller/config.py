@@ -64,7 +64,6 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
     messages_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 2000.0
     messages_at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 10_000
-    messages_waiting: Annotated[int, msgspec.Meta(ge=10, le=100_000_000)] = 2000
 
 
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,13 +131,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def bounds(self) -> Bounds:
-        limits = self.limits
-        return Bounds(
-            limits.connections,
-            limits.messages_per_s,
-            float(limits.messages_at_once),
-            waiting=limits.messages_waiting,
-        )
+        return Bounds(self.limits.connections, self.limits.messages_per_s, float(self.limits.messages_at_once))
 
     @property
     def keeping(self) -> Keeping:

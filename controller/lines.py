@@ -30,8 +30,7 @@ def parse(name: bytes) -> tuple[ServerId, str]:
 def is_repeated(frames: list[bytes]) -> bool:
     """Does an agent say this message again by itself if it is lost: an end of a worker, or a heartbeat that reports nothing?
 
-    The message is not decoded, since this is asked of each one that comes. Of a spoiled one the answer may be wrong, to its sender's
-    loss.
+    The message is not decoded, since this is asked of each one that comes. Of a spoiled one the answer may be wrong.
     """
     head = frames[-1][:64] if frames else b""
     return END in head or (HEARTBEAT in head and NO_REPORTS in frames[-1])

@@ -23,8 +23,8 @@ connection over which its principal says too much is cut, as what it goes on say
 that queue has no limit of its own), and for a second the principal makes no new one. So is one that does not read what it has
 asked for.
 
-What comes in is taken in before anything is handled (`inbox`), however much it is. So the limits count what a peer *says*, and not
-what the daemon gets round to: one that is starved of processor would let everything pass that arrives while it does not run.
+What comes in is taken in before anything is handled (`inbox`), however much it is. So the limits count what a peer *says*, and
+not what the daemon gets round to: one that is starved of processor would let all pass that arrives while it does not run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import termios
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import zmq
 import zmq.utils.z85 as z85
@@ -81,7 +81,6 @@ class Bounds:
     bytes_per_s: float = 32e6
     bytes_burst: float = 128e6
     unread_bytes: int = 64 << 20  # of answers, before it is looked whether they are read
-    waiting: int = Room.messages  # messages that are not handled yet
 
 
 @dataclass(frozen=True)
@@ -174,8 +173,8 @@ class Door:
         floods: Floods | None = None,
     ) -> None:
         """pair: the daemon's own; without one it cannot listen on TCP. most: connections of all, if that is less than there may
-        be open files. look: called when somebody unknown knocks, who may just have become known: it may call `update`. floods: the
-        counts of what is done about them, if several doors count together."""
+        be open files. look: called when somebody unknown knocks, who may just have become known: it may call `update`. floods:
+        counts of what is done about them, where several doors count together."""
         self._context = context
         self._loop = loop
         self._pair = pair
@@ -195,7 +194,7 @@ class Door:
         self._most = min(self._most, most or self._most)
         self._gone: OrderedDict[Peer, Principal] = OrderedDict()  # whose connections were cut, and are closed
         self.floods = floods or Floods()
-        self._inbox: Inbox[Principal, Peer, _Message] = Inbox(replace(Room(), messages=bounds.waiting))
+        self._inbox: Inbox[Principal, Peer, _Message] = Inbox(Room(messages=int(bounds.messages_burst)))
         self._waiting = lambda: self._inbox.messages
         loop.add_backlog(self._waiting, self._handle)
         self._zap: transport.Socket = context.socket(zmq.ROUTER)
@@ -475,7 +474,7 @@ class Door:
         """Something had to go for which there was no room."""
         self.floods.dropped[shed.who.role.value] += shed.messages
         if shed.cut is None:
-            text = f"{shed.who} says more than is handled: the oldest of what it repeats anyway is dropped"
+            text = f"{shed.who} says more than is handled: what it repeats anyway is dropped, but the newest"
             self._warn(f"{shed.who} repeated", text)
             return
         self._warn(

@@ -7,10 +7,9 @@ hundredth of the time that a daemon needs to handle one. So the daemon's loop em
 room (`door`): that costs microseconds a message, and the limits of rates are measured there, when a message arrives and not when
 the daemon comes to it.
 
-A principal has a limit of messages, and all principals together have one of bytes. Beyond a limit the longest queue pays (longest
-queue drop): the connection with most, of the principal in question, or of the one with most of all. Its oldest message that the
-peer repeats anyway goes first. Where there is none, the connection loses all that waits, and is to be cut: its peer says on and
-on without waiting for answers.
+All messages together have a limit of number and one of bytes. Beyond it the longest queue pays (longest queue drop): the
+principal with most, and of its connections the one with most. Messages that the peer repeats anyway go first, all but the newest. Where
+there are none, the connection loses all that waits, and is to be cut: its peer says on and on without waiting for answers.
 
 Messages are taken in turn: one of each principal, of its connections one after the other. So a principal that floods waits for
 itself, and others do not wait for it. What one connection says stays in its order.
@@ -34,8 +33,8 @@ Item = TypeVar("Item")
 class Room:
     """How much may wait."""
 
-    messages: int = 2000  # of one principal
-    bytes_: int = 16 << 20  # of all principals; one message may wait however large it is
+    messages: int
+    bytes_: int = 16 << 20  # one message may wait however large it is
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Shed(Generic[Who, Line]):
 
     who: Who
     messages: int
-    cut: Line | None = None  # the connection that has lost all that waited; None: one message, which its peer repeats
+    cut: Line | None = None  # the connection that has lost all that waited; None: only what its peer repeats is gone
 
 
 class Inbox(Generic[Who, Line, Item]):
@@ -87,9 +86,10 @@ class Inbox(Generic[Who, Line, Item]):
             queue.repeated.append(self._number)
         self._count(share, queue, 1, size + OVERHEAD_BYTES)
         shed = []
-        if share.messages > self._room.messages:
-            longest = max(share.queues, key=lambda each: len(share.queues[each].items))
-            shed.append(self._shed(who, longest))
+        while self.messages > self._room.messages:
+            most = max(self._shares, key=lambda each: self._shares[each].messages)
+            queues = self._shares[most].queues
+            shed.append(self._shed(most, max(queues, key=lambda each: len(queues[each].items))))
         while self.bytes_ > self._room.bytes_ and self.messages > 1:
             most = max(self._shares, key=lambda each: self._shares[each].bytes_)
             queues = self._shares[most].queues
@@ -126,12 +126,15 @@ class Inbox(Generic[Who, Line, Item]):
     def _shed(self, who: Who, line: Line) -> Shed[Who, Line]:
         share = self._shares[who]
         queue = share.queues[line]
-        if not queue.repeated:
+        newest = 0 if len(queue.items) == 1 else 1
+        much = len(queue.repeated) - newest
+        if much <= 0:
             return Shed(who, self.drop(who, line), line)
-        _, cost = queue.items.pop(queue.repeated.popleft())
-        self._count(share, queue, -1, -cost)
+        for _ in range(much):
+            _, cost = queue.items.pop(queue.repeated.popleft())
+            self._count(share, queue, -1, -cost)
         self._tidy(who, line)
-        return Shed(who, 1)
+        return Shed(who, much)
 
     def _count(self, share: _Share[Line, Item], queue: _Queue[Item], messages: int, bytes_: int) -> None:
         queue.bytes_ += bytes_

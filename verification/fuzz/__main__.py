@@ -1,4 +1,4 @@
-"""python -m verification.fuzz [--frames 10000000] [--seed 1] [--only clients,agents,agent,workers,absurd] [--quick]
+"""python -m verification.fuzz [--frames 10000000] [--seed 1] [--only clients,agents,agent,workers,flood,absurd] [--quick]
 
 Exit code 0: nobody minded. 1: a process ended, fell silent, or grew; its log is printed.
 """
@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from elasticd.scheduler.policies import POLICIES
 
 from .absurd import play
-from .sockets import CAMPAIGNS, place
+from .flood import at_starved_controller
+from .sockets import CAMPAIGNS, Campaign, place
 from .subjects import Fault
 
 FRAMES = 10_000_000
 QUICK = 250_000
+FLOOD_PART = 25  # likewise of a flood at a controller without processor, and at least as many as cannot wait anywhere
+LEAST_FLOOD = 100_000
 ABSURD_PART = 50  # of so many frames there is one valid but absurd message besides
 
 
@@ -27,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--frames", type=int, help=f"of all campaigns together; else {FRAMES}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} frames: half a minute")
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--only", default=f"{','.join(CAMPAIGNS)},absurd", help="these campaigns, by name")
+    parser.add_argument("--only", default=f"{','.join(CAMPAIGNS)},flood,absurd", help="these campaigns, by name")
     options = parser.parse_args(arguments)
     frames = options.frames or (QUICK if options.quick else FRAMES)
     total, seconds, failed = 0, 0.0, 0
@@ -35,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name == "absurd":
             failed += _absurd(options.seed, frames // ABSURD_PART)
             continue
-        campaign, part = CAMPAIGNS[name]
+        campaign, sent = _campaign(name, frames)
         with place() as (context, directory):
             try:
-                tally = campaign(f"{name}/{options.seed}", context, directory, int(part * frames))
+                tally = campaign(f"{name}/{options.seed}", context, directory, sent)
             except Fault as fault:
                 print(f"FAILED {name}: {fault}", flush=True)
                 failed += 1
@@ -47,6 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(tally, flush=True)
     print(f"{total} frames in {seconds:.0f} s, {total / max(seconds, 1e-9):.0f} frames/s; {failed} campaigns failed")
     return int(bool(failed))
+
+
+def _campaign(name: str, frames: int) -> tuple[Campaign, int]:
+    """And how many of so many frames it sends."""
+    if name == "flood":
+        return at_starved_controller, max(LEAST_FLOOD, frames // FLOOD_PART)
+    campaign, part = CAMPAIGNS[name]
+    return campaign, int(part * frames)
 
 
 def _absurd(seed: str, messages: int) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import signal
 import socket as socketlib
 import subprocess
 import sys
@@ -30,7 +32,7 @@ from elasticd.protocol.messages import (
     ToControllerFromAgent,
 )
 from elasticd.runtime import transport
-from elasticd.runtime.keys import KeyDirectory
+from elasticd.runtime.keys import KeyDirectory, KeyFile
 
 PATIENCE_S = 30.0  # for an answer, while the process is busy with rubbish
 IDLE_S = 0.04  # without work, after which nothing is left to do
@@ -91,6 +93,25 @@ class Subject:
         times = self._seen.cpu_times()
         return float(times.user + times.system)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def forget_peak(self) -> None:
+        """`peak_bytes` counts from now on."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def peak_bytes(self) -> int:
+        """The most memory that was resident."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]) << 10
+
+    def stand_still(self, seconds: float) -> None:
+        """It gets no processor for so long."""
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._process.send_signal(signal.SIGCONT)
+
     def wait_until_idle(self, patience_s: float = PATIENCE_S) -> float:
         """How long it takes until all that was sent has been read (s). Raises Fault if it goes on and on."""
         began, before = time.monotonic(), self.busy_s()
@@ -125,7 +146,7 @@ class Controller(Subject):
         ports = [_free_port() for _ in range(2)]
         self.clients, self.agents = (f"ipc://{directory}/state/{door}" for door in ("clients", "agents"))
         self.clients_tcp, self.agents_tcp = (f"tcp://127.0.0.1:{port}" for port in ports)
-        keys = KeyDirectory(directory.with_name(f"{directory.name}-keys"))
+        self._keys = keys = KeyDirectory(directory.with_name(f"{directory.name}-keys"))
         keys.make()
         self.alice, self.s2 = (
             keys.add(f"{role}:{name}", "", keys.path / f"{name}.key", None)
@@ -143,6 +164,10 @@ class Controller(Subject):
         super().__init__("elasticd.controller", directory, given)
         self._line = transport.dealer(context, self.clients)
         self._replies: Codec[Reply] = Codec(Reply)
+
+    def key_of(self, user: str) -> KeyFile:
+        """A new one, for somebody with this name."""
+        return self._keys.add(f"user:{user}", "", self._keys.path / f"{user}.key", None)
 
     def ask(self, request: Request, patience_s: float = PATIENCE_S) -> tuple[Answer, float]:
         """The answer, and how long it took (s). Raises Fault if none comes."""
