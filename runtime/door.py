@@ -53,7 +53,7 @@ from . import transport
 from .floods import Floods
 from .inbox import Inbox, Room, Shed
 from .keys import Pair, Principals
-from .loop import Loop
+from .loop import MAX_TAKEN_IN_PER_TURN, Loop
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class Door:
             self._listeners.remove(listener)
             _close(listener)
             raise
-        self._loop.add_socket(monitor, lambda frames: self._on_event(listener, frames))
+        self._loop.add_socket(monitor, lambda frames: self._on_event(listener, frames), MAX_TAKEN_IN_PER_TURN)
         self._loop.add_frames(socket, lambda frames: self._on_message(listener, frames))
         return bound
 

@@ -10,7 +10,7 @@ from ..protocol.principals import Role
 
 
 def _none() -> dict[str, int]:
-    return {role.value: 0 for role in Role}
+    return {role.value: 0 for role in (Role.USER, Role.OPERATOR, Role.SERVER)}
 
 
 @dataclass

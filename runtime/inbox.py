@@ -8,8 +8,9 @@ room (`door`): that costs microseconds a message, and the limits of rates are me
 the daemon comes to it.
 
 All messages together have a limit of number and one of bytes. Beyond it the longest queue pays (longest queue drop): the
-principal with most, and of its connections the one with most. Messages that the peer repeats anyway go first, all but the newest. Where
-there are none, the connection loses all that waits, and is to be cut: its peer says on and on without waiting for answers.
+principal with most, and of its connections the one with most. Messages that the peer repeats anyway go first, all but the
+newest. Where there are none, the connection loses all that waits, and is to be cut: its peer says on and on without waiting for
+answers.
 
 Messages are taken in turn: one of each principal, of its connections one after the other. So a principal that floods waits for
 itself, and others do not wait for it. What one connection says stays in its order.

@@ -34,7 +34,7 @@ class Loop:
         self._on_turn = on_turn
         self._next_deadline = next_deadline
         self._poller = zmq.Poller()
-        self._sockets: dict[zmq.Socket[bytes], Callable[[list[bytes]], None]] = {}
+        self._sockets: dict[zmq.Socket[bytes], tuple[Callable[[list[bytes]], None], int]] = {}
         self._frames: dict[zmq.Socket[bytes], Callable[[list[zmq.Frame]], None]] = {}
         self._backlogs: list[tuple[Callable[[], int], Callable[[], None]]] = []
         self._descriptors: dict[int, Callable[[], None]] = {}
@@ -45,9 +45,11 @@ class Loop:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.add_descriptor(self._wake_read, self._drain)
 
-    def add_socket(self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None]) -> None:
-        """Call `handler(frames)` for each message of `socket`."""
-        self._sockets[socket] = handler
+    def add_socket(
+        self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None], most: int = MAX_MESSAGES_PER_TURN
+    ) -> None:
+        """Call `handler(frames)` for each message of `socket`, for so many of them in a turn."""
+        self._sockets[socket] = handler, most
         self._poller.register(socket, zmq.POLLIN)
 
     def add_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
@@ -57,7 +59,7 @@ class Loop:
         self._poller.register(socket, zmq.POLLIN)
 
     def add_backlog(self, waiting: Callable[[], int], handle: Callable[[], None]) -> None:
-        """While `waiting()` is not 0, call `handle()`, which handles one of what waits, so often in each turn."""
+        """While `waiting()` is not 0, call `handle()`, which handles one of the messages that wait; so many of them in a turn."""
         self._backlogs.append((waiting, handle))
 
     def remove_backlog(self, waiting: Callable[[], int]) -> None:
@@ -125,7 +127,7 @@ class Loop:
                 if (on_readable := self._descriptors.get(ready)) is not None:
                     on_readable()
             elif (on_message := self._sockets.get(ready)) is not None:
-                self._receive(ready, on_message)
+                self._receive(ready, *on_message)
             elif (on_frames := self._frames.get(ready)) is not None:
                 self._receive_frames(ready, on_frames)
         for waiting, handle in self._backlogs:
@@ -145,8 +147,8 @@ class Loop:
         wait_s = MAX_WAIT_S if deadline is None else min(MAX_WAIT_S, max(0.0, deadline - self._clock.now()))
         return int(wait_s * 1000 + 0.999)
 
-    def _receive(self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None]) -> None:
-        for _ in range(MAX_MESSAGES_PER_TURN):
+    def _receive(self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None], most: int) -> None:
+        for _ in range(most):
             try:
                 frames = socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:

@@ -10,7 +10,7 @@ ZeroMQ (4.3.5, and before) ends its process by an assertion when a peer has fill
 socket then has something to say to it by itself: a heartbeat, or the answer to one (libzmq's issues 3937, 4364 and 4841). So any
 peer could end a daemon. Therefore a listening socket's queues for what comes in have no limit, so that they are never full, and
 the heartbeats are those of the connecting side: it says with each how long it may be silent. Whoever listens bounds what each
-peer says, by reading at once and cutting off who says too much.
+peer says, by reading at once into a room that has a limit (`inbox`), and cutting off who says too much.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from elasticd.protocol.codec import MAX_REQUEST_BYTES
 from elasticd.protocol.messages import Envelope, GetJobs, Ping, Pong, Status, Submit
 from elasticd.protocol.model import GpuRange, JobId, JobSpec, WorkerId, WorkerPhase, WorkerStatus
 from elasticd.runtime import transport
+from verification.fuzz.flood import at_starved_controller
 from verification.fuzz.grammar import encode
 from verification.fuzz.sockets import noise, place, run_workers
 from verification.fuzz.subjects import Agent, Controller, Socket
@@ -109,8 +110,10 @@ def test_whoever_says_too_much_is_cut_off_and_others_are_answered(around: tuple[
     )
     small, large = encode(Envelope(id="x", request=Ping())), b"\xc1" * (MAX_REQUEST_BYTES - 100)
     for number in range(FLOOD):
-        if line.poll(1000, zmq.POLLOUT):
+        if line.poll(0, zmq.POLLOUT):
             line.send(large if number % 300 == 0 else small)
+        if number % 100 == 0:
+            time.sleep(0.005)  # so that it is let in again between two cuts
         if number % 10_000 == 0:
             answer, took_s = controller.ask(Ping())
             assert isinstance(answer, Pong)
@@ -122,6 +125,16 @@ def test_whoever_says_too_much_is_cut_off_and_others_are_answered(around: tuple[
     assert "user:alice says more than" in controller.log()
     line.close()
     controller.close()
+
+
+def test_a_flood_at_a_controller_without_processor_takes_little_memory_and_delays_no_honest_work(
+    around: tuple[zmq.Context[Socket], Path],
+) -> None:
+    """The campaign raises Fault if memory grows, an honest request waits for others' work, or an acknowledged job is lost."""
+    context, directory = around
+    tally = at_starved_controller("sample", context, directory, FLOOD)
+    assert tally.frames == FLOOD
+    assert any("jobs were acknowledged, and all are there" in note for note in tally.notes)
 
 
 def test_answers_that_nobody_reads_do_not_pile_up(around: tuple[zmq.Context[Socket], Path]) -> None:

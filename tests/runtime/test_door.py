@@ -23,6 +23,7 @@ from elasticd.protocol.sparing import SparingBySubject
 from elasticd.runtime import transport
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.door import (
+    CUT_REST_S,
     HANDSHAKE_BURST,
     HANDSHAKES_PER_S,
     LOOK_BURST,
@@ -342,6 +343,77 @@ def test_connections_and_messages_of_one_principal_are_bounded(house: House, cap
     told = [record.message for record in caplog.records]
     assert len([line for line in told if "connections: another one is cut" in line]) == 1
     assert len([line for line in told if "messages a second: a connection is cut" in line]) == 1
+
+
+def let_wait(house: House, *visitors: zmq.Socket, each: int) -> None:
+    """So much is said by each and has come as far as the door, which has not looked since."""
+    for number in range(each):
+        for visitor in visitors:
+            visitor.send(b"%d" % number)
+    time.sleep(0.3)  # it is in the door's queue
+
+
+def test_who_says_much_waits_for_himself_and_others_do_not_wait_for_him(house: House) -> None:
+    alice, server = house.visitor(house.people, house.alice), house.visitor(house.machines, house.server)
+    house.says(alice, b"x")
+    house.says(server, b"x")
+    house.heard.clear()
+    let_wait(house, alice, each=1000)
+    let_wait(house, server, each=1)
+    house.until(lambda: ("server:s1", [b"0"]) in house.heard)
+    assert len(house.heard) < 1000
+    house.until(lambda: len(house.heard) == 1001)
+    assert house.heard[0][0] == "user:alice"
+    assert [frames for who, frames in house.heard if who == "user:alice"] == [[b"%d" % n] for n in range(1000)]
+
+
+@pytest.mark.parametrize("house", [Bounds(messages_per_s=1000.0, messages_burst=50)], indirect=True)
+def test_rates_count_what_is_said_and_not_what_a_starved_daemon_gets_round_to(house: House) -> None:
+    """While it does not run 200 messages come, and all the time in the world passes until it has handled the first."""
+    alice, server = house.visitor(house.people, house.alice), house.visitor(house.machines, house.server)
+    house.says(alice, b"x")
+    house.says(server, b"x")
+    let_wait(house, alice, each=200)
+    hear = house.hear
+
+    def slowly(peer: bytes, who: Principal, frames: list[bytes]) -> None:
+        house.monotonic_s += 1.0
+        hear(peer, who, frames)
+
+    house.door._listeners[0].handler = slowly
+    house.heard.clear()
+    house.until(lambda: house.door.floods.cut["user"])
+    house.turn_for(0.3)
+    assert len(house.heard) == 49
+    assert house.door.floods.cut == {"user": 1, "operator": 0, "server": 0}
+    assert house.door.floods.dropped["user"] == 151
+    assert house.says(server, b"y") == [b"y"]
+
+
+@pytest.mark.parametrize("house", [Bounds(messages_per_s=1.0, messages_burst=5)], indirect=True)
+def test_whose_connection_was_cut_makes_no_other_one_for_a_second(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice = house.visitor(house.people, house.alice)
+    house.says(alice, b"x")
+    let_wait(house, alice, each=10)
+    house.until(lambda: "user:alice connects too often" in caplog.text)
+    house.monotonic_s += CUT_REST_S
+    house.says(alice, b"y")
+    assert house.door.floods.cut["user"] == 1
+
+
+def test_what_waits_to_be_handled_when_a_key_is_revoked_is_not_heard(house: House) -> None:
+    alice = house.visitor(house.people, house.alice)
+    house.says(alice, b"x")
+    house.heard.clear()
+    let_wait(house, alice, each=1000)
+    house.until(lambda: house.door.waiting > 100)
+    house.door.update(Principals())
+    heard = len(house.heard)
+    house.until(lambda: not house.door.waiting)
+    house.turn_for(0.2)
+    assert len(house.heard) == heard < 1000
 
 
 def test_a_connection_that_says_nothing_is_cut_after_a_while(house: House) -> None:

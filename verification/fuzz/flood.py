@@ -1,8 +1,9 @@
 """More than may be said, at a controller that has not the processor for it.
 
-Some users say twice as much as each of them may, over several connections, and come back when they are cut off. The controller
-has one core, on which another process is busy all the time, and stands still for a moment in the midst, as on a machine that
-swaps. Meanwhile an honest user submits jobs, and an honest server renews its lease. Judged are:
+Some users over the network, and one of the machine's, say twice as much as each of them may, over several connections, and come
+back when they are cut off. The controller has one core, on which other processes are busy all the time, and stands still for a
+moment in the midst, as on a machine that swaps. Meanwhile an honest user submits jobs, and an honest server renews its lease.
+Judged are:
 
 * **memory**: the greatest that was resident during the flood (``VmHWM``), against that before it, when all connections stood;
 * **lag**: how far the loop is behind. Of each honest request it is counted how much *processor time* the controller uses from
@@ -40,6 +41,7 @@ LINES_OF_A_USER = 5
 TIMES_TOO_MUCH = 2.0
 MOST_LAG_S = 2.0  # of the controller's processor time
 STANDS_STILL_S = 1.0
+BUSY = 3  # processes beside the controller on its core
 ASK_EVERY_S = 0.2
 WARM_UP = 1000  # messages; a multiple of the connections
 BATCH_S = 0.01  # of what is said at once
@@ -51,10 +53,14 @@ def at_starved_controller(seed: str, context: zmq.Context[Socket], directory: Pa
     controller = Controller(
         directory / "f", context, messages_per_s=bounds.messages_per_s, messages_at_once=int(bounds.messages_burst)
     )
-    server = HonestServer(context, controller.agents, "s1")
+    controller.come_as(controller.alice)
+    server = HonestServer(context, controller.agents_tcp, "s2", controller.s2)
     keys = [controller.key_of(f"user{number}") for number in range(USERS)]
     lines = [_line(context, controller, key) for key in keys for _ in range(LINES_OF_A_USER)]
-    flood = _Flood(lines, rng, USERS * TIMES_TOO_MUCH * bounds.messages_per_s, frames)
+    lines += [
+        transport.dealer(context, controller.clients) for _ in range(LINES_OF_A_USER)
+    ]  # the controller's own Unix user
+    flood = _Flood(lines, rng, (USERS + 1) * TIMES_TOO_MUCH * bounds.messages_per_s, frames)
     flood.warm_up()
     jobs = [submit(controller)]
     controller.wait_until_idle()
@@ -148,17 +154,19 @@ class _Flood(threading.Thread):
 
 @contextmanager
 def _starved(controller: Controller) -> Iterator[None]:
-    """One core for the controller, on which another process is busy."""
+    """One core for the controller, on which other processes are busy."""
     core, *others = sorted(os.sched_getaffinity(0))
     process = psutil.Process(controller.pid)
     for thread in process.threads():
         os.sched_setaffinity(thread.id, {core})
-    busy = subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"])
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(BUSY)]
     try:
         yield
     finally:
-        busy.kill()
-        busy.wait()
+        for each in busy:
+            each.kill()
+            each.wait()
         for thread in process.threads():
             with suppress(OSError):  # it has ended
                 os.sched_setaffinity(thread.id, {core, *others})

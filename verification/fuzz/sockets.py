@@ -363,8 +363,9 @@ def noise(address: str, rng: random.Random, connections: int) -> None:
 class HonestServer:
     """A correct agent without workers: a server on which jobs could run."""
 
-    def __init__(self, context: zmq.Context[Socket], address: str, name: str) -> None:
-        self._line = transport.dealer(context, address)
+    def __init__(self, context: zmq.Context[Socket], address: str, name: str, key: KeyFile | None = None) -> None:
+        keys = (key.pair, key.controller_public) if key is not None else (None, b"")
+        self._line = transport.dealer(context, address, b"", *keys)
         self._name = f"{name}#{name}".encode()
         gpus = tuple(Gpu(index=index, kind=GpuKind.CPU, name="CPU slot") for index in range(4))
         self._server = Server(server=ServerId(name), address="127.0.0.1", gpus=gpus)

@@ -162,12 +162,18 @@ class Controller(Subject):
             "policy": "elastic",
         }
         super().__init__("elasticd.controller", directory, given)
+        self._context = context
         self._line = transport.dealer(context, self.clients)
         self._replies: Codec[Reply] = Codec(Reply)
 
     def key_of(self, user: str) -> KeyFile:
         """A new one, for somebody with this name."""
         return self._keys.add(f"user:{user}", "", self._keys.path / f"{user}.key", None)
+
+    def come_as(self, key: KeyFile) -> None:
+        """From now on it is asked over TCP, by whoever has this key."""
+        self._line.close()
+        self._line = transport.dealer(self._context, self.clients_tcp, b"", key.pair, key.controller_public)
 
     def ask(self, request: Request, patience_s: float = PATIENCE_S) -> tuple[Answer, float]:
         """The answer, and how long it took (s). Raises Fault if none comes."""
