@@ -32,6 +32,7 @@ from .accounts import Account
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ACCOUNTS = 256
 CLOSE_WITHIN_S = 1.0
+LOOK_INTERVAL_S = 1.0  # between two looks at the memory
 LISTENER = bytes(1)  # before the name of a connection: a door's first socket, and these have one
 
 Heard = Callable[[int, list[bytes]], None]  # from a worker of the account with this number: its name, and what it says
@@ -69,6 +70,7 @@ class WorkerLines:
         self._lines: dict[int, _Line] = {}
         self.floods = Floods()  # of all accounts
         self._memory = memory.Keeper()
+        self._look_at_s = 0.0  # whether memory can be given back (monotonic)
 
     def listen(self, account: Account) -> str:
         """Hear the workers of an account from now on. Returns why that cannot be, or ""."""
@@ -127,8 +129,10 @@ class WorkerLines:
     def pass_time(self) -> None:
         for line in self._lines.values():
             line.door.pass_time()
-        if not self.waiting:
-            self._memory.look(time.monotonic())
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s and not self.waiting:
+            self._look_at_s = now_s + LOOK_INTERVAL_S
+            self._memory.look(now_s)
 
     def close(self) -> None:
         for line in self._lines.values():
