@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from elasticd.worker.admission import JOINED
+
 from .processes import Family, MeasurementFailed, end_tree, free_port, module
 from .station import Station
 
@@ -62,7 +64,7 @@ def _variables(station: Station, rank: int, size: int, directory: str, settings:
 
 @contextmanager
 def place_in(variables: dict[str, str]) -> Iterator[None]:
-    """This process's environment says meanwhile that it is a worker of a job."""
+    """This process's environment says meanwhile that it is a worker of a job; afterwards not even that it has been one."""
     os.environ.update(variables)
     try:
         yield
