@@ -84,7 +84,7 @@ def _range(where: str, given: Any, per_server: int | None) -> GpuRange:
 
 def _bounds(where: str, given: Any, least: int) -> tuple[int, int]:
     """`least`: where nothing else is said."""
-    allowed = "a number, or a range such as 1:8 (in a file: {min: 1, max: 8})"
+    allowed = "a number, or a range such as 1:8"
     match given:
         case None:
             return least, least
@@ -92,9 +92,8 @@ def _bounds(where: str, given: Any, least: int) -> tuple[int, int]:
             raise UserError(f"{where}: {given!r} is not {allowed}")
         case int():
             return given, given
-        case str() if re.fullmatch(r"-?\d{1,9}(:-?\d{1,9})?", given, re.ASCII):
-            low, _, high = given.partition(":")
-            return int(low), int(high or low)
+        case str() if found := re.fullmatch(r"(-?\d{1,9})(?:[:-](-?\d{1,9}))?", given, re.ASCII):
+            return int(found[1]), int(found[2] or found[1])
         case dict():
             for key in ("min", "max"):
                 value = given.get(key, 1)

@@ -34,6 +34,21 @@ _FIELD = re.compile(r"(.+?): (?!line \d)(\w[\w.\[\]]*): ")
 _STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of the way to a field
 
 
+class _Loader(yaml.SafeLoader):
+    """Without YAML 1.1's numbers to the base 60: a range of GPUs written as 2:8 is text, not 128."""
+
+
+def _without_colons(tag: str, pattern: re.Pattern[str]) -> re.Pattern[str]:
+    number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    return re.compile(f"(?!.*:)(?:{pattern.pattern})", pattern.flags) if number else pattern
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, _without_colons(tag, pattern)) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def load_yaml(path: Path, kind: type[ElasticError] = OperatorError, look: Look | None = None) -> object:
     """The document in `path` as plain values; an empty file is an empty mapping. Raises `kind`, naming file and line.
 
@@ -72,7 +87,7 @@ def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError, l
 
 def _document(text: str, look: Look | None) -> object:
     """As `yaml.safe_load`, with a look at the nodes in between. Raises yaml.YAMLError, ValueError, RecursionError."""
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:

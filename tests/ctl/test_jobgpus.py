@@ -43,6 +43,11 @@ def test_with_gpus_per_server_a_job_has_at_least_one_server(tmp_path: Path) -> N
     assert built(tmp_path, "", GpuOptions(per_server=2)).gpus == GpuRange(min=2, max=2)
 
 
+@pytest.mark.parametrize("given", ["gpus: 2:8", "gpus: 2-8", "gpus: {min: 2, max: 8}"])
+def test_a_range_may_be_written_as_in_slurm_too(tmp_path: Path, given: str) -> None:
+    assert built(tmp_path, given).gpus == GpuRange(min=2, max=8)
+
+
 def test_a_file_may_name_only_the_type_and_gets_one_gpu_as_with_the_option(tmp_path: Path) -> None:
     assert asked(built(tmp_path, "gpus: {type: A100}")) == (1, 1, ("A100",), 0, None)
     assert asked(built(tmp_path, "gpus: {per_server: 4}")) == (4, 4, (), 0, 4)
