@@ -71,6 +71,7 @@ def place_in(variables: dict[str, str]) -> Iterator[None]:
     finally:
         for name in variables:
             os.environ.pop(name, None)  # `join` itself takes the job's key out
+        os.environ.pop(JOINED, None)  # a rival of another determinism joins in the same process
 
 
 def share_with_rivals() -> None:
