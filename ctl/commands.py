@@ -19,6 +19,7 @@ from ..protocol.model import GpuRange, Processes
 from .jobgpus import WantedGpus
 
 LIBRARY = "elasticd"
+LIBRARIES = {LIBRARY, "elasticctl"}  # one package under two names
 INTERPRETER_S = 3.0  # for an interpreter to say which modules it finds
 MAX_SCRIPT_BYTES = 4 << 20
 MAX_SOURCES = 50  # files of a script that are looked at
@@ -107,14 +108,14 @@ def script_of(command: Sequence[str]) -> str:
 
 def joins(found: Command, workdir: Path, env: Mapping[str, str]) -> bool:
     """Is the script one that calls `elastic.join()`, as far as its imports tell?"""
-    return not found.launcher and any(LIBRARY in imports(path) for path in sources(found, workdir, env))
+    return not found.launcher and any(LIBRARIES & imports(path) for path in sources(found, workdir, env))
 
 
 def copies(command: Sequence[str], gpus: GpuRange, workdir: Path, env: Mapping[str, str]) -> tuple[str, bool]:
     """What becomes of a range of GPUs where the command does not call `elastic.join()`, in a sentence; "": it does, or there is
     no range. And whether that is sure, as the script's own text says so."""
     found = look_at(command)
-    if gpus.min == gpus.max or found.module.partition(".")[0] == LIBRARY or joins(found, workdir, env):
+    if gpus.min == gpus.max or found.module.partition(".")[0] in LIBRARIES or joins(found, workdir, env):
         return "", False
     seen = not found.launcher and bool(sources(found, workdir, env))
     what = found.script or found.module or found.launcher or Path(command[0]).name
@@ -135,7 +136,7 @@ def lacks(command: Sequence[str], workdir: Path, env: Mapping[str, str], here: b
     if found.launcher or not found.script or not script.is_file() or _finds_elsewhere(command, script):
         return ""
     wanted = imports(script, surely=True)
-    gone = missing(found, [module for module in (LIBRARY, "torch") if module in wanted], workdir, env)
+    gone = missing(found, [module for module in (*sorted(LIBRARIES), "torch") if module in wanted], workdir, env)
     if not gone:
         return ""
     what = " and ".join(gone)

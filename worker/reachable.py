@@ -199,10 +199,10 @@ _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, 
 _DENIED_BASES = (threading.Thread, io.IOBase, BaseException)
 _FOREIGN = frozenset(
     """
-    IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticd h5py huggingface_hub
-    hydra ipykernel lightning lightning_fabric lmdb loguru matplotlib mlflow neptune numpy omegaconf pandas psutil pyarrow
-    pynvml pytest pytorch_lightning ray requests rich scipy sklearn structlog tensorboard tensorboardX tokenizers tqdm
-    transformers triton typer urllib3 wandb zarr zmq
+    IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticctl elasticd h5py
+    huggingface_hub hydra ipykernel lightning lightning_fabric lmdb loguru matplotlib mlflow neptune numpy omegaconf pandas
+    psutil pyarrow pynvml pytest pytorch_lightning ray requests rich scipy sklearn structlog tensorboard tensorboardX tokenizers
+    tqdm transformers triton typer urllib3 wandb zarr zmq
     """.split()  # noqa: SIM905
 )
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from elasticd import __version__
 from elasticd.ctl.doctor import places
 from elasticd.ctl.doctor.checks import Outcome
 from elasticd.ctl.doctor.reach import Reach, Step
@@ -18,7 +19,7 @@ from elasticd.protocol.messages import PROTOCOL_VERSION, Pong, ServerState, Serv
 from elasticd.protocol.model import Server, ServerId, Storage
 from elasticd.runtime.keys import KeyDirectory
 
-PONG = Pong(version="0.1.0", protocol=PROTOCOL_VERSION, cluster="lab", policy="max-min", servers=1, pid=1)
+PONG = Pong(version=__version__, protocol=PROTOCOL_VERSION, cluster="lab", policy="max-min", servers=1, pid=1)
 FAR = "tcp://controller.lab:7700"
 
 
@@ -26,7 +27,7 @@ def there(**given: Any) -> Reach:
     return Reach(address=FAR, step=Step.THERE, round_trip_s=0.01, **{"pong": PONG, "ahead_s": 0.0, **given})
 
 
-def view(name: str, state: ServerState, version: str = "0.1.0", trouble: str = "") -> ServerView:
+def view(name: str, state: ServerState, version: str = __version__, trouble: str = "") -> ServerView:
     server = Server(server=ServerId(name), address="10.0.0.1", gpus=(), version=version)
     alive = state is ServerState.ALIVE
     return ServerView(server=server, alive=alive, last_heard_s=0.0, used={}, state=state, trouble=trouble)
@@ -120,7 +121,7 @@ def test_servers_that_are_lost_or_of_another_version_are_named(bench: Any) -> No
     lost = look(view("s1", ServerState.ALIVE), view("s2", ServerState.LOST))
     assert (lost.outcome, lost.found) == (Outcome.FAILURE, "lost: s2")
     assert "s1 is unfit: the disk is full" in look(view("s1", ServerState.UNFIT, trouble="the disk is full")).found
-    assert "not elasticctl 0.1.0, as the controller: s1" in look(view("s1", ServerState.ALIVE, "0.0.9")).found
+    assert f"not elasticctl {__version__}, as the controller: s1" in look(view("s1", ServerState.ALIVE, "0.0.9")).found
 
 
 def test_without_an_answer_nothing_is_said_of_the_cluster(bench: Any) -> None:
