@@ -15,7 +15,7 @@ from ..protocol.model import Fault, GpuAddress, GpuSeconds, Resize
 from .jobs import account
 from .jobs.account import Booked
 from .jobs.job import Job
-from .jobs.records import JobRecord, WorkerRecord, WorkerState
+from .jobs.records import WorkerRecord, WorkerState
 from .usage import Usage
 
 IN_VAIN = (Fault.SCRIPT, Fault.SERVER, Fault.LOST, Fault.SILENT, Fault.KILLED)
@@ -23,9 +23,9 @@ IN_VAIN = (Fault.SCRIPT, Fault.SERVER, Fault.LOST, Fault.SILENT, Fault.KILLED)
 
 def look(usage: Usage, now: float, job: Job) -> None:
     """If the number of GPUs that `job` holds or uses has changed, the time before is closed."""
-    if job.record is job.counted:
+    if job.counted is not None and job.counted[0] is job.record and job.counted[1] == job.workers.version:
         return
-    joined = job.record.gpu_account.joined or has_joined(job.record)
+    joined = job.record.gpu_account.joined or has_joined(job)
     using, idling = held(job)
     before = job.record.gpu_account
     set_back = before.holds > 0 and before.since_s > now  # the clock, while no controller ran
@@ -35,7 +35,7 @@ def look(usage: Usage, now: float, job: Job) -> None:
             _book(usage, job, account.joined(job.record.gpu_account))
         job.put_account(replace(job.record.gpu_account, using=using, idling=idling))
         usage.holds(job)
-    job.counted = job.record
+    job.counted = job.record, job.workers.version
 
 
 def held(job: Job) -> tuple[int, int]:
@@ -44,10 +44,10 @@ def held(job: Job) -> tuple[int, int]:
     order = job.committed_order
     trains = order is not None and record.begun_cycle >= record.cycle and not record.phase.final
     members = frozenset(order.roster.workers) if order is not None and trains else frozenset()
-    plain = not (record.gpu_account.joined or has_joined(record) or job.spec.must_join or record.phase.final)
+    plain = not (record.gpu_account.joined or has_joined(job) or job.spec.must_join or record.phase.final)
     using = idling = 0
     gpus: set[GpuAddress] = set()
-    for entry in record.workers:
+    for entry in job.workers:
         if entry.state is WorkerState.ORDERED:
             continue
         count = len(entry.all_gpus)
@@ -61,13 +61,9 @@ def held(job: Job) -> tuple[int, int]:
     return using, idling
 
 
-def has_joined(record: JobRecord) -> bool:
+def has_joined(job: Job) -> bool:
     """Has a worker of the job called `elastic.join()`? Else it may be a plain command, for which running is all."""
-    return (
-        record.joined
-        or record.committed > 0
-        or any(entry.joined_s is not None for entry in (*record.workers, *record.past))
-    )
+    return job.elastic or any(entry.joined_s is not None for entry in (*job.workers, *job.record.past))
 
 
 def spent(now: float, job: Job) -> GpuSeconds:
@@ -110,11 +106,10 @@ def ends(usage: Usage, now: float, job: Job, entry: WorkerRecord, fault: Fault) 
 def clock_was_set(jobs: Iterable[Job], by_s: float) -> None:
     """The controller's clock has been set forward by so much (back: less than 0): no GPU was held for that."""
     for job in jobs:
-        workers = tuple(
-            replace(entry, held_s=entry.held_s + by_s) if entry.held_s is not None else entry
-            for entry in job.record.workers
-        )
-        job.update(gpu_account=account.shifted(job.record.gpu_account, by_s), workers=workers)
+        for entry in job.workers:
+            if entry.held_s is not None:
+                job.update_worker(entry.worker, held_s=entry.held_s + by_s)
+        job.update(gpu_account=account.shifted(job.record.gpu_account, by_s))
 
 
 def _settle(usage: Usage, now: float, job: Job) -> None:

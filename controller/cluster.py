@@ -51,11 +51,11 @@ from .bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
 from .deadlines import Deadlines
 from .effects import Effects
 from .events import Action, AgentMessage, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, StandDown, Warn
-from .jobs import lengths
+from .jobs import lengths, stored
 from .jobs.archive import Archive, first_key_of, job_of
 from .jobs.index import Index
 from .jobs.job import Job
-from .jobs.records import ArchivedJob, JobRecord, Submission
+from .jobs.records import ArchivedJob, Submission
 from .jobs.throughput import Estimated, History, Profiles, estimated
 from .reconcile.rows import Rows
 from .records import (
@@ -130,6 +130,7 @@ class Settings:
     user_priority: int = PRIORITIES["high"]  # the greatest that a user may give a job
     operator_priority: int = MAX_PRIORITY  # that an operator may
     reserve_after_s: float = 600.0  # for so long a job waits without a reservation
+    whole_workers: int = stored.WHOLE  # of a job with more of them each worker has a record of its own
 
 
 @dataclass
@@ -244,7 +245,7 @@ class Cluster:
         self._look_at_ages_s = now
         self._clock_set_s = now
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
-        self._written: dict[JobId, JobRecord] = {}
+        self._written: dict[JobId, stored.Written] = {}
         self._effects = Effects()
 
     def aside(self, jobs: Iterable[Job]) -> Cluster:
@@ -257,7 +258,7 @@ class Cluster:
         found._most_gpus, found._effects = {}, Effects()
         found._touched, found.dirty = {}, {}
         for job in jobs:
-            own = found.jobs[job.id] = copy.copy(job)
+            own = found.jobs[job.id] = job.aside()
             own.on_change = found._job_changed
             found.index.changed(own)
             found.rows.changed(own)
@@ -270,7 +271,7 @@ class Cluster:
         """The policy that decides now."""
         return self.decider.scheduler.policy
 
-    def add_job(self, job: Job, written: tuple[Submission, JobRecord] | None = None) -> None:
+    def add_job(self, job: Job, written: tuple[Submission, stored.Written | None] | None = None) -> None:
         """`written`: what the store holds of it already."""
         self.jobs[job.id] = job
         job.on_change = self._job_changed
@@ -282,7 +283,8 @@ class Cluster:
         if job.record.reserved:
             self.reserved = job.id
         if written is not None:
-            self._written[job.id] = written[1]
+            if written[1] is not None:
+                self._written[job.id] = written[1]
             self.touch(job)
         else:
             self.mark_dirty(job)
@@ -459,6 +461,10 @@ class Cluster:
 
     def may_decide(self, now: float) -> bool:
         return now >= self.decision_due_s or now < self.decided_s
+
+    def is_parted(self, job: JobId) -> bool:
+        """Does the store hold the state of `job` in parts (`jobs.stored`)?"""
+        return job in self._written and self._written[job].parted
 
     # -- effects
 
@@ -702,12 +708,14 @@ class Cluster:
             self.timers.put(name, min(timers.values()) if timers else None)
             accounting.look(self.usage, now, job)
             before = self._written.get(name)
-            if before != job.record:
-                self._effects.put(state_key(name), job.record)
-                self._written[name] = job.record
-            if job.final and not (before is not None and before.phase.final):
+            changes, self._written[name] = stored.changes(job, before, self.settings.whole_workers)
+            if changes is not None:
+                for key, value in changes.puts.items():
+                    self._effects.put(key, value)
+                self._effects.delete(*changes.deletes)
+            if job.final and not (before is not None and before.record.phase.final):
                 self._learn_length(job)
-            if job.final and not job.record.workers:
+            if job.final and not job.workers:
                 self._over[name] = None
         self._touched.clear()
         self._archive_jobs()

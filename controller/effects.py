@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from .events import Action, Record
@@ -15,7 +17,7 @@ class Effects:
         self._changes: dict[str, bytes | None] = {}
         self._actions: list[Action] = []
 
-    def put(self, key: str, record: msgspec.Struct) -> None:
+    def put(self, key: str, record: Any) -> None:
         """This is recorded under `key` from now on."""
         self._changes[key] = msgspec.msgpack.encode(record)
 

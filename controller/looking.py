@@ -17,9 +17,20 @@ from ..protocol.model import JobId, ServerId
 from .cluster import Cluster
 from .events import Action, AgentMessage, ClientRequest, Event, Fetch, Fetched, ReplyClient, SendAgent
 from .jobs.archive import PREFIX as ARCHIVE
-from .jobs.records import JobRecord
+from .jobs.stored import States, is_head, living
 from .machine import ControllerMachine
-from .records import ADOPTED, JOBS, OVERRULED, POLICY_KEY, REMOVED, STATE, SUBMISSION, OverruleRecord, event_key
+from .records import (
+    ADOPTED,
+    JOBS,
+    OVERRULED,
+    POLICY_KEY,
+    REMOVED,
+    SUBMISSION,
+    OverruleRecord,
+    event_key,
+    job_of_state,
+    state_key,
+)
 from .store.interface import Delete, Put, Store, StoreUnavailable
 
 LOOKING = (GetJobs, GetEnded, GetJob, GetServers, GetEvents, GetLog)
@@ -44,22 +55,28 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
         found = store.get(key)
         return found.value if found is not None else None
 
+    changed: dict[JobId, None] = {}
     try:
         for key in keys:
-            if key.startswith(JOBS) and key.endswith(SUBMISSION):
+            if (name := job_of_state(key)) is not None:
+                changed[name] = None
+            elif key.startswith(JOBS) and key.endswith(SUBMISSION):
                 if read(key) is None and (job := cluster.jobs.pop(_job(key, SUBMISSION), None)) is not None:
                     cluster.index.forget(job)
-            elif key.startswith(JOBS) and key.endswith(STATE):
-                job = cluster.jobs.get(_job(key, STATE))
-                if job is not None and (value := read(key)) is not None:
-                    recorded = msgspec.msgpack.decode(value, type=JobRecord)
-                    job.update(**{name: getattr(recorded, name) for name in JobRecord.__struct_fields__})
             elif key.startswith(OVERRULED):
                 server, value = ServerId(key.removeprefix(OVERRULED)), read(key)
                 cluster.overruled.pop(server, None)
                 if value is not None:
                     cluster.overruled[server] = msgspec.msgpack.decode(value, type=OverruleRecord)
                 cluster.weigh(server)
+        for name in changed:
+            job, head = cluster.jobs.get(name), read(state_key(name))
+            if job is not None and head is not None:
+                parts = store.list(state_key(name) + "/").records if is_head(head) else ()
+                records = [(state_key(name), head), *((part.key, part.value) for part in parts)]
+                state = States(records).get(name)
+                assert state is not None, "there is a head"
+                job.restore(state.record, living(state))
     except StoreUnavailable:
         return False
     lost = set(keys)

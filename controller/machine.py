@@ -204,5 +204,5 @@ class ControllerMachine:
                 self._cluster.schedule_due = True
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
-            for entry in job.record.workers:
+            for entry in job.workers:
                 stop_worker(self._cluster, now, job, entry.worker)

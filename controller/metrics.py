@@ -126,7 +126,7 @@ def _gpus(cluster: Cluster) -> Iterator[Figure]:
     idling = sum(job.record.gpu_account.idling for job in cluster.usage.holding)
     taken: dict[ServerId, int] = {}
     for job in cluster.usage.holding:
-        for entry in job.record.workers:
+        for entry in job.workers:
             if entry.state is not WorkerState.ORDERED:
                 taken[entry.gpu.server] = taken.get(entry.gpu.server, 0) + (len(entry.gpus) or 1)
     free = absent = 0

@@ -27,6 +27,12 @@ def state_key(job: JobId) -> str:
     return JOBS + job + STATE
 
 
+def job_of_state(key: str) -> JobId | None:
+    """The job whose state, or a part of it (`jobs.stored`), stands under `key`; None: something else stands there."""
+    job, there, rest = key.removeprefix(JOBS).partition(STATE) if key.startswith(JOBS) else ("", "", "")
+    return JobId(job) if there and (not rest or rest.startswith("/")) else None
+
+
 def request_key(request: str) -> str:
     return REQUESTS + request
 

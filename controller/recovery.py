@@ -19,6 +19,8 @@ from .intake.statuses import mended_progress, usable_measurement, usable_resize
 from .jobs import account, archive, lengths
 from .jobs.job import Job
 from .jobs.records import JobRecord, Submission, WorkerRecord
+from .jobs.stored import States, Written, contents, living, workers_of
+from .jobs.table import WorkerTable
 from .jobs.throughput import PREFIX, KindRecord
 from .records import (
     ADOPTED,
@@ -29,7 +31,6 @@ from .records import (
     POLICY_KEY,
     REMOVED,
     REQUESTS,
-    STATE,
     SUBMISSION,
     AdoptionRecord,
     ClusterRecord,
@@ -42,7 +43,6 @@ from .records import (
     event_key,
     request_key,
     server_key,
-    state_key,
     submission_key,
 )
 from .requests.policy import recover_policy
@@ -63,10 +63,10 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     have run out.
     """
     submitted: dict[JobId, Submission] = {}
-    states: dict[JobId, JobRecord] = {}
+    states = States()
+    earliest: dict[JobId, JobRecord] = {}
     answered: dict[str, JobId] = {}
     archived: list[str] = []
-    earlier: set[JobId] = set()
     events: list[EventView] = []
     kinds: list[KindRecord] = []
     removals: dict[ServerId, RemovalRecord] = {}
@@ -78,17 +78,16 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 cluster.snapshots.recover(key, now)
             elif key.startswith(archive.PREFIX):
                 archived.append(key)
+            elif states.put(key, value) is not None:
+                pass
             elif key.startswith(JOBS) and key.endswith(SUBMISSION):
                 submission = _SUBMISSION.decode(value)
                 submitted[submission.job] = submission
-            elif key.startswith(JOBS) and key.endswith(STATE):
-                states[JobId(key.removeprefix(JOBS).removesuffix(STATE))] = _STATE.decode(value)
             elif key.startswith(JOBS):  # an earlier version kept both in one record
                 submission = _SUBMISSION.decode(value)
-                submitted[submission.job], states[submission.job] = submission, _STATE.decode(value)
+                submitted[submission.job], earliest[submission.job] = submission, _STATE.decode(value)
                 cluster.remember_answer(submission.request, Submitted(job=submission.job))
                 cluster.replace_record(key)
-                earlier.add(submission.job)
             elif key.startswith(REQUESTS):
                 answered[key.removeprefix(REQUESTS)] = _REQUEST.decode(value).job
             elif key.startswith("/events/"):
@@ -134,7 +133,12 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     for request, job in sorted(answered.items(), key=lambda known: job_number(known[1])):
         cluster.remember_answer(request, Submitted(job=job), recorded=True)
     for submission in sorted(submitted.values(), key=lambda one: job_number(one.job)):
-        _recover_job(cluster, now, submission, states.get(submission.job, JobRecord()), submission.job not in earlier)
+        if (whole := earliest.get(submission.job)) is not None:
+            _recover_job(
+                cluster, now, submission, Written(replace(whole, stored_workers=()), whole=workers_of(whole)), False
+            )
+        else:
+            _recover_job(cluster, now, submission, states.get(submission.job), True)
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
     cluster.next_job = max(cluster.first_job, max(map(job_number, (*submitted, *states)), default=0) + 1)
     cluster.next_job = max(cluster.next_job, cluster.archive.highest_number + 1)
@@ -161,8 +165,8 @@ def mended_submission(submission: Submission, now: float) -> Submission:
     )
 
 
-def mended(record: JobRecord, now: float, save_s: float) -> JobRecord:
-    """`record` without such figures. `save_s`: how long its workers may take to save at most."""
+def mended(record: JobRecord, now: float) -> JobRecord:
+    """`record` without such figures."""
     if record == UNTOUCHED:  # as most are where many jobs wait
         return record
     started_s, finished_s, counted_s = record.started_s, record.finished_s, record.counted_s
@@ -173,7 +177,6 @@ def mended(record: JobRecord, now: float, save_s: float) -> JobRecord:
         counted_s=None if counted_s is None else min(_time(counted_s, now), now),
         attained_gpu_s=_sum(record.attained_gpu_s),
         executed_s=_sum(record.executed_s),
-        workers=tuple(_not_after(entry, now, save_s) for entry in record.workers),
         shares=tuple(change for change in record.shares if math.isfinite(change.time_s)),
         progress=mended_progress(record.progress) if record.progress is not None else None,
         measured=tuple(entry for entry in record.measured if usable_measurement(entry)),
@@ -192,7 +195,7 @@ def _time(time_s: float, now: float) -> float:
 
 
 def _not_after(entry: WorkerRecord, now: float, save_s: float) -> WorkerRecord:
-    """The clock may have been set back since."""
+    """The clock may have been set back since. `save_s`: how long a worker may take to save at most."""
     return replace(
         entry,
         started_s=_at_most(entry.started_s, now),
@@ -209,15 +212,19 @@ def _sum(seconds: float) -> float:
     return seconds if 0 <= seconds < math.inf else 0.0
 
 
-def _recover_job(cluster: Cluster, now: float, submitted: Submission, written: JobRecord, recorded: bool) -> None:
+def _recover_job(cluster: Cluster, now: float, submitted: Submission, state: Written | None, recorded: bool) -> None:
+    """`state`: what is written of it; None: nothing. `recorded`: where this version looks for it."""
     submission = mended_submission(submitted, now)
     told_s = submission.spec.checkpoint.save_timeout_s
-    record = mended(written, now, told_s if told_s is not None else MOST_SAVE_S)
+    save_s = told_s if told_s is not None else MOST_SAVE_S
+    record = mended(state.record, now) if state is not None else UNTOUCHED
+    workers = [_not_after(entry, now, save_s) for entry in living(state)] if state is not None else []
     progress = record.progress
     step = progress.step if progress is not None and progress.step is not None else -1
-    job = Job(submission, record, best_applied=max(record.best_at_restart, step), recovered=True)
+    best = max(record.best_at_restart, step)
+    job = Job(submission, record, WorkerTable(workers), best_applied=best, recovered=True)
     job.begin_timers(now)
-    cluster.add_job(job, (submitted, written) if recorded else None)
+    cluster.add_job(job, (submitted, state) if recorded else None)
 
 
 # ----------------------------------------------------------------------------------------------- is the one equal to the other?
@@ -230,7 +237,8 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     """All keys and values that the store must hold, after a turn, for the next controller to know as much; of the archive the
     keys alone."""
     found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.events}
-    found |= {state_key(name): msgspec.msgpack.encode(job.record) for name, job in cluster.jobs.items()}
+    for job in cluster.jobs.values():
+        found |= {key: msgspec.msgpack.encode(part) for key, part in contents(job, cluster.is_parted(job.id)).items()}
     found |= {submission_key(name): msgspec.msgpack.encode(job.submission) for name, job in cluster.jobs.items()}
     found |= dict.fromkeys(cluster.archive.keys, b"")
     for request, answer in cluster.answers.items():

@@ -20,7 +20,7 @@ import hmac
 from ..protocol.errors import OperatorError
 from ..runtime.keys import SECRET_BYTES
 from .jobs.archive import PREFIX as ARCHIVE
-from .records import JOBS, POLICY_KEY, STATE
+from .records import JOBS, POLICY_KEY, job_of_state
 from .snapshots import PREFIX as SNAPSHOTS
 
 SEAL_KEY = "/seal"  # bears a seal itself, and says that this store has been sealed with that secret
@@ -35,7 +35,7 @@ WRONG = "its seal does not fit its contents"
 def is_sealed(key: str) -> bool:
     """Do records under `key` decide as whom something runs: submissions, jobs in the archive, the policy set at run time?"""
     if key.startswith(JOBS):
-        return not key.endswith(STATE)
+        return job_of_state(key) is None
     return key in (POLICY_KEY, SEAL_KEY) or (key.startswith(ARCHIVE) and not key.startswith(SNAPSHOTS))
 
 

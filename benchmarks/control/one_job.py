@@ -56,7 +56,8 @@ from elasticd.scheduler.scheduler import load_scheduler
 
 GPUS = 8  # of a server
 JOB = JobId("large-1")
-LEASE_S = 1e6  # nobody is silent for so long but the server that is lost on purpose
+LEASE_S = 60.0  # longer than all turns between two words of a server take on this clock
+BEAT_S = 1.0  # between two heartbeats: the controller would take a longer silence for its own absence
 
 
 @dataclass
@@ -196,7 +197,7 @@ class Bench:
     # -- the life of a job
 
     def hello(self, number: int) -> None:
-        name = ServerId(f"server-{number:04d}")
+        name = _server(number)
         gpus = tuple(Gpu(index=index, kind=GpuKind.CUDA, name="H100", memory_bytes=80 << 30) for index in range(GPUS))
         here = [worker for worker in self.workers.values() if worker.server == name]
         said = AgentHello(
@@ -226,12 +227,14 @@ class Bench:
             self.say(worker, WorkerPhase.TRAINING, applied)
 
     def lose(self, gone: ServerId) -> None:
-        """The lease of a server runs out: no other has been silent for so long."""
-        self.now += LEASE_S - 100.0
-        for other in range(self.servers):
-            if (name := ServerId(f"server-{other:04d}")) != gone:
+        """The lease of a server runs out, as all others are heard of meanwhile."""
+        others = [name for number in range(self.servers) if (name := _server(number)) != gone]
+        heard_s = self.machine.cluster.sessions[gone].last_heard_s
+        while self.now < heard_s + LEASE_S - BEAT_S:
+            self.now += BEAT_S / 2
+            for name in others:
                 self._tell(name, AgentHeartbeat(server=name))
-        self.now += 200.0
+        self.now = heard_s + LEASE_S
         with self.measured("a server is lost"):
             self.turn(TimePassed())
         self.workers = {name: worker for name, worker in self.workers.items() if worker.server != gone}
@@ -244,6 +247,10 @@ class Bench:
                 status=self.status(worker), uid=worker.start.uid,
             )  # fmt: skip
             self._tell(worker.server, ended)
+
+
+def _server(number: int) -> ServerId:
+    return ServerId(f"server-{number:04d}")
 
 
 def measure(workers: int, with_rest: bool) -> dict[str, dict[str, float]]:

@@ -215,7 +215,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
     """
     for job in cluster.index.on_server(server):
         job.silent.pop(server, None)
-        here = [entry for entry in job.record.workers if entry.gpu.server == server]
+        here = [entry for entry in job.workers if entry.gpu.server == server]
         if job.record.overtaken:  # what is recorded of it is not so any more: its workers are about to be stopped
             for entry in here:
                 if entry.stopping and entry.worker not in seen:  # it has been told before, and may be gone
@@ -256,12 +256,12 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
         job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != name), f"server {name} is lost")
         job.profiling = None
         cluster.mark_dirty(job)
-        for entry in [entry for entry in job.record.workers if entry.gpu.server == name]:
+        for entry in [entry for entry in job.workers if entry.gpu.server == name]:
             if entry.state is WorkerState.ORDERED:
                 job.drop_unstarted(entry.worker)
             else:
                 worker_ended(cluster, now, job, entry, None, f"server {name} is lost", None, Fault.LOST)
-        if not (job.elastic or job.final or job.restart_counted or job.record.target or job.record.workers):
+        if not (job.elastic or job.final or job.restart_counted or job.record.target or job.workers):
             suspend(cluster, now, job)  # a gang that has not begun: it waits again, for any GPUs
 
 

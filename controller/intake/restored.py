@@ -76,7 +76,7 @@ def bring_forward(
         entry = WorkerRecord(
             worker=worker, gpu=gpu, generation=seen, state=WorkerState.RUNNING, trained=trained, gpus=gpus
         )
-        job.update(workers=(*job.record.workers, entry))
+        job.put_worker(entry)
     job.update(overtaken=True)
     cluster.mark_dirty(job)
 
@@ -91,7 +91,7 @@ def furthest(job: Job) -> WorkerId | None:
     """Who has the newest state of an overtaken job."""
     able = {
         status.worker: (status.applied, status.generation)
-        for entry in job.record.workers
+        for entry in job.workers
         if (status := job.statuses.get(entry.worker)) is not None
         and status.applied is not None
         and status.phase.may_have_state

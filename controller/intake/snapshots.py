@@ -34,7 +34,7 @@ def on_fetched(cluster: Cluster, asked: AgentMessage, records: tuple[tuple[str, 
 
 
 def _may_have(job: Job, server: ServerId, uid: str) -> bool:
-    here = any(entry.gpu.server == server for entry in job.record.workers)
+    here = any(entry.gpu.server == server for entry in job.workers)
     return here and job.has_uid(uid) and not job.final
 
 

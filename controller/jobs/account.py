@@ -162,7 +162,7 @@ def mended(account: Account, now: float) -> Account:
     spent = account.spent
     if not all(0 <= each < math.inf for each in columns(spent).values()):
         spent = GpuSeconds()
-    return replace(
+    found = replace(
         account,
         spent=spent,
         since_s=account.since_s if math.isfinite(account.since_s) else now,
@@ -172,6 +172,7 @@ def mended(account: Account, now: float) -> Account:
         unjoined=_sound(account.unjoined),
         recent=_sound(account.recent),
     )
+    return found if found != account else account
 
 
 def open_since(account: Account, now: float) -> list[Booking]:

@@ -97,20 +97,20 @@ def ending(job: Job) -> bool:
     One that has ended by then counts as long as another one with the state is on its way there. Should that be in need of its
     fellows for a last step, it says that its communicator is broken, and gets an order.
     """
-    statuses = [status for entry in job.record.workers if (status := job.statuses.get(entry.worker)) is not None]
+    statuses = [status for entry in job.workers if (status := job.statuses.get(entry.worker)) is not None]
     if any(status.phase is WorkerPhase.FINISHED for status in statuses):
         return True
     if not any(entry.finished and entry.generation >= job.record.cycle for entry in job.record.past):
         return False
     broken = any(status.phase is WorkerPhase.BROKEN for status in statuses)
-    return not broken and any(holds_state(job, entry.worker) for entry in job.record.workers)
+    return not broken and any(holds_state(job, entry.worker) for entry in job.workers)
 
 
 def holders(job: Job) -> tuple[WorkerRecord, ...]:
     """The workers with the state, in the rank order of the newest roster that names them, then by age."""
     newest = job.newest
     ranks = {worker: rank for rank, worker in enumerate(newest.roster.workers)} if newest else {}
-    found = [entry for entry in job.record.workers if holds_state(job, entry.worker)]
+    found = [entry for entry in job.workers if holds_state(job, entry.worker)]
     return tuple(sorted(found, key=lambda entry: ranks.get(entry.worker, len(ranks))))
 
 
@@ -123,7 +123,7 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Callable[[G
     if not job.elastic and newest is not None:
         return _of_gang(job, newest)
     if newest is None:
-        if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.record.workers):
+        if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.workers):
             return None  # they may be saving the state; not those that hang at their start, perhaps for ever
         places = _assign(job, job.record.target, None) if job.elastic else _gang_places(job)
         if not _may_begin(job, places):
@@ -164,7 +164,7 @@ def _gang_places(job: Job) -> tuple[Place, ...]:
         return ()
     waiting = {
         (entry.gpu, entry.gpus): entry.worker
-        for entry in job.record.workers
+        for entry in job.workers
         if entry.state is WorkerState.ORDERED and not entry.stopping
     }
     servers: dict[ServerId, list[int]] = {}
@@ -191,7 +191,7 @@ def complete(job: Job) -> bool:
 
 def _without_state(job: Job, newest: OrderRecord) -> Step:
     """Nobody has trained yet, or all that had are gone."""
-    able = [entry for entry in job.record.workers if usable(job, entry.worker)]
+    able = [entry for entry in job.workers if usable(job, entry.worker)]
     if not able:
         return StartAgain()
     had_state = job.record.committed >= job.record.cycle
@@ -315,7 +315,7 @@ def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
     though it may have lost all who had the state, or of none yet."""
     committed = job.order(job.record.committed)
     known = committed.roster.workers if committed is not None else ()
-    for entry in job.record.workers:
+    for entry in job.workers:
         able = entry.gpu == gpu and usable(job, entry.worker)
         if able and (entry.worker in known or fresh(job, entry.worker)):
             return entry.worker
@@ -435,7 +435,7 @@ def broken_to_list(job: Job) -> tuple[int, ...]:
     """The broken generations that any worker that lives could still be in."""
     stands = [
         status.generation
-        for entry in job.record.workers
+        for entry in job.workers
         if (status := job.statuses.get(entry.worker)) is not None and status.generation > 0
     ]
     oldest = min([job.record.committed, *stands])
@@ -486,7 +486,7 @@ def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
     live = [order for order in job.record.orders if order is newest or (job.elastic and not doomed(job, order))]
     named = {worker for order in live for worker in order.roster.workers}
     found = []
-    for entry in job.record.workers:
+    for entry in job.workers:
         if entry.stopping or entry.worker in named:
             continue
         if entry.gpu in job.record.target and entry.state is not WorkerState.ORDERED and fresh(job, entry.worker):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId
 from .job import Job
-from .records import JobRecord, WorkerState
+from .records import JobRecord, OrderRecord
 
 FEW = 64
 
@@ -26,6 +26,7 @@ class _Facts:
     """What is said of one job elsewhere in the index."""
 
     record: JobRecord
+    version: int = 0  # of the table of its workers
     phase: JobPhase | None = None
     live: bool = False
     over: bool = False
@@ -33,8 +34,22 @@ class _Facts:
     waits: bool = False
     astray: bool = False
     unstarted: bool = False
-    gpus: frozenset[GpuAddress] = frozenset()
     servers: frozenset[ServerId] = frozenset()
+    # What the rest follows from that takes longer to look at, and what does.
+    of: _Wants | None = None
+    membership: int = 0  # of the table of its workers
+
+
+@dataclass(frozen=True)
+class _Wants:
+    """Where a job is, and is to be. It holds as long as these are the same."""
+
+    own: tuple[GpuAddress, ...]
+    newest: OrderRecord | None
+    committed: OrderRecord | None
+    placed: bool  # the newest order has the GPUs of the target
+    trains: bool  # likewise the committed one
+    servers: frozenset[ServerId]  # of all GPUs that are its own
 
 
 NOTHING = _Facts(JobRecord())
@@ -73,6 +88,8 @@ class Index:
         self._look(job)
         self._changed.pop(job.id, None)
         self._say(job, self._facts.pop(job.id, NOTHING), NOTHING)
+        for gpu in job.workers.held:
+            self._free(gpu, job.id)
         named = self._named.get(job.spec.name, {})
         named.pop(job.id, None)
         if not named:
@@ -180,10 +197,23 @@ class Index:
         before = self._facts.get(job.id)
         if before is None:
             self._named.setdefault(job.spec.name, {})[job.id] = job
-        elif before.record is job.record:
+        elif before.record is job.record and before.version == job.workers.version:
             return
-        facts = self._facts[job.id] = _facts(job)
+        facts = self._facts[job.id] = _facts(job, before or NOTHING)
         self._say(job, before or NOTHING, facts)
+        moved, job.workers.moved = job.workers.moved, {}
+        for gpu in moved:
+            if gpu in job.workers.held:
+                self._on_gpu.setdefault(gpu, {})[job.id] = None
+            else:
+                self._free(gpu, job.id)
+
+    def _free(self, gpu: GpuAddress, name: JobId) -> None:
+        here = self._on_gpu.get(gpu, {})
+        if name in here:
+            del here[name]
+            if not here:
+                del self._on_gpu[gpu]
 
     def _enliven(self, job: Job, live: bool) -> None:
         _mark(self._live, job, live)
@@ -224,12 +254,8 @@ class Index:
         ):
             if was is not is_:
                 _mark(table, job, is_)
-        for gpu in before.gpus - now.gpus:
-            del self._on_gpu[gpu][name]
-            if not self._on_gpu[gpu]:
-                del self._on_gpu[gpu]
-        for gpu in now.gpus - before.gpus:
-            self._on_gpu.setdefault(gpu, {})[name] = None
+        if before.servers is now.servers:
+            return
         for server in before.servers - now.servers:
             del self._on_server[server][name]
             if not self._on_server[server]:
@@ -255,26 +281,34 @@ def _in_order(jobs: dict[JobId, Job]) -> Iterator[Job]:
     return iter(sorted(jobs.values(), key=lambda job: job.number))
 
 
-def _facts(job: Job) -> _Facts:
-    kept, newest = job.record, job.newest
+def _facts(job: Job, before: _Facts) -> _Facts:
+    kept, newest, table = job.record, job.newest, job.workers
     live = not job.final
-    if not kept.workers and not kept.target and newest is None:
-        return _Facts(kept, phase=kept.phase, live=live, over=not live, without_target=live)
-    target = set(kept.target)
-    unstarted = any(entry.state is WorkerState.ORDERED for entry in kept.workers)
-    gpus = frozenset(gpu for entry in kept.workers if entry.state is not WorkerState.ORDERED for gpu in entry.all_gpus)
-    committed = job.committed_order
-    train = {member.gpu for member in committed.roster.members} if committed is not None else set()
-    placed = newest is None or {gpu for member in newest.roster.members for gpu in member.all_gpus} == target
+    if not table and not kept.target and newest is None:
+        return _Facts(kept, table.version, phase=kept.phase, live=live, over=not live, without_target=live)
+    wants = _wants(job, newest, before.of)
+    same = wants is before.of and table.membership == before.membership
     return _Facts(
         kept,
+        table.version,
         phase=kept.phase,
         live=live,
         over=not live,
-        without_target=live and not target,
-        waits=live and newest is not None and (unstarted or not placed),
-        astray=live and train != target and not job.gang,
-        unstarted=live and unstarted,
-        gpus=gpus,
-        servers=frozenset(gpu.server for gpu in (*job.own_gpus, *(entry.gpu for entry in kept.workers))),
+        without_target=live and not kept.target,
+        waits=live and newest is not None and (bool(table.ordered) or not wants.placed),
+        astray=live and not wants.trains and not job.gang,
+        unstarted=live and bool(table.ordered),
+        servers=before.servers if same else wants.servers.union(table.servers),
+        of=wants,
+        membership=table.membership,
     )
+
+
+def _wants(job: Job, newest: OrderRecord | None, known: _Wants | None) -> _Wants:
+    own, committed = job.own_gpus, job.committed_order
+    if known is not None and known.own is own and known.newest is newest and known.committed is committed:
+        return known
+    target = set(job.record.target)
+    train = {member.gpu for member in committed.roster.members} if committed is not None else set()
+    placed = newest is None or {gpu for member in newest.roster.members for gpu in member.all_gpus} == target
+    return _Wants(own, newest, committed, placed, train == target, frozenset(gpu.server for gpu in own))

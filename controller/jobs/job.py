@@ -1,7 +1,7 @@
 """One job as the controller sees it: its record (`records`), and what comes again by itself.
 
-`JobRecord` is everything that a controller needs after a crash. `Job` adds what the workers report anew (statuses, progress)
-and timers that may start again. So a glance at the type says what is durable.
+`JobRecord` and the records of its workers (`table`) are everything that a controller needs after a crash. `Job` adds what the
+workers report anew (statuses, progress) and timers that may start again. So a glance at the type says what is durable.
 
 The life of a job::
 
@@ -17,6 +17,7 @@ in as many processes as it has GPUs or servers, which is RUNNING as soon as all 
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Callable, Iterable
@@ -60,6 +61,7 @@ from .account import Account
 from .archive import key_of
 from .reaching import Reports
 from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
+from .table import WorkerTable
 from .throughput import Estimated, fingerprint
 
 KEPT_PAST_WORKERS = 64
@@ -200,7 +202,8 @@ class Job:
 
     submission: Submission
     record: JobRecord = field(default_factory=JobRecord)
-    statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
+    workers: WorkerTable = field(default_factory=WorkerTable)  # whose processes may live
+    statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
     reports: Reports = field(default_factory=Reports)  # of what it trains until
@@ -237,7 +240,9 @@ class Job:
         default_factory=dict
     )  # servers of a gang that have lost their leases: when its processes there are given up (Unix time)
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
-    counted: JobRecord | None = None  # as its account saw it last (`accounting`)
+    counted: tuple[JobRecord, int] | None = (
+        None  # its record and its workers' version, as its account saw them (`accounting`)
+    )
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
 
@@ -314,17 +319,17 @@ class Job:
 
     @property
     def _begun(self) -> bool:
-        return any(entry.state is not WorkerState.ORDERED for entry in self.record.workers)
+        return self.workers.begun
 
     @property
     def all_run(self) -> bool:
         """Has each of its processes been heard to run? Those that have ended have been."""
-        return all(entry.state is WorkerState.RUNNING for entry in self.record.workers)
+        return self.workers.all_run
 
     @property
     def join_notice_s(self) -> float | None:
         """When a gang that was expected to call `elastic.join()` is taken for one that does not (Unix time, s); None: never."""
-        began = [entry.started_s for entry in self.record.workers if entry.started_s is not None]
+        began = [entry.started_s for entry in self.workers if entry.started_s is not None]
         if not self.gang or not self.spec.expected_to_join or self.spec.must_join or not began:
             return None
         return max(max(began), self.watched_s) + JOIN_NOTICE_S
@@ -354,7 +359,7 @@ class Job:
     @property
     def running_gpus(self) -> tuple[GpuAddress, ...]:
         """The GPUs with processes that stay there until an order sends them away."""
-        there = [e for e in self.record.workers if e.state is not WorkerState.ORDERED and not e.stopping]
+        there = [e for e in self.workers if e.state is not WorkerState.ORDERED and not e.stopping]
         return tuple(gpu for entry in there for gpu in entry.all_gpus)
 
     @property
@@ -418,7 +423,7 @@ class Job:
         return next((order for order in self.record.orders if order.generation == generation), None)
 
     def worker(self, worker: WorkerId) -> WorkerRecord | None:
-        return next((entry for entry in self.record.workers if entry.worker == worker), None)
+        return self.workers.get(worker)
 
     def known_worker(self, worker: WorkerId) -> WorkerRecord | None:
         """The record of a worker that lives or has lived."""
@@ -443,12 +448,28 @@ class Job:
 
     def update_worker(self, worker: WorkerId, **changes: Any) -> None:
         """Replace fields of one worker's record."""
-        self.update(
-            workers=tuple(
-                msgspec.structs.replace(entry, **changes) if entry.worker == worker else entry
-                for entry in self.record.workers
-            )
-        )
+        if (entry := self.workers.get(worker)) is not None:
+            self.put_worker(msgspec.structs.replace(entry, **changes))
+
+    def put_worker(self, entry: WorkerRecord) -> None:
+        """It has this worker from now on, or a new record of one that it has."""
+        self.workers.put(entry)
+        self.on_change(self)
+
+    def restore(self, record: JobRecord, workers: Iterable[WorkerRecord]) -> None:
+        """It is as it was recorded once."""
+        for entry in self.workers:
+            self.workers.remove(entry.worker)
+        for entry in workers:
+            self.workers.put(entry)
+        self.record = record
+        self.on_change(self)
+
+    def aside(self) -> Job:
+        """A copy to suppose something about, for no cluster yet."""
+        found = copy.copy(self)
+        found.workers, found.on_change = self.workers.copy(), _nobody
+        return found
 
     def enter(self, phase: JobPhase, now: float, reason: str = "", exit_code: int | None = None) -> None:
         """Go on to `phase`. Raises InvalidTransition if the present one does not lead there."""
@@ -475,7 +496,7 @@ class Job:
         kept = self.record
         held = [
             (entry.held_s, entry)
-            for entry in (*kept.past, *kept.workers)
+            for entry in (*kept.past, *self.workers)
             if entry.held_s is not None and entry.attempt == kept.restarts + 1 and entry.fault is not Fault.SERVER
         ]
         if kept.started_s is None and held:
@@ -501,16 +522,16 @@ class Job:
             ended_s=now,
             pid=status.pid if status else entry.pid,
             log=log if exit_code else "",
+            end=self.record.past[-1].end + 1 if self.record.past else 1,
         )
-        self.update(
-            workers=tuple(other for other in self.record.workers if other.worker != worker),
-            past=(*self.record.past, ended)[-KEPT_PAST_WORKERS:],
-        )
+        self.workers.remove(worker)
+        self.update(past=(*self.record.past, ended)[-KEPT_PAST_WORKERS:])
         return entry
 
     def drop_unstarted(self, worker: WorkerId) -> None:
         """Forget a worker whose process was never asked for."""
-        self.update(workers=tuple(other for other in self.record.workers if other.worker != worker))
+        self.workers.remove(worker)
+        self.on_change(self)
 
     def change_share(self, now: float, share: int) -> None:
         """Note that `share` GPUs train from now on."""
@@ -566,7 +587,7 @@ class Job:
         """The workers that have not come to their training loop yet, and how long they may take."""
         found = []
         spec = self.spec
-        for entry in self.record.workers:
+        for entry in self.workers:
             if entry.state is WorkerState.ORDERED or entry.stopping or entry.trained or self.final:
                 continue
             status = self.statuses.get(entry.worker)
@@ -586,7 +607,7 @@ class Job:
     def overdue(self) -> dict[WorkerId, float]:
         """When the agents of workers that do not end are told again to stop them (Unix time, s): they may not have heard it."""
         found = {}
-        for entry in self.record.workers:
+        for entry in self.workers:
             if entry.stopping and entry.stop_by_s is not None:
                 since_s = max(entry.stop_by_s, self.watched_s, self.told_to_stop_s.get(entry.worker, 0.0))
                 found[entry.worker] = since_s + STOP_AGAIN_S
@@ -596,7 +617,7 @@ class Job:
         """The workers whose agents were told to start them, and have not said yet that they do."""
         return [
             entry
-            for entry in self.record.workers
+            for entry in self.workers
             if entry.state is WorkerState.STARTED
             and not entry.stopping
             and entry.started_s is None
@@ -623,7 +644,7 @@ class Job:
         unheard = leads.unheard if leads is not None and leads.order == newest.generation else ()
         return [
             entry
-            for entry in self.record.workers
+            for entry in self.workers
             if not entry.stopping
             and (status := self.statuses.get(entry.worker)) is not None
             and status.phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED)
@@ -656,7 +677,7 @@ class Job:
             found["agents are told again"] = again_s
         if self.restart_at is not None:
             found["restart"] = self.restart_at
-        if self.saving.until_s is not None and self.newest is None and self.record.workers and not self.final:
+        if self.saving.until_s is not None and self.newest is None and self.workers and not self.final:
             found["saving"] = self.saving.until_s
         if self.cut_since is not None:
             found["cut off"] = self.cut_since + CUT_OFF_TIMEOUT_S
@@ -696,7 +717,7 @@ class Job:
     @property
     def _has_rest(self) -> bool:
         """Are there workers that nobody has told to stop yet?"""
-        return any(not entry.stopping for entry in self.record.workers)
+        return len(self.workers.stopping) < len(self.workers)
 
     def begin_timers(self, now: float) -> None:
         """After a recovery: what the record says is under way takes its time from now on."""
@@ -737,7 +758,7 @@ class Job:
         saving = self.saving
         saving.until_s = _later(saving.until_s, gap_s)
         if gap_s < 0:
-            for entry in self.record.workers:
+            for entry in self.workers:
                 if entry.stop_by_s is not None:
                     self.update_worker(entry.worker, stop_by_s=entry.stop_by_s + gap_s)
         saver = self.worker(saving.saver) if saving.saver is not None else None

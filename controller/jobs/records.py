@@ -1,9 +1,11 @@
-"""What is recorded of a job: all that a controller needs of it after a crash. Frozen, and replaced as a whole.
+"""What is recorded of a job: all that a controller needs of it after a crash. Values, replaced as a whole.
 
-What was submitted is large and never changes: it is written once. What becomes of it is small and changes often: it is written
-anew each time. A job that is over is one record with both, in the archive (`archive`).
+What was submitted is large and never changes: it is written once. What becomes of a job changes often: `JobRecord`, and one
+`WorkerRecord` for each worker. In which parts these are written, `stored` says. A job that is over is one record with all of it,
+in the archive (`archive`).
 
-New fields have defaults, so that a controller reads what an earlier version has written.
+New fields have defaults, so that a controller reads what an earlier version has written. What equals its default is not
+written: a default never changes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class WorkerState(enum.Enum):
     ENDED = "ended"
 
 
-class WorkerRecord(Value, frozen=True, kw_only=True):
+class WorkerRecord(Value, frozen=True, kw_only=True, omit_defaults=True):
     """What is recorded of one worker."""
 
     worker: WorkerId
@@ -48,6 +50,9 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     log: str = ""  # path on its server; of one that did not end as it should
     gpus: tuple[int, ...] = ()  # of its server, where its process has several of them; empty: `gpu` alone
     attempt: int = 0  # of its job, from 1; 0: recorded by an earlier version
+    end: int = (
+        0  # how many workers of its job had ended when it had; 0: it lives, or an earlier version has recorded its end
+    )
 
     @property
     def all_gpus(self) -> tuple[GpuAddress, ...]:
@@ -100,8 +105,8 @@ class Submission(Value, frozen=True, kw_only=True):
     account: str = ""  # the Unix account that it runs as; "": that of the agents
 
 
-class JobRecord(Value, frozen=True, kw_only=True):
-    """What has become of a job: the durable part of it that changes."""
+class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"stored_workers": "workers"}):
+    """What has become of a job: the durable part of it that changes, without its workers (`Job.workers`)."""
 
     phase: JobPhase = JobPhase.PENDING
     reason: str = ""  # why it failed
@@ -129,7 +134,8 @@ class JobRecord(Value, frozen=True, kw_only=True):
     # second, and of workers, from the first on and below the second.
     lost_generations: tuple[int, int] = (0, 0)
     lost_names: tuple[int, int] = (0, 0)
-    workers: tuple[WorkerRecord, ...] = ()  # whose processes may live
+    # In the store alone (`stored`): the workers whose processes may live, or how many of them have records of their own.
+    stored_workers: tuple[WorkerRecord, ...] | int = ()
     past: tuple[WorkerRecord, ...] = ()
     shares: tuple[ShareChange, ...] = ()
     resizes: tuple[Resize, ...] = ()

@@ -82,7 +82,7 @@ class Causes:
     def _came(self) -> list[str]:
         """GPUs that can be had again, or for the first time."""
         fixed = self._before.fixed if self._before is not None else ()
-        records = [entry for job in fixed for entry in (*job.record.workers, *job.record.past)]
+        records = [entry for job in fixed for entry in (*job.workers, *job.record.past)]
         theirs = {gpu for entry in records for gpu in entry.all_gpus}  # told of by the jobs' names, or still theirs
         told = _gpus(gpu for gpu in self._new(self._seen, self._before) if gpu not in theirs)
         return [f"{_some(told)} can be used"] if told else []

@@ -97,7 +97,7 @@ def _all(cluster: Cluster, session: Session) -> Iterator[StillThere]:
     for job in cluster.index.on_server(server):
         gpus = tuple(
             gpu.index
-            for entry in job.record.workers
+            for entry in job.workers
             for gpu in entry.all_gpus
             if gpu.server == server and entry.state is not WorkerState.ORDERED
         )
@@ -116,7 +116,7 @@ def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
     """Does `job` stay, as things are, on the GPUs that it is to leave? And why is it still there?"""
     if cluster.awaited:
         return False, "the controller has just started, and waits for its servers"
-    if job.final or ending(job) or all(entry.stopping for entry in job.record.workers):
+    if job.final or ending(job) or all(entry.stopping for entry in job.workers):
         return False, "is about to end" if job.record.target or job.final else "saves its state, and ends"
     if job.gang:
         if job.spec.expected_to_join and job.record.phase is JobPhase.STARTING:

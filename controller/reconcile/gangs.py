@@ -69,7 +69,7 @@ def process_ended(
     if exit_code == 0:
         for gpu in entry.all_gpus:
             worked(cluster, now, gpu)
-        if not job.record.workers:
+        if not job.workers:
             end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
         note_running(cluster, now, job)  # it may have ended before it was heard to run
         return
@@ -116,7 +116,7 @@ def fall(
     job.wait_for_restart(now)
     job.enter(JobPhase.STARTING, now)
     job.change_share(now, 0)
-    for entry in job.record.workers:
+    for entry in job.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker)
     cluster.mark_dirty(job)
@@ -134,7 +134,7 @@ def wait_for_server(cluster: Cluster, now: float, job: Job, server: ServerId) ->
     """A server has lost its lease where processes of a gang run that must not run twice: is it waited for?"""
     if job.elastic or job.final or job.spec.restarts is None:
         return False
-    if not any(entry.gpu.server == server and entry.state is not WorkerState.ORDERED for entry in job.record.workers):
+    if not any(entry.gpu.server == server and entry.state is not WorkerState.ORDERED for entry in job.workers):
         return False
     job.silent.setdefault(server, now + SILENT_SERVER_S)
     cluster.mark_dirty(job)
@@ -156,7 +156,7 @@ def watch_silent(cluster: Cluster, now: float, job: Job) -> None:
 def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     stood = job.gang
     reason = f"server {server} is lost: not heard of for more than {SILENT_SERVER_S:.0f} s"
-    gone = [entry for entry in job.record.workers if entry.gpu.server == server]
+    gone = [entry for entry in job.workers if entry.gpu.server == server]
     job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != server), reason)
     for entry in gone:
         accounting.ends(cluster.usage, now, job, entry, Fault.LOST)
@@ -172,7 +172,7 @@ def leave_bad_gpus(cluster: Cluster, now: float) -> None:
     for server, bars in list(cluster.barred.items()):
         bad = {index: bar for index, bar in bars.items() if bar.severity is Severity.STOP}
         for job in cluster.index.on_server(server) if bad else ():
-            held = [gpu for entry in job.record.workers for gpu in entry.all_gpus if gpu.server == server]
+            held = [gpu for entry in job.workers for gpu in entry.all_gpus if gpu.server == server]
             found = next((gpu for gpu in held if gpu.index in bad), None)
             if found is not None and job.gang:
                 fall(cluster, now, job, f"{found}: {bad[found.index].text}")

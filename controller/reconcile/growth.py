@@ -78,7 +78,7 @@ def _having(job: Job) -> tuple[WorkerRecord, ...]:
     found, leader = holders(job), _leader(job)
     if leader is None or not usable(job, leader) or any(entry.worker == leader for entry in found):
         return found
-    return (*found, *(entry for entry in job.record.workers if entry.worker == leader))
+    return (*found, *(entry for entry in job.workers if entry.worker == leader))
 
 
 def _told(reason: str) -> str:
@@ -162,7 +162,7 @@ def _none_proven(job: Job) -> bool:
 def _stop_all(cluster: Cluster, now: float, job: Job) -> None:
     """What the job's workers have is not known to be its state: they end without saving it, and it starts again."""
     why = "workers that had the state were lost before it could be compared"
-    for entry in job.record.workers:
+    for entry in job.workers:
         if not entry.stopping:
             job.update_worker(entry.worker, reason=why)
             stop_worker(cluster, now, job, entry.worker)

@@ -79,7 +79,7 @@ def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) ->
 def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     """What `job` has not started on `server` yet is to start elsewhere."""
     kept = tuple(gpu for gpu in job.record.target if gpu.server != server or gpu in job.running_gpus)
-    waiting = [e for e in job.record.workers if e.gpu.server == server and e.state is WorkerState.ORDERED]
+    waiting = [e for e in job.workers if e.gpu.server == server and e.state is WorkerState.ORDERED]
     if kept == job.record.target and not waiting:
         return
     job.aim(now, kept, f"nothing new is started on server {server}")
@@ -249,7 +249,7 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
 def _at_work(cluster: Cluster, gpu: GpuAddress) -> Iterator[tuple[Job, WorkerRecord]]:
     """Workers on the other GPUs of its server that have come as far as their loop."""
     for job in cluster.index.on_server(gpu.server):
-        for entry in job.record.workers:
+        for entry in job.workers:
             beside = entry.gpu.server == gpu.server and entry.gpu != gpu and not entry.stopping
             if beside and arrived(job, entry.worker):
                 yield job, entry
@@ -296,9 +296,9 @@ def _is_sound(cluster: Cluster, job: Job, server: ServerId) -> bool:
 
 
 def _has_run_elsewhere(job: Job, server: ServerId) -> bool:
-    trained = any(entry.trained and entry.gpu.server != server for entry in (*job.record.workers, *job.record.past))
+    trained = any(entry.trained and entry.gpu.server != server for entry in (*job.workers, *job.record.past))
     return trained or any(
-        entry.gpu.server != server and arrived(job, entry.worker) and not entry.stopping for entry in job.record.workers
+        entry.gpu.server != server and arrived(job, entry.worker) and not entry.stopping for entry in job.workers
     )
 
 

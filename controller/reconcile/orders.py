@@ -79,7 +79,8 @@ def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]
 def _new_worker(job: Job, gpu: GpuAddress, generation: int, gpus: tuple[int, ...]) -> WorkerId:
     worker = WorkerId(f"{job.id}.{job.record.worker_count}")
     entry = WorkerRecord(worker=worker, gpu=gpu, generation=generation, gpus=gpus, attempt=job.record.restarts + 1)
-    job.update(worker_count=job.record.worker_count + 1, workers=(*job.record.workers, entry))
+    job.put_worker(entry)
+    job.update(worker_count=job.record.worker_count + 1)
     return worker
 
 
@@ -105,6 +106,6 @@ def send_order(cluster: Cluster, job: Job) -> None:
     if message is None:
         return
     job.sent_address = message.leader_address
-    servers: dict[ServerId, None] = {entry.gpu.server: None for entry in job.record.workers}
+    servers: dict[ServerId, None] = {entry.gpu.server: None for entry in job.workers}
     for server in servers:
         cluster.send(server, message)

@@ -18,7 +18,7 @@ FIRST_PORT = 29_500  # for a gang whose first server's agent is of a version tha
 def start_waiting(cluster: Cluster, now: float) -> None:
     """Start the workers whose place is ordered and whose GPU no process holds any more; those of a gang all together."""
     for job in cluster.index.unstarted():
-        waiting = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
+        waiting = [entry for entry in job.workers if entry.state is WorkerState.ORDERED]
         able = [entry for entry in waiting if all(map(cluster.gpu_free, entry.all_gpus))]
         if not job.elastic and not (len(able) == len(waiting) and complete(job)):
             continue

@@ -117,19 +117,19 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
         cluster.record_throughput(now, job)
     cluster.schedule_due = True
     cluster.mark_dirty(job)
-    for entry in job.record.workers:
+    for entry in job.workers:
         if entry.state is WorkerState.ORDERED:
             job.drop_unstarted(entry.worker)
         elif phase is not JobPhase.FINISHED:
             stop_worker(cluster, now, job, entry.worker)
-    if phase is JobPhase.FINISHED and job.record.workers:
+    if phase is JobPhase.FINISHED and job.workers:
         job.stop_rest_at = now + REST_S
 
 
 def end_cancelled(cluster: Cluster, now: float, job: Job) -> None:
     """A job that is being cancelled is over when none of its workers is left: its state is saved, or could not be."""
     withheld = job.record.withheld
-    if withheld is None or withheld.how is not Withholding.CANCEL or job.final or job.record.workers:
+    if withheld is None or withheld.how is not Withholding.CANCEL or job.final or job.workers:
         return
     saved = job.record.saved_step
     kept_steps = saved + 1 if saved is not None else 0

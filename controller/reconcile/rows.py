@@ -276,7 +276,7 @@ class Rows:
         held = self._held(job)
         _mark(self.held, name, held, held != NOWHERE)
         _mark(self.manual, name, job, job.record.manual_share is not None)
-        _mark(self.ending, name, job, bool(job.record.workers) and ending(job))
+        _mark(self.ending, name, job, bool(job.workers) and ending(job))
         _mark(self.gangs, name, job, job.gang)
         _mark(self.withheld, name, job, job.is_withheld)
         self._classify(job)
@@ -314,7 +314,7 @@ class Rows:
         return number
 
     def _held(self, job: Job) -> Held:
-        target, workers = job.record.target, job.record.workers
+        target, workers = job.record.target, job.workers
         if not target and not workers:
             return NOWHERE
         running = tuple(self.number(gpu) for gpu in job.running_gpus)
@@ -582,8 +582,9 @@ class Rows:
 def demand_of(job: Job, name_of: Callable[[GpuAddress], str]) -> Demand:
     """What `job` asks of its GPUs; with workers, or steps done, they are to be like those that it has begun on."""
     kept = job.record
-    begun = kept.progressed or bool(kept.workers) or kept.saved_step is not None
-    here = name_of(kept.workers[0].gpu) if kept.workers and not kept.gpu_name else ""  # recorded by an earlier version
+    begun = kept.progressed or bool(job.workers) or kept.saved_step is not None
+    first = None if kept.gpu_name else next(iter(job.workers), None)  # recorded by an earlier version
+    here = name_of(first.gpu) if first is not None else ""
     return Demand.of(job.spec, kept.gpu_name or here if begun else "")
 
 

@@ -35,7 +35,7 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     if saver is None:
         saver = choose_leader(job, able) if able else None
     job.saving = Saving(saver)
-    for entry in job.record.workers:
+    for entry in job.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker)
     job.saving.until_s = turn_of(job, saver, now)
@@ -57,14 +57,14 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
 def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
     """If `job` is preempted: name another saver where that is called for, and tell those whose state is saved."""
     saving = job.saving
-    if job.final or job.newest is not None or not job.record.workers:
+    if job.final or job.newest is not None or not job.workers:
         return
     if saving.until_s is not None and saving.saver is not None and now >= saving.until_s:
         saving.until_s = None
         saving.slow.add(saving.saver)
     waiting = [
         (entry, status)
-        for entry in job.record.workers
+        for entry in job.workers
         if entry.stopping
         and _is_there(cluster, entry)
         and (status := job.statuses.get(entry.worker)) is not None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec.structs import replace as replace_in
 
 from ...protocol.model import GpuAddress, GpuPlace, JobId, JobPhase, Server, ServerId
 from ...scheduler.placement.fewest_servers import in_order
@@ -64,7 +65,8 @@ def outcome(cluster: Cluster, now: float, supposed: Supposition = AS_IT_IS) -> O
         found = weighed(copied, now, snapshot(copied, now), lambda job: None)
         for name in later:
             _carry_out(found)
-            copied.jobs[name].update(phase=JobPhase.CANCELLED, target=(), workers=(), orders=())
+            job = copied.jobs[name]
+            job.restore(replace_in(job.record, phase=JobPhase.CANCELLED, target=(), orders=()), ())
             found = weighed(copied, now, snapshot(copied, now), lambda job: None)
         return found
     except PolicyFailed:

@@ -75,7 +75,7 @@ def _there(cluster: Cluster, session: Session) -> str:
     found = [
         f"{entry.worker} on {entry.gpu}"
         for job in cluster.index.on_server(name)
-        for entry in job.record.workers
+        for entry in job.workers
         if entry.gpu.server == name
     ]
     found += [f"{job.id} is to begin there" for job in cluster.index.on_server(name) if not _workers_on(job, name)]
@@ -86,7 +86,7 @@ def _there(cluster: Cluster, session: Session) -> str:
 
 
 def _workers_on(job: Job, server: ServerId) -> bool:
-    return any(entry.gpu.server == server for entry in job.record.workers)
+    return any(entry.gpu.server == server for entry in job.workers)
 
 
 def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: CordonServer) -> ServerCordoned:

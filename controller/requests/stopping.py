@@ -99,7 +99,7 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: b
     if save and withheld is not None and withheld.how is Withholding.CANCEL:
         return Cancelled(job=job.id, saving=True)
     text = f"cancelled{by(asked.who)}"
-    if not save or not (job.elastic and any(entry.trained for entry in job.record.workers)):
+    if not save or not (job.elastic and any(entry.trained for entry in job.workers)):
         job.update(ended_by=asked.who.name)
         end_job(cluster, now, job, JobPhase.CANCELLED, text)
         cluster.audit(now, asked, "cancel", job.id, text)
@@ -180,7 +180,7 @@ def save_all(cluster: Cluster, now: float, asked: ClientRequest, for_s: float) -
         if job.record.target and stops_whole(job):
             retarget(cluster, now, job, (), STOPPED, f", since {STOPPED}{by(asked.who)}")
     cluster.schedule_due = True
-    left = [job.id for job in cluster.index.live.values() if any(map(_saves, job.record.workers))]
+    left = [job.id for job in cluster.index.live.values() if any(map(_saves, job.workers))]
     return Saving(jobs=tuple(left[:MOST_SAVING]))
 
 

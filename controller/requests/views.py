@@ -73,7 +73,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         median_step_s=progress.median_step_s,
         metrics=progress.metrics,
         odd_metrics=progress.odd_metrics,
-        workers=tuple(_worker_view(job, entry) for entry in kept.workers),
+        workers=tuple(_worker_view(job, entry) for entry in job.workers),
         past_workers=tuple(_past_view(entry) for entry in kept.past),
         shares=kept.shares,
         resizes=kept.resizes,
@@ -167,7 +167,7 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
         yield "; ".join(filter(None, (saves, job.waiting_reason)))
     if not job.record.target and any(avoided.until_s is not None for avoided in job.all_avoided):
         yield _avoidance(now, job.all_avoided)
-    held = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
+    held = [entry for entry in job.workers if entry.state is WorkerState.ORDERED]
     if held:
         gpus = [str(gpu) for entry in held for gpu in entry.all_gpus if not cluster.gpu_free(gpu)]
         yield f"waits for {', '.join(gpus or [str(entry.gpu) for entry in held])} to be free"
@@ -220,7 +220,7 @@ def _saving(now: float, job: Job) -> str:
     """A preempted job saves its state: how long that may still take. Empty: it does not."""
     left_s = [
         entry.stop_by_s - now
-        for entry in job.record.workers
+        for entry in job.workers
         if entry.stopping and entry.trained and entry.stop_by_s is not None
     ]
     if job.newest is not None or not left_s:

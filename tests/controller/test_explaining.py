@@ -520,7 +520,7 @@ def test_a_gpu_of_a_gang_that_has_just_become_one_is_not_of_a_process_that_nobod
 def test_a_worker_that_was_told_to_end_is_released_and_not_killed() -> None:
     world = World({"s1": 2})
     job, cluster = started(world, job_spec("first", 1, 2)), world.machine.cluster
-    told, killed = (entry.worker for entry in job.record.workers)
+    told, killed = (entry.worker for entry in job.workers)
     job.update_worker(told, stopping=True)
     for worker in (told, killed):
         worker_ended(cluster, world.now, job, job.worker(worker), -15, "killed by SIGTERM", None, Fault.KILLED)

@@ -31,7 +31,7 @@ def lose(world, server: str) -> None:
 
 
 def on(world, server: str, job) -> list[str]:
-    return [entry.worker for entry in job.record.workers if entry.gpu.server == server]
+    return [entry.worker for entry in job.workers if entry.gpu.server == server]
 
 
 def trouble(world, server: str) -> str:
@@ -49,10 +49,10 @@ def fail_to_start(world, worker: str) -> None:
 def test_a_server_that_is_lost_while_a_large_job_loads_does_not_fail_the_job():
     world = World({"s1": 4, "s2": 4})
     job = world.submit(job_spec(low=4, high=4))
-    (server,) = {entry.gpu.server for entry in job.record.workers}
+    (server,) = {entry.gpu.server for entry in job.workers}
     lose(world, server)
     assert not job.final
-    assert {entry.gpu.server for entry in job.record.workers} == {"s1", "s2"} - {server}
+    assert {entry.gpu.server for entry in job.workers} == {"s1", "s2"} - {server}
     world.settle(job.id)
     assert job.share_gpus == 4
 
@@ -62,7 +62,7 @@ def test_a_job_whose_servers_are_lost_again_and_again_is_never_given_up():
     job = world.submit(job_spec(low=1, high=1))
     for _ in range(8):
         world.settle(job.id)
-        (server,) = {entry.gpu.server for entry in job.record.workers}
+        (server,) = {entry.gpu.server for entry in job.workers}
         lose(world, server)
         world.hello(server)
         world.turn()
@@ -93,7 +93,7 @@ def test_a_lost_server_in_between_makes_the_count_of_deaths_begin_anew():
     for turn in range(8):
         world.settle(job.id)
         if turn % 3 == 2:
-            (server,) = {entry.gpu.server for entry in job.record.workers}
+            (server,) = {entry.gpu.server for entry in job.workers}
             lose(world, server)
             world.hello(server)
             world.turn()
@@ -160,13 +160,13 @@ def test_a_worker_that_is_killed_while_it_loads_does_not_fail_its_job():
 def test_a_server_with_a_full_disk_is_left_alone_and_its_job_starts_elsewhere():
     world = World({"s1": 2, "s2": 2})
     job = world.submit(job_spec(low=2, high=2))
-    (bad,) = {entry.gpu.server for entry in job.record.workers}
+    (bad,) = {entry.gpu.server for entry in job.workers}
     (good,) = {"s1", "s2"} - {bad}
     for worker in world.running(job.id):
         fail_to_start(world, worker)
     assert trouble(world, bad) == "cannot start workers: No space left on device; next try in 5 s"
     world.pass_time(2)
-    assert {entry.gpu.server for entry in job.record.workers} == {good}
+    assert {entry.gpu.server for entry in job.workers} == {good}
     world.settle(job.id)
     assert job.record.phase is JobPhase.RUNNING
     other = world.submit(job_spec("other", 2, 2))
@@ -222,7 +222,7 @@ def test_where_a_script_fails_while_its_fellows_run_elsewhere_the_server_is_susp
     job = world.submit(job_spec(low=1, high=2))
     assert len(world.running(job.id)) == 2
     first, second = world.roster(job.id)
-    bad = next(entry.gpu.server for entry in job.record.workers if entry.worker == second)
+    bad = next(entry.gpu.server for entry in job.workers if entry.worker == second)
     world.report(first, WorkerPhase.READY)
     world.exit(second, 1, "exit code 1: no driver")
     assert not job.final
@@ -250,7 +250,7 @@ def fail_on(world, server: str, job, seconds: int) -> int:
 def test_a_job_that_fails_before_its_first_step_is_tried_on_another_server_before_it_has_failed():
     world = World({"s1": 2, "s2": 2})
     job = world.submit(job_spec(low=2, high=2))
-    (bad,) = {entry.gpu.server for entry in job.record.workers}
+    (bad,) = {entry.gpu.server for entry in job.workers}
     assert fail_on(world, bad, job, 5) == 2
     assert job.record.phase is JobPhase.RUNNING
     assert trouble(world, bad) == "", "nobody knows yet that it is the server: others may start there"
@@ -261,7 +261,7 @@ def test_a_job_that_gets_no_other_server_is_tried_a_few_times_and_fails():
     long = world.submit(job_spec("long", 1, 1))
     world.settle(long.id)
     job = world.submit(job_spec(low=1, high=1))
-    (server,) = {entry.gpu.server for entry in job.record.workers}
+    (server,) = {entry.gpu.server for entry in job.workers}
     assert fail_on(world, server, job, 20) == 3
     assert reason(world, job).startswith(
         f"its script fails at its start on server {server}: exit code 1: no driver; next try"
@@ -302,11 +302,11 @@ def test_two_servers_that_fail_every_script_do_not_fail_a_job():
     good = world.submit(job_spec("good", 2, 2))
     world.settle(good.id)
     jobs = jobs_of_two_kinds(world)
-    bad = {entry.gpu.server for job in jobs for entry in job.record.workers}
+    bad = {entry.gpu.server for job in jobs for entry in job.workers}
     for _ in range(60):
         for job in jobs:
             for worker in world.running(job.id):
-                bad.add(next(entry.gpu.server for entry in job.record.workers if entry.worker == worker))
+                bad.add(next(entry.gpu.server for entry in job.workers if entry.worker == worker))
                 world.exit(worker, 1, "exit code 1: no driver")
         world.pass_time(1)
     assert len(bad) == 2
@@ -348,14 +348,14 @@ def test_a_second_job_with_the_same_mistake_fails_as_soon_as_the_first():
 def test_a_script_that_hangs_while_it_loads_is_tried_once_on_another_server():
     world = World({"s1": 2, "s2": 2})
     job = world.submit(job_spec(low=2, high=2, load_timeout_s=60.0))
-    (bad,) = {entry.gpu.server for entry in job.record.workers}
+    (bad,) = {entry.gpu.server for entry in job.workers}
     for worker in world.running(job.id):
         world.report(worker, WorkerPhase.STARTING)
     world.pass_time(61)
     assert not job.final
     assert all(process.stopping for process in world.agents[ServerId(bad)].running.values())
     world.pass_time(3)
-    assert {entry.gpu.server for entry in job.record.workers if not entry.stopping} == {"s1", "s2"} - {bad}
+    assert {entry.gpu.server for entry in job.workers if not entry.stopping} == {"s1", "s2"} - {bad}
     for worker in world.running(job.id):
         if not world.find(worker)[1].stopping:
             world.report(worker, WorkerPhase.STARTING)
@@ -401,7 +401,7 @@ def test_a_command_that_never_joins_is_stopped_and_fails_in_words():
     assert job.record.reason == "digits-1.0 has not called elastic.join() within 60 s"
     assert {stop.worker for stop in world.messages(StopWorker)} == {"digits-1.0", "digits-1.1"}
     world.reap()
-    assert job.record.workers == ()
+    assert not job.workers
 
 
 def test_a_worker_that_never_comes_to_its_loop_has_a_limit_of_its_own():

@@ -162,7 +162,7 @@ def test_a_server_that_has_run_a_job_cannot_make_it_save_and_start_again():
     world = World({"s1": 1, "s2": 1})
     job = world.submit(job_spec(low=2, high=2))
     world.settle(job.id, step=20)
-    theirs = next(entry for entry in job.record.workers if entry.gpu.server == FORGER)
+    theirs = next(entry for entry in job.workers if entry.gpu.server == FORGER)
     status = world.find(theirs.worker)[1].status
     for name in ("a status of a later generation", "a status of a worker to come", "an end of a worker to come"):
         world.feed(AgentMessage(FORGER, LIES[name](job, status, job.uid)))

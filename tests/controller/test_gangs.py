@@ -83,7 +83,7 @@ def test_a_killed_command_is_not_run_again_unless_its_user_says_so():
     assert job.record.phase is JobPhase.FAILED
     assert "a command may not be safe to run twice: `--restarts N` allows it" in job.record.reason
     world.reap()
-    assert job.record.workers == ()
+    assert not job.workers
 
 
 def test_a_command_of_a_moment_has_started_and_had_its_gpus():
@@ -109,7 +109,7 @@ def test_a_killed_command_is_run_again_whole_as_often_as_it_may():
     world.pass_time(2)
     assert world.running(job.id) == ["run-1.2", "run-1.3"]
     assert (job.record.phase, job.record.restarts) == (JobPhase.RUNNING, 1)
-    assert [entry.attempt for entry in (*job.record.past, *job.record.workers)] == [1, 1, 2, 2]
+    assert [entry.attempt for entry in (*job.record.past, *job.workers)] == [1, 1, 2, 2]
     world.exit("run-1.3", -9)
     assert job.record.phase is JobPhase.FAILED
     assert "it has been run again 1 times" in job.record.reason
@@ -277,7 +277,7 @@ def test_a_server_that_stays_silent_is_given_up():
     assert job.record.phase is JobPhase.FAILED
     assert "server s2 is lost" in job.record.reason
     world.reap()
-    assert job.record.workers == ()
+    assert not job.workers
 
 
 def test_a_server_that_comes_back_without_the_process_breaks_the_gang():

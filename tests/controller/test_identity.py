@@ -379,7 +379,7 @@ def test_a_server_that_comes_back_late_does_not_meet_a_worker_with_the_name_of_o
     job = world.job(job.id)
     world.reap()
     world.settle(job.id, step=21)
-    assert not late & {entry.worker for entry in job.record.workers}
+    assert not late & {entry.worker for entry in job.workers}
     world.hello(away)
     world.turn()
     assert all(world.agents[away].running[worker].stopping for worker in late)

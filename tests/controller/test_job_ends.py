@@ -38,7 +38,7 @@ def test_a_job_is_finished_when_its_leader_exits_with_zero_and_the_rest_have_a_m
     world.pass_time(6)
     assert [stop.worker for stop in world.messages(StopWorker)] == [second]
     world.exit(second, -15)
-    assert job.record.workers == ()
+    assert not job.workers
     assert world.ask(GetJob(job=job.id)).job.step == 99
 
 

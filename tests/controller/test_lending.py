@@ -73,12 +73,12 @@ def test_what_is_lent_is_left_with_the_next_step_though_its_job_is_to_move_elsew
     _all_settle(world, jobs)
     assert [len(job.record.target) for job in jobs] == [3, 3]
     (gpu,) = lent(world, 1).gpus
-    job = next(job for job in jobs if any(entry.gpu == gpu for entry in job.record.workers))
-    (lost,) = [entry.worker for entry in job.record.workers if entry.gpu == gpu]
-    trained = {entry.worker for entry in job.record.workers if entry.trained}
+    job = next(job for job in jobs if any(entry.gpu == gpu for entry in job.workers))
+    (lost,) = [entry.worker for entry in job.workers if entry.gpu == gpu]
+    trained = {entry.worker for entry in job.workers if entry.trained}
     assert set(world.roster(job.id)) == trained - {lost}, "nobody who still has to start is waited for"
     world.commit(job.id, 20)
-    assert gpu not in [entry.gpu for entry in job.record.workers]
+    assert gpu not in [entry.gpu for entry in job.workers]
     assert world.kinds().count(EventKind.DRAINED) == 1
     _all_settle(world, jobs)
     assert sorted(len(job.record.target) for job in jobs) == [2, 3]

@@ -112,7 +112,7 @@ def test_a_newcomer_of_an_overtaken_order_is_stopped_only_when_that_order_cannot
     world.ask(Scale(job=job.id, share=1))
     assert world.messages(StopWorker) == []
     world.report(leader, T, job.record.committed, 12, floor=job.record.generation)
-    assert [stop.worker for stop in world.messages(StopWorker)] == [job.record.workers[1].worker]
+    assert [stop.worker for stop in world.messages(StopWorker)] == [tuple(job.workers)[1].worker]
 
 
 def test_two_jobs_that_pass_gpus_to_each_other_do_not_wait_for_each_other():

@@ -100,11 +100,11 @@ def test_another_one_is_named_when_the_saver_is_lost():
 def test_another_one_has_no_more_time_than_the_first():
     world, job, (saver, second, _), generation = preempted()
     world.report(second, WorkerPhase.TRAINING, generation, 10)
-    until_s = {entry.worker: entry.stop_by_s for entry in world.job(job).record.workers}
+    until_s = {entry.worker: entry.stop_by_s for entry in world.job(job).workers}
     world.pass_time(10)
     world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=1)
     assert second in {stop.worker for stop in world.messages(StopWorker)}
-    assert {entry.worker: entry.stop_by_s for entry in world.job(job).record.workers} == until_s
+    assert {entry.worker: entry.stop_by_s for entry in world.job(job).workers} == until_s
 
 
 def test_the_next_controller_sees_to_it_likewise():

@@ -36,7 +36,7 @@ def saved_job(world, gpus: int = 1, step: int = 50):
 
 
 def server_of(job, worker: str) -> str:
-    return next(entry.gpu.server for entry in (*job.record.workers, *job.record.past) if entry.worker == worker)
+    return next(entry.gpu.server for entry in (*job.workers, *job.record.past) if entry.worker == worker)
 
 
 def see_nothing(world, job, worker: str) -> None:

@@ -69,7 +69,7 @@ def test_it_is_sent_once_and_the_servers_of_its_job_get_it_part_by_part() -> Non
     send(world)
     assert world.ask(OfferSnapshot(snapshot=SNAPSHOT)).parts == ()
     job = world.submit(job_in_it())
-    (entry,) = job.record.workers
+    (entry,) = job.workers
     here = entry.gpu.server
     found = [parts_read(world, job, here, part).data for part in (0, 1)]
     assert b"".join(found) == DATA

@@ -80,7 +80,7 @@ def test_a_job_that_is_paused_saves_its_state_and_gives_its_gpus_to_others():
     assert reason(world, job).startswith("saves its state; at most 30 s more; paused: `elasticctl resume digits-1`")
     saves(world, job, 10)
     assert job.record.phase is JobPhase.PENDING
-    assert (job.record.target, job.record.workers, job.record.saved_step) == ((), (), 10)
+    assert (job.record.target, tuple(job.workers), job.record.saved_step) == ((), (), 10)
     assert len(other.record.target) == 2
     view = world.ask(GetJob(job=job.id)).job
     assert (view.withheld.how, view.saved_step) == (Withholding.PAUSE, 10)

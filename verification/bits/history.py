@@ -122,7 +122,7 @@ class History:
 
     def _play(self, scene: Scene) -> Iterator[None]:
         self._disarm()
-        before = [entry.worker for entry in self._station.job.record.workers]
+        before = [entry.worker for entry in self._station.job.workers]
         self._newcomer_kills = deque(k for k in scene.kills if k.who is Who.NEWCOMERS for _ in range(k.victims))
         if not scene.targets:
             self._arm(scene, before, [])
@@ -173,7 +173,7 @@ class History:
         self._watch()
 
     def _leaving(self, gpus: list[int]) -> list[str]:
-        return [entry.worker for entry in self._station.job.record.workers if entry.gpu.index not in gpus]
+        return [entry.worker for entry in self._station.job.workers if entry.gpu.index not in gpus]
 
     # -- deaths
 

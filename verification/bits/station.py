@@ -159,14 +159,14 @@ class Station:
 
     def free_gpus(self) -> list[int]:
         """Those without a process and outside the target."""
-        taken = {gpu.index for gpu in self.job.record.target} | {entry.gpu.index for entry in self.job.record.workers}
+        taken = {gpu.index for gpu in self.job.record.target} | {entry.gpu.index for entry in self.job.workers}
         return [gpu for gpu in range(GPUS) if gpu not in taken]
 
     def holders(self) -> list[WorkerId]:
         """The workers that train with the state, in order of their names. The board knows sooner than the controller."""
         return [
             entry.worker
-            for entry in self.job.record.workers
+            for entry in self.job.workers
             if entry.worker in self.pids
             and self.board.has_applied(slot_of(entry.worker))
             and ((status := self.job.statuses.get(entry.worker)) is None or not status.phase.over)

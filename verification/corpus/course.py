@@ -122,7 +122,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
                 failures, gone = len(failed), ""
                 if act.share:
                     target = act.share
-                    present = [entry.gpu.index for entry in station.job.record.workers]
+                    present = [entry.gpu.index for entry in station.job.workers]
                     stay = present[: act.share]
                     station.aim([*stay, *station.free_gpus()[: act.share - len(stay)]])
                 elif len(station.holders()) > 1:  # with one alone there would be nobody left with the state

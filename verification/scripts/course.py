@@ -156,14 +156,14 @@ class Course:
 
     def _settled(self) -> bool:
         """The workers wanted, and no others, train with the state."""
-        workers = self._station.job.record.workers
+        workers = self._station.job.workers
         there = sorted(entry.gpu.index for entry in workers)
         return there == self._target and len(self._station.holders()) == len(self._station.pids) == len(there)
 
     def _kill(self, victim: Victim) -> None:
         """Somebody with the state who is to stay is always spared."""
         station = self._station
-        stay = [e.worker for e in station.job.record.workers if e.gpu.index in self._target]
+        stay = [e.worker for e in station.job.workers if e.gpu.index in self._target]
         holders = [worker for worker in station.holders() if worker in stay]
         order = station.job.committed_order or station.job.newest
         leader = order.roster.leader if order is not None else ""

@@ -16,7 +16,7 @@ from elasticd.controller import usage
 from elasticd.controller.jobs import archive
 from elasticd.controller.jobs.account import Column, columns, total
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, WorkerState
-from elasticd.controller.records import JOBS, STATE
+from elasticd.controller.jobs.stored import States, whole_of, workers_of
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.model import GpuSeconds, JobId
 
@@ -45,23 +45,28 @@ class Bookkeeper:
     timeline: Timeline
     _books: dict[JobId, _Book] = field(default_factory=dict)
     _spent: dict[JobId, GpuSeconds] = field(default_factory=dict)
+    _states: States = field(default_factory=States)
     _months: dict[str, dict[int, GpuSeconds]] = field(default_factory=dict)
 
     def committed(self, writes: Iterable[Put | Delete], clock_ahead_s: float) -> None:
         """The controller, whose clock is so far ahead, has made this durable."""
         booked = False
+        changed: dict[JobId, None] = {}
         for write in writes:
-            if isinstance(write, Delete):
+            job = self._states.put(write.key, write.value if isinstance(write, Put) else None)
+            if job is not None:
+                changed[job] = None
+            elif isinstance(write, Delete):
                 self._months.pop(write.key, None)
             elif write.key.startswith(usage.PREFIX):
                 self._months[write.key] = usage.DECODER.decode(write.value).days
                 booked = True
-            elif write.key.startswith(JOBS) and write.key.endswith(STATE):
-                job = JobId(write.key.removeprefix(JOBS).removesuffix(STATE))
-                self._compare(job, msgspec.msgpack.decode(write.value, type=JobRecord), clock_ahead_s)
             elif write.key.startswith(archive.PREFIX):
                 kept = msgspec.msgpack.decode(write.value, type=ArchivedJob)
                 self._compare(kept.submission.job, kept.record, clock_ahead_s)
+        for job in changed:
+            if (state := self._states.get(job)) is not None:
+                self._compare(job, whole_of(state), clock_ahead_s)
         if booked:
             self._sum_up()
 
@@ -76,16 +81,16 @@ class Bookkeeper:
     def store_changed(self, contents: Sequence[tuple[str, bytes]]) -> None:
         """Another store is there, with these contents."""
         self.unsure()
-        self._spent, self._months = {}, {}
+        self._spent, self._months, self._states = {}, {}, States(contents)
         for key, value in contents:
             if key.startswith(usage.PREFIX):
                 self._months[key] = usage.DECODER.decode(value).days
             elif key.startswith(archive.PREFIX):
                 kept = msgspec.msgpack.decode(value, type=ArchivedJob)
                 self._spent[kept.submission.job] = kept.record.gpu_account.spent
-            elif key.startswith(JOBS) and key.endswith(STATE):
-                job = JobId(key.removeprefix(JOBS).removesuffix(STATE))
-                self._spent[job] = msgspec.msgpack.decode(value, type=JobRecord).gpu_account.spent
+        for job in self._states:
+            if (state := self._states.get(job)) is not None:
+                self._spent[job] = state.record.gpu_account.spent
 
     @property
     def held_gpu_s(self) -> float:
@@ -97,7 +102,7 @@ class Bookkeeper:
         book = self._books.setdefault(job, _Book(at=now, sure=True))
         self._spent[job] = account.spent
         book.held_gpu_s, book.at = book.held_gpu_s + book.holds * (now - book.at), now
-        book.holds = sum(len(entry.all_gpus) for entry in record.workers if entry.state is not WorkerState.ORDERED)
+        book.holds = sum(len(entry.all_gpus) for entry in workers_of(record) if entry.state is not WorkerState.ORDERED)
         if account.holds != book.holds:
             raise Violation(RIGHT, f"{job} holds {book.holds} GPUs, and its account says {account.holds}")
         recorded = account.spent.held_gpu_s + account.holds * (now + clock_ahead_s - account.since_s)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 YEAR_S = 3.2e7
 COMPARE_EVERY = 50  # commits
 RESERVE_AFTER_S = 20.0  # histories last minutes
+WHOLE_WORKERS = 1  # of a job whose state is one record: as few, that most are parted, and whole again, in each history
 RECENT = 1  # so many jobs that are over stay in the controller's memory: as few, that archived ones are met
 KEPT_SAID = 40  # messages to agents
 RESTART_S = 3.0  # after a crash, as systemd has it
@@ -161,6 +162,7 @@ class Controller(Process):
             term=term,
             keeping=Keeping(recent=RECENT),
             reserve_after_s=RESERVE_AFTER_S,
+            whole_workers=WHOLE_WORKERS,
         )
         chance = random.Random(f"{self._world.seed}/{settings.incarnation}")
         return ControllerMachine(settings, self._scheduler, chance, now, records)

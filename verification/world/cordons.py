@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from elasticd.controller.jobs.stored import workers_of
 from elasticd.controller.records import OVERRULED, OverruleRecord
 from elasticd.protocol.messages import (
     Answer,
@@ -144,7 +145,7 @@ class Cordons:
         if cluster.awaited or cluster.reserved or any(not live.record.target for live in cluster.index.live.values()):
             return False
         calm_s = world.timeline.now - CALM_S
-        names = [entry.worker for entry in record.workers]
+        names = [entry.worker for entry in workers_of(record)]
         if world.oracle.calm_since(*names) > calm_s or known.disturbed_at > calm_s:
             return False
         there = self._gpus(said, calm_s)

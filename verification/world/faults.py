@@ -180,7 +180,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
                 disk.lose()
             else:
                 disk.restore()
-            world.oracle.store_changed()
+            world.oracle.store_changed(disk.contents())
             world.cordons.store_changed()
             world.books.store_changed(disk.contents())
             world.after(for_s, controller.boot)

@@ -161,7 +161,7 @@ def forged(world: World, server: ServerId) -> int:
 
 def is_believed(job: Job) -> bool:
     """Does a lie stand anywhere in what is known of a job?"""
-    entries = (*job.record.workers, *job.record.past)
+    entries = (*job.workers, *job.record.past)
     told = any(status.pid == PID or status.note == REASON for status in job.statuses.values())
     return told or any(entry.pid == PID or REASON in entry.reason for entry in entries)
 
@@ -171,7 +171,7 @@ def _records(jobs: dict[JobId, Job]) -> dict[JobId, object]:
     return {
         name: (
             *(job.record.phase, job.record.generation, job.record.committed, job.record.target, job.record.overtaken),
-            *((entry.worker, entry.state, entry.pid, entry.stopping) for entry in job.record.workers),
+            *((entry.worker, entry.state, entry.pid, entry.stopping) for entry in job.workers),
         )
         for name, job in jobs.items()
     }

@@ -14,8 +14,9 @@ from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
 from elasticd.controller.jobs.job import KEPT_PAST_WORKERS, Job
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
+from elasticd.controller.jobs.stored import States, whole_of, workers_of
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
-from elasticd.controller.records import JOBS, STATE, SUBMISSION
+from elasticd.controller.records import JOBS, SUBMISSION, state_key, submission_key
 from elasticd.controller.remembered import KEPT_ANSWERS
 from elasticd.controller.requests.answers import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
@@ -135,6 +136,7 @@ class Oracle:
         self._rescaled: set[JobId] = set()  # in this turn
         self._on_gpu: dict[str, list[WorkerId]] = {}
         self._starts: dict[str, deque[float]] = {}
+        self._states = States()
         self.commits = 0
         self.turning = False  # a timer has begun or ended that follows from what is recorded
         self._well_since: dict[str, float] = {}  # by worker
@@ -186,8 +188,9 @@ class Oracle:
         for known in self._jobs.values():
             known.disturbed_at = self._timeline.now + LASTS_S
 
-    def store_changed(self) -> None:
-        """The store was lost or restored: what was acknowledged since may be forgotten, and only that."""
+    def store_changed(self, contents: Iterable[tuple[str, bytes]]) -> None:
+        """The store was lost or restored, and holds this: what was acknowledged since may be forgotten, and only that."""
+        self._states = States(contents)
         self._made_by.clear()
         self._reigns.clear()
         self._store_replaced = True
@@ -454,7 +457,7 @@ class Oracle:
             return
         if stop.save:
             known.saver = stop.saver
-        elif any(entry.worker == stop.worker and entry.gpu.server == server for entry in known.record.workers):
+        elif any(entry.worker == stop.worker and entry.gpu.server == server for entry in workers_of(known.record)):
             known.stopped.setdefault(stop.worker, self._timeline.now)
 
     def is_to_save(self, job: JobId, worker: str) -> bool:
@@ -465,7 +468,7 @@ class Oracle:
         if not before.orders or record.orders or record.phase is not JobPhase.PENDING:
             return
         step = known.frontier.get(known.lineage, -1)
-        alive = {entry.worker: entry.gpu.server for entry in record.workers}
+        alive = {entry.worker: entry.gpu.server for entry in workers_of(record)}
         holders = tuple(
             (worker, alive[worker])
             for worker, (lineage, applied) in known.newest_of.items()
@@ -487,31 +490,39 @@ class Oracle:
         """
         self.commits += 1
         self._present = frozenset(present)
-        changed, ended = False, []
+        changed: dict[JobId, None] = {}
+        ended: list[JobId] = []
         archived = {self._archived(write) for write in writes if write.key.startswith(archive.PREFIX)}
         for write in writes:
             if not write.key.startswith(JOBS):
                 continue
-            job = JobId(write.key.removeprefix(JOBS).removesuffix(STATE).removesuffix(SUBMISSION))
-            if isinstance(write, Delete):
-                if job not in archived:
+            value = write.value if isinstance(write, Put) else None
+            if (stands := self._states.put(write.key, value)) is not None:
+                changed[stands] = None
+            job = stands or JobId(write.key.removeprefix(JOBS).removesuffix(SUBMISSION))
+            if value is None:
+                if job not in archived and write.key in (state_key(job), submission_key(job)):
                     raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
             elif write.key.endswith(SUBMISSION):
-                self._check_submission(job, msgspec.msgpack.decode(write.value, type=Submission))
-            else:
-                record = msgspec.msgpack.decode(write.value, type=JobRecord)
-                known = self.job(job)
-                if record.phase.final and known.record is not None and not known.record.phase.final:
-                    ended.append(job)
-                if known.record is not None and not known.uncertain:
-                    self._check_leaving(job, known.record, record, awaited)
-                    self._note_preemption(known, known.record, record)
-                self.turning = self.turning or record.phase.final or (known.record or record).held != record.held
-                self._check_record(job, known, record)
-                changed = True
+                self._check_submission(job, msgspec.msgpack.decode(value, type=Submission))
+        for job in changed:
+            self._check_state(job, awaited, ended)
         if changed:
             self._check_gpus()
         return tuple(ended)
+
+    def _check_state(self, job: JobId, awaited: Collection[ServerId], ended: list[JobId]) -> None:
+        state, known = self._states.get(job), self.job(job)
+        if state is None:
+            return  # it is in the archive
+        record = whole_of(state)
+        if record.phase.final and known.record is not None and not known.record.phase.final:
+            ended.append(job)
+        if known.record is not None and not known.uncertain:
+            self._check_leaving(job, known.record, record, awaited)
+            self._note_preemption(known, known.record, record)
+        self.turning = self.turning or record.phase.final or (known.record or record).held != record.held
+        self._check_record(job, known, record)
 
     def _archived(self, write: Put | Delete) -> JobId:
         """A job has been moved to the archive, as it was: over, and without workers."""
@@ -522,8 +533,8 @@ class Oracle:
         known = self.job(job)
         if archive.key_of(kept.submission, kept.record.finished_s or 0.0) != write.key:
             raise Violation("an archived job is found again", f"{job} is put at {write.key}")
-        if not kept.record.phase.final or kept.record.workers:
-            raise Violation("an archived job is over", f"{job}: {kept.record.phase.value}, {kept.record.workers}")
+        if not kept.record.phase.final or workers_of(kept.record):
+            raise Violation("an archived job is over", f"{job}: {kept.record.phase.value}, {workers_of(kept.record)}")
         self._check_submission(job, kept.submission)
         self._check_record(job, known, kept.record)
         return job
@@ -587,7 +598,7 @@ class Oracle:
             held = before is not None and before.withheld == record.withheld and not before.target
             started = held and bool(record.target)
         else:
-            started = bool(record.target or record.orders) or not all(entry.stopping for entry in record.workers)
+            started = bool(record.target or record.orders) or not all(entry.stopping for entry in workers_of(record))
         if started:
             text = f"{job} is {how.past}, and is to have {', '.join(map(str, record.target)) or 'workers'}"
             raise Violation("a job that a user stops does not run", text)
@@ -599,7 +610,7 @@ class Oracle:
         each = known.plan.spec.gpus_per_server
         there = Counter(gpu.server for gpu in record.target)
         whole = each is None or set(there.values()) <= {each}
-        begun = any(entry.state is not WorkerState.ORDERED for entry in record.workers)
+        begun = any(entry.state is not WorkerState.ORDERED for entry in workers_of(record))
         fixed = begun and not record.joined and not record.committed  # as it has begun, whatever has been said since
         if not share or fixed or (whole and (share == by_hand or gpus.min <= share <= max(gpus.max, by_hand))):
             known.odd_since = None
@@ -616,7 +627,7 @@ class Oracle:
             raise Violation("only the script's fault fails a job", f"{job}: {record.reason}")
         if record.phase is JobPhase.CANCELLED and not known.cancelled:
             raise Violation("an ended job stays as it ended", f"{job} is cancelled, and nobody has asked for it")
-        if record.phase is JobPhase.CANCELLED and record.withheld is not None and not record.workers:
+        if record.phase is JobPhase.CANCELLED and record.withheld is not None and not workers_of(record):
             saving = record.withheld.how is Withholding.CANCEL
             if saving and not known.uncertain:
                 self._check_preemption(job, known, record.saved_step if record.saved_step is not None else -1)
@@ -648,7 +659,7 @@ class Oracle:
             record = known.record
             if record is None or known.uncertain:
                 continue  # an old record may still speak of workers that have ended since
-            for entry in record.workers:
+            for entry in workers_of(record):
                 if entry.state is WorkerState.ORDERED:
                     continue
                 other = taken.setdefault(entry.gpu, job)
@@ -676,7 +687,7 @@ class Oracle:
         if isinstance(message, Order):
             recorded = message.roster.generation <= record.generation
         else:
-            recorded = any(entry.worker == message.worker for entry in (*record.workers, *record.past))
+            recorded = any(entry.worker == message.worker for entry in (*workers_of(record), *record.past))
         if not recorded:
             raise Violation("record, then act", f"{message.job} is told of what is not in the store: {message}"[:200])
 
@@ -763,7 +774,7 @@ class Oracle:
             "orders of a job": (max((len(job.orders) for job in jobs), default=0), KEPT_ORDERS),
             "broken generations of a job": (max((len(job.broken) for job in jobs), default=0), KEPT_BROKEN),
             "past workers of a job": (max((len(job.past) for job in jobs), default=0), KEPT_PAST_WORKERS),
-            "workers of a job": (max((len(job.workers) for job in jobs), default=0), MOST_WORKERS),
+            "workers of a job": (max((len(job.workers) for job in cluster.jobs.values()), default=0), MOST_WORKERS),
             "bytes of a record": (
                 max((len(record) for record in map(msgspec.msgpack.encode, jobs)), default=0),
                 MOST_BYTES,
@@ -795,7 +806,7 @@ class Oracle:
             if record is None or record.phase.final or not record.target or not known.rosters or known.uncertain:
                 continue
             newest = max(known.rosters)
-            workers = {*known.rosters[newest], *(entry.worker for entry in record.workers)}
+            workers = {*known.rosters[newest], *(entry.worker for entry in workers_of(record))}
             if script.ending in FAILING or not script.ending.joins or not workers <= set(well):
                 continue
             since = max(known.applied_at, known.told_at, self._controller_hit_until)
@@ -821,7 +832,7 @@ class Oracle:
         if max(self._hit(server), self._controller_hit_until) > now - TOLD_S or server in self._apart_since:
             return
         for job, known in self._jobs.items():
-            for entry in known.record.workers if known.record is not None and not known.uncertain else ():
+            for entry in workers_of(known.record) if known.record is not None and not known.uncertain else ():
                 if entry.gpu.server != server or entry.state is WorkerState.ORDERED:
                     continue
                 ended_s = now - self._ended_at.get(entry.worker, now)
