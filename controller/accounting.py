@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from ..protocol.model import Fault, GpuAddress, GpuSeconds, Resize
+from ..protocol.model import Fault, GpuSeconds, Resize
 from .jobs import account
 from .jobs.account import Booked
 from .jobs.job import Job
-from .jobs.records import WorkerRecord, WorkerState
+from .jobs.records import WorkerRecord
 from .usage import Usage
 
 IN_VAIN = (Fault.SCRIPT, Fault.SERVER, Fault.LOST, Fault.SILENT, Fault.KILLED)
@@ -43,27 +43,21 @@ def held(job: Job) -> tuple[int, int]:
     record = job.record
     order = job.committed_order
     trains = order is not None and record.begun_cycle >= record.cycle and not record.phase.final
-    members = frozenset(order.roster.workers) if order is not None and trains else frozenset()
     plain = not (record.gpu_account.joined or has_joined(job) or job.spec.must_join or record.phase.final)
-    using = idling = 0
-    gpus: set[GpuAddress] = set()
-    for entry in job.workers:
-        if entry.state is WorkerState.ORDERED:
-            continue
-        count = len(entry.all_gpus)
-        gpus.update(entry.all_gpus)
-        if (plain and entry.state is WorkerState.RUNNING) or (entry.trained and entry.worker in members):
-            using += count
-        else:
-            idling += count
+    standing = job.standing
+    if plain:
+        using = standing.unjoined_training_gpus if trains else standing.running_gpus
+    else:
+        using = standing.training_gpus if trains else 0
+    idling = standing.held_gpus - using
     if job.profiling is not None:
-        idling += sum(gpu not in gpus for gpu in job.profiling.reserved)
+        idling += sum(gpu not in job.workers.held for gpu in job.profiling.reserved)
     return using, idling
 
 
 def has_joined(job: Job) -> bool:
     """Has a worker of the job called `elastic.join()`? Else it may be a plain command, for which running is all."""
-    return job.elastic or any(entry.joined_s is not None for entry in (*job.workers, *job.record.past))
+    return job.elastic or job.standing.joined > 0 or any(entry.joined_s is not None for entry in job.record.past)
 
 
 def spent(now: float, job: Job) -> GpuSeconds:

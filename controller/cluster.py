@@ -442,10 +442,14 @@ class Cluster:
             return False
         return self.index.on_gpu(gpu) is None
 
-    def leave_at_once(self, gpu: GpuAddress) -> bool:
-        """Is somebody waiting for `gpu`, to whom it is lent, or who drains it by preempting?"""
-        bar = self.bar(gpu)
-        return bar is not None and bar.drain is CordonKind.DRAIN_BY_PREEMPTING
+    def left_at_once(self) -> frozenset[GpuAddress]:
+        """The GPUs that somebody waits for, to whom they are lent, or who drains them by preempting."""
+        return frozenset(
+            GpuAddress(server=server, index=index)
+            for server, found in self.barred.items()
+            for index, bar in found.items()
+            if bar.drain is CordonKind.DRAIN_BY_PREEMPTING
+        )
 
     @property
     def decision_due_s(self) -> float:

@@ -35,7 +35,7 @@ from ...protocol.texts import RELEASED
 from ...protocol.times import CUT_OFF_TIMEOUT_S
 from .. import accounting
 from ..cluster import Cluster
-from ..jobs.generations import broken_by_loss, cut_off, ending, holders, took_part, unconnected
+from ..jobs.generations import anyone_holds, broken_by_loss, cut_off, ending, took_part, unconnected
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import fall, names, not_to_start, process_ended
@@ -95,7 +95,7 @@ def worker_ended(
         fault = Fault.SCRIPT  # whatever it runs on
     elif exit_code == OTHER_CODE and job.elastic:
         fault, reason = Fault.SERVER, other_code(cluster, now, job, entry, reason)
-    elif came_to_its_loop(last) and not started and holders(job) and fault is not Fault.SERVER:
+    elif came_to_its_loop(last) and not started and anyone_holds(job) and fault is not Fault.SERVER:
         pass  # its server works
     elif fault is not Fault.NONE and not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
@@ -131,7 +131,7 @@ def worker_ended(
     if (
         exit_code in (UNLIKE, OTHER_CODE)
         and job.spec.resume is not None
-        and not (job.record.progressed or holders(job))
+        and not (job.record.progressed or anyone_holds(job))
     ):
         end_job(
             cluster,
@@ -145,16 +145,16 @@ def worker_ended(
     if exit_code == UNLIKE:
         newcomer_differs(cluster, now, job, entry, reason)
         return
-    if exit_code == OTHER_CODE and not holders(job):
+    if exit_code == OTHER_CODE and not anyone_holds(job):
         refused_alone(cluster, now, job, reason)
         return
     # Where others have come as far as their loop, or give it the state, it is a newcomer's affair.
-    alone = started or not (holders(job) or last in (WorkerPhase.TRAINING, WorkerPhase.BROKEN))
+    alone = started or not (anyone_holds(job) or last in (WorkerPhase.TRAINING, WorkerPhase.BROKEN))
     if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
     elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
         newcomer_failed(cluster, now, job, entry, reason, exit_code, fault)
-    elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT) and holders(job):
+    elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT) and anyone_holds(job):
         _count_loss(cluster, now, job, f"{worker}: {reason}", exit_code)
         if not job.final and not took_part(job, entry, applied):
             newcomer_failed(cluster, now, job, entry, reason, exit_code, fault)
@@ -191,7 +191,7 @@ def _at_the_start(
         start_failed(cluster, now, server, reason)
     elif fault is Fault.SCRIPT and (job.elastic or job.spec.restarts is None):
         fault = _judged(cluster, now, job, entry, reason)
-        alone = fault is Fault.SCRIPT and not holders(job)
+        alone = fault is Fault.SCRIPT and not anyone_holds(job)
         if alone and exit_code and second_opinion(cluster, now, job, entry, reason):
             return Fault.SERVER, reason
     return fault, reason
@@ -241,7 +241,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             continue
         broken = broken_by_loss(job, late.worker)
         fault = _judged(cluster, now, job, entry, late.reason)
-        alone = fault is Fault.SCRIPT and not holders(job)
+        alone = fault is Fault.SCRIPT and not anyone_holds(job)
         if alone and second_opinion(cluster, now, job, entry, late.reason, late=True):
             fault = Fault.SERVER  # whose storage may not answer
         job.update_worker(late.worker, fault=fault, reason=late.reason)
@@ -254,7 +254,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
                 fall(cluster, now, job, late.reason)
             return
         add_broken(job, broken)
-        if fault is Fault.SCRIPT and not job.record.progressed and not holders(job):
+        if fault is Fault.SCRIPT and not job.record.progressed and not anyone_holds(job):
             end_job(cluster, now, job, JobPhase.FAILED, late.reason)
             return
         if fault is Fault.SCRIPT:
@@ -265,7 +265,7 @@ def stop_again(cluster: Cluster, now: float, job: Job) -> None:
     """Tell the agents of workers that should have ended by now. Whoever has heard it before gets no more time by that."""
     for worker, due_s in job.overdue().items():
         if now >= due_s:
-            job.told_to_stop_s[worker] = now
+            job.told_to_stop(worker, now)
             stop_worker(cluster, now, job, worker)
 
 

@@ -24,7 +24,7 @@ when that has become impossible, and only then are newcomers of it stopped (CoDD
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -97,26 +97,32 @@ def ending(job: Job) -> bool:
     One that has ended by then counts as long as another one with the state is on its way there. Should that be in need of its
     fellows for a last step, it says that its communicator is broken, and gets an order.
     """
-    statuses = [status for entry in job.workers if (status := job.statuses.get(entry.worker)) is not None]
-    if any(status.phase is WorkerPhase.FINISHED for status in statuses):
+    standing = job.standing
+    if standing.finished:
         return True
     if not any(entry.finished and entry.generation >= job.record.cycle for entry in job.record.past):
         return False
-    broken = any(status.phase is WorkerPhase.BROKEN for status in statuses)
-    return not broken and any(holds_state(job, entry.worker) for entry in job.workers)
+    return not standing.broken and bool(standing.holding)
+
+
+def anyone_holds(job: Job) -> bool:
+    """Has any worker the state?"""
+    return bool(job.standing.holding)
 
 
 def holders(job: Job) -> tuple[WorkerRecord, ...]:
     """The workers with the state, in the rank order of the newest roster that names them, then by age."""
-    newest = job.newest
+    newest, holding = job.newest, job.standing.holding
+    if not holding:
+        return ()
     ranks = {worker: rank for rank, worker in enumerate(newest.roster.workers)} if newest else {}
-    found = [entry for entry in job.workers if holds_state(job, entry.worker)]
+    found = [entry for entry in job.workers if entry.worker in holding]
     return tuple(sorted(found, key=lambda entry: ranks.get(entry.worker, len(ranks))))
 
 
-def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Callable[[GpuAddress], bool]) -> Step:
+def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Collection[GpuAddress]) -> Step:
     """What brings `job`, which is not over, nearer to its target; None: nothing now. Of a GPU, `free`: no process is there;
-    `at_once`: it is to be left as soon as can be."""
+    `at_once`: those that are to be left as soon as can be."""
     if ending(job):
         return None
     newest = job.newest
@@ -129,18 +135,17 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Callable[[G
         if not _may_begin(job, places):
             return None
         return GiveOrder(places, OrderKind.TARGET, fresh_start=True) if places else None
-    with_state = holders(job)
-    if not with_state:
+    if not anyone_holds(job):
         return _without_state(job, newest)
     if _wounded(job, newest):
-        return GiveOrder(_survivors(job, newest, with_state), OrderKind.RECOVERY)
+        return GiveOrder(_survivors(job, newest, holders(job)), OrderKind.RECOVERY)
     if newest.kind is OrderKind.RECOVERY and newest.generation > job.record.committed:
         return None
-    stay = _stay(job, newest, with_state, at_once)
+    stay = _stay(job, newest, holders(job), at_once) if at_once else ()
     if stay:
-        same = _same(stay, newest) and not _misled(job, newest, with_state)
+        same = _same(stay, newest) and not _misled(job, newest)
         return None if same else GiveOrder(stay, OrderKind.TARGET)
-    return _towards_target(job, newest, with_state, free)
+    return _towards_target(job, newest, free)
 
 
 def _of_gang(job: Job, newest: OrderRecord) -> Step:
@@ -191,10 +196,12 @@ def complete(job: Job) -> bool:
 
 def _without_state(job: Job, newest: OrderRecord) -> Step:
     """Nobody has trained yet, or all that had are gone."""
-    able = [entry for entry in job.workers if usable(job, entry.worker)]
-    if not able:
+    standing = job.standing
+    if not standing.usable:
         return StartAgain()
     had_state = job.record.committed >= job.record.cycle
+    if not had_state and standing.whole(job.record.target) and not _wounded(job, newest):
+        return None  # all that are named are on their way
     if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _wounded(job, newest):
         return None  # the first step of a generation is on its way
     places = _assign(job, job.record.target, newest)
@@ -214,7 +221,7 @@ def _wounded(job: Job, newest: OrderRecord) -> bool:
     """Has the newest roster lost somebody, or does it not tell its members of a broken generation they may be in?"""
     if newest.generation in job.record.broken:
         return True
-    if any(not usable(job, worker) for worker in newest.roster.workers):
+    if job.standing.lost_member(job.record.target):
         return True
     return any(
         generation not in newest.broken for generation in job.record.broken if job.record.committed <= generation
@@ -230,27 +237,27 @@ def _survivors(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ..
 
 
 def _stay(
-    job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], at_once: Callable[[GpuAddress], bool]
+    job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], at_once: Collection[GpuAddress]
 ) -> tuple[Place, ...]:
     """Who goes on alone, since others are on GPUs that are to be left at once; none: nobody is, or too few would be left."""
-    if not any(at_once(entry.gpu) for entry in with_state) or job.spec.gpus_per_server:
+    if not any(entry.gpu in at_once for entry in with_state) or job.spec.gpus_per_server:
         return ()
     if newest.kind is OrderKind.UNION and not handed_on(job, newest):
         return ()  # the state is being handed on to newcomers
     named = job.committed_order or newest
-    able = [entry for entry in with_state if not at_once(entry.gpu) and entry.worker in named.roster.workers]
+    able = [entry for entry in with_state if entry.gpu not in at_once and entry.worker in named.roster.workers]
     wanted = [entry for entry in able if entry.gpu in job.record.target]
     least = min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
     chosen = wanted if len(wanted) >= least else able
     return tuple(Place(entry.gpu, entry.worker) for entry in chosen) if len(chosen) >= least else ()
 
 
-def _towards_target(
-    job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], free: Callable[[GpuAddress], bool]
-) -> Step:
+def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], bool]) -> Step:
+    misled = _misled(job, newest)
+    if not misled and not job.workers.ordered and job.standing.whole(job.record.target):
+        return None  # all who are wanted are there, and nobody else is
     wanted = _assign(job, job.record.target, newest)
     places = tuple(place for place in wanted if _present(job, place) or free(place.gpu))
-    misled = _misled(job, newest, with_state)
     if not places or (_same(places, newest) and not misled):
         return None
     if any(place.worker is not None and holds_state(job, place.worker) for place in places):
@@ -258,7 +265,7 @@ def _towards_target(
         if on_the_way and {place.worker for place in places} <= set(newest.roster.workers):
             return None  # the union has begun to hand the state on: let it reach all first
         return GiveOrder(places, OrderKind.TARGET)
-    kept = tuple(Place(entry.gpu, entry.worker) for entry in with_state)
+    kept = tuple(Place(entry.gpu, entry.worker) for entry in holders(job))
     union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))
     return None if _same(union, newest) and not misled else GiveOrder(union, OrderKind.UNION)
 
@@ -268,13 +275,13 @@ def _present(job: Job, place: Place) -> bool:
     return place.worker is not None and not _unstarted(job, place.worker)
 
 
-def _misled(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> bool:
+def _misled(job: Job, newest: OrderRecord) -> bool:
     """Was the newest order given before anybody had the state, and names a leader that those who train now do not know?"""
     committed = job.order(job.record.committed)
     if newest.generation <= job.record.committed or committed is None:
         return False
-    known = {*committed.roster.workers, *(entry.worker for entry in with_state)}
-    return newest.roster.leader not in known
+    leader = newest.roster.leader
+    return leader not in job.standing.holding and leader not in committed.roster.workers
 
 
 def took_part(job: Job, entry: WorkerRecord, applied: int | None = None) -> bool:
@@ -303,8 +310,8 @@ def handed_on(job: Job, union: OrderRecord) -> bool:
 
 def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None) -> tuple[Place, ...]:
     """Who works on each GPU of `target`: members that stay in their old order, then the others."""
-    members = newest.roster.members if newest else ()
-    stay = [Place(m.gpu, m.worker) for m in members if m.gpu in target and usable(job, m.worker)]
+    members, able, wanted = newest.roster.members if newest else (), job.standing.usable, set(target)
+    stay = [Place(m.gpu, m.worker) for m in members if m.gpu in wanted and m.worker in able]
     taken = {place.gpu for place in stay}
     others = [Place(gpu, _spare(job, gpu)) for gpu in target if gpu not in taken]
     return (*stay, *others)
@@ -313,11 +320,12 @@ def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None
 def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
     """A worker of the job on `gpu` that an overtaken order named, or was to send away: of the last generation that came about,
     though it may have lost all who had the state, or of none yet."""
+    if not (here := job.workers.on_gpu(gpu)):
+        return None
     committed = job.order(job.record.committed)
     known = committed.roster.workers if committed is not None else ()
-    for entry in job.workers:
-        able = entry.gpu == gpu and usable(job, entry.worker)
-        if able and (entry.worker in known or fresh(job, entry.worker)):
+    for entry in here:
+        if usable(job, entry.worker) and (entry.worker in known or fresh(job, entry.worker)):
             return entry.worker
     return None
 
@@ -406,11 +414,12 @@ def unconnected(job: Job) -> tuple[WorkerId, ...]:
     newest = job.newest
     if newest is None or newest.generation <= job.record.committed or len(newest.roster.members) < 2:
         return ()
+    leads = job.statuses.get(newest.roster.leader)
+    if leads is None or not leads.unconnected_s:
+        return ()
     for worker in newest.roster.workers:
         status = job.statuses.get(worker)
         if status is None or status.order != newest.generation or status.phase not in STANDING_STILL:
-            return ()
-        if worker == newest.roster.leader and not status.unconnected_s:
             return ()
     here = next(member.gpu.server for member in newest.roster.members if member.worker == newest.roster.leader)
     elsewhere = tuple(member.worker for member in newest.roster.members if member.gpu.server != here)
@@ -483,6 +492,8 @@ def _unstarted(job: Job, worker: WorkerId) -> bool:
 def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
     """Workers, not told to stop yet, that no roster which is or may come into use names."""
     newest = job.newest
+    if not job.standing.any_outside:
+        return ()
     live = [order for order in job.record.orders if order is newest or (job.elastic and not doomed(job, order))]
     named = {worker for order in live for worker in order.roster.workers}
     found = []

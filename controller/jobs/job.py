@@ -61,6 +61,7 @@ from .account import Account
 from .archive import key_of
 from .reaching import Reports
 from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
+from .standing import Standing, Statuses, Terms, is_unstarted
 from .table import WorkerTable
 from .throughput import Estimated, fingerprint
 
@@ -203,7 +204,7 @@ class Job:
     submission: Submission
     record: JobRecord = field(default_factory=JobRecord)
     workers: WorkerTable = field(default_factory=WorkerTable)  # whose processes may live
-    statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `workers`
+    statuses: Statuses = field(default_factory=Statuses)  # of `workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
     reports: Reports = field(default_factory=Reports)  # of what it trains until
@@ -245,6 +246,10 @@ class Job:
     )
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
+    _standing: Standing = field(default_factory=Standing)
+    _stood: tuple[JobRecord, float] | None = (
+        None  # its record, and since when it was watched, as its standing has seen them
+    )
 
     @cached_property
     def id(self) -> JobId:
@@ -260,6 +265,17 @@ class Job:
         """Where a job that is over stands in the archive, or is going to."""
         assert self.final
         return key_of(self.submission, self.record.finished_s or 0.0)
+
+    @property
+    def standing(self) -> Standing:
+        """How its workers stand now."""
+        stood, news = self._stood, self.workers.news or self.statuses.news
+        if stood is not None and stood[0] is self.record and stood[1] == self.watched_s and not news:
+            return self._standing
+        self._stood = self.record, self.watched_s
+        terms = Terms(self.newest, self.committed_order, self.elastic, self.final, self.watched_s)
+        self._standing.catch_up(self.workers, self.statuses, terms, self._due_s)
+        return self._standing
 
     @property
     def waiting_reason(self) -> str:
@@ -468,7 +484,8 @@ class Job:
     def aside(self) -> Job:
         """A copy to suppose something about, for no cluster yet."""
         found = copy.copy(self)
-        found.workers, found.on_change = self.workers.copy(), _nobody
+        found.workers, found.statuses, found._standing = self.workers.copy(), Statuses(self.statuses), Standing()
+        found.on_change, found._stood = _nobody, None
         return found
 
     def enter(self, phase: JobPhase, now: float, reason: str = "", exit_code: int | None = None) -> None:
@@ -585,44 +602,51 @@ class Job:
 
     def latenesses(self) -> tuple[Lateness, ...]:
         """The workers that have not come to their training loop yet, and how long they may take."""
-        found = []
+        late = (self._lateness(entry, self.statuses.get(entry.worker)) for entry in self.workers)
+        return tuple(each for each in late if each is not None)
+
+    def _lateness(self, entry: WorkerRecord, status: WorkerStatus | None) -> Lateness | None:
+        if entry.state is WorkerState.ORDERED or entry.stopping or entry.trained or self.final:
+            return None
         spec = self.spec
-        for entry in self.workers:
-            if entry.state is WorkerState.ORDERED or entry.stopping or entry.trained or self.final:
-                continue
-            status = self.statuses.get(entry.worker)
-            if status is None and entry.joined_s is None and entry.started_s is not None:
-                if not (self.elastic or spec.must_join):
-                    continue
-                limit_s = spec.start_timeout_s
-                began_s = max(entry.started_s, self.watched_s)
-                found.append(Lateness(entry.worker, "called elastic.join()", limit_s, began_s + limit_s))
-            elif status is not None and status.phase is WorkerPhase.STARTING and entry.joined_s is not None:
-                limit_s = spec.load_timeout_s
-                what = "come to its training loop (run.epochs)"
-                began_s = max(entry.joined_s, self.watched_s)
-                found.append(Lateness(entry.worker, what, limit_s, began_s + limit_s))
-        return tuple(found)
+        if status is None and entry.joined_s is None and entry.started_s is not None:
+            if not (self.elastic or spec.must_join):
+                return None
+            limit_s = spec.start_timeout_s
+            began_s = max(entry.started_s, self.watched_s)
+            return Lateness(entry.worker, "called elastic.join()", limit_s, began_s + limit_s)
+        if status is not None and status.phase is WorkerPhase.STARTING and entry.joined_s is not None:
+            limit_s = spec.load_timeout_s
+            what = "come to its training loop (run.epochs)"
+            began_s = max(entry.joined_s, self.watched_s)
+            return Lateness(entry.worker, what, limit_s, began_s + limit_s)
+        return None
 
     def overdue(self) -> dict[WorkerId, float]:
         """When the agents of workers that do not end are told again to stop them (Unix time, s): they may not have heard it."""
-        found = {}
-        for entry in self.workers:
-            if entry.stopping and entry.stop_by_s is not None:
-                since_s = max(entry.stop_by_s, self.watched_s, self.told_to_stop_s.get(entry.worker, 0.0))
-                found[entry.worker] = since_s + STOP_AGAIN_S
-        return found
+        dues = ((entry.worker, self._stop_again_s(entry)) for entry in self.workers)
+        return {worker: due_s for worker, due_s in dues if due_s is not None}
+
+    def _stop_again_s(self, entry: WorkerRecord) -> float | None:
+        if not entry.stopping or entry.stop_by_s is None:
+            return None
+        return max(entry.stop_by_s, self.watched_s, self.told_to_stop_s.get(entry.worker, 0.0)) + STOP_AGAIN_S
+
+    def _due_s(self, entry: WorkerRecord, status: WorkerStatus | None) -> float | None:
+        """When something is done about a worker that does not come to its loop, or does not end (Unix time, s)."""
+        late = self._lateness(entry, status)
+        return late.until_s if late is not None else self._stop_again_s(entry)
+
+    def told_to_stop(self, worker: WorkerId, now: float) -> None:
+        """The agent of a worker that has not ended is told again to stop it."""
+        self.told_to_stop_s[worker] = now
+        self.workers.news[worker] = None
 
     def unstarted(self) -> list[WorkerRecord]:
         """The workers whose agents were told to start them, and have not said yet that they do."""
-        return [
-            entry
-            for entry in self.workers
-            if entry.state is WorkerState.STARTED
-            and not entry.stopping
-            and entry.started_s is None
-            and entry.worker not in self.statuses
-        ]
+        if not self.standing.unstarted:
+            return []
+        return [entry for entry in self.workers if is_unstarted(entry) and entry.worker not in self.statuses]
 
     def follow_newest(self, workers: Iterable[WorkerRecord]) -> bool:
         """Do all of these train by the newest order already, as far as they have said?"""
@@ -642,6 +666,8 @@ class Job:
         leader = newest.roster.leader
         leads = self.statuses.get(leader)
         unheard = leads.unheard if leads is not None and leads.order == newest.generation else ()
+        if not (unheard or self.standing.behind):
+            return []
         return [
             entry
             for entry in self.workers
@@ -665,9 +691,9 @@ class Job:
 
     def timers(self) -> dict[str, float]:
         """What happens by itself, and when (Unix time, s)."""
-        found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
-        found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
-        found |= {f"{worker} is told to stop again": due_s for worker, due_s in self.overdue().items()}
+        found = {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
+        if (late_s := self.standing.due.soonest()) < math.inf:
+            found["a worker is late, or is told to stop again"] = late_s
         if self.avoided or self.avoided_gpus:  # while it is tried on another server, that decides
             every = {**{str(place): each for place, each in self.avoided.items()},
                      **{str(place): each for place, each in self.avoided_gpus.items()}}  # fmt: skip
@@ -828,11 +854,11 @@ class Job:
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
         """Take over how fast the job is with its present share, once it has been for so many steps. Whether it is news."""
         steady, order = status.steady, self.committed_order
-        if order is None or not self.share_gpus or status.phase is not WorkerPhase.TRAINING or status.applied is None:
+        if order is None or status.phase is not WorkerPhase.TRAINING or status.applied is None:
             return False
         if steady.generation != self.record.committed or steady.steps < steps or steady.step_s <= 0:
             return False
-        if status.applied < self.rate_counts_from:
+        if status.applied < self.rate_counts_from or not self.share_gpus:
             return False
         first = self.rate_counts_from < 0  # of its generation: whatever it says, the job may go on being measured now
         self.rate_counts_from = status.applied + STEPS_OF_A_RATE + (self._own_delay if first else 0)

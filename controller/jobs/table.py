@@ -24,6 +24,7 @@ class WorkerTable:
         self.version = 0  # grows with each change
         self.membership = 0  # likewise with each worker that comes or goes
         self.unwritten: dict[WorkerId, None] = {}  # have changed since `stored` has last looked
+        self.news: dict[WorkerId, None] = {}  # have changed since `standing` has last looked
         self.moved: dict[GpuAddress, None] = {}  # GPUs that have been taken or left since `index` has last looked
         self.ordered: dict[WorkerId, None] = {}  # in the state ORDERED
         self.stopping: dict[WorkerId, None] = {}
@@ -127,7 +128,7 @@ class WorkerTable:
 
     def _note(self, worker: WorkerId) -> None:
         self.version += 1
-        self.unwritten[worker] = None
+        self.unwritten[worker] = self.news[worker] = None
 
 
 def _mark(table: dict[WorkerId, None], worker: WorkerId, there: bool) -> None:

@@ -136,14 +136,15 @@ def keep_together(cluster: Cluster, now: float, job: Job) -> None:
     if not job.elastic or job.newest is None:
         job.unproven.clear()
         return
-    if not (with_state := _having(job)):
+    keeps = job.record.does_not_grow and job.record.target
+    if not (job.unproven or keeps) or not (with_state := _having(job)):
         return
     if job.unproven:
         _forget_proven(job)
         if _none_proven(job):
             _stop_all(cluster, now, job)
             return
-    if job.record.does_not_grow and job.record.target:
+    if keeps:
         _keep(cluster, now, job, _whole_servers(job, {entry.gpu for entry in with_state}))
 
 

@@ -59,10 +59,12 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
             if job.final:
                 return
     keep_together(cluster, now, job)
-    step = next_step(job, cluster.gpu_free, cluster.leave_at_once)
+    step = next_step(job, cluster.gpu_free, cluster.left_at_once())
     if isinstance(step, StartAgain):
         start_again(cluster, now, job)
-        step = next_step(job, cluster.gpu_free, cluster.leave_at_once) if not job.final and job.newest is None else None
+        step = (
+            next_step(job, cluster.gpu_free, cluster.left_at_once()) if not job.final and job.newest is None else None
+        )
     if isinstance(step, GiveOrder):
         give_order(cluster, now, job, step)
     if not job.final:

@@ -1,0 +1,213 @@
+"""How the workers of a job stand: what follows from each one's record and its last status, kept and counted.
+
+Theory of operation
+-------------------
+Whoever asks whether all members of a roster may go on, who has the state, or which worker is late first, would look at every
+worker for each word of one of them. So a worker is looked at when its own record or status has changed (`WorkerTable.news`,
+`Statuses.news`), and all are looked at only where it is about all of them: another order, another generation in use, the first
+worker that joins, the job's end, an absence of the controller.
+
+Nothing here is recorded, and all of it can be made anew from the table and the statuses at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...protocol.model import GpuAddress, WorkerId, WorkerPhase, WorkerStatus
+from ..deadlines import Deadlines
+from .records import OrderRecord, WorkerRecord, WorkerState
+from .table import WorkerTable
+
+
+class Statuses(dict[WorkerId, WorkerStatus]):
+    """The last status of each worker. Knows whose have changed since `Standing` has last looked."""
+
+    def __init__(self, known: dict[WorkerId, WorkerStatus] | None = None) -> None:
+        super().__init__(known or {})
+        self.news: dict[WorkerId, None] = dict.fromkeys(self)
+
+    def __setitem__(self, worker: WorkerId, status: WorkerStatus) -> None:
+        super().__setitem__(worker, status)
+        self.news[worker] = None
+
+    def pop(self, worker: WorkerId, default: Any = None) -> Any:
+        """Forget the status of `worker`."""
+        self.news[worker] = None
+        return super().pop(worker, default)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What concerns all workers of a job. Where it changes, all are looked at anew."""
+
+    newest: OrderRecord | None
+    committed: OrderRecord | None  # in use
+    elastic: bool
+    final: bool
+    watched_s: float
+
+    def same(self, other: Terms | None) -> bool:
+        """Are both the same? Orders are compared by identity: they are long."""
+        return (
+            other is not None
+            and self.newest is other.newest
+            and self.committed is other.committed
+            and (self.elastic, self.final, self.watched_s) == (other.elastic, other.final, other.watched_s)
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is counted of one worker."""
+
+    usable: bool  # it may be in a roster
+    gpus: int  # that its process holds
+    running: bool
+    trained: bool  # it has had the state, and is a member of the generation in use
+    joined: bool
+
+
+@dataclass
+class _Whole:
+    """Whether the newest order is the target, and all its members may go on. It holds as long as these are the same."""
+
+    target: tuple[GpuAddress, ...]
+    newest: OrderRecord
+    changes: int
+    lost: bool  # a member may not be in a roster any more
+    whole: bool
+
+
+Due = Callable[[WorkerRecord, WorkerStatus | None], float | None]
+
+
+class Standing:
+    """Of one job."""
+
+    def __init__(self) -> None:
+        self._begin(None)
+
+    def _begin(self, terms: Terms | None) -> None:
+        """Nothing is known of any worker."""
+        self.holding: dict[WorkerId, None] = {}  # have the state
+        self.finished: dict[WorkerId, None] = {}  # say that they are at the end of the training loop
+        self.broken: dict[WorkerId, None] = {}  # say that their communicator is
+        self.unstarted: dict[
+            WorkerId, None
+        ] = {}  # nothing has been heard of them since their agents were told to start them
+        self.behind: dict[WorkerId, None] = {}  # speak, and have not heard of the newest order
+        self.usable: dict[WorkerId, None] = {}
+        self.due: Deadlines[WorkerId] = Deadlines()  # when something is done about a worker that is late
+        self.held_gpus = self.running_gpus = self.training_gpus = self.unjoined_training_gpus = 0
+        self.joined = 0  # workers
+        self._changes = 0  # of `usable`
+        self._terms = terms
+        self._members = _workers(terms.committed if terms is not None else None)  # of the generation in use
+        self._named = _workers(terms.newest if terms is not None else None)  # in the newest order
+        self._outsiders = 0  # workers that are not
+        self._seen: dict[WorkerId, _Seen] = {}
+        self._whole: _Whole | None = None
+
+    def catch_up(self, table: WorkerTable, statuses: Statuses, terms: Terms, due: Due) -> None:
+        """Look at the workers that have changed, or at all. `due`: when something is done about one (Unix time, s)."""
+        if not terms.same(self._terms):
+            self._begin(terms)
+            names = [entry.worker for entry in table]
+            table.news.clear()
+            statuses.news.clear()
+        elif table.news or statuses.news:
+            names = [*table.news, *(worker for worker in statuses.news if worker not in table.news)]
+            table.news.clear()
+            statuses.news.clear()
+        else:
+            return
+        for worker in names:
+            self._look(worker, table.get(worker), statuses.get(worker), due)
+
+    def _look(self, worker: WorkerId, entry: WorkerRecord | None, status: WorkerStatus | None, due: Due) -> None:
+        before = self._seen.pop(worker, None)
+        if before is not None:
+            self._count(worker, before, -1)
+        phase = status.phase if status is not None and entry is not None else None
+        usable = entry is not None and not entry.stopping and not (phase is not None and phase.over)
+        if usable is not (worker in self.usable):
+            self._changes += 1
+        trained = entry is not None and entry.trained
+        may_have = status.phase.may_have_state and status.applied is not None if status is not None else trained
+        speaks = phase is not None and entry is not None and not entry.stopping
+        newest = self._terms.newest if self._terms is not None else None
+        _mark(self.usable, worker, usable)
+        _mark(self.holding, worker, usable and may_have)
+        _mark(self.finished, worker, phase is WorkerPhase.FINISHED)
+        _mark(self.broken, worker, phase is WorkerPhase.BROKEN)
+        _mark(self.unstarted, worker, entry is not None and status is None and is_unstarted(entry))
+        late = newest is not None and status is not None and status.order < newest.generation
+        _mark(self.behind, worker, speaks and late and phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED))
+        if entry is None:
+            self.due.put(worker, None)
+            return
+        self.due.put(worker, due(entry, status))
+        held = entry.state is not WorkerState.ORDERED
+        self._seen[worker] = seen = _Seen(
+            usable,
+            len(entry.gpus) or 1 if held else 0,
+            entry.state is WorkerState.RUNNING,
+            trained and worker in self._members,
+            entry.joined_s is not None,
+        )
+        self._count(worker, seen, 1)
+
+    def _count(self, worker: WorkerId, seen: _Seen, sign: int) -> None:
+        gpus = sign * seen.gpus
+        self.held_gpus += gpus
+        self.running_gpus += gpus * seen.running
+        self.training_gpus += gpus * seen.trained
+        self.unjoined_training_gpus += gpus * (seen.running or seen.trained)
+        self.joined += sign * seen.joined
+        self._outsiders += sign * (worker not in self._named)
+
+    @property
+    def any_outside(self) -> bool:
+        """Is there a worker that the newest order does not name?"""
+        return self._outsiders > 0
+
+    def lost_member(self, target: tuple[GpuAddress, ...]) -> bool:
+        """May a member of the newest order not be in a roster any more?"""
+        found = self._about(target)
+        return found is not None and found.lost
+
+    def whole(self, target: tuple[GpuAddress, ...]) -> bool:
+        """Is the newest order this target, and may all its members be in a roster?"""
+        found = self._about(target)
+        return found is not None and found.whole
+
+    def _about(self, target: tuple[GpuAddress, ...]) -> _Whole | None:
+        newest = self._terms.newest if self._terms is not None else None
+        known = self._whole
+        if newest is None:
+            return None
+        if known is None or known.changes != self._changes or known.target is not target or known.newest is not newest:
+            members = newest.roster.members
+            lost = any(member.worker not in self.usable for member in members)
+            whole = not lost and bool(target) and {member.gpu for member in members} == set(target)
+            known = self._whole = _Whole(target, newest, self._changes, lost, whole)
+        return known
+
+
+def is_unstarted(entry: WorkerRecord) -> bool:
+    """Was its agent told to start it, and has not said that it runs?"""
+    return entry.state is WorkerState.STARTED and not entry.stopping and entry.started_s is None
+
+
+def _workers(order: OrderRecord | None) -> frozenset[WorkerId]:
+    return frozenset(order.roster.workers) if order is not None else frozenset()
+
+
+def _mark(table: dict[WorkerId, None], worker: WorkerId, there: bool) -> None:
+    if there:
+        table[worker] = None
+    else:
+        table.pop(worker, None)
