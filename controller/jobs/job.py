@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -197,6 +197,24 @@ class Planned:
     gpu_s: float = 0.0  # the GPU time that is kept for it
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where the processes of a gang meet, by an order."""
+
+    order: OrderRecord
+    ranks: Mapping[WorkerId, int]
+    servers: Mapping[ServerId, tuple[int, ...]]  # with the GPUs that the gang has there, in the order of ranks
+
+    @staticmethod
+    def of(order: OrderRecord) -> Meeting:
+        """The meeting of all members of `order`."""
+        servers: dict[ServerId, list[int]] = {}
+        for member in order.roster.members:
+            servers.setdefault(member.gpu.server, []).extend(member.gpus or (member.gpu.index,))
+        ranks = {worker: rank for rank, worker in enumerate(order.roster.workers)}
+        return Meeting(order, ranks, {server: tuple(gpus) for server, gpus in servers.items()})
+
+
 @dataclass
 class Job:
     """A job: its record, and what is known beside it."""
@@ -246,6 +264,7 @@ class Job:
     )
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
+    _meeting: Meeting | None = None
     _standing: Standing = field(default_factory=Standing)
     _stood: tuple[JobRecord, float] | None = (
         None  # its record, and since when it was watched, as its standing has seen them
@@ -276,6 +295,14 @@ class Job:
         terms = Terms(self.newest, self.committed_order, self.elastic, self.final, self.watched_s)
         self._standing.catch_up(self.workers, self.statuses, terms, self._due_s)
         return self._standing
+
+    @property
+    def meeting(self) -> Meeting | None:
+        """Where the processes of its newest order meet."""
+        newest = self.newest
+        if newest is not None and (self._meeting is None or self._meeting.order is not newest):
+            self._meeting = Meeting.of(newest)
+        return self._meeting if newest is not None else None
 
     @property
     def waiting_reason(self) -> str:

@@ -76,23 +76,21 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
 
 def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous | None:
     """Where the processes of a gang meet: at the first one's server, on the port that its agent keeps free for its GPU."""
-    newest = job.newest
-    if newest is None or entry.worker not in newest.roster.workers:
+    meeting = job.meeting
+    if meeting is None or entry.worker not in meeting.ranks:
         return None  # it is about to be stopped
-    members = newest.roster.members
-    servers = list(dict.fromkeys(member.gpu.server for member in members))
-    first, here = members[0].gpu, entry.gpu.server
-    session = cluster.sessions.get(first.server)
+    servers, here = list(meeting.servers), entry.gpu.server
+    session = cluster.sessions.get(servers[0])
     if session is None:
         return None  # the first one has ended, and its server is forgotten: there is nobody to meet
     return Rendezvous(
-        process=newest.roster.rank(entry.worker),
-        processes=len(members),
+        process=meeting.ranks[entry.worker],
+        processes=len(meeting.ranks),
         server=servers.index(here),
         servers=len(servers),
         address=session.server.address,
-        port=newest.port,
-        local=tuple(gpu.index for member in members for gpu in member.all_gpus if gpu.server == here),
+        port=meeting.order.port,
+        local=meeting.servers[here],
     )
 
 
