@@ -386,10 +386,11 @@ def cut_off(job: Job) -> tuple[WorkerId, ...]:
     newest = job.newest
     if newest is None or newest.generation <= job.record.committed:
         return ()
-    leader, members = newest.roster.leader, newest.roster.workers
+    leader = newest.roster.leader
     leads = job.statuses.get(leader)
     if leads is None or leads.order != newest.generation or not leads.unheard:
         return ()
+    members = newest.roster.workers
     unheard = frozenset(leads.unheard)
     apart = tuple(
         worker

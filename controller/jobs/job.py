@@ -372,10 +372,10 @@ class Job:
     @property
     def join_notice_s(self) -> float | None:
         """When a gang that was expected to call `elastic.join()` is taken for one that does not (Unix time, s); None: never."""
-        began = [entry.started_s for entry in self.workers if entry.started_s is not None]
-        if not self.gang or not self.spec.expected_to_join or self.spec.must_join or not began:
+        if not self.gang or not self.spec.expected_to_join or self.spec.must_join:
             return None
-        return max(max(began), self.watched_s) + JOIN_NOTICE_S
+        began = [entry.started_s for entry in self.workers if entry.started_s is not None]
+        return max(max(began), self.watched_s) + JOIN_NOTICE_S if began else None
 
     @property
     def own_gpus(self) -> tuple[GpuAddress, ...]:
@@ -671,8 +671,6 @@ class Job:
 
     def unstarted(self) -> list[WorkerRecord]:
         """The workers whose agents were told to start them, and have not said yet that they do."""
-        if not self.standing.unstarted:
-            return []
         return [entry for entry in self.workers if is_unstarted(entry) and entry.worker not in self.statuses]
 
     def follow_newest(self, workers: Iterable[WorkerRecord]) -> bool:
@@ -706,7 +704,7 @@ class Job:
 
     def tell_again_s(self) -> float | None:
         """When agents are told again of the newest order, and to start workers (Unix time, s); None: all have heard."""
-        waits = not self.final and (self.unstarted() or self.uninformed())
+        waits = not self.final and (self.standing.unstarted or self.uninformed())
         return max(self.told_s, self.watched_s) + TELL_AGAIN_S if waits else None
 
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
@@ -738,7 +736,7 @@ class Job:
             found["hold"] = self.hold_until
         if self.stop_rest_at is not None and self._has_rest:
             found["rest"] = self.stop_rest_at
-        if self.record.phase is JobPhase.STARTING and (notice_s := self.join_notice_s) is not None and self.all_run:
+        if self.record.phase is JobPhase.STARTING and self.all_run and (notice_s := self.join_notice_s) is not None:
             found["runs without elastic.join()"] = notice_s
         found |= {f"{server} is given up": due_s for server, due_s in self.silent.items()}
         if self.profiling is not None and not self.profiling.overdue:
