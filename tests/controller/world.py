@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from elasticd.controller.cluster import Settings
 from elasticd.controller.events import (
     Action,
@@ -27,7 +25,8 @@ from elasticd.controller.events import (
 from elasticd.controller.jobs.archive import PREFIX, job_of
 from elasticd.controller.jobs.generations import FIRST_STEPS
 from elasticd.controller.jobs.job import Job
-from elasticd.controller.jobs.records import JobRecord, OrderKind
+from elasticd.controller.jobs.records import OrderKind
+from elasticd.controller.jobs.stored import States
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import state_key, submission_key
 from elasticd.controller.store import Delete, If, Limits, Listing, Put, StoreUnavailable
@@ -286,8 +285,9 @@ class World:
                     agent.exited.pop(worker, None)
 
     def check_order(self, order: Order) -> None:
-        record = msgspec.msgpack.decode(self.store[state_key(order.job)], type=JobRecord)
-        recorded = {given.generation: given.roster for given in record.orders}
+        state = States(item for item in self.store.items() if item[0].startswith(state_key(order.job))).get(order.job)
+        assert state is not None
+        recorded = {given.generation: given.roster for given in state.record.orders}
         assert recorded.get(order.generation) == order.roster, "an order was sent that is not recorded"
         assert order.roster.leader in order.roster.workers
         assert len({member.gpu for member in order.roster.members}) == len(order.roster.members)
