@@ -77,7 +77,7 @@ def running(world: Any, who: Principal) -> Any:
 
 
 def acts_on(job: Any) -> list[Request]:
-    worker = tuple(job.workers)[0].worker
+    worker = next(iter(job.workers)).worker
     return [
         Scale(job=job.id, share=2), Profile(job=job.id), GetLog(job=job.id, worker=worker, offset=0),
         Checkpoint(job=job.id), Requeue(job=job.id), Pause(job=job.id), Resume(job=job.id), Cancel(job=job.id),
@@ -183,7 +183,7 @@ def test_the_environment_of_a_job_is_shown_to_those_who_may_act_on_it():
 def test_what_is_over_and_archived_still_has_its_owner(monkeypatch: pytest.MonkeyPatch):
     world = World(keeping=_module.Settings.__dataclass_fields__["keeping"].default.__class__(recent=0))
     job = running(world, ALICE)
-    worker = tuple(job.workers)[0].worker
+    worker = next(iter(job.workers)).worker
     world.ask(Cancel(job=job.id), who=ALICE)
     world.reap()
     world.turn()
@@ -294,7 +294,7 @@ def test_a_log_goes_to_who_has_asked_for_it_whatever_others_ask_under_the_same_i
     mine, theirs = running(world, ALICE), running(world, BOB)
     world.sent.clear()
     for job, who in ((mine, ALICE), (theirs, BOB)):
-        worker = tuple(job.workers)[0].worker
+        worker = next(iter(job.workers)).worker
         assert world.ask(GetLog(job=job.id, worker=worker, offset=0), "same", who=who) is None
     (first, second) = world.messages(ReadLog)
     assert (first.job, second.job) == (mine.id, theirs.id)

@@ -99,7 +99,7 @@ def test_a_job_is_found_by_its_name_while_that_is_unique():
 def test_a_log_is_relayed_from_the_agent_and_refused_when_it_does_not_come():
     world = World()
     job = one_running(world)
-    worker = tuple(job.workers)[0].worker
+    worker = next(iter(job.workers)).worker
     assert world.ask(GetLog(job=job.id, worker=worker), "log1") is None
     assert world.messages(ReadLog)[-1].request == "log1"
     piece = LogPiece(request="log1", data=b"line\n", next_offset=5, end=False)

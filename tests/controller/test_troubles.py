@@ -171,7 +171,7 @@ def test_a_script_that_ends_by_its_gpu_counts_against_neither_job_nor_server():
     world = World({"s1": 2})
     job = world.submit(job_spec(low=1, high=1))
     (worker,) = world.running(job.id)
-    gpu = tuple(job.workers)[0].gpu
+    gpu = next(iter(job.workers)).gpu
     agent = world.agents[ServerId("s1")]
     agent.troubles = (trouble(gpu.index, Severity.NO_NEW_WORK, "memory-held"),)
     world.trouble("s1", *agent.troubles)
@@ -269,12 +269,12 @@ def test_a_gpu_where_jobs_fail_at_their_start_while_others_work_is_left_alone():
     one_running(world, 1)
     first = world.submit(job_spec("first", 1, 1))
     (worker,) = world.running(first.id)
-    gpu = tuple(first.workers)[0].gpu
+    gpu = next(iter(first.workers)).gpu
     world.exit(worker, 1, "exit code 1: CUDA initialization error")
     assert first.record.phase is JobPhase.FAILED, "nothing is known of the GPU yet"
     second = world.submit(job_spec("second", 1, 1))
     (worker,) = world.running(second.id)
-    assert tuple(second.workers)[0].gpu == gpu
+    assert next(iter(second.workers)).gpu == gpu
     world.exit(worker, 1, "exit code 1: CUDA initialization error")
     assert second.record.phase is not JobPhase.FAILED
     assert world.machine.cluster.fit(ServerId("s1"))
@@ -282,7 +282,7 @@ def test_a_gpu_where_jobs_fail_at_their_start_while_others_work_is_left_alone():
     world.pass_time(5)
     world.settle(second.id)
     assert second.record.phase is JobPhase.RUNNING
-    assert tuple(second.workers)[0].gpu != gpu
+    assert next(iter(second.workers)).gpu != gpu
 
 
 def test_scripts_of_one_user_that_fail_take_no_gpu_from_other_users():
@@ -293,13 +293,13 @@ def test_scripts_of_one_user_that_fail_take_no_gpu_from_other_users():
     for number in range(4):
         failing = world.submit(job_spec(f"wrong{number}", 1, 1), who=alice)
         (worker,) = world.running(failing.id)
-        gpu = tuple(failing.workers)[0].gpu
+        gpu = next(iter(failing.workers)).gpu
         world.exit(worker, 1, "exit code 1: ValueError")
         assert failing.record.phase is JobPhase.FAILED
         assert not servers(world)["s1"].barred
     second = world.submit(job_spec("second", 1, 1), who=bob)
     (worker,) = world.running(second.id)
-    assert tuple(second.workers)[0].gpu == gpu
+    assert next(iter(second.workers)).gpu == gpu
     world.exit(worker, 1, "exit code 1: CUDA initialization error")
     assert gpu.index in servers(world)["s1"].barred, "two users agree"
     assert second.record.phase is not JobPhase.FAILED
@@ -385,7 +385,7 @@ def test_a_start_is_not_told_again_where_its_gpu_takes_no_new_work_any_more():
     agent = world.agents[ServerId("s1")]
     agent.connected = False
     job = world.submit(job_spec(low=1, high=1))
-    gpu = tuple(job.workers)[0].gpu
+    gpu = next(iter(job.workers)).gpu
     world.ask(CordonServer(server="s1", gpu=gpu.index))
     world.sent.clear()
     world.hello("s1")
