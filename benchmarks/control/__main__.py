@@ -1,7 +1,7 @@
 """What one controller bears. `make bench-control`
 
     python -m benchmarks.control [--quick] [--agents N] [--gpus N] [--live N] [--ended N] [--seconds N] [--label TEXT]
-                                 [--json FILE]
+                                 [--fixed 1,64,1000] [--json FILE]
 
 One real controller process with its store on disk runs on a core of its own; agents and clients are other processes, which speak
 the real protocol over real sockets. The store is that of a cluster that has run for months. What is measured, in this order:
@@ -86,7 +86,7 @@ class Bench:
         for folder in ("controller", "protocol", "runtime", "scheduler"):  # as an installed controller has it
             compileall.compile_dir(ROOT / folder, quiet=1)
         options = self.options
-        fill(self.store, options.agents, options.gpus, options.live, options.ended, time.time())
+        fill(self.store, options.agents, options.gpus, options.live, options.ended, time.time(), options.fixed)
 
     @property
     def store(self) -> Path:
@@ -314,6 +314,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=8, help="of each agent")
     parser.add_argument("--live", type=int, help="jobs that are not over; default 10,000")
     parser.add_argument("--ended", type=int, help="jobs that are; default 100,000")
+    parser.add_argument("--fixed", default="", help="numbers of GPUs that the first live jobs have, such as 1,64,1000")
     parser.add_argument("--seconds", type=float, help="of submissions")
     parser.add_argument("--report-s", type=float, default=1.0, help="how often each worker tells its progress")
     parser.add_argument("--policy", default="max-min")
@@ -325,6 +326,7 @@ def _options() -> argparse.Namespace:
     for key, value in zip(("agents", "live", "ended", "seconds"), quick if options.quick else full, strict=True):
         if getattr(options, key) is None:
             setattr(options, key, value)
+    options.fixed = [int(size) for size in options.fixed.split(",") if size]
     options.idle_seconds = 3.0 if options.quick else 8.0
     return options
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from elasticd.controller.jobs.archive import key_of
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Progress, Submission, WorkerRecord, WorkerState
@@ -70,14 +71,14 @@ def spec(chance: random.Random, name: str = "") -> JobSpec:
     )
 
 
-def fill(path: Path, servers: int, gpus: int, live: int, ended: int, now: float) -> None:
-    """Write a new store: `ended` jobs, then `live` ones that wait."""
+def fill(path: Path, servers: int, gpus: int, live: int, ended: int, now: float, fixed: Sequence[int] = ()) -> None:
+    """Write a new store: `ended` jobs, then `live` ones that wait, the first of which want these `fixed` numbers of GPUs."""
     store = SqliteStore(path)
     writes: list[Put] = [Put(CLUSTER_KEY, msgspec.msgpack.encode(ClusterRecord(id=CLUSTER)))]
     for number in range(servers):
         known = ServerRecord(server=server(number, gpus), agent=identity(number))
         writes.append(Put(server_key(known.server.server), msgspec.msgpack.encode(known)))
-    for write in _jobs(live, ended, now):
+    for write in _jobs(live, ended, now, fixed):
         writes.append(write)
         if len(writes) >= BATCH:
             store.commit((), writes)
@@ -91,10 +92,13 @@ def identity(number: int) -> str:
     return f"{number:016x}"
 
 
-def _jobs(live: int, ended: int, now: float) -> Iterator[Put]:
+def _jobs(live: int, ended: int, now: float, fixed: Sequence[int]) -> Iterator[Put]:
     chance = random.Random(0)
     for number in range(1, ended + live + 1):
         what = spec(chance)
+        if 0 <= (place := number - ended - 1) < len(fixed):
+            size = GpuRange(min=fixed[place], max=fixed[place])
+            what = replace(what, gpus=size, virtual_workers=size.max, max_steps=LONGEST_S)
         job = JobId(f"{what.name}-{number}")
         submission = Submission(
             job=job,

@@ -38,6 +38,7 @@ class _Facts:
     # What the rest follows from that takes longer to look at, and what does.
     of: _Wants | None = None
     membership: int = 0  # of the table of its workers
+    holdings: int = 0  # likewise
 
 
 @dataclass(frozen=True)
@@ -201,9 +202,15 @@ class Index:
             return
         facts = self._facts[job.id] = _facts(job, before or NOTHING)
         self._say(job, before or NOTHING, facts)
-        moved, job.workers.moved = job.workers.moved, {}
+        table = job.workers
+        if before is None:
+            moved: Collection[GpuAddress] = table.held
+        elif before.holdings != table.holdings:
+            moved, table.moved = table.moved, {}
+        else:
+            return
         for gpu in moved:
-            if gpu in job.workers.held:
+            if gpu in table.held:
                 self._on_gpu.setdefault(gpu, {})[job.id] = None
             else:
                 self._free(gpu, job.id)
@@ -285,7 +292,15 @@ def _facts(job: Job, before: _Facts) -> _Facts:
     kept, newest, table = job.record, job.newest, job.workers
     live = not job.final
     if not table and not kept.target and newest is None:
-        return _Facts(kept, table.version, phase=kept.phase, live=live, over=not live, without_target=live)
+        return _Facts(
+            kept,
+            table.version,
+            phase=kept.phase,
+            live=live,
+            over=not live,
+            without_target=live,
+            holdings=table.holdings,
+        )
     wants = _wants(job, newest, before.of)
     same = wants is before.of and table.membership == before.membership
     return _Facts(
@@ -301,6 +316,7 @@ def _facts(job: Job, before: _Facts) -> _Facts:
         servers=before.servers if same else wants.servers.union(table.servers),
         of=wants,
         membership=table.membership,
+        holdings=table.holdings,
     )
 
 

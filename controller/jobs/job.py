@@ -265,6 +265,7 @@ class Job:
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
     _meeting: Meeting | None = None
+    _borrows: bool = False  # its workers, and how they stand, are another one's (`aside`)
     _standing: Standing = field(default_factory=Standing)
     _stood: tuple[JobRecord, float] | None = (
         None  # its record, and since when it was watched, as its standing has seen them
@@ -293,6 +294,8 @@ class Job:
             return self._standing
         self._stood = self.record, self.watched_s
         terms = Terms(self.newest, self.committed_order, self.elastic, self.final, self.watched_s)
+        if self._borrows and not terms.same(self._standing.terms):
+            self._own()
         self._standing.catch_up(self.workers, self.statuses, terms, self._due_s)
         return self._standing
 
@@ -496,11 +499,13 @@ class Job:
 
     def put_worker(self, entry: WorkerRecord) -> None:
         """It has this worker from now on, or a new record of one that it has."""
+        self._own()
         self.workers.put(entry)
         self.on_change(self)
 
     def restore(self, record: JobRecord, workers: Iterable[WorkerRecord]) -> None:
         """It is as it was recorded once."""
+        self._own()
         for entry in self.workers:
             self.workers.remove(entry.worker)
         for entry in workers:
@@ -509,11 +514,19 @@ class Job:
         self.on_change(self)
 
     def aside(self) -> Job:
-        """A copy to suppose something about, for no cluster yet."""
+        """A copy to suppose something about, for no cluster yet. It borrows the workers until it changes them: for no longer
+        than this job stays as it is."""
+        if len(self.workers):
+            _ = self.standing  # has caught up, so that the copy has nothing to catch up with
         found = copy.copy(self)
-        found.workers, found.statuses, found._standing = self.workers.copy(), Statuses(self.statuses), Standing()
-        found.on_change, found._stood = _nobody, None
+        found.on_change, found._borrows = _nobody, True
         return found
+
+    def _own(self) -> None:
+        """It has workers of its own from now on."""
+        if self._borrows:
+            self.workers, self.statuses, self._standing = self.workers.copy(), Statuses(self.statuses), Standing()
+            self._stood, self._borrows = None, False
 
     def enter(self, phase: JobPhase, now: float, reason: str = "", exit_code: int | None = None) -> None:
         """Go on to `phase`. Raises InvalidTransition if the present one does not lead there."""
@@ -551,6 +564,7 @@ class Job:
         self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault, log: str = ""
     ) -> WorkerRecord | None:
         """Move a worker among the past ones. None: it was there already."""
+        self._own()
         entry = self.worker(worker)
         if entry is None:
             return None
@@ -574,6 +588,7 @@ class Job:
 
     def drop_unstarted(self, worker: WorkerId) -> None:
         """Forget a worker whose process was never asked for."""
+        self._own()
         self.workers.remove(worker)
         self.on_change(self)
 

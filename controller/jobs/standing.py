@@ -27,7 +27,7 @@ class Statuses(dict[WorkerId, WorkerStatus]):
 
     def __init__(self, known: dict[WorkerId, WorkerStatus] | None = None) -> None:
         super().__init__(known or {})
-        self.news: dict[WorkerId, None] = dict.fromkeys(self)
+        self.news: dict[WorkerId, None] = {}
 
     def __setitem__(self, worker: WorkerId, status: WorkerStatus) -> None:
         super().__setitem__(worker, status)
@@ -104,7 +104,7 @@ class Standing:
         self.held_gpus = self.running_gpus = self.training_gpus = self.unjoined_training_gpus = 0
         self.joined = 0  # workers
         self._changes = 0  # of `usable`
-        self._terms = terms
+        self.terms = terms
         self._members = _workers(terms.committed if terms is not None else None)  # of the generation in use
         self._named = _workers(terms.newest if terms is not None else None)  # in the newest order
         self._outsiders = 0  # workers that are not
@@ -113,7 +113,7 @@ class Standing:
 
     def catch_up(self, table: WorkerTable, statuses: Statuses, terms: Terms, due: Due) -> None:
         """Look at the workers that have changed, or at all. `due`: when something is done about one (Unix time, s)."""
-        if not terms.same(self._terms):
+        if not terms.same(self.terms):
             self._begin(terms)
             names = [entry.worker for entry in table]
             table.news.clear()
@@ -138,7 +138,7 @@ class Standing:
         trained = entry is not None and entry.trained
         may_have = status.phase.may_have_state and status.applied is not None if status is not None else trained
         speaks = phase is not None and entry is not None and not entry.stopping
-        newest = self._terms.newest if self._terms is not None else None
+        newest = self.terms.newest if self.terms is not None else None
         _mark(self.usable, worker, usable)
         _mark(self.holding, worker, usable and may_have)
         _mark(self.finished, worker, phase is WorkerPhase.FINISHED)
@@ -185,7 +185,7 @@ class Standing:
         return found is not None and found.whole
 
     def _about(self, target: tuple[GpuAddress, ...]) -> _Whole | None:
-        newest = self._terms.newest if self._terms is not None else None
+        newest = self.terms.newest if self.terms is not None else None
         known = self._whole
         if newest is None:
             return None

@@ -16,7 +16,7 @@ kilobyte. All of it is in the same commit, as ever.
 
 A job is parted as soon as it has more than `WHOLE` workers, and whole again when it has none: while it waits, and in the archive.
 An earlier version cannot read a head, and refuses to start: it would know nothing of the workers, and start others on their GPUs.
-Who wants to go back to one holds or preempts the large jobs first.
+To go back to one, the large jobs are paused first.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ names of the workers whose records the store does not have yet (`stored`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ class WorkerTable:
     def __init__(self, entries: Iterable[WorkerRecord] = ()) -> None:
         self.version = 0  # grows with each change
         self.membership = 0  # likewise with each worker that comes or goes
+        self.holdings = 0  # likewise with each GPU that is taken or left
         self.unwritten: dict[WorkerId, None] = {}  # have changed since `stored` has last looked
         self.news: dict[WorkerId, None] = {}  # have changed since `standing` has last looked
         self.moved: dict[GpuAddress, None] = {}  # GPUs that have been taken or left since `index` has last looked
@@ -116,10 +118,17 @@ class WorkerTable:
         return entry
 
     def copy(self) -> WorkerTable:
-        """A table of its own with the same records."""
-        return WorkerTable(self._entries.values())
+        """A table of its own with the same records, at which nobody has looked yet."""
+        found = copy.copy(self)
+        found.unwritten, found.moved, found.news = {}, dict.fromkeys(self._held), {}
+        found.ordered, found.stopping = dict(self.ordered), dict(self.stopping)
+        found._entries, found._held = dict(self._entries), dict(self._held)
+        found._on_gpu = {gpu: dict(here) for gpu, here in self._on_gpu.items()}
+        found._on_server = {server: dict(here) for server, here in self._on_server.items()}
+        return found
 
     def _hold(self, entry: WorkerRecord, by: int) -> None:
+        self.holdings += 1
         for gpu in entry.all_gpus:
             self.moved[gpu] = None
             self._held[gpu] = self._held.get(gpu, 0) + by
