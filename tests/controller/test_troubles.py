@@ -310,7 +310,7 @@ def with_one_at_its_loop(world: Any, who: Principal, gpus: int = 2) -> tuple[Any
     job = world.submit(job_spec("by-rank", gpus, gpus), who=who)
     first, *_, last = world.running(job.id)
     world.report(first, WorkerPhase.READY)
-    gpu = next(entry.gpu for entry in job.record.workers if entry.worker == last)
+    gpu = next(entry.gpu for entry in job.workers if entry.worker == last)
     world.exit(last, 1, "exit code 1: ValueError: rank 1")
     return job, gpu
 
@@ -339,7 +339,7 @@ def test_a_job_that_fails_on_the_same_gpu_again_and_again_fails_for_good_and_bar
     failures = 1
     for _ in range(20):
         assert not servers(world)["s1"].barred
-        for entry in job.record.workers:
+        for entry in job.workers:
             if entry.stopping:
                 world.exit(entry.worker, -15)
         world.pass_time(60)

@@ -48,7 +48,7 @@ def made(name: str, job: Any) -> Request:
     snapshot = Snapshot(digest="0" * 64, bytes=1)
     values: dict[str, Any] = {
         "spec": _module.job_spec(), "snapshot": snapshot, "part": 0, "data": b"", "job": job.id, "share": 1, "for_s": 60.0,
-        "server": ServerId("s1"), "gpus": 1, "loan": "loan-1", "worker": job.record.workers[0].worker, "offset": 0,
+        "server": ServerId("s1"), "gpus": 1, "loan": "loan-1", "worker": next(iter(job.workers)).worker, "offset": 0,
         "document": {"policy": "fifo"},
     }  # fmt: skip
     if name == DRY_RUN:
