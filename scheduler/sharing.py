@@ -1,25 +1,27 @@
-"""How many GPUs each job gets where not every job may use every GPU: the policy decides, as far as it can be placed. Pure.
+"""Shares of jobs that may not use every GPU: the policy decides, as far as its shares can be placed. Pure.
 
 Theory of operation
 -------------------
-Policies divide a number of GPUs; of types they know nothing. Here the GPUs are cut into *parts*, such that a job may use all of a
-part or none of it. A job has one or more *choices*, sets of parts: all of its GPUs are of one of them (`kinds`: one type for the
-whole life of a job, unless it says that types do not matter).
 
-1. The policy is asked for all jobs and all GPUs. Each job that gets some makes its choice: where it has GPUs, then where all of
-   its share is free, then where those want least that cannot go elsewhere.
-2. If the jobs that are confined to some parts were given more than these have (Hall's condition, for the smallest such set of
-   parts), the policy is asked again for these jobs and these parts alone: they share out what they compete for, by the rule of
-   the policy. Who gets nothing there and may go elsewhere goes on with the others. Then it is asked for the others, and the rest.
-3. If GPUs are left in a part, and somebody could use them, the policy is asked for the jobs of this part alone: what stood in
-   the way of all need not stand in the way of these. (The first in the queue waits for an A100; whoever waits for a V100 need
-   not.) What it gives holds if it is more than before.
+Policies divide a number of GPUs and know nothing of GPU types. This module therefore cuts the GPUs into *parts*: a job
+may use all of a part or none of it. A job has one or more *choices*, which are sets of parts. All GPUs of a job belong
+to one choice (`kinds`: one GPU type for the whole life of a job, unless the job states that types do not matter).
 
-So no share is given that cannot be placed, those that may use few GPUs come first where they compete, and nothing is idle that
-the policy would give to somebody. If every job may use every GPU that is one question, as always.
+1. The policy divides all GPUs among all jobs. Each job with a share selects a choice: first one where the job has GPUs,
+   then one where its whole share is free, then one that is least wanted by jobs without an alternative.
+2. If the jobs that are confined to some parts got more than these parts have (Hall's condition, for the smallest such set
+   of parts), the policy divides these parts alone among these jobs, so that they compete by the rule of the policy. A job
+   that gets nothing there and may go elsewhere joins the other jobs. Then the policy divides the rest among the others.
+3. If GPUs are left in a part and some job could use them, the policy divides this part alone among the jobs of this part.
+   An obstacle for all jobs need not be one for these: while the first job of the queue waits for an A100, a job that waits
+   for a V100 can start. The answer holds if it gives more GPUs than before.
 
-A job that wants exactly so many GPUs on each server is given its very GPUs here (`seats`), before the others: else nobody would
-know whether its share can be placed. It stays where it is while it can; then it takes servers where enough is idle, in one rack.
+The consequences: every share can be placed; where jobs compete, those with the fewest usable GPUs come first; no GPU is
+idle that the policy would give to a job. If every job may use every GPU, the policy is asked once.
+
+A job that demands a fixed number of GPUs on each server is assigned its exact GPUs here (`seats`), before the other
+jobs: otherwise the module could not know whether its share can be placed. The job stays on its servers while it can.
+Otherwise it takes servers with enough idle GPUs, in one rack.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ from .sets import elements, some, union
 from .view import ClusterView, Gpus, Ints, Reason
 
 Choice = int  # a set of parts
-Room = list[int]  # by part: GPUs that are left
+Room = list[int]  # GPUs that are left, by part
 Bools = npt.NDArray[np.bool_]
 
-MOST_SETS = 64  # of parts, that are looked at
+MOST_SETS = 64  # most sets of parts that the search for a scarce set examines
 DEPTH = 4  # how often the policy is asked again, for each part
 
 
 @dataclass(frozen=True)
 class Held:
-    """What some rows have: as in `Sharing`."""
+    """Shares, amounts and seats of some rows, as in `Sharing`."""
 
     given: Ints
     amounts: dict[int, dict[int, int]]
@@ -58,19 +60,20 @@ class Held:
 
 
 class Sharing:
-    """The shares of one decision as they come about.
+    """Shares of one decision while they are being built.
 
-    `given`: by row; `amounts`: of the jobs without seats, GPUs by part; `seats`: the GPUs of the others.
+    `given`: share by row, in GPUs. `amounts`: GPUs by part, of each job without seats. `seats`: the exact GPUs of each
+    job with a fixed number of GPUs per server.
     """
 
     def __init__(
         self, view: ClusterView, policy: Policy, rng: random.Random, without: Collection[int] = frozenset()
     ) -> None:
-        """`without`: rows that get none."""
+        """Start with all GPUs free. `without`: rows that get no GPUs."""
         self.given: Ints = np.zeros(len(view.jobs), dtype=np.int64)
         self.amounts: dict[int, dict[int, int]] = {}
         self.seats: dict[int, Gpus] = {}
-        self._seated: Gpus = 0  # all of these
+        self._seated: Gpus = 0  # union of all seats
         self._idle: Gpus = ~union(view.placements.values())
         self.review_s = math.inf
         self.parts = _parts(view)
@@ -86,7 +89,7 @@ class Sharing:
         self._size = {choice: mask.bit_count() for choice, mask in self._mask.items()}
         self._each = np.array([limit.demand.per_server for limit in view.limits])
         alike = {(limit.options, limit.demand.per_server): code for code, limit in enumerate(view.limits)}
-        most = {asked: self._most(code) for asked, code in alike.items()}  # users may ask for the same in many words
+        most = {asked: self._most(code) for asked, code in alike.items()}  # users may write one demand in several ways
         self.most = np.array([most[limit.options, limit.demand.per_server] for limit in view.limits])  # by limit
         self._code: list[int] = self._limit_of.tolist()
         self._least: list[int] = view.jobs.min_gpus.tolist()
@@ -95,15 +98,18 @@ class Sharing:
         self._room: Room = [part.bit_count() for part in self.parts]
 
     def share_out(self) -> None:
-        """What comes before the policy's shares (`begin`), then those."""
+        """Give the shares that precede the policy (`begin`), then those of the policy."""
         rows = self.begin()
         self._share(np.flatnonzero(rows), self._room, DEPTH * len(self.parts))
         if any(self._room):
             self._offer(rows)
 
     def begin(self) -> Bools:
-        """Shares set by hand first, in the order of submission, as large as they fit; then that of the head of the queue, if what
-        is held for it is free. Returns the rows whose shares the policy decides."""
+        """Give the shares that precede the policy, and return a mask of the rows for which the policy decides.
+
+        Manual shares come first, in the order of submission, as large as they fit. The head of the queue follows, if
+        the GPUs that are held for it are free.
+        """
         view, head = self._view, self._view.reservation
         for row, wanted in sorted(view.manual_shares.items()):
             self._by_hand(row, wanted)
@@ -116,17 +122,17 @@ class Sharing:
 
     @property
     def room(self) -> Room:
-        """By part, what was left when `begin` or `share_out` was over."""
+        """GPUs by part that were left when `begin` or `share_out` had finished."""
         return list(self._room)
 
     def share(self, rows: Ints, room: Sequence[int]) -> None:
-        """Share these GPUs, by part, among rows that have none."""
+        """Divide `room` (GPUs by part) among rows that have no GPUs."""
         for row in rows.tolist():
             self._barred.pop(row, None)
         self._share(rows, list(room), DEPTH * len(self.parts))
 
     def take(self, rows: Ints) -> Held:
-        """Take from these rows what they have; `give` gives it back."""
+        """Take the shares of these rows and return them, so that `give` can restore them."""
         held = Held(
             given=self.given[rows],
             amounts={row: self.amounts.pop(row) for row in rows.tolist() if row in self.amounts},
@@ -137,7 +143,7 @@ class Sharing:
         return held
 
     def give(self, rows: Ints, held: Held) -> None:
-        """Undo `take`, and whatever they have got since."""
+        """Undo `take`: restore `held`, and drop all GPUs that these rows have got since."""
         self.take(rows)
         self.given[rows] = held.given
         self.amounts.update(held.amounts)
@@ -145,7 +151,7 @@ class Sharing:
         self._seated |= union(held.seats.values())
 
     def used(self, rows: Ints) -> Room:
-        """By part, what these rows have."""
+        """Return the number of GPUs that these rows have, by part."""
         found = [0] * len(self.parts)
         for row in rows.tolist():
             for part, count in self.amounts.get(row, {}).items():
@@ -156,8 +162,10 @@ class Sharing:
         return found
 
     def ways(self, row: int) -> list[tuple[int, ...]]:
-        """The choices of a job, each as its parts; none: it cannot have its least anywhere. Where it has GPUs, or has been given
-        some here, that choice alone."""
+        """Return the choices of a job, each as its parts; an empty list if no choice has the job's minimum.
+
+        A job with GPUs, present or given in this decision, has only the choice where these are.
+        """
         own = self.amounts.get(row)
         has = (
             union(self.parts[part] for part in own) if own else self.seats.get(row) or self._view.placements.get(row, 0)
@@ -170,7 +178,7 @@ class Sharing:
         return [self._parts_of[choice] for choice in there or found]
 
     def told(self, row: int) -> Reason | None:
-        """What the policy has said of a job when it was asked last."""
+        """Return the policy's reason for a job's share, from the last time when the policy was asked about the job."""
         for rows, shares in reversed(self._asked):
             at = int(np.searchsorted(rows, row))
             if at < len(rows) and rows[at] == row:
@@ -178,7 +186,7 @@ class Sharing:
         return None
 
     def cap(self, row: int) -> int:
-        """The most that a job could have here."""
+        """Return the largest share that the job's limit allows on this cluster."""
         return int(self.most[self._limit_of[row]])
 
     def _most(self, code: int) -> int:
@@ -192,13 +200,13 @@ class Sharing:
     # -- asking
 
     def _ask(self, rows: Ints, gpus: int) -> Ints:
-        """What the policy gives these rows of so many GPUs."""
+        """Return the policy's shares for these rows when it divides `gpus` GPUs."""
         jobs, given = self._view.jobs, np.zeros(len(rows), dtype=np.int64)
         code = self._limit_of[rows]
         each = np.maximum(self._each[code], 1)
         most = (
             np.minimum(jobs.max_gpus[rows], self.most[code]) // each * each
-        )  # 0: of a job held at less than one server's
+        )  # 0 for a job whose maximum is below the GPUs of one server
         able = jobs.min_gpus[rows] <= np.minimum(most, gpus)
         asked = rows[able]
         if not len(asked) or gpus <= 0:
@@ -215,7 +223,7 @@ class Sharing:
         return given
 
     def _share(self, rows: Ints, room: Room, depth: int) -> None:
-        """Share `room` among these rows; what is given is taken from it."""
+        """Divide `room` among these rows, and subtract the given GPUs from `room`."""
         if not len(rows):
             return
         given = self._ask(rows, sum(room))
@@ -230,7 +238,8 @@ class Sharing:
             self._settle(rows, given, room, depth)
 
     def _settle(self, rows: Ints, given: Ints, room: Room, depth: int) -> None:
-        """Give these shares, where they can be placed; else ask again, first for those who compete for too little."""
+        """Give these shares where they can be placed; otherwise ask the policy again, first for the jobs that compete
+        for too few GPUs."""
         getting = given > 0
         wanted = dict(zip(rows[getting].tolist(), given[getting].tolist(), strict=True))
         homes = self._homes(wanted, room)
@@ -253,12 +262,13 @@ class Sharing:
         self._share(rows[~inside], room, depth - 1)
 
     def _ways(self, row: int) -> list[Choice]:
-        """The choices that a job still has: none on which it could not even have its least, which it would be bound to."""
+        """Return the choices that a job still has, without those smaller than its minimum: the job would be bound to
+        such a choice."""
         barred, least = self._barred.get(row, 0), self._least[row]
         return [c for c in self._choices[self._code[row]] if c & ~barred and self._size[c] >= least]
 
     def _homes(self, wanted: Mapping[int, int], room: Room) -> dict[int, Choice]:
-        """What each of these jobs chooses. Those that have no choice are counted first."""
+        """Return the choice that each of these jobs selects. Jobs with a single choice are counted first."""
         homes: dict[int, Choice] = {}
         left = room.copy()
         free_to_choose = []
@@ -268,7 +278,7 @@ class Sharing:
                 homes[row] = ways[0]
             else:
                 free_to_choose.append((row, ways))
-        pressed = [0] * len(left)  # by part: how many the others want of it
+        pressed = [0] * len(left)  # by part: GPUs that the other jobs want of it
         for row in sorted(homes, key=lambda row: (self._size[homes[row]], row)):
             self._take(homes[row], wanted[row], left, pressed)
         for row, ways in free_to_choose:
@@ -285,7 +295,7 @@ class Sharing:
         return homes
 
     def _take(self, choice: Choice, share: int, left: Room, pressed: list[int]) -> None:
-        """Count a share, roughly: which part of a choice it comes from is decided later."""
+        """Count a share against the parts of a choice. The exact part is decided later, in `_pour`."""
         parts = self._parts_of[choice]
         for part in parts:
             pressed[part] += share
@@ -297,7 +307,8 @@ class Sharing:
     # -- giving
 
     def _pour(self, homes: Mapping[int, Choice], wanted: Mapping[int, int], room: Room) -> None:
-        """Shares in parts: who has the smallest choice comes first. A job stays where it is, and in one part, if it can."""
+        """Give each job its share in parts, jobs with the smallest choice first. A job stays in its parts, and in one
+        part, if it can."""
         present = self._view.placements
         for row in sorted(wanted, key=lambda row: (self._size[homes[row]], row)):
             need, parts = wanted[row], self._parts_of[homes[row]]
@@ -325,8 +336,10 @@ class Sharing:
             self.given[row] = wanted[row] - need
 
     def _moved_aside(self, homes: Mapping[int, Choice], choice: Choice, room: Room) -> int | None:
-        """A part of `choice` where a GPU is left after others have taken another one instead; None: there is none."""
-        came_from: dict[int, tuple[int, int]] = {}  # by part: who could leave which part for it
+        """Return a part of `choice` with a free GPU after other jobs have moved one of theirs to another part; None if
+        there is none."""
+        # by part: the row that could move into it, and the part that this row would leave
+        came_from: dict[int, tuple[int, int]] = {}
         frontier = elements(choice)
         seen = choice
         while frontier:
@@ -366,7 +379,8 @@ class Sharing:
             self._pour({row: choice}, {row: share}, self._room)
 
     def _offer(self, rows: Bools) -> None:
-        """Part by part: what is left, to those who could use it. `rows`: whose shares the policy decides."""
+        """Offer the GPUs that are left in each part to the jobs that could use them. `rows`: mask of the rows that the
+        policy decides."""
         jobs = self._view.jobs
         for part, mask in enumerate(self.parts):
             left = self._room[part]
@@ -382,7 +396,7 @@ class Sharing:
             self._ask_for_part(part, mask, np.sort(np.array([*np.flatnonzero(waiting), *alone], dtype=np.int64)), alone)
 
     def _ask_for_part(self, part: int, mask: Gpus, rows: Ints, alone: Iterable[int]) -> None:
-        """Ask for the jobs that have GPUs of this part alone, and for those that have none."""
+        """Ask the policy about the jobs with GPUs in this part alone, together with the jobs that have none."""
         held = sum([int(self.given[row]) for row in alone])
         room = [0] * len(self.parts)
         room[part] = self._room[part] + held
@@ -405,10 +419,11 @@ class Sharing:
                 room[part] -= share
         self._room[part] = room[part]
 
-    # -- exactly so many on each server
+    # -- a fixed number of GPUs on each server
 
     def _seat(self, row: int, wanted: int, room: Room) -> int:
-        """Give a job its very GPUs, on as many servers as `wanted` takes, or on fewer. Returns how many; 0: too few."""
+        """Assign a job its exact GPUs, on as many servers as `wanted` takes, or on fewer. Return the number of GPUs; 0
+        if too few are free."""
         each, has = int(self._each[self._code[row]]), self._view.placements.get(row, 0)
         best: list[Gpus] = []
         for choice in self._ways(row) if wanted >= each else ():
@@ -428,7 +443,8 @@ class Sharing:
         return len(best) * each
 
     def _stays(self, able: Gpus, each: int, count: int, has: Gpus, room: Sequence[int]) -> list[Gpus]:
-        """What `_seats` finds, if that is just where the job is: most jobs stay, and no other server need be looked at."""
+        """Return the result of `_seats` if it is where the job already is. Most jobs stay, so the other servers need no
+        look-up."""
         found: list[Gpus] = []
         rest = has & able
         while rest:
@@ -442,7 +458,7 @@ class Sharing:
         return found if len(found) == count and fits else []
 
     def _seats(self, able: Gpus, each: int, count: int, has: Gpus, room: Sequence[int]) -> list[Gpus]:
-        """GPUs on up to `count` servers, `each` on one."""
+        """Return the GPUs on each of up to `count` servers, `each` GPUs on one server."""
         idle = self._idle
         left = list(room)
         able_there = self._by_server(able)
@@ -464,15 +480,15 @@ class Sharing:
         return found
 
     def _by_server(self, gpus: Gpus) -> Ints:
-        """How many of these GPUs each server has."""
+        """Return how many of these GPUs each server has."""
         size = self._offsets[-1]
         bits = np.unpackbits(np.frombuffer(gpus.to_bytes(size // 8 + 1, "little"), dtype=np.uint8), bitorder="little")
         before = np.concatenate(([0], np.cumsum(bits[:size], dtype=np.int64)))
         return np.diff(before[self._offsets])
 
     def _rack_ranks(self, servers: Ints, own: Ints, count: int) -> Ints:
-        """How gladly a job takes each of these servers for its rack; 0 is best: first where it has GPUs (`own`, by server), then
-        where all of it fits best, then the largest."""
+        """Return the rank of each server's rack for a job, 0 for the best: racks where the job has GPUs (`own`, by
+        server) come first, then the rack into which the whole job fits most tightly, then the largest."""
         racks = self._racks[servers]
         number = np.bincount(racks, minlength=len(self._racks))
         there = np.bincount(racks, weights=own, minlength=len(self._racks)) > 0
@@ -492,7 +508,7 @@ class Sharing:
 
 
 def _parts(view: ClusterView) -> tuple[Gpus, ...]:
-    """The GPUs in view, in parts that no option divides."""
+    """Cut the GPUs in view into the largest parts that no option divides."""
     parts = [(1 << view.total_gpus) - 1]
     for option in dict.fromkeys(option for limit in view.limits for option in limit.options):
         parts = [piece for part in parts for piece in (part & option, part & ~option) if piece]
@@ -504,7 +520,8 @@ def _covered(option: Gpus, parts: Sequence[Gpus]) -> Choice:
 
 
 def _overfull(homes: Mapping[int, Choice], wanted: Mapping[int, int], room: Sequence[int]) -> Choice | None:
-    """The smallest set of parts of which those confined to it want more than there is; None: all can have what they want."""
+    """Return the smallest set of parts that is too small for the jobs confined to it; None if every job can have its
+    share."""
     demand: dict[Choice, int] = {}
     for row, share in wanted.items():
         demand[homes[row]] = demand.get(homes[row], 0) + share

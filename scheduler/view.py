@@ -1,8 +1,9 @@
-"""What the scheduler sees: a frozen view of the cluster, and the reasons it gives back.
+"""The scheduler's input, a frozen view of the cluster, and the reasons that it returns.
 
-Jobs stand in a table of columns (numpy), one row per job that is not over, in the order of submission. A decision looks at every
-waiting job, and there may be tens of thousands of them: whole columns are compared at once, and only the few jobs that matter are
-looked at one by one. Columns are cut out of larger ones when a policy first asks for them, since most ask for few.
+Jobs are a table of columns (numpy) with one row for each unfinished job, in the order of submission. A decision
+examines every waiting job, and there may be tens of thousands. So whole columns are compared at once, and only the few
+jobs that matter are examined one by one. A column is cut out of the larger one when a policy first reads it, because
+most policies read few.
 """
 
 from __future__ import annotations
@@ -33,55 +34,57 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-UNKNOWN_S = 1e9  # finite, so that it can be reckoned with; half a lifetime
+UNKNOWN_S = 1e9  # finite, so that sums stay finite; about 32 years
 
-Schedules = Mapping[JobId, "Schedule"]  # of jobs whose deadlines are promised: the plan of the last decision
+Schedules = Mapping[JobId, "Schedule"]  # the last decision's schedules of the jobs with promised deadlines
 NO_SCHEDULES: Schedules = MappingProxyType({})
 
-Gpus = int  # a set of GPUs: bit i stands for GPU i of the view, whose servers follow each other
+Gpus = int  # a set of GPUs: bit i stands for GPU i of the view, where the servers' GPUs follow each other
 
 
 @dataclass
 class Columns:
-    """All that is known of some jobs. Their number is the length of every array; GPU counts are shares."""
+    """All known facts about some jobs, one array per fact. The length of every array is the number of jobs; GPU counts
+    are shares."""
 
     names: Sequence[JobId]
     submitted_s: Floats  # Unix time
     min_gpus: Ints
-    max_gpus: Ints  # not beyond the share of greatest throughput
-    requested_gpus: Ints  # what a rigid policy gives
+    max_gpus: Ints  # at most the share with the greatest throughput
+    requested_gpus: Ints  # the share under a rigid policy
     priority: Ints
     share: Ints
-    left_s: Floats  # how long it still takes on one GPU, as told; UNKNOWN_S: it has not told, which counts as very long
-    told_s: Floats  # how long it takes in all on one GPU, as told; nan: it has not told
-    done_s: Floats  # how much of that it has done so far
+    left_s: Floats  # remaining time on one GPU, as reported; UNKNOWN_S without a report, which counts as very long
+    told_s: Floats  # total time on one GPU, as the job reported; nan without a report
+    done_s: Floats  # the finished part of that time
     attained_gpu_s: Floats
-    executed_s: Floats  # time with any GPU
-    waiting_since_s: Floats  # its submission, or when it lost its last GPU; nan while it has some
+    executed_s: Floats  # time with at least one GPU
+    waiting_since_s: Floats  # submission, or loss of the last GPU; nan while the job has GPUs
     curve: Ints  # row of `Curves.speedup`
-    deadline_s: Floats  # it is to be over by then, as `submitted_s`; nan: it has no deadline
-    soft: Ints  # 1: it is of use, too, if its deadline is missed (ElasticFlow 4.4); else 0
-    still_until_s: Floats  # it has GPUs, and does not work until then, as it starts or changes; in the past: it works
-    changes: Ints  # of its GPUs so far, after it first got some; being taken all of them is one
+    deadline_s: Floats  # Unix time by which the job must end; nan without a deadline
+    soft: Ints  # 1 if the job is still useful after a missed deadline (ElasticFlow 4.4), else 0
+    still_until_s: Floats  # a job with GPUs starts or resizes, and does no work, until this Unix time
+    changes: Ints  # changes of its GPUs after it first got some; losing all of them is one
 
     def cut(self, rows: slice) -> Columns:
-        """Parts of the same arrays, not copies. Names stay those of all."""
+        """Return the same arrays restricted to these rows, as views without copies. `names` stays complete."""
         return Columns(self.names, *[getattr(self, one.name)[rows] for one in fields(self) if one.name != "names"])
 
 
 @dataclass(frozen=True)
 class Curves:
-    """How throughput grows with GPUs: `speedup[c, n]` is T(n) / T(1) of curve c; `speedup[c, 0]` is 0.
+    """Growth of throughput with GPUs: `speedup[c, n]` is T(n) / T(1) of curve c; `speedup[c, 0]` is 0.
 
-    It is what jobs really get, as far as is known: it need not be concave. Rules that rest on that take the hull.
+    The curves hold real throughput as far as it is known and need not be concave. Rules that assume concavity use the
+    hull.
     """
 
     speedup: Floats
-    hull: Floats | None = None  # likewise of the hulls, where they are known already
+    hull: Floats | None = None  # the concave hulls in the same form, where they are known already
 
     @property
     def most(self) -> int:
-        """The largest share that they tell of."""
+        """The largest share that the curves cover."""
         return int(self.speedup.shape[1]) - 1
 
     @cached_property
@@ -89,7 +92,7 @@ class Curves:
         return {}
 
     def row(self, curve: int) -> list[float]:
-        """T(n) / T(1) for n from 0 on: for loops over single shares, for which arrays are slow."""
+        """Return T(n) / T(1) for n = 0, 1, ... as a list, for loops over single shares, where arrays are slow."""
         found = self._rows.get(curve)
         if found is None:
             found = self._rows[curve] = self.speedup[curve].tolist()
@@ -104,7 +107,8 @@ class Curves:
         return {}
 
     def hulls(self, curves: Ints) -> Floats:
-        """The hulls of these curves (`hull.concave`), in their rows; what stands in others is not said."""
+        """Return an array in which the rows of these curves hold their hulls (`hull.concave`). Other rows are
+        undefined."""
         found = self._hulls
         unknown = curves[np.isnan(found[curves, 0])]
         for curve in np.unique(unknown).tolist() if len(unknown) else ():
@@ -112,22 +116,23 @@ class Curves:
         return found
 
     def hull_row(self, curve: int, most: int) -> list[float]:
-        """The hull of the first `most` GPUs of a curve, from 0 on."""
+        """Return the hull of a curve's first `most` GPUs, from 0 on."""
         found = self._hull_rows.get((curve, most))
         if found is None:
             hull = self.hulls(np.array([curve]))[curve, : most + 1]
-            if hull[most] != self.speedup[curve, most]:  # it is held up by what lies behind
+            if hull[most] != self.speedup[curve, most]:  # a larger share behind `most` raises the full hull
                 hull = concave(self.speedup[curve : curve + 1, : most + 1])[0]
             found = self._hull_rows[curve, most] = hull.tolist()
         return found
 
     @cached_property
     def derived(self) -> dict[Any, dict[Any, Any]]:
-        """What policies have worked out of these curves alone, each by its own key; empty again when more is known of one."""
+        """Values that policies have computed from these curves alone, each under its own key. Cleared when a curve is
+        corrected."""
         return {}
 
     def correct(self, curve: int, speedup: Floats) -> None:
-        """More is known of a curve than before."""
+        """Replace a curve after a new measurement."""
         self.speedup[curve] = speedup
         self.derived.clear()
         self._rows.pop(curve, None)
@@ -139,15 +144,15 @@ _COLUMNS = frozenset(one.name for one in fields(Columns)) - {"names"}
 
 
 class Kept(Protocol):
-    """Somebody who keeps jobs from one decision to the next."""
+    """Keeper of the jobs' order from one decision to the next."""
 
     def line(self, order: Order, jobs: JobTable) -> Line | None:
-        """The jobs of the table that have no GPUs, in this order; None: it takes less to put them in order anew."""
+        """Return the table's jobs without GPUs in this order; None if sorting them again is cheaper."""
         ...
 
 
 class JobTable:
-    """Some rows of `Columns`, in the order of submission. Columns are as there, an entry for each row of the table."""
+    """Some rows of `Columns`, in the order of submission, with an entry in each column for each row of the table."""
 
     submitted_s: Floats
     min_gpus: Ints
@@ -156,7 +161,7 @@ class JobTable:
     priority: Ints
     share: Ints
     left_s: Floats  # only for policies that declare `needs_lengths`
-    told_s: Floats  # likewise
+    told_s: Floats  # likewise only for policies that declare `needs_lengths`
     done_s: Floats
     attained_gpu_s: Floats
     executed_s: Floats
@@ -167,9 +172,9 @@ class JobTable:
     still_until_s: Floats
     changes: Ints
 
-    schedules: Schedules  # a plan with which all deadlines held at the last decision; a newer one takes its place
-    running: Ints  # the rows of jobs that have GPUs, in ascending order
-    most_needed: int  # no job's minimum is beyond this
+    schedules: Schedules  # a plan that met all deadlines at the last decision; a newer plan replaces it
+    running: Ints  # the rows of jobs with GPUs, in ascending order
+    most_needed: int  # no job's minimum is larger
 
     def __init__(
         self,
@@ -181,10 +186,11 @@ class JobTable:
         ended: Ended = NOTHING_ENDED,
         kept: Kept | None = None,
     ) -> None:
-        """`rows`: which jobs, by number of `columns.names`. `lengths`: may the policy see how long jobs take?
+        """Build the table of the jobs `rows` (numbers within `columns.names`).
 
-        `at`: where they stand in the columns, if not in `rows`. `ended`: the jobs that are over. `kept`: who keeps these jobs in
-        order. Who knows `running` and `most_needed` already may set them.
+        `lengths`: whether the policy may see how long jobs take. `at`: positions of the jobs in the columns, if these
+        differ from `rows`. `ended`: finished jobs. `kept`: the keeper of these jobs' order. A caller that already knows
+        `running` and `most_needed` may set them.
         """
         self.rows = rows
         self.curves = curves
@@ -194,18 +200,18 @@ class JobTable:
         self._at: Ints | slice = rows if at is None else at
         self.schedules: Schedules = NO_SCHEDULES
         self._kept = kept
-        self._bounded = False  # its maximums are others than those of the columns
+        self._bounded = False  # whether the maximums differ from those of the columns
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getattr__(self, name: str) -> Any:
-        """A column that has not been asked for yet is cut out of the larger one."""
+        """Cut a column out of the larger one when it is first read."""
         if name not in _COLUMNS:
             return self._found(name)
         assert self._lengths or name not in ("left_s", "told_s"), "a policy that needs lengths must declare it"
         found = self.__dict__[name] = getattr(self._columns, name)[self._at]
-        if self._kept is None:  # else the larger one cannot be written to, either
+        if self._kept is None:  # otherwise the larger column is read-only already
             found.setflags(write=False)
         return found
 
@@ -224,7 +230,7 @@ class JobTable:
         return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
-        """The same table, with the columns that have been asked for, but for those that tell lengths."""
+        """Return the same table, with the columns read so far except those that reveal lengths."""
         table = JobTable.__new__(JobTable)
         table.__dict__.update(self.__dict__)
         table.__dict__.pop("left_s", None)
@@ -233,11 +239,11 @@ class JobTable:
         return table
 
     def line(self, order: Order) -> Line | None:
-        """The jobs that have no GPUs, in this order; None: nobody keeps them so."""
+        """Return the jobs without GPUs in this order; None if no keeper holds that order."""
         return None if self._kept is None else self._kept.line(order, self)
 
     def within(self, most: Ints) -> JobTable:
-        """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""
+        """Return the same jobs with maximums of at most `most` GPUs, which is no less than each job's minimum."""
         table = self._of(self.rows, self._at, self._lengths)
         table.max_gpus = np.minimum(self.max_gpus, most)
         table.max_gpus.setflags(write=False)
@@ -245,7 +251,7 @@ class JobTable:
         return table
 
     def _bound(self, table: JobTable, keep: Ints | None = None) -> JobTable:
-        """The table of these rows, all or those to `keep`, with the maximums that they have here."""
+        """Copy this table's maximums to `table`, for all rows or for the rows `keep`, and return `table`."""
         if self._bounded:
             table.max_gpus = self.max_gpus if keep is None else self.max_gpus[keep]
             table.max_gpus.setflags(write=False)
@@ -253,34 +259,34 @@ class JobTable:
         return table
 
     def assuming(self, left_s: Floats) -> JobTable:
-        """The same jobs, as if each still took so long on one GPU."""
+        """Return the same jobs with `left_s` as their remaining times on one GPU, in seconds."""
         table = self._of(self.rows, self._at, True)
         table.left_s = left_s
         table.told_s = self.done_s + left_s
         return self._bound(table)
 
     def cut(self, keep: Ints) -> JobTable:
-        """These rows of the table alone."""
+        """Return a table of these rows alone."""
         at = keep + self._at.start if isinstance(self._at, slice) else self._at[keep]
         return self._bound(self._of(self.rows[keep], at, self._lengths), keep)
 
     def _of(self, rows: Ints, at: Ints | slice, lengths: bool) -> JobTable:
-        """Rows of the same columns."""
+        """Return a table of other rows of the same columns."""
         table = JobTable(self._columns, rows, self.curves, lengths, at, self.ended)
         table.schedules = self.schedules
         return table
 
     def speedup(self, rows: Any, gpus: Any) -> Any:
-        """T(gpus) / T(1) of these rows."""
+        """Return T(gpus) / T(1) of these rows."""
         return self.curves.speedup[self.curve[rows], gpus]
 
     def hull(self, rows: Any, gpus: Any) -> Any:
-        """The same of the hull of each one's curve."""
+        """Return the hulls of these rows' curves at `gpus`."""
         curves = self.curve[rows]
         return self.curves.hulls(curves)[curves, gpus]
 
 
-@lru_cache(maxsize=256)  # many servers of a cluster are alike
+@lru_cache(maxsize=256)  # many servers of a cluster are identical
 def _nearness(indices: tuple[int, ...], places: tuple[GpuPlace, ...]) -> tuple[Near, tuple[int, ...]]:
     near = tree(indices, places)
     return near, leaves(near, len(indices)) if near else ()
@@ -288,21 +294,22 @@ def _nearness(indices: tuple[int, ...], places: tuple[GpuPlace, ...]) -> tuple[N
 
 @dataclass(frozen=True)
 class ServerInView:
-    """A server that works, and its GPUs that may be used. What is told of them stands in their order; empty: nothing is known.
+    """A working server with its usable GPUs. Properties of the GPUs are in the GPUs' order; an empty tuple means
+    unknown.
 
-    It is made once, when the server's agent has told of it.
+    One is built when the server's agent reports the server, not for each decision.
     """
 
     server: ServerId
     gpus: tuple[int, ...]
     sorts: tuple[GpuSort, ...] = ()
-    near: Near = ()  # which of them are near each other; empty: all alike
-    leaves: tuple[int, ...] = ()  # a number for each along the tree of `near`; empty: their own numbers
+    near: Near = ()  # which GPUs are close to each other; empty: all equally close
+    leaves: tuple[int, ...] = ()  # number of each GPU along the tree of `near`; empty: the GPUs' own numbers
     rack: str = ""
 
     @classmethod
     def of(cls, server: Server) -> ServerInView:
-        """With all that its agent has told."""
+        """Build the server from its agent's report."""
         indices = tuple(gpu.index for gpu in server.gpus)
         near, numbers = _nearness(indices, tuple(gpu.place for gpu in server.gpus))
         return cls(
@@ -315,7 +322,7 @@ class ServerInView:
         )
 
     def only(self, kept: Sequence[int]) -> ServerInView:
-        """The server with the GPUs at these positions alone."""
+        """Return the server restricted to the GPUs at these positions."""
         return ServerInView(
             server=self.server,
             gpus=tuple(self.gpus[at] for at in kept),
@@ -327,12 +334,12 @@ class ServerInView:
 
     @cached_property
     def addresses(self) -> tuple[GpuAddress, ...]:
-        """Of its GPUs, in their order."""
+        """Addresses of the server's GPUs, in their order."""
         return tuple(GpuAddress(server=self.server, index=index) for index in self.gpus)
 
     @cached_property
     def by_sort(self) -> tuple[tuple[GpuSort, int], ...]:
-        """The positions of its GPUs of each sort, as sets."""
+        """Positions of the server's GPUs of each sort, as sets."""
         sorts = self.sorts or (GpuSort(),) * len(self.gpus)
         return tuple(
             (sort, sum(1 << at for at, one in enumerate(sorts) if one == sort)) for sort in dict.fromkeys(sorts)
@@ -345,14 +352,14 @@ class ServerInView:
 
 @dataclass(frozen=True)
 class Limit:
-    """Which GPUs of a view some jobs may use: all GPUs of a job are of one of the `options`."""
+    """The GPUs of a view that some jobs may use: all GPUs of a job belong to one of the `options`."""
 
     demand: Demand
     options: tuple[Gpus, ...]
 
 
 def gpus_by_sort(servers: Iterable[ServerInView]) -> dict[GpuSort, Gpus]:
-    """The GPUs of each sort, as sets of a view of these servers."""
+    """Return the GPUs of each sort, as sets within a view of these servers."""
     found: dict[GpuSort, Gpus] = {}
     begin = 0
     for server in servers:
@@ -363,24 +370,24 @@ def gpus_by_sort(servers: Iterable[ServerInView]) -> dict[GpuSort, Gpus]:
 
 
 def limit_for(demand: Demand, sorts: Mapping[GpuSort, Gpus]) -> Limit:
-    """Which of these GPUs jobs may use that ask for this."""
+    """Return the limit of jobs with this demand, given the GPUs of each sort."""
     return Limit(demand, tuple(union(sorts[sort] for sort in option) for option in demand.options(sorts)))
 
 
 class Use(enum.Enum):
-    """Why GPUs of a server that is there are in nobody's view."""
+    """Why GPUs of a present server are outside of the view."""
 
     FIXED = "of jobs that cannot be resized"
     STARTING = "of jobs that are expected to become elastic"
     LENT = "lent"
     RESERVED = "reserved by the policy file"
-    BARRED = "not to be used"  # cordoned, drained, or something is wrong there
+    BARRED = "not to be used"  # cordoned, drained or unhealthy
     UNKNOWN = "of jobs that are not known"
 
 
 @dataclass(frozen=True)
 class Aside:
-    """GPUs that nobody in view can have, on the servers where they are."""
+    """GPUs that no job in view can have, with their servers."""
 
     use: Use
     servers: tuple[ServerInView, ...]
@@ -388,36 +395,30 @@ class Aside:
 
 @dataclass(frozen=True)
 class Reservation:
-    """GPUs are held for the job of a row (`reservation`)."""
+    """GPUs that are held for the job of a row (module `reservation`)."""
 
     row: int
-    gpus: int  # it starts with so many
-    got: int  # so many of them are held by nobody who would keep them
-    ready: bool  # it can start: its limit is what is held for it
-    held: Gpus  # nobody begins there who would keep them
-    confined: frozenset[int]  # rows whose limits leave that out
+    gpus: int  # the share with which the job starts
+    got: int  # GPUs among them that no other job keeps
+    ready: bool  # whether the job can start; its limit is then exactly the held GPUs
+    held: Gpus  # no job that would keep them starts on these GPUs
+    confined: frozenset[int]  # rows with limits that exclude the held GPUs
 
 
 class ClusterView(msgspec.Struct, frozen=True, dict=True):
-    """`now` is Unix time in seconds; servers stand by name."""
+    """The cluster at one moment. `now` is Unix time in seconds; servers are sorted by name."""
 
     now: float
     jobs: JobTable
     servers: tuple[ServerInView, ...]
-    placements: Mapping[int, Gpus]  # by row, of the jobs that have GPUs
-    manual_shares: Mapping[int, int] = msgspec.field(
-        default_factory=dict
-    )  # by row, of the jobs whose share has been set by hand
+    placements: Mapping[int, Gpus]  # by row, of the jobs with GPUs
+    manual_shares: Mapping[int, int] = msgspec.field(default_factory=dict)  # by row, of the jobs with a manual share
     limits: tuple[Limit, ...] = ()
-    limit_of: Ints | None = None  # by row: which of them; None: every job may use every GPU
-    absent: tuple[ServerInView, ...] = ()  # servers that are known and not there
-    whole: tuple[
-        ServerInView, ...
-    ] = ()  # the servers that are there, also with GPUs of jobs that nobody may resize, where there are such
-    reservation: Reservation | None = None  # its limits stand among the others
-    aside: tuple[
-        Aside, ...
-    ] = ()  # the GPUs of servers that are there which nobody in view can have, by why that is; `whole` has them, too
+    limit_of: Ints | None = None  # by row: index into `limits`; None: every job may use every GPU
+    absent: tuple[ServerInView, ...] = ()  # known servers that are not connected
+    whole: tuple[ServerInView, ...] = ()  # present servers with the GPUs of jobs that cannot be resized, if such exist
+    reservation: Reservation | None = None  # its limits are among `limits`
+    aside: tuple[Aside, ...] = ()  # GPUs of present servers that no job in view can have; `whole` includes them
 
     @cached_property
     def total_gpus(self) -> int:
@@ -425,20 +426,20 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def known(self) -> tuple[ServerInView, ...]:
-        """All servers, with all GPUs that they have, as far as is known."""
+        """All servers with all of their GPUs, as far as these are known."""
         return (*(self.whole or self.servers), *self.absent)
 
     def limit(self, row: int) -> Limit | None:
-        """None: the job may use every GPU."""
+        """Return the limit of a job; None if the job may use every GPU."""
         return self.limits[int(self.limit_of[row])] if self.limit_of is not None else None
 
     def per_server(self, row: int) -> int:
-        """How many GPUs a job has on each of its servers; 0: as they come."""
+        """Return the fixed number of GPUs that a job has on each of its servers; 0 if the number is free."""
         limit = self.limit(row)
         return limit.demand.per_server if limit is not None else 0
 
     def usable(self, row: int, like: Gpus) -> Gpus:
-        """The GPUs that a job may have beside, or instead of, these, which it may have."""
+        """Return the GPUs that a job may have beside, or instead of, the GPUs `like`, which it is allowed to have."""
         limit = self.limit(row)
         if limit is None:
             return (1 << self.total_gpus) - 1
@@ -446,7 +447,7 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
 
 
 class ReasonCode(enum.Enum):
-    """Why a job has not got what it could use."""
+    """Why a job has fewer GPUs than it could use."""
 
     NO_FREE_GPUS = "no-free-gpus"
     BEHIND_ANOTHER = "behind-another"
@@ -455,25 +456,26 @@ class ReasonCode(enum.Enum):
     PACKED = "packed"
     LIMITED = "limited"
     RESERVED = "reserved"
-    QUOTA = "quota"  # others have a right to what it could use
-    PROMISED = "promised"  # it begins later, and still ends by its deadline
-    PROMISE_BROKEN = "promise-broken"  # its deadline will be missed
+    QUOTA = "quota"  # other jobs are entitled to the GPUs that it could use
+    PROMISED = "promised"  # the job begins later and still ends by its deadline
+    PROMISE_BROKEN = "promise-broken"  # the job will miss its deadline
 
 
 class Taken(enum.Enum):
-    """Which GPUs count as taken, for a job that waits."""
+    """Which GPUs count as taken from the standpoint of a waiting job."""
 
-    GIVEN = "given"  # what the others get by this decision
-    MINIMUMS = "minimums"  # the minimums of jobs that go before it
-    HELD = "held"  # what jobs have now
+    GIVEN = "given"  # GPUs that this decision gives to the other jobs
+    MINIMUMS = "minimums"  # the minimums of jobs that go first
+    HELD = "held"  # GPUs that jobs have at present
 
 
 @dataclass(frozen=True)
 class Lack:
-    """A job waits for `wanted` GPUs; too few are not `taken`. `what` follows the number of those: "left by jobs that go first".
+    """A job waits for `wanted` GPUs, and too few are not `taken`. `what` follows the number of those: "left by jobs
+    that go first".
 
-    A policy may have been asked about a part of the jobs and of the GPUs. So the numbers that people are shown are counted anew,
-    of the whole cluster (`lacking`).
+    A policy may have seen only a part of the jobs and GPUs. So the numbers that users see are counted again, over the
+    whole cluster (`lacking`).
     """
 
     wanted: int
@@ -483,7 +485,8 @@ class Lack:
 
 @dataclass(frozen=True)
 class Reason:
-    """`text` is a sentence for people. `lack`: what it says of a job that waits for GPUs, without the numbers."""
+    """A reason for a job's share. `text` is a sentence for users. `lack`: for a job that waits for GPUs, the statement
+    without numbers."""
 
     code: ReasonCode
     text: str

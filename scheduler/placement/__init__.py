@@ -1,1 +1,1 @@
-"""Which GPUs each job gets, once it is known how many. Pure."""
+"""Choice of each job's GPUs, once the number is known. Pure."""

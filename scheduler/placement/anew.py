@@ -1,4 +1,4 @@
-"""One decision after another under a rule that looks at all jobs in each of them."""
+"""Consecutive placement decisions under a rule that examines all jobs in each decision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fewest_servers import Placements
 
 
 class Place(Protocol):
-    """As `Placement.place`."""
+    """Signature of `Placement.place`."""
 
     def __call__(
         self,
@@ -23,10 +23,10 @@ class Place(Protocol):
 
 
 class Anew:
-    """Who is where: `registry.Standing`."""
+    """State of all placements between decisions: an implementation of `registry.Standing`."""
 
     def __init__(self, place: Place, servers: Sequence[ServerInView]) -> None:
-        """Nobody is anywhere yet."""
+        """Start with no job placed."""
         self._place, self._servers = place, servers
         self.gpus: Placements = {}
 

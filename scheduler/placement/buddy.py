@@ -1,26 +1,28 @@
-"""Buddy placement in the topology tree (ElasticFlow 4.3): powers of two in aligned blocks, so that GPUs are never idle in vain.
+"""Buddy placement in the topology tree (ElasticFlow 4.3): powers of two in aligned blocks, which avoids fragmentation.
 
 Theory of operation
 -------------------
-A server is a tree: its GPUs are the leaves, and the block of 2^k leaves at a multiple of 2^k is a node. Leaves are numbered along
-the links that the server's agent has told of (`nearness.leaves`), else by the GPUs' own numbers, which mostly follow the PCIe
-tree. So a smaller block is linked more closely: by NVLink, a switch, a socket, the server. A job gets the
-smallest block in which enough GPUs are idle. Of several it gets the one that it has most GPUs of already; then the one that fits
-best: where the number of idle GPUs is closest to what is needed, in the block, in the next larger one around it, and so on.
 
-With powers of two there is always such a block if jobs may move: larger jobs are placed first, so that whatever is in the way of
-the next one is smaller, and finds another block after it. Those are moved whose moving costs least: the fewest jobs, then the
-fewest GPUs. A share beyond the largest server takes whole servers, and a rest.
+A server is a tree: its GPUs are the leaves, and the block of 2^k leaves at a multiple of 2^k is a node. Leaves are
+numbered along the links that the server's agent has reported (`nearness.leaves`), otherwise by the GPUs' own numbers,
+which mostly follow the PCIe tree. So the GPUs of a smaller block are linked more closely: by NVLink, a switch, a
+socket, the server. A job gets the smallest block with enough idle GPUs. Of several, it gets the block in which it has
+most GPUs already; then the best fit: the number of idle GPUs is closest to the need, in the block, in the next larger
+block around it, and so on.
 
-What the paper leaves open:
+With powers of two there is always such a block if jobs may move. Larger jobs are placed first, so every job in the way
+of the next one is smaller and finds another block after it. The cheapest jobs move: the fewest jobs, then the fewest
+GPUs. A share beyond the largest server takes whole servers and a rest.
 
-* *Shares that are no power of two* take some of a block of the next power of two. Where no block has enough idle GPUs, not
-  even after smaller jobs have moved, they are spread over the largest holes, as in `fewest_servers.py`. With `packing: network`,
-  and as many GPUs in each server as a power of two, there are none but those set by hand.
-* *GPUs that are missing* (faulty, drained) leave their blocks incomplete, as if somebody else had them for good.
-* *Who may stay.* A job whose share is the same and that has a block to itself moves only to make room. One that is placed
-  worse is placed anew with each decision; if no share changes, that counts only if the whole gets better by it. So a
-  placement that has been carried out asks for no further change.
+The paper leaves four points open:
+
+* *Shares that are no power of two* take a part of a block of the next power of two. If no block has enough idle GPUs,
+  not even after smaller jobs have moved, the share is spread over the largest holes, as in `fewest_servers.py`. With
+  `packing: network`, and a power of two of GPUs in each server, only manual shares are of this kind.
+* *Missing GPUs* (faulty, drained) leave their blocks incomplete, as if another job held them for good.
+* *Jobs that stay.* A job with an unchanged share and a block to itself moves only to make room. A job that is placed
+  worse is placed again in each decision; if no share changes, the new placement counts only if it improves the whole.
+  So a placement that has been carried out asks for no further change.
 * *Racks*: the parts of a job on several servers go to the rack where it has GPUs already, if they fit there as well.
 """
 
@@ -39,11 +41,11 @@ from .fewest_servers import Placements, wanted_shares
 
 Leaves = int  # a set of GPUs of one server: bit i stands for the GPU with index i
 
-Block = tuple[int, Leaves]  # a server, and all leaves of one of its nodes, whether there are GPUs or not
+Block = tuple[int, Leaves]  # a server, and all leaves of one of its nodes, with and without GPUs
 
 
 class BuddyParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Buddy placement takes no parameters."""
 
 
 class Buddy:
@@ -64,7 +66,7 @@ class Buddy:
         first: Mapping[int, Gpus] | None = None,
         stay: Collection[int] = (),
     ) -> Placements:
-        """A placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
+        """Return a placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         wanted = wanted_shares(shares)
         forest = _Forest(servers)
         if sum(wanted.values()) > forest.total:
@@ -80,25 +82,25 @@ class Buddy:
         return {row: forest.gpus(found[row]) for row in wanted}
 
     def standing(self, servers: Sequence[ServerInView]) -> Anew:
-        """The same rule for one decision after another, on servers where nobody is yet."""
+        """Return the state for consecutive decisions under this rule, with no job on these servers yet."""
         return Anew(self.place, servers)
 
 
 class _Forest:
-    """The trees of all servers, and how their leaves are numbered in the view."""
+    """The trees of all servers, and the numbering of their leaves in the view."""
 
     def __init__(self, servers: Sequence[ServerInView]) -> None:
         self.indices = [server.leaves or server.gpus for server in servers]
         self.racks = [server.rack for server in servers]
         self.there: list[Leaves] = [sum(1 << index for index in indices) for indices in self.indices]
-        self.spans = [_block_size(there.bit_length()) for there in self.there]  # leaves of the whole tree
+        self.spans = [_block_size(there.bit_length()) for there in self.there]  # leaves of each server's tree
         self.largest = sorted((len(indices) for indices in self.indices), reverse=True)
         self.total = sum(self.largest)
         self._bits = [(server, index) for server, indices in enumerate(self.indices) for index in indices]
         self._places = {place: bit for bit, place in enumerate(self._bits)}
 
     def leaves(self, gpus: Gpus) -> dict[int, Leaves]:
-        """A set of GPUs by server."""
+        """Split a set of GPUs by server."""
         found: dict[int, Leaves] = {}
         while gpus:
             server, index = self._bits[(gpus & -gpus).bit_length() - 1]
@@ -110,7 +112,7 @@ class _Forest:
         return sum(1 << self._places[server, index] for server, mask in leaves.items() for index in elements(mask))
 
     def parts(self, share: int) -> list[int]:
-        """What a share takes of each server if it is on the fewest: whole servers while there are any, and a rest."""
+        """Return a share's GPUs on each server when it uses the fewest: whole servers while there are any, and a rest."""
         parts: list[int] = []
         for size in self.largest:
             parts.append(min(size, share))
@@ -120,7 +122,8 @@ class _Forest:
         return parts
 
     def flaws(self, leaves: Mapping[int, Leaves]) -> int:
-        """How far a job is from what it should have: servers beyond the fewest, and parts that do not lie in a smallest block."""
+        """Count a job's deviations from an ideal placement: servers beyond the fewest, and parts that are not in a
+        smallest block."""
         parts = self.parts(sum(mask.bit_count() for mask in leaves.values()))
         scattered = sum(_smallest_around(mask) > _block_size(mask.bit_count()) for mask in leaves.values())
         return len(leaves) - len(parts) + scattered
@@ -128,23 +131,23 @@ class _Forest:
 
 @dataclass(eq=False)
 class _Part:
-    """What a job is to have on one server, if that can be."""
+    """The GPUs that a job should get on one server, if possible."""
 
     number: int
     row: int
     gpus: int
-    own: Mapping[int, Leaves]  # what the job has now, by server
+    own: Mapping[int, Leaves]  # present GPUs of the job, by server
     lead: Mapping[int, Leaves]
     got: dict[int, Leaves] = field(default_factory=dict)
 
     @property
     def rank(self) -> tuple[int, bool, int]:
-        """In ascending order of these they are placed: large ones first, then those that have GPUs."""
+        """Key of the placing order, ascending: large parts first, then those of jobs that have GPUs."""
         return -self.gpus, not self.own, self.row
 
 
 class _Arrangement:
-    """Parts in blocks. Who need not move is there from the beginning."""
+    """Assignment of parts to blocks. Jobs that need not move are in place from the beginning."""
 
     def __init__(
         self,
@@ -156,8 +159,8 @@ class _Arrangement:
     ) -> None:
         self._forest = forest
         self._free = list(forest.there)
-        self._claimed = [0] * len(forest.there)  # what those that are not placed yet have now
-        self._here: list[list[_Part]] = [[] for _ in forest.there]  # who is on each server
+        self._claimed = [0] * len(forest.there)  # by server: present GPUs of jobs that are not placed yet
+        self._here: list[list[_Part]] = [[] for _ in forest.there]  # by server: the parts placed on it
         self._parts: list[_Part] = []
         self._parts_of: dict[int, list[_Part]] = {}  # by row
         self._waiting: list[tuple[tuple[int, bool, int], int]] = []  # a heap; parts by number
@@ -176,7 +179,7 @@ class _Arrangement:
                 self._wait(self._part(row, gpus, own, lead[row]))
 
     def settle(self) -> dict[int, dict[int, Leaves]]:
-        """Everybody's leaves, by row and server."""
+        """Place all parts. Return each job's leaves, by row and server."""
         while self._waiting:
             part = self._parts[heapq.heappop(self._waiting)[1]]
             block = self._best(part) or self._make_room(part)
@@ -213,9 +216,10 @@ class _Arrangement:
     # -- finding a block
 
     def _best(self, part: _Part) -> Block | None:
-        """The smallest block with enough idle GPUs; of several the one with most of its own, then the one that fits best.
+        """Return the smallest block with enough idle GPUs; of several, the one with most GPUs of the job, then the best
+        fit.
 
-        A power of two is content with none but the smallest possible: for a larger one there is `_make_room`.
+        A share that is a power of two accepts only a block of its own size: `_make_room` clears one if needed.
         """
         size = _block_size(part.gpus)
         while size <= max(self._forest.spans):
@@ -248,13 +252,13 @@ class _Arrangement:
         return best[1] if best is not None else None
 
     def _racks_of(self, row: int) -> set[str]:
-        """Where the parts of a job are that have been put, if it has several."""
+        """Return the racks of a job's placed parts, if it has several."""
         return {self._forest.racks[server] for part in self._parts_of[row] for server in part.got}
 
-    # -- where there is none
+    # -- without a free block
 
     def _make_room(self, part: _Part) -> Block | None:
-        """A smallest block, after those have left it that are smaller than the part and in its way; None: there is none."""
+        """Clear a smallest block of the smaller parts in the way and return it; None if no block can be cleared."""
         size = _block_size(part.gpus)
         best: tuple[tuple[int, int, int], Block, list[_Part]] | None = None
         for server, there in enumerate(self._forest.there):
@@ -275,7 +279,7 @@ class _Arrangement:
         return best[1]
 
     def _in_the_way(self, part: _Part, server: int, block: Leaves) -> list[_Part] | None:
-        """Smaller parts that have to leave a block, the smallest first; None: that would not be enough."""
+        """Return the smaller parts that have to leave a block, the smallest first; None if their leaving is not enough."""
         idle = (self._free[server] & block).bit_count()
         leaving: list[_Part] = []
         able = (one for one in self._here[server] if one.row not in self._stay)
@@ -296,7 +300,7 @@ class _Arrangement:
         self._wait(part)
 
     def _spread(self, part: _Part) -> None:
-        """Over the largest holes; of equal ones those where it has GPUs."""
+        """Spread a part over the largest holes; of equal ones, those on servers where its job has GPUs."""
         need = part.gpus
         while need:
             room = [min(free.bit_count(), need) for free in self._free]
@@ -309,10 +313,12 @@ class _Arrangement:
 def _best_block(
     size: int, gpus: int, span: int, free: Leaves, own: Leaves, lead: Leaves, claimed: Leaves
 ) -> tuple[tuple[int, ...], Leaves] | None:
-    """The best block of a server with enough free leaves, and what it costs; None: there is none. Sets are of one server.
+    """Return a server's best block with enough free leaves, and its cost; None if there is none. All sets are of one
+    server.
 
-    The cost: leaves of its own that the block lacks, whether its first worker's is one, leaves that others would have to
-    leave, idle leaves in the block, in the next larger one around it, and so on.
+    The cost compares, in this order: the job's own leaves in the block (more is better), whether the first worker's GPU
+    is among them, leaves that other jobs would have to give up, and idle leaves in the block, in the next larger block
+    around it, and so on.
     """
     best: tuple[tuple[int, ...], Leaves] | None = None
     for block in _blocks(span, size):
@@ -328,13 +334,13 @@ def _best_block(
 
 
 def _blocks(span: int, size: int) -> Iterator[Leaves]:
-    """All nodes with so many leaves."""
+    """Yield all nodes with `size` leaves."""
     for begin in range(0, span, size):
         yield ((1 << size) - 1) << begin
 
 
 def _around(block: Leaves, size: int, span: int) -> Iterator[Leaves]:
-    """The block itself, the next larger one around it, and so on up to the whole tree."""
+    """Yield the block itself, the next larger block around it, and so on up to the whole tree."""
     begin = (block & -block).bit_length() - 1
     while size <= span:
         yield ((1 << size) - 1) << begin // size * size
@@ -342,11 +348,11 @@ def _around(block: Leaves, size: int, span: int) -> Iterator[Leaves]:
 
 
 def _smallest_around(leaves: Leaves) -> int:
-    """Leaves of the smallest node around these, which are not none."""
+    """Return the number of leaves of the smallest node around these leaves (at least one)."""
     first, last = (leaves & -leaves).bit_length() - 1, leaves.bit_length() - 1
     return 1 << (first ^ last).bit_length()
 
 
 def _block_size(gpus: int) -> int:
-    """The smallest power of two that is not less."""
+    """Return the smallest power of two that is at least `gpus`."""
     return 1 << max(0, gpus - 1).bit_length()

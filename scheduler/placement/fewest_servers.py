@@ -1,24 +1,25 @@
-"""Which GPUs each job gets, given how many (AFS 4.4).
+"""Choice of each job's GPUs, given their number (AFS 4.4).
 
-Aims, in this order: every job on the fewest servers, and at most one job per server that talks to others; as many jobs as
-possible keep at least one of their GPUs (one that keeps none migrates); no job moves that needs no change; as many GPUs as
-possible stay. So:
+Aims, in this order: every job on the fewest servers, and at most one job per server that communicates with other
+servers; as many jobs as possible keep at least one of their GPUs (a job that keeps none migrates); no job moves that
+needs no change; as many GPUs as possible stay. So:
 
-* A job whose share does not change and that is placed well keeps its GPUs: it has to move only if another one cannot be
-  placed well otherwise, or if more others than it would lose all of theirs instead.
+* A well-placed job with an unchanged share keeps its GPUs. It moves only if another job cannot be placed well
+  otherwise, or if more jobs than this one would lose all of their GPUs instead.
 * A job that shrinks keeps GPUs on the fewest servers; its first worker's server is among them if that costs nothing.
-* A job that grows takes what is free on its server. Where that is not enough, it goes to another one.
+* A job that grows takes free GPUs on its server. If these are not enough, the job moves to another server.
 
-Shares that network packing allows (AFS App. E) are placed perfectly, on servers that are alike; other shares well, not
-optimally: it is bin packing. What could not be placed well is tried again with each decision, and moves only if that makes
-the whole better; so a placement that has been carried out asks for no further change.
+Shares that network packing allows (AFS App. E) are placed perfectly on servers of equal size. Other shares are placed
+well, not optimally: this is bin packing. A job that could not be placed well is tried again in each decision, and moves
+only if that improves the whole. So a placement that has been carried out asks for no further change.
 
-Within a server, a job keeps its GPUs, and what it takes is near them and near each other (`nearness`; ElasticFlow 4.3). A job on
-several servers has them in one rack if it can: in that of its own, else in the one that it fits into best (ElasticFlow's fifth
-layer). Nobody moves for either: being near makes a placement better, and being moved costs more.
+Within a server, a job keeps its GPUs, and its new GPUs are close to them and to each other (`nearness`; ElasticFlow
+4.3). A job on several servers stays in one rack if possible: the rack of its GPUs, otherwise the rack with the best fit
+(ElasticFlow's fifth layer). No job moves for either reason: closeness only improves a placement, and a move costs more.
 
-Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `largest_first.py`,
-without regard to which these are: those that a job has there, then free ones, then those that others give up.
+Most jobs need no change and are examined once. `largest_first.py` decides how many GPUs of which server the other jobs
+get, without regard to which GPUs these are. Here each job then gets GPUs that it has there, then free ones, then those
+that other jobs give up.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def place(
     first: Mapping[int, Gpus] | None = None,
     stay: Collection[int] = (),
 ) -> Placements:
-    """A placement for every row with a share. `present` has the GPUs of each job that still exist.
+    """Return a placement for every row with a share. `present`: the GPUs of each job that still exist.
 
-    `first`: the GPU of each job's first worker, as a set of one; where it is not known, the first of its GPUs is taken for it.
-    `stay`: jobs that keep their GPUs if their shares stay the same, though others are placed worse by that.
+    `first`: the GPU of each job's first worker, as a set of one; the first of a job's GPUs counts as that where it is
+    unknown. `stay`: jobs that keep their GPUs if their shares stay the same, even if others are placed worse by that.
     Raises ValueError if the shares do not fit into the cluster.
     """
     wanted = wanted_shares(shares)
@@ -62,14 +63,14 @@ def place(
 
 
 def addresses(servers: Iterable[ServerInView]) -> tuple[GpuAddress, ...]:
-    """What the bits of a set stand for."""
+    """Return the GPU address of each bit of a set."""
     return tuple(chain.from_iterable([server.addresses for server in servers]))
 
 
 def in_order(gpus: Gpus, known: Sequence[GpuAddress], before: Sequence[GpuAddress]) -> tuple[GpuAddress, ...]:
-    """The set as a tuple in the order of ranks: those of `before` that stay, in their order, then the others.
+    """Return the set as a tuple in the order of ranks: the GPUs of `before` that stay, in their order, then the others.
 
-    `known`: the `addresses` of the servers that the set is of.
+    `known`: the `addresses` of the servers of the view.
     """
     found = [known[bit] for bit in elements(gpus)]
     there = set(found)
@@ -79,7 +80,7 @@ def in_order(gpus: Gpus, known: Sequence[GpuAddress], before: Sequence[GpuAddres
 
 
 class Layout:
-    """Where the servers' GPUs stand among the bits."""
+    """Positions of the servers' GPUs among the bits."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
@@ -87,7 +88,7 @@ class Layout:
         self.total = ends[-1]
         self.begins = ends[:-1]
         self.masks = [((1 << size) - 1) << end for size, end in zip(sizes, ends, strict=False)]
-        self.server = [server for server, size in enumerate(sizes) for _ in range(size)]  # of each bit
+        self.server = [server for server, size in enumerate(sizes) for _ in range(size)]  # server of each bit
 
     @cached_property
     def largest(self) -> list[int]:
@@ -98,20 +99,20 @@ class Layout:
         return list(accumulate(self.largest))
 
     def fewest(self, share: int) -> int:
-        """Servers that a job needs at least."""
+        """Return the least number of servers that a share needs."""
         return bisect_left(self._room, share) + 1
 
     def counts(self, gpus: Gpus) -> Mapping[int, int]:
-        """GPUs by server."""
+        """Return the number of GPUs by server."""
         return _counts(self, gpus)
 
 
 @dataclass(frozen=True)
 class Map:
-    """How far GPUs are from each other, by server; empty and None where all are alike."""
+    """Distances between GPUs, by server; empty and None where all are equal."""
 
     near: Mapping[int, Near]
-    racks: Sequence[int] | None  # numbers of racks
+    racks: Sequence[int] | None  # rack number of each server
 
     @classmethod
     def of(cls, servers: Sequence[ServerInView]) -> Map:
@@ -125,13 +126,13 @@ class Map:
 
 @lru_cache(maxsize=16)
 def layout_of(sizes: tuple[int, ...]) -> Layout:
-    """The same for every decision on the same servers."""
+    """Return one shared layout for all decisions on servers of these sizes."""
     return Layout(sizes)
 
 
 @lru_cache(maxsize=2**16)
 def _counts(layout: Layout, gpus: Gpus) -> Mapping[int, int]:
-    """GPUs by server; most jobs keep theirs from one decision to the next."""
+    """Return the number of GPUs by server. Cached, because most jobs keep their GPUs from one decision to the next."""
     found = {}
     while gpus:
         server = layout.server[(gpus & -gpus).bit_length() - 1]
@@ -141,27 +142,29 @@ def _counts(layout: Layout, gpus: Gpus) -> Mapping[int, int]:
 
 
 class Standing:
-    """Who is where, from one decision to the next: what a change costs depends on the jobs that change, not on all.
+    """Placements from one decision to the next: the cost of a decision depends on the jobs that change, not on all
+    jobs.
 
-    Jobs are numbers in the order of submission. Most stay without question (they are *settled*). The *restless* ones do not:
-    those whose shares change, and those on several servers that are not on the fewest, or on one with an earlier such job.
+    Jobs are numbers in the order of submission. Most jobs are *settled* and stay without examination. *Restless* jobs
+    are examined: those with changed shares, and those on several servers that are not on the fewest or share a server
+    with an earlier such job.
     """
 
     def __init__(self, servers: Sequence[ServerInView], present: Mapping[int, Gpus] | None = None) -> None:
-        """`present`: who is where at first; None: nobody is anywhere."""
+        """Start with the placements `present`; None: no job is placed."""
         self._layout = layout = layout_of(tuple([len(server.gpus) for server in servers]))
         self._map = Map.of(servers)
         self.gpus: Placements = {}
         self._idle: Gpus = (1 << layout.total) - 1
         self._holes = layout.sizes.copy()
-        self._here: list[set[int]] = [set() for _ in layout.sizes]  # who is on each server
-        self._spread: dict[int, Mapping[int, int]] = {}  # those on several servers: GPUs by server
-        self._tried = False  # nothing has changed since restless jobs were tried to be placed better
+        self._here: list[set[int]] = [set() for _ in layout.sizes]  # by server: the jobs on it
+        self._spread: dict[int, Mapping[int, int]] = {}  # GPUs by server, of jobs on several servers
+        self._tried = False  # nothing has changed since the last attempt to improve restless jobs
         if present:
             self._put_all({job: gpus for job, gpus in present.items() if gpus})
 
     def _put_all(self, placed: Placements) -> None:
-        """As `put`, for jobs most of which are on one server."""
+        """Place jobs as `put` does, faster where most jobs are on one server."""
         server_of, masks, holes, here = self._layout.server, self._layout.masks, self._holes, self._here
         on_several = []
         for job, gpus in placed.items():
@@ -178,7 +181,7 @@ class Standing:
             self.put(job, gpus)
 
     def put(self, job: int, gpus: Gpus) -> None:
-        """A job that is nowhere is on these GPUs, which nobody has."""
+        """Place a job without GPUs on these GPUs, which must be free."""
         layout = self._layout
         self.gpus[job] = gpus
         self._idle &= ~gpus
@@ -193,7 +196,7 @@ class Standing:
             self._here[server].add(job)
 
     def leave(self, job: int) -> Gpus:
-        """A job is nowhere any more. The GPUs that it had."""
+        """Remove a job, and return the GPUs that it had."""
         layout = self._layout
         gpus = self.gpus.pop(job)
         self._idle |= gpus
@@ -212,10 +215,11 @@ class Standing:
     def change(
         self, shares: Mapping[int, int], first: Mapping[int, Gpus] | None = None, *, stay: Collection[int] = ()
     ) -> dict[int, tuple[Gpus, Gpus]]:
-        """Place jobs whose shares change; 0: it gets none. The GPUs before and after of all jobs that have others now.
+        """Place jobs with changed shares (0: the job gets none). Return the GPUs before and after, of all jobs that now
+        have others.
 
-        `first`, `stay` and errors as for `place`. Where a placement is not perfect it is tried again, also if no share changes;
-        that counts only if it gets better.
+        `first`, `stay` and errors as for `place`. An imperfect placement is tried again even if no share changes; the
+        result counts only if it is better.
         """
         if not shares and (self._tried or not self._spread):
             return {}
@@ -244,14 +248,14 @@ class Standing:
         return {job: (had, has) for job, had in before.items() if had != (has := self.gpus.get(job, 0))}
 
     def _move(self, placed: Placements) -> Placements:
-        """Jobs are on these GPUs now. Those that they had."""
+        """Move jobs to these GPUs, and return the GPUs that they had."""
         before = {job: self.leave(job) if job in self.gpus else 0 for job in placed}
         for job, gpus in placed.items():
             self.put(job, gpus)
         return before
 
     def _leave_all(self, jobs: Sequence[int]) -> Placements:
-        """As `leave`, for jobs most of which are on one server each. The GPUs that they had."""
+        """Remove jobs as `leave` does, faster where most jobs are on one server. Return the GPUs that they had."""
         server_of, holes, here, spread = self._layout.server, self._holes, self._here, self._spread
         before: Placements = {}
         for job in jobs:
@@ -266,10 +270,12 @@ class Standing:
         return before
 
     def _into_room(self, changed: Mapping[int, int], idle: Gpus) -> Placements | None:
-        """Do what an attempt would come to where all jobs are on one server each, those that have GPUs can stay where they are,
-        and there is a hole for each other one. The GPUs that they had; None: it is not so, and nothing is done.
+        """Take a short cut to the result of an attempt, and return the GPUs that the jobs had; None, with nothing
+        changed, if it does not apply.
 
-        `idle`: as for `_Attempt.settle`. Where jobs take turns this is nearly all that placing costs: nothing is looked up twice.
+        It applies if all jobs are on one server each, those with GPUs can stay on theirs, and each other job finds a
+        hole. Where jobs take turns, this is nearly the whole cost of placing, so nothing is looked up twice. `idle`: as
+        for `_Attempt.settle`.
         """
         layout, holes, free = self._layout, self._holes.copy(), self._idle
         server_of, masks, largest = layout.server, layout.masks, layout.largest[0]
@@ -293,7 +299,7 @@ class Standing:
                 kept[job] = some(share, has)
                 free |= has & ~kept[job]
         new.sort()
-        of_size = [0] * (largest + 1)  # how many holes have so many GPUs
+        of_size = [0] * (largest + 1)  # number of holes by size in GPUs
         for hole in holes:
             of_size[hole] += 1
         for minus_share, job in new:
@@ -325,8 +331,8 @@ class Standing:
         return before
 
     def _flaws(self, placed: Placements) -> int:
-        """Servers that jobs use beyond the fewest, and jobs beyond one on a server that talk to others there; with some jobs
-        placed otherwise."""
+        """Count the servers that jobs use beyond the fewest, plus the jobs beyond one on a server that communicate with
+        other servers. The jobs `placed` count with these other GPUs."""
         layout = self._layout
         spread = [used for job, used in self._spread.items() if job not in placed]
         spread += [used for gpus in placed.values() if len(used := layout.counts(gpus)) > 1]
@@ -336,12 +342,12 @@ class Standing:
 
 
 class _Attempt:
-    """One try to place the restless."""
+    """One attempt to place the restless jobs."""
 
     def __init__(
         self, standing: Standing, changed: Mapping[int, int], first: Mapping[int, Gpus], stay: Collection[int]
     ) -> None:
-        """`changed`: the shares of those that have not as many GPUs. `stay`: others that are not to move."""
+        """`changed`: the new shares of jobs with a different number of GPUs. `stay`: other jobs that must not move."""
         self._standing, self._changed, self._first = standing, changed, first
         self._layout, self._map = standing._layout, standing._map
         self._present = standing.gpus
@@ -366,8 +372,11 @@ class _Attempt:
         return self._layout.counts(gpus) if gpus else {}
 
     def settle(self, idle: Gpus) -> tuple[Placements, bool]:
-        """The GPUs of those that are restless or have to move, and whether all are on the fewest servers then and nobody is in
-        another's way. `idle`: these nobody has had."""
+        """Return the GPUs of the jobs that are restless or have to move, and whether the result is perfect.
+
+        Perfect: all jobs are on the fewest servers, and no two jobs that communicate with other servers share one.
+        `idle`: GPUs that no job has had.
+        """
         remote = frozenset(self._remote)
         self._holes = holes = self._standing._holes.copy()
         for row in self.restless:
@@ -378,7 +387,7 @@ class _Attempt:
         return self._choose(fitted.amounts, idle), fitted.perfect
 
     def _pieces(self, row: int) -> list[Piece]:
-        """The pieces of a job, and where they would stay."""
+        """Split a job into pieces, each with the server where it would stay."""
         layout, own = self._layout, self._has(row)
         share = self._changed.get(row) or self._present[row].bit_count()
         if share <= layout.largest[0] and len(own) <= 1:
@@ -399,10 +408,11 @@ class _Attempt:
         return pieces
 
     def _parts(self, share: int, own: Mapping[int, int], homes: Sequence[int]) -> list[int]:
-        """A share too large for any server, in parts: as on its own servers where these are enough, else as large as can be."""
+        """Split a share too large for any server: as on the job's own servers if these are enough, otherwise as large
+        as possible."""
         layout = self._layout
         here = homes[: layout.fewest(share)]
-        grown = [self._holes[server] for server in here]  # its own GPUs and free ones
+        grown = [self._holes[server] for server in here]  # by server: GPUs of the job and free ones
         if len(here) < layout.fewest(share) or sum(grown) < share:
             return _cut(share, layout.largest)
         parts = []
@@ -416,7 +426,7 @@ class _Attempt:
         return [part for part in parts if part]
 
     def _residents(self, server: int) -> list[Resident]:
-        """The settled jobs on a server that may move."""
+        """Return the settled jobs on a server that may move."""
         restless, spread = self._restless_set | self._stay, self._standing._spread
         residents: list[Resident] = []
         for row in self._standing._here[server] - restless:
@@ -429,7 +439,7 @@ class _Attempt:
         return residents
 
     def _choose(self, amounts: Mapping[int, Mapping[int, int]], idle: Gpus) -> Placements:
-        """The GPUs themselves."""
+        """Choose the individual GPUs of each job, given its number on each server."""
         masks, near = self._layout.masks, self._map.near
         placed: Placements = {}
         free = self._standing._idle | union(self._present.get(row, 0) for row in amounts)
@@ -451,7 +461,7 @@ class _Attempt:
             for server, gpus in amount.items()
             if (count := gpus - (placed[row] & masks[server]).bit_count())
         ]
-        if near:  # who needs most chooses first among near ones
+        if near:  # the job that needs most GPUs chooses first among close ones
             missing.sort(key=lambda one: -one[2] if one[1] in near else 0)
         for row, server, count in missing:
             mask = masks[server]
@@ -465,7 +475,8 @@ class _Attempt:
         return placed
 
     def _kept(self, server: int, count: int, own: Gpus, lead: Gpus) -> Gpus:
-        """So many of its own GPUs, near each other; that of its first worker is among them if it is there."""
+        """Choose `count` of a job's own GPUs that are close to each other; the first worker's GPU is among them if it
+        is on the server."""
         near, begin = self._map.near[server], self._layout.begins[server]
         rest = count - lead.bit_count()
         if not rest:
@@ -474,7 +485,7 @@ class _Attempt:
         return lead | chosen << begin
 
     def _nearest(self, server: int, count: int, idle: Gpus, free: Gpus, own: Gpus) -> Gpus:
-        """So many near GPUs: idle ones, unless those that others give up are nearer."""
+        """Choose `count` close GPUs: idle ones, unless GPUs that other jobs give up are closer."""
         near, begin, size = self._map.near[server], self._layout.begins[server], self._layout.sizes[server]
         distance, chosen = nearest(near, size, count, free >> begin, own >> begin)
         if idle.bit_count() >= count:
@@ -485,7 +496,7 @@ class _Attempt:
 
 
 def wanted_shares(shares: Ints | Mapping[int, int]) -> dict[int, int]:
-    """By row, without those that are 0."""
+    """Return the shares by row, without zeros."""
     if isinstance(shares, np.ndarray):
         rows = np.flatnonzero(shares != 0)
         return dict(zip(rows.tolist(), shares[rows].tolist(), strict=True))
@@ -493,7 +504,7 @@ def wanted_shares(shares: Ints | Mapping[int, int]) -> dict[int, int]:
 
 
 def _cut(share: int, sizes: Iterable[int]) -> list[int]:
-    """A share in pieces as large as the servers, the largest first."""
+    """Cut a share into pieces as large as the servers, the largest first."""
     pieces = []
     for size in sizes:
         pieces.append(min(size, share))

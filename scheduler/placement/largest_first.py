@@ -1,25 +1,29 @@
-"""On which servers jobs get their GPUs, counted only: pieces of jobs into servers with so many free ones.
+"""Choice of the servers on which jobs get their GPUs: pieces of jobs are packed into servers by number of free GPUs
+alone.
 
 Theory of operation
 -------------------
-A job that fits into one server is one piece; a larger one fills whole servers, and what is left is another piece. At first
-every piece stays where its job has GPUs, even if that is too much for a server; pieces of new jobs are loose. Where a server is
-too full, pieces leave it and become loose. Then loose pieces are put, the largest first, each into the tightest hole that it
-fits into. Where there is no such hole, smaller pieces give way on one server: they become loose, and the larger one takes their
-place. Those give way that cost least: first that few jobs lose all their GPUs, then that few jobs move that need no change, then
-that few GPUs change hands. It is one choice, and nothing is taken back. Trying out others, as an earlier version did, gained a
-tenth of the migrations and nothing of the average JCT (docs/design/scheduling.md).
 
-Packed shares are placed perfectly on servers that are alike: each job on the fewest servers, and no two jobs that talk to other
-servers on one (AFS App. E, Proposition 1). Servers have 2^k GPUs; a piece has 1, 2, 4 and so on, up to a whole server. Let a
-piece of g GPUs find no hole. Pieces of g GPUs and more have been put before, or stay. What they leave of a server, which is free
-or belongs to smaller pieces, is a multiple of g. Over all servers it is at least g, since all shares fit into the cluster. So
-one server has g GPUs or more of it, and the piece takes its place there. Only smaller pieces become loose by that; so all this
-comes to an end, and then each piece has a place. A job that talks to other servers has whole ones, and no neighbour. The proof
-holds whichever server is taken, and whoever leaves it.
+A job that fits into one server is one piece; a larger job fills whole servers, and the rest is another piece. At first
+every piece stays where its job has GPUs, even if that overfills the server; pieces of new jobs are loose. Pieces leave
+an overfull server and become loose. Then the loose pieces are put, the largest first, each into the tightest hole that
+fits. Where there is no such hole, smaller pieces give way on one server: they become loose, and the larger piece takes
+their place. The cheapest pieces give way: first few jobs should lose all of their GPUs, then few jobs should move that
+need no change, then few GPUs should change hands. Each choice is final. An earlier version tried alternatives, which
+saved a tenth of the migrations and nothing of the average JCT (docs/design/scheduling.md).
 
-With other shares, or servers that differ, this is bin packing: all smaller pieces of a server may not be enough for a larger
-one. It is spread over the largest holes when all others have been put, and the next decision tries again.
+Packed shares are placed perfectly on servers of equal size: each job on the fewest servers, and no two jobs that
+communicate with other servers on one (AFS App. E, Proposition 1). Servers have 2^k GPUs; a piece has 1, 2, 4 and so on,
+up to a whole server. Let a piece of g GPUs find no hole. Pieces of g GPUs and more have been put before, or stay. The
+GPUs that they leave of a server, free or held by smaller pieces, are a multiple of g. Over all servers that is at least
+g, since all shares fit into the cluster. So one server leaves g GPUs or more, and the piece takes its place there. Only
+smaller pieces become loose by that, so the process ends, and then each piece has a place. A job that communicates with
+other servers has whole ones, and no neighbour. The proof holds for any choice of the server and of the pieces that
+leave it.
+
+With other shares, or servers of different sizes, this is bin packing: all smaller pieces of a server may not be enough
+for a larger one. Such a piece is spread over the largest holes after all others have been put, and the next decision
+tries again.
 """
 
 from __future__ import annotations
@@ -30,29 +34,30 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 MOVED = 2**40  # a job loses all its GPUs
-TOUCHED = 2**20  # a job moves although it needs no change; beside both, a GPU that changes hands counts 1
+TOUCHED = 2**20  # a job moves although it needs no change; beside both, one GPU that changes hands costs 1
 
 Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
-# What could leave a server: its price, job and GPUs, and whether its job talks to other servers.
+# A piece that could leave a server: its price, job, GPUs, and whether its job communicates with other servers.
 Resident = tuple[int, int, int, bool]
-_Way = tuple[int, list[int], list[Resident]]  # what leaves, last; before it the price, and minus the jobs that it is of
+_Way = tuple[int, list[int], list[Resident]]  # price, negated jobs, and the pieces that leave
 _NO_WAY: _Way = (2**60, [], [])
 
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """What a job is to have on one server. Not frozen only because that takes twice the time to make."""
+    """The GPUs that a job should have on one server. Not frozen, because a frozen one takes twice the time to create."""
 
     job: int
     gpus: int
-    own: Mapping[int, int]  # how many GPUs its job has on which servers
-    home: int | None = None  # the server where it stays if it can
-    spread: bool = False  # its job talks to other servers
+    own: Mapping[int, int]  # GPUs of the job, by server
+    home: int | None = None  # server where the piece stays if it can
+    spread: bool = False  # whether the job communicates with other servers
 
 
 @dataclass(frozen=True)
 class Fit:
-    """GPUs by job and server, of jobs that were not settled or had to move. `perfect`: on the fewest servers, no conflicts."""
+    """GPUs by job and server, of jobs that were not settled or had to move. `perfect`: on the fewest servers, without
+    conflicts."""
 
     amounts: Amounts
     perfect: bool
@@ -66,11 +71,11 @@ def fit(
     remote: frozenset[int],
     racks: Sequence[int] | None = None,
 ) -> Fit:
-    """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
+    """Put `pieces` into `holes`, the GPUs of each server that settled jobs leave free.
 
-    `settled`: the settled jobs on a server, asked for if one may have to move; `own`: how many GPUs a job has on which
-    servers; `remote`: where settled jobs talk to other servers; `racks`: of the servers, None: all alike. Raises ValueError if
-    there is not enough room for all.
+    `settled`: returns the settled jobs on a server, called only if one may have to move. `own`: returns a job's GPUs by
+    server. `remote`: servers where settled jobs communicate with other servers. `racks`: rack of each server; None: all
+    equal. Raises ValueError if there is not enough room for all pieces.
     """
     bins = _Servers(holes, pieces, settled, own, remote, racks)
     bins.relieve()
@@ -81,7 +86,7 @@ def fit(
 
 
 class _Servers:
-    """What is where, what is free, and what is loose."""
+    """State of the packing: pieces on each server, free GPUs, and loose pieces."""
 
     def __init__(
         self,
@@ -93,15 +98,15 @@ class _Servers:
         racks: Sequence[int] | None,
     ) -> None:
         self.amounts: Amounts = {piece.job: {} for piece in pieces}
-        self.talking = [0] * len(holes)  # by server: jobs that talk to others
+        self.talking = [0] * len(holes)  # by server: jobs that communicate with others
         for server in remote:
             self.talking[server] += 1
         self._holes = list(holes)
         self._settled, self._own = settled, own
         self._at_home = [(piece.home, piece) for piece in pieces if piece.home is not None]
         self._racks = racks
-        self._known: dict[int, list[Resident]] = {}  # by server: what could leave it
-        self._ways: dict[int, _Way] = {}  # by server, to a place for a piece of the size below
+        self._known: dict[int, list[Resident]] = {}  # by server: pieces that could leave it
+        self._ways: dict[int, _Way] = {}  # by server: the cheapest way to free a place for a piece of size `_ways_for`
         self._ways_for = 0
         self._numbers = count()
         self._loose = [self._in_line(piece) for piece in pieces if piece.home is None]
@@ -110,7 +115,7 @@ class _Servers:
             self._put(piece, server)
 
     def _residents(self, server: int) -> list[Resident]:
-        """What could leave a server."""
+        """Return the pieces that could leave a server."""
         found = self._known.get(server)
         if found is None:
             found = self._known[server] = self._settled(server)
@@ -121,13 +126,13 @@ class _Servers:
         return found
 
     def relieve(self) -> None:
-        """Where a server is too full pieces of any size leave."""
+        """Remove the cheapest pieces, of any size, from overfull servers."""
         for server, hole in enumerate(self._holes):
             if hole < 0:
                 self._give_way(server, _cheapest(self._residents(server), -hole)[2])
 
     def put_all(self) -> list[Piece]:
-        """All that are loose. Returns those that fit nowhere."""
+        """Put all loose pieces. Return those that fit nowhere."""
         homeless = []
         while self._loose:
             piece = heappop(self._loose)[2]
@@ -141,8 +146,11 @@ class _Servers:
         return homeless
 
     def _in_line(self, piece: Piece) -> tuple[int, int, Piece]:
-        """For a heap. The largest comes first; of one size those of spread jobs, since these have to avoid each other and the
-        rest fills what they leave; then as they have become loose."""
+        """Return a heap entry of a piece.
+
+        The largest piece comes first. Of one size, pieces of spread jobs come first, because these have to avoid each
+        other and the rest fills the space that they leave. Then pieces follow in the order in which they became loose.
+        """
         return -2 * piece.gpus - piece.spread, next(self._numbers), piece
 
     def _put(self, piece: Piece, server: int) -> None:
@@ -153,7 +161,8 @@ class _Servers:
         self._ways.pop(server, None)
 
     def _tightest(self, piece: Piece) -> int | None:
-        """The server with the tightest hole that is large enough, one where the job has GPUs if there is any; else None."""
+        """Return the server with the tightest sufficient hole, preferring servers where the job has GPUs; None if no
+        hole suffices."""
         holes, gpus = self._holes, piece.gpus
         at_home = [(holes[server], server) for server in piece.own if holes[server] >= gpus]
         if at_home:
@@ -164,7 +173,8 @@ class _Servers:
         return holes.index(tightest) if tightest else None
 
     def _avoiding_others(self, piece: Piece) -> int | None:
-        """The same, but rather one where no other job talks to other servers; then one in the rack of the job."""
+        """Return the server as `_tightest`, but prefer one without a job that communicates with others, then one in the
+        job's rack."""
         talking, own, gpus = self.talking, piece.own, piece.gpus
         if self._racks is None:
             fitting = [(talking[s] > 0, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
@@ -178,7 +188,8 @@ class _Servers:
         return min(able)[4] if able else None
 
     def _rack_ranks(self, piece: Piece, racks: Sequence[int]) -> dict[int, int]:
-        """How gladly a job goes into each rack: first where it is, then where it fits best, then where most of it does."""
+        """Rank the racks for a job: first its own, then the rack where it fits most tightly, then the rack with room
+        for most of it."""
         there = {racks[server] for server in (*self.amounts[piece.job], *piece.own)}
         need = piece.gpus + sum(other.gpus for _, _, other in self._loose if other.job == piece.job)
         room = dict.fromkeys(racks, 0)
@@ -191,8 +202,11 @@ class _Servers:
     # -- giving way
 
     def _made_free(self, gpus: int) -> int | None:
-        """A server where smaller pieces have given way to one of `gpus` GPUs, where that costs least; of equal ones that of the
-        job submitted last. None if they are nowhere enough."""
+        """Clear smaller pieces from the server where that is cheapest for a piece of `gpus` GPUs, and return the
+        server; None if none suffices.
+
+        Of equal prices, the job submitted last gives way.
+        """
         if gpus != self._ways_for:
             self._ways, self._ways_for = {}, gpus
         ways = self._ways
@@ -220,7 +234,7 @@ class _Servers:
             heappush(self._loose, self._in_line(piece))
 
     def spread(self, piece: Piece) -> None:
-        """Over the largest holes; of equal ones those where its job has GPUs."""
+        """Spread a piece over the largest holes; of equal ones, those on servers where its job has GPUs."""
         holes, need = self._holes, piece.gpus
         amount = self.amounts[piece.job]
         while need:
@@ -235,8 +249,10 @@ class _Servers:
 
 
 def _cheapest(residents: Sequence[Resident], need: int) -> _Way:
-    """Some with `need` GPUs in which none is superfluous: one after the other who costs least for each GPU that is needed, of
-    equal ones the job submitted last. Nobody, where all of them are not enough."""
+    """Choose pieces with `need` GPUs in total, none of them superfluous; no piece if all of them are not enough.
+
+    The pieces are chosen one by one by price per needed GPU; of equal prices, the job submitted last.
+    """
     if sum([gpus for _, _, gpus, _ in residents]) < need:
         return _NO_WAY
     chosen: list[Resident] = []

@@ -1,4 +1,4 @@
-"""Placements by name: by which rule a job gets its GPUs, given how many."""
+"""Placement rules by name: each chooses a job's GPUs, given their number."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from .fewest_servers import Placements, place
 
 
 class Standing(Protocol):
-    """Who is where. Jobs are numbers in the order of submission."""
+    """Placements between decisions. Jobs are numbers in the order of submission."""
 
     @property
     def gpus(self) -> Mapping[int, Gpus]:
-        """Of all jobs that have some."""
+        """GPUs of all jobs that have some."""
         ...
 
     def leave(self, job: int) -> Gpus:
-        """A job is over. The GPUs that it had."""
+        """Remove a finished job, and return the GPUs that it had."""
         ...
 
     def change(self, shares: Mapping[int, int], *, stay: Collection[int] = ()) -> Mapping[int, tuple[Gpus, Gpus]]:
-        """Place jobs whose shares change; 0: it gets none. The GPUs before and after of all jobs that have others now.
+        """Place jobs with changed shares (0: the job gets none). Return the GPUs before and after, of all jobs that now
+        have others.
 
         `stay`: as for `place`.
         """
@@ -40,7 +41,7 @@ class Placement(Protocol):
 
     @property
     def parameters(self) -> msgspec.Struct:
-        """As they are in use."""
+        """The parameters in use."""
         ...
 
     def place(
@@ -51,21 +52,21 @@ class Placement(Protocol):
         first: Mapping[int, Gpus] | None = None,
         stay: Collection[int] = (),
     ) -> Placements:
-        """A placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
+        """Return a placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         ...
 
     def standing(self, servers: Sequence[ServerInView]) -> Standing:
-        """The same rule for one decision after another, on servers where nobody is yet."""
+        """Return the state for consecutive decisions under this rule, with no job on these servers yet."""
         ...
 
 
 class FewestServersParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Placement on the fewest servers takes no parameters."""
 
 
 class FewestServers:
-    """Each job on the fewest servers, and at most one job on a server that talks to others; then as many jobs as possible keep
-    GPUs (AFS 4.4)."""
+    """Each job on the fewest servers, and at most one job on a server that communicates with others; then as many jobs
+    as possible keep GPUs (AFS 4.4)."""
 
     name = "fewest-servers"
     Parameters = FewestServersParameters
