@@ -1,4 +1,4 @@
-"""Policies by name. Adding one touches its own file and the tuple below."""
+"""Policies by name. A new policy is added by its own file and an entry in the tuple below."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ POLICIES = (
     Chronus,
 )
 
-# Those that give a job what it requested or nothing: to them no job need be measured with other shares.
+# Policies that give a job its requested GPUs or none: jobs under them need no measurements with other shares.
 RIGID = frozenset(kind.name for kind in (Fifo, Backfill, Srtf, Srsf, TiresiasL, Gandiva, YarnCs, Chronus))
 
-# Those that may change any share at any time: beside them deadlines can be promised (`deadlines.keeping`).
+# Policies that may change any share at any time: deadlines can be promised beside them (`deadlines.keeping`).
 ELASTIC = frozenset(kind.name for kind in (MaxMin, Optimus, AfsL, AfsP, AfsS, Elastic))
 
 NAMES = tuple(kind.name for kind in POLICIES)
@@ -70,16 +70,17 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadedPolicy(Policy, Protocol):
-    """A policy that knows its parameters."""
+    """A policy with its parameters."""
 
     @property
     def parameters(self) -> msgspec.Struct:
-        """As they are in use."""
+        """The parameters in use."""
         ...
 
 
 def load_policy(document: object, source: str) -> LoadedPolicy:
-    """The policy that `document` (plain values: ``policy``, ``parameters``) describes. Raises OperatorError naming `source`."""
+    """Return the policy that `document` (plain values: ``policy``, ``parameters``) describes. Raises OperatorError
+    naming `source`."""
     wanted = convert(document, _Document, source)
     kind = next((kind for kind in POLICIES if kind.name == wanted.policy), None)
     if kind is None:

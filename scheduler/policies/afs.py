@@ -5,21 +5,22 @@ The next GPU goes to the longer job b rather than to the shorter job a if ``(p'_
 GPUs counts as infinitely long. Below, the left side is a job's `gain` and the right side its `bar`: b beats a if its
 gain is above the bar of a.
 
-Three points in which the paper leaves a choice:
+The paper leaves a choice in three points:
 
-*The order of comparing.* Algorithm 1 finds the top job by comparing one after the other with the best so far, in any
-order. App. C proves (3) transitive for a < b < c in length where both comparisons say yes. Where one says no they are
-not: a may win against b, b against c, and c against a (worked out in tests/scheduling/test_afs.py), so that the top job
-depends on the order. We compare in ascending order of length, and of equal ones the job submitted first counts as the
-shorter. The top job is then the last of the records: jobs whose gain is above the bar of the record before them.
+*The order of comparing.* Algorithm 1 finds the top job by comparing one job after another with the best so far, in any
+order. App. C proves (3) transitive for a < b < c in length where both comparisons say yes. Where one says no, the
+comparisons are not transitive: a may win against b, b against c, and c against a (worked out in
+tests/scheduling/test_afs.py). So the top job depends on the order. This implementation compares in ascending order of
+length; of equal lengths, the job submitted first counts as the shorter. The top job is then the last of the records:
+jobs with a gain above the bar of the record before them.
 
 *The first GPUs.* As printed, Algorithm 1 gives a job that scales linearly its second GPU before a waiting job gets its
-first: both sides of (3) are 1 then. We follow the text ("stage one", and AFS 5.4, which explains low tails with it):
-first each job its minimum.
+first: both sides of (3) are 1 then. This implementation follows the text ("stage one", and AFS 5.4, which explains low
+tails with it): first each job gets its minimum.
 
-*Minimums above one GPU*, which the paper does not have. Stage one takes the jobs in ascending order of their length
-with their minimum; one whose minimum does not fit into what is left is passed over, and what nobody's minimum fits into
-goes to stage two.
+*Minimums above one GPU*, which the paper does not have. Stage one gives the jobs their minimums in ascending order of
+their length. A job with a minimum that does not fit into the rest is passed over, and GPUs that fit no minimum go to
+stage two.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from .base import Shares, waits_for
 from .max_min import level
 from .reviews import EARLY_S, LATE_S
 
-BLOCK = 32  # jobs that stand next to each other when a decision begins
+BLOCK = 32  # size of a block of neighbouring jobs when a decision begins
 
 
 class AfsLParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """AFS with known lengths takes no parameters."""
 
 
 class AfsL:
@@ -67,7 +68,7 @@ class AfsL:
 
 @dataclass(frozen=True)
 class _ByLength:
-    """Minimums, in ascending order of the time that is left with them."""
+    """Minimums, in ascending order of the remaining time with them."""
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
         least = jobs.min_gpus[rows]
@@ -84,14 +85,15 @@ class AfsPParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AfsP:
-    """AFS without lengths (AFS 3.3): (3) as far as it can be told, and processor sharing while not all jobs fit.
+    """AFS without lengths (AFS 3.3): (3) as far as it can be decided without lengths, and processor sharing while not
+    all jobs fit.
 
-    The counter of a job is the number of units that it has run. The lowest counters come first, of equal ones the job
-    submitted first, and a job is not taken off before its unit is over. The paper's jobs all take one GPU then; with
-    minimums above one some may be left over, which (3) gives away.
+    The counter of a job is the number of units that the job has run. The lowest counters come first, of equal ones the
+    job submitted first, and a job is not preempted before its unit is over. The paper's jobs all take one GPU then;
+    with minimums above one some GPUs may be left over, which (3) gives away.
 
-    Which of two jobs is shorter is not known, so that (3) is asked both ways round: who wins against the other
-    whichever of them is shorter is preferred, else "either one at random".
+    Which of two jobs is shorter is not known. So (3) is evaluated both ways: a job that wins whichever of the two is
+    shorter is preferred, else "either one at random".
     """
 
     name = "afs-p"
@@ -107,19 +109,19 @@ class AfsP:
         served = serve(jobs, gpus, self._order, now)
         free = self._share_out(jobs, served, rng) if served.free else 0
         review_s = math.inf
-        if served.waiting:  # somebody waits for his turn
+        if served.waiting:  # some job waits for its turn
             executed_s = jobs.executed_s[served.rows]
             review_s = now + least_of((_units(executed_s, unit_s) + 1) * unit_s - executed_s)
         return _shares(jobs, served, gpus, free, review_s)
 
     def _share_out(self, jobs: JobTable, served: Served, rng: random.Random) -> int:
-        """Stage two, where GPUs are left. Returns how many still are."""
+        """Run stage two on the GPUs that are left. Return how many remain."""
         return _without_lengths(jobs, served, rng)
 
 
 @dataclass(frozen=True)
 class _ByUnits:
-    """Minimums: those that are in a unit first, then in ascending order of the units that a job has run."""
+    """Minimums: jobs in the middle of a unit first, then in ascending order of the units that a job has run."""
 
     unit_s: float
 
@@ -151,7 +153,7 @@ class AfsS(AfsP):
 
 
 def _shares(jobs: JobTable, served: Served, gpus: int, free: int, review_s: float = math.inf) -> Shares:
-    """`free`: how many of the `gpus` are left."""
+    """Return the shares with their reasons. `free`: how many of the `gpus` are left."""
     given = served.given
 
     def why(row: int) -> Reason | None:
@@ -161,7 +163,7 @@ def _shares(jobs: JobTable, served: Served, gpus: int, free: int, review_s: floa
 
 
 def _growing(jobs: JobTable, served: Served) -> tuple[Ints, Ints, Floats, Floats]:
-    """Rows that run and can grow; the most that each may get; its throughput now and with one GPU more."""
+    """Return the rows that run and can grow, each one's largest share, and its throughput now and with one GPU more."""
     rows = served.rows
     share, most = served.given[rows], np.minimum(jobs.max_gpus[rows], jobs.curves.most)
     can = share < most
@@ -172,7 +174,7 @@ def _growing(jobs: JobTable, served: Served) -> tuple[Ints, Ints, Floats, Floats
 
 
 def _by_inequality(jobs: JobTable, served: Served) -> int:
-    """Stage two of Alg. 1. Changes the shares of those that have some. Returns how many GPUs are left."""
+    """Run stage two of Alg. 1: change the shares of jobs that have some. Return how many GPUs are left."""
     free = served.free
     if free <= 0:
         return free
@@ -183,17 +185,18 @@ def _by_inequality(jobs: JobTable, served: Served) -> int:
     return free
 
 
-_Key = tuple[float, int]  # a job's place in the line: its length, and which one it is; they stand in ascending order
+_Key = tuple[float, int]  # a job's place in the line: its length and its number, ascending
 
 
 class _Line:
-    """The jobs that can grow, in ascending order of length, and which of them are records; the last one is the top job.
+    """The jobs that can grow, in ascending order of length, with the records among them; the last record is the top
+    job.
 
-    A GPU makes the top job shorter, so that it moves forward. The records before its new place stay what they are.
-    Where it is no record there, neither do those behind change, except that it is not among them any more.
+    A GPU makes the top job shorter, so that it moves forward. The records before its new place stay. If the job is no
+    record there, the records behind it only lose the job itself.
 
-    Jobs stand in blocks of neighbours, of whose gains the greatest is known, so that who comes next above a bar is
-    found without a look at everybody. Where the blocks begin is settled by the lengths at first.
+    Jobs are kept in blocks of neighbours with a known greatest gain. So the next job above a bar is found without
+    examining all jobs. The lengths at the beginning fix the borders of the blocks.
     """
 
     def __init__(self, jobs: JobTable, served: Served) -> None:
@@ -208,7 +211,7 @@ class _Line:
         self._gain: list[float] = ((then - now) / then).tolist()
         self._bar: list[float] = ((then - now) / now).tolist()
         self._speedup = jobs.curves.speedup
-        self._block: list[int] = [0] * len(order)  # where it stands
+        self._block: list[int] = [0] * len(order)  # the block of each job
         # By block.
         keys: list[_Key] = list(zip(length[order].tolist(), order.tolist(), strict=True))
         self._blocks = [keys[begin : begin + BLOCK] for begin in range(0, len(keys), BLOCK)]
@@ -222,7 +225,7 @@ class _Line:
             self._find_records(keys[0], 0)
 
     def give(self) -> bool:
-        """One GPU more for the top job. False: nobody can use one."""
+        """Give the top job one more GPU. Return False if no job can use one."""
         if not self._records:
             return False
         key = self._records.pop()
@@ -239,8 +242,8 @@ class _Line:
         return True
 
     def _put(self, job: int, length: float, gain: float, bar: float) -> bool:
-        """The top job comes back with another length, gain and bar. Does it displace records, so that those behind it are
-        found already?"""
+        """Put the top job back with another length, gain and bar. Return whether it displaces records, so that those
+        behind it are already found."""
         key = length, job
         at = self._block[job] = bisect(self._first, key, 0, self._block[job])
         insort(self._blocks[at], key)
@@ -260,9 +263,9 @@ class _Line:
         return displaces
 
     def _find_records(self, key: _Key, at: int) -> None:
-        """The records behind this place in a block, where those before it are known.
+        """Find the records behind this place in a block, given those before it.
 
-        One walk to the end of the line finds them all, as each has to be above the bar of the one before.
+        One walk to the end of the line finds them all, since each has to be above the bar of the record before it.
         """
         gain, bars, greatest, blocks, records = self._gain, self._bar, self._greatest, self._blocks, self._records
         bar = bars[records[-1][1]] if records else -math.inf
@@ -279,16 +282,16 @@ class _Line:
                     if gain[other[1]] > bar:
                         records.append(other)
                         bar = bars[other[1]]
-                if len(records) == before:  # its best have come forward out of it
+                if len(records) == before:  # the block's best jobs have moved forward out of it
                     greatest[later] = max([gain[job] for _, job in blocks[later]], default=-math.inf)
 
 
 def _without_lengths(jobs: JobTable, served: Served, rng: random.Random) -> int:
-    """Stage two without lengths, where GPUs are left. Changes the shares of those that have some. Returns how many still are.
+    """Run stage two without lengths: change the shares of jobs that have some. Return how many GPUs are left.
 
-    A job beats another, whichever of them is shorter, if its gain is above the other's bar. So nobody beats those whose
-    bar is at least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of
-    them, so that shares do not change for no reason; else the first in an order that is drawn once.
+    A job beats another, whichever of them is shorter, if its gain is above the other's bar. So a job with a bar of at
+    least the greatest gain of all is unbeaten. One of the unbeaten gets the GPU: a job that has this GPU at present if
+    there is one, so that shares do not change for no reason; otherwise the first in an order that is drawn once.
     """
     given, free = served.given, served.free
     rows, most, now, then = _growing(jobs, served)
@@ -314,17 +317,17 @@ def _without_lengths(jobs: JobTable, served: Served, rng: random.Random) -> int:
 
 
 class Unbeaten:
-    """Jobs in the order drawn, and which of them nobody beats: those whose bar is at least the greatest gain of all.
+    """Jobs in the order drawn, and which of them are unbeaten: those with a bar of at least the greatest gain of all.
 
-    Where throughput is concave that gain only falls, so that jobs join the unbeaten, and only the one that got a GPU may
-    leave. Entries of heaps that do not hold any more are passed over when they come up. Jobs of one model with as many GPUs
-    have the same gain and bar, so that there are few of either: heaps are of values, and whose they are is counted or listed.
+    Where throughput is concave the greatest gain only falls. So jobs join the unbeaten, and only the job that got a GPU
+    may leave. Outdated heap entries are skipped when they come up. Jobs of one model with equal shares have the same
+    gain and bar, so there are few distinct values: the heaps hold values, and their jobs are counted or listed beside.
     """
 
     def __init__(self, gain: list[float], bar: list[float], had: list[bool]) -> None:
-        """`had`: who has fewer GPUs here than it has now."""
+        """`had`: whether each job has fewer GPUs here than at present."""
         self._gain, self._bar, self._had = gain, bar, had
-        self._having = Counter(gain)  # how many jobs have a gain
+        self._having = Counter(gain)  # number of jobs by gain
         self._gains = [-value for value in self._having]
         heapq.heapify(self._gains)
         self._begin()
@@ -332,7 +335,7 @@ class Unbeaten:
     def _begin(self) -> None:
         highest = self._highest = -self._gains[0]
         self._beaten: dict[float, list[int]] = {}  # by bar
-        self._unbeaten: dict[bool, list[int]] = {True: [], False: []}  # by whether they had it, each a heap
+        self._unbeaten: dict[bool, list[int]] = {True: [], False: []}  # by whether the job had the GPU, each a heap
         for at, bar in enumerate(self._bar):
             if bar >= highest:
                 self._unbeaten[self._had[at]].append(at)
@@ -342,7 +345,7 @@ class Unbeaten:
         heapq.heapify(self._bars)
 
     def first(self) -> int | None:
-        """The first of the unbeaten, of those that had it if there are any; None: nobody gains."""
+        """Return the first of the unbeaten jobs, preferring those that had the GPU; None if no job gains."""
         if self._highest <= 0:
             return None
         for had in (True, False):
@@ -354,13 +357,13 @@ class Unbeaten:
         return None
 
     def change(self, at: int, gain: float, bar: float, had: bool) -> None:
-        """It has got a GPU."""
+        """Update a job that has got a GPU."""
         having, gains = self._having, self._gains
         having[self._gain[at]] -= 1
         if not having[gain]:
             heapq.heappush(gains, -gain)
         having[gain] += 1
-        stays = self._bar[at] >= self._highest and self._had[at] is had  # if it stays unbeaten
+        stays = self._bar[at] >= self._highest and self._had[at] is had  # whether the job stays unbeaten
         self._gain[at], self._bar[at], self._had[at] = gain, bar, had
         while not having[-gains[0]]:
             heapq.heappop(gains)

@@ -1,8 +1,8 @@
 """`backfill`: FIFO that lets later jobs use what the first waiting one leaves idle (the second baseline of Elan VI-C).
 
-Elan takes it from Slurm: lower jobs start earlier if that does not delay higher ones. This is the EASY variant: the
-first job that waits has a reservation, the moment at which enough of the running jobs are over, and nobody may delay
-it; those behind it have none. (Slurm's own plugin gives more waiting jobs a reservation, which guards them too, and
+Elan takes the policy from Slurm: lower jobs start earlier if that does not delay higher ones. This is the EASY variant.
+The first waiting job has a reservation, the moment at which enough of the running jobs are over, and no job may delay
+it. The jobs behind it have none. (Slurm's own plugin gives more waiting jobs a reservation, which guards them too, and
 leaves a little more idle.)
 """
 
@@ -17,21 +17,20 @@ from ..view import UNKNOWN_S, Floats, Ints, JobTable
 from .base import Shares
 from .fifo import InOrder, behind_the_first, in_order
 
-AT_ONCE = 4096  # jobs are looked at together
+AT_ONCE = 4096  # number of jobs that are examined together
 
 
 class BackfillParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Backfill takes no parameters."""
 
 
 class Backfill:
-    """As `fifo`: rigid, and nobody is interrupted. A later job may overtake the first one that waits if it fits into
-    what is free, and either will be over at the time of the reservation, or needs no more GPUs than will be left over
-    then.
+    """As `fifo`: rigid, without preemption. A later job may overtake the first waiting job if it fits into the free
+    GPUs, and either will be over at the time of the reservation, or needs no more GPUs than will be left over then.
 
-    A job takes as long as its remaining work takes with its GPUs. One of unknown length counts as endless: it may use
-    only what is left over for good, and where the first job waits for such a one, others may overtake it as long as
-    their own length is known.
+    A job takes as long as its remaining work takes with its GPUs. A job of unknown length counts as endless: it may use
+    only GPUs that stay free for good. Where the first job waits for such a job, others may overtake it if their own
+    lengths are known.
     """
 
     name = "backfill"
@@ -49,7 +48,7 @@ class Backfill:
 
 
 def _overtake(jobs: JobTable, division: InOrder, head: int, gpus: int) -> None:
-    """Start jobs behind the first that waits that do not delay it. Changes `division`."""
+    """Start the jobs behind the first waiting one that do not delay it. Changes `division`."""
     given, running, want = division.given, division.rows, jobs.requested_gpus
     free = gpus - int(given[running].sum())
     if not free:
@@ -78,8 +77,11 @@ def _overtake(jobs: JobTable, division: InOrder, head: int, gpus: int) -> None:
 
 
 def free_after(left_s: Floats, shares: Ints, free: int, wanted: int) -> tuple[float, int]:
-    """How long it takes until `wanted` GPUs are free, and how many are free then, if nobody starts and jobs with these
-    shares end after `left_s`. `free` are free now."""
+    """Return the seconds until `wanted` GPUs are free, and how many are free then.
+
+    Assumes that no job starts and that jobs with these shares end after `left_s` seconds. `free`: GPUs that are free
+    now.
+    """
     if wanted <= free:
         return 0.0, free
     order = np.argsort(left_s, kind="stable")
@@ -89,7 +91,7 @@ def free_after(left_s: Floats, shares: Ints, free: int, wanted: int) -> tuple[fl
 
 
 def remaining_s(jobs: JobTable, rows: Ints, gpus: Ints) -> Floats:
-    """How long these still take with so many GPUs each; infinite where it is not known."""
+    """Return the remaining times of these rows with `gpus` GPUs each, in seconds; infinite where the length is unknown."""
     left_s = jobs.left_s[rows]
     found: Floats = left_s / jobs.speedup(rows, np.minimum(gpus, jobs.curves.most))
     found[left_s >= UNKNOWN_S] = np.inf

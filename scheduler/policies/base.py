@@ -1,4 +1,4 @@
-"""What a policy is, and what several of them do."""
+"""The interface of a policy, and helpers of several policies."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ..view import Ints, JobTable, Lack, Reason, ReasonCode, Schedules, Taken
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """How many GPUs each job gets, by row, and why some get less than they could use."""
+    """The number of GPUs of each job, by row, and why some jobs get less than they could use."""
 
     gpus: Ints
-    why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum
-    review_s: float = math.inf  # ask again then (Unix time), even if nothing has happened
-    rows: Ints | None = None  # no others get any, in ascending order; None: not said
-    stay: Collection[int] = ()  # they have no time for a change: whose share stays the same keeps its GPUs
-    schedules: Schedules | None = None  # the plan of those with promises, for `JobTable.schedules` of the next decision
+    why: Callable[[int], Reason | None]  # called for rows with a share below their maximum
+    review_s: float = math.inf  # Unix time at which to ask again, even without an event
+    rows: Ints | None = None  # all rows with GPUs, in ascending order; None: not stated
+    stay: Collection[int] = ()  # rows without time for a change: they keep their GPUs if their share stays the same
+    schedules: Schedules | None = None  # schedules of promised jobs, for `JobTable.schedules` of the next decision
 
 
 class Policy(Protocol):
     """A rule that divides the GPUs. Pure: the same arguments and random source give the same shares."""
 
     name: str
-    needs_lengths: bool  # may it see how long jobs take?
+    needs_lengths: bool  # whether the policy may see how long jobs take
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         """Divide `gpus` GPUs among `jobs`."""
@@ -51,11 +51,11 @@ def relative_gain(row: int, now: float, then: float) -> float:
 
 
 def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None = None) -> int:
-    """Give what is left of `gpus`, one after the other, to whose gain is greatest, up to its maximum. Changes `given`. Returns
-    how many are still left.
+    """Give the rest of `gpus`, one by one, to the job with the greatest gain, up to its maximum. Return how many are
+    still left.
 
-    Of equal gains the job submitted first comes first. Jobs without GPUs get none. `among`: the rows of those that have some,
-    in ascending order, where they are known.
+    Changes `given`. Of equal gains, the job submitted first comes first. Jobs without GPUs get none. `among`: the rows
+    of jobs with GPUs, in ascending order, where they are known.
     """
     among = given.nonzero()[0] if among is None else among
     free = gpus - sum_of(given[among])
@@ -87,7 +87,8 @@ def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None 
 def waits_for(
     wanted: int, free: int, gpus: int, what: str = "left by jobs that go first", taken: Taken = Taken.GIVEN
 ) -> Reason:
-    """Why a job waits that wants so many GPUs: `free` of those that the policy was asked about are not `taken`."""
+    """Return the reason of a job that waits for `wanted` GPUs: `free` of the `gpus` offered to the policy are not
+    `taken`."""
     lack = Lack(wanted, what, taken)
     if wanted > gpus:
         text = f"needs {gpu_count(wanted)}, the cluster has {gpus} that this policy may give"

@@ -1,13 +1,14 @@
-"""`edf`, `edf-admission`, `edf-elastic`: the earliest deadline first, ElasticFlow's baseline and its two halves (6.1, 6.4).
+"""`edf`, `edf-admission`, `edf-elastic`: the earliest deadline first, ElasticFlow's baseline and its two halves (6.1,
+6.4).
 
-* `edf`: "It uses as many GPUs as a job can scale out without decreasing the throughput." Rigid and preemptive: the share of
-  greatest throughput or none.
+* `edf`: "It uses as many GPUs as a job can scale out without decreasing the throughput." Rigid and preemptive: the
+  share of greatest throughput or none.
 * `edf-admission`: the same, where a job is admitted only if under this rule all deadlines are kept.
-* `edf-elastic`: elastic shares in the order of deadlines, and everybody is admitted.
+* `edf-elastic`: elastic shares in the order of deadlines, and every job is admitted.
 
-The paper does not say what becomes of a job that does not fit into what is left; here it is passed over. Nor does it say how a
-job whose deadline is out of reach is treated by `edf-elastic`; it says that resources are wasted on such jobs, so here they keep
-their place in the order, and take all that they can use.
+The paper does not state how `edf` treats a job that does not fit into the rest; here the job is passed over. Nor does
+it state how `edf-elastic` treats a job with a deadline out of reach. It says that resources are wasted on such jobs, so
+here they keep their place in the order, and take all GPUs that they can use.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, waits_for
 from .elasticflow import Elasticflow
 
-_NEVER_S = 1e300  # finite, as keys have to be
+_NEVER_S = 1e300  # finite, because sort keys have to be
 
 
 class EdfParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Earliest deadline first takes no parameters."""
 
 
 class Edf:
-    """The earliest deadline first, each job with the GPUs of its greatest throughput or none; preemptive. Jobs without deadlines
-    come last, in the order of submission."""
+    """The earliest deadline first, each job with the GPUs of its greatest throughput or none; preemptive. Jobs without
+    deadlines come last, in the order of submission."""
 
     name = "edf"
     needs_lengths = False
@@ -59,7 +60,7 @@ class Edf:
 
 @dataclass(frozen=True)
 class _ByDeadline:
-    """The earliest deadline first, then those that have none."""
+    """The earliest deadline first, then jobs without one."""
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
         deadline_s = jobs.deadline_s[rows]
@@ -70,18 +71,19 @@ _BY_DEADLINE = _ByDeadline()
 
 
 class EdfWithAdmission(Edf):
-    """`edf`, and its own admission refuses jobs whose deadlines would be missed, or would make others miss theirs."""
+    """`edf`, and its own admission refuses jobs that would miss their deadlines, or would make others miss theirs."""
 
     name = "edf-admission"
 
     def own_admission(self) -> EdfAdmission:
-        """Which admission goes with it where none is named."""
+        """Return the admission that is used with this policy where none is named."""
         return EdfAdmission(EdfAdmissionParameters())
 
 
 class EdfElastic(Elasticflow):
-    """The earliest deadline first, elastic: each job gets the least that keeps its deadline, one that cannot be in time
-    all that it can use, in its place of the order; what is left goes as in `elasticflow`. Everybody is admitted."""
+    """The earliest deadline first, elastic: each job gets the least that keeps its deadline, and a job that cannot be
+    in time gets all that it can use, in its place of the order; what is left goes as in `elasticflow`. Every job is
+    admitted."""
 
     name = "edf-elastic"
     own_admission = None  # type: ignore[assignment]

@@ -1,30 +1,30 @@
 """`elastic-fifo`, `elastic-backfill`: Elan's two rules put on top of FIFO and of backfill (Elan VI-C).
 
-**Admission.** The waiting jobs are looked at in the order of submission. A job starts if as many GPUs as its minimum
-are held by nobody, or if its start does not make the average job completion time (JCT) longer. Nobody is stopped for
-it: it must fit in beside the minimums of those that run. (Elan writes that the minimum be "less than" the free GPUs; so
-no job could take the last one.)
+**Admission.** The waiting jobs are examined in the order of submission. A job starts if as many GPUs as its minimum are
+free, or if its start does not make the average job completion time (JCT) longer. No job is stopped for it: the job must
+fit in beside the minimums of the running jobs. (Elan writes that the minimum be "less than" the free GPUs; then no job
+could take the last one.)
 
-**Allocation.** Each job that runs has its minimum; then one GPU at a time goes to the job with the largest marginal
-gain, until no gain is positive. The gain is that of Optimus, to which Elan refers: by how much one GPU more shortens
-the remaining time.
+**Allocation.** Each running job has its minimum; then one GPU at a time goes to the job with the largest marginal gain,
+until no gain is positive. The gain is that of Optimus, to which Elan refers: by how much one GPU more shortens the
+remaining time.
 
-**The average JCT.** Elan does not tell how it is estimated. What a job has behind it is the same whatever is decided,
-and so is the number of jobs, so that the sum of the times from now to the end is compared, over those that run and the
-one that asks:
+**The average JCT.** Elan does not describe how it is estimated. A job's past time and the number of jobs are the same
+in every case. So this implementation compares the sum of the times from now to the end, over the running jobs and the
+candidate:
 
-* It starts. Everybody has the share that the allocation rule then gives. When it is over, the others have again what
-  they had without it. So it takes left / T(n), and each of the others, for as long as both run, loses the part 1 -
-  T(share beside it) / T(share without it).
-* It waits. The others have the shares that the rule gives without it. It starts as soon as enough of them are over for
-  its minimum, and then has all GPUs that are free at that moment, up to its maximum.
+* The candidate starts. Every job has the share that the allocation rule then gives. When the candidate is over, the
+  others again have the shares that they had without it. So it takes left / T(n), and each of the others, for as long as
+  both run, loses the part 1 - T(share beside it) / T(share without it).
+* The candidate waits. The others have the shares that the rule gives without it. It starts as soon as enough of them
+  are over for its minimum, and then has all GPUs that are free at that moment, up to its maximum.
 
-In both cases nobody grows when another one of the others ends, and jobs that wait behind the one that asks are not
-counted. Jobs of unknown length count as very long.
+In both cases no job grows when another of the others ends, and jobs that wait behind the candidate are not counted.
+Jobs of unknown length count as very long.
 
-**Behind the first job that has to wait** nobody starts with `elastic-fifo`. With `elastic-backfill` those may that do
-not delay it: the moment at which enough running jobs will be over for its minimum must not come later, again with
-shares that stay as they are.
+**Behind the first job that has to wait** no job starts with `elastic-fifo`. With `elastic-backfill`, jobs that do not
+delay it may start: the moment at which enough running jobs will be over for its minimum must not come later, again with
+constant shares.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .optimus import shorten
 
 
 class ElasticFifoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Elastic FIFO takes no parameters."""
 
 
 class ElasticFifo:
@@ -63,14 +63,13 @@ class ElasticFifo:
 
 
 class ElasticBackfillParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`look_ahead_jobs`: how many jobs behind the first that has to wait are looked at (as `bf_max_job_test` of
-    Slurm)."""
+    """`look_ahead_jobs`: how many jobs behind the first that has to wait are examined (as `bf_max_job_test` of Slurm)."""
 
     look_ahead_jobs: Annotated[int, msgspec.Meta(ge=0)] = 100
 
 
 class ElasticBackfill:
-    """Elan's rules; behind the first job that has to wait those may start that do not delay it."""
+    """Elan's rules; behind the first job that has to wait, jobs may start that do not delay it."""
 
     name = "elastic-backfill"
     needs_lengths = True
@@ -84,8 +83,11 @@ class ElasticBackfill:
 
 
 def _elastic(jobs: JobTable, gpus: int, look_ahead_jobs: int) -> Shares:
-    """Both policies. Of those that wait no more are looked at than could start, the first that has to wait, and those
-    behind it."""
+    """Return the shares of both policies.
+
+    Only those waiting jobs are examined that could start, plus the first that has to wait and `look_ahead_jobs` behind
+    it.
+    """
     running = _running(jobs, gpus)
     has = jobs.share
     if len(running) < len(jobs.running):
@@ -111,9 +113,9 @@ def _elastic(jobs: JobTable, gpus: int, look_ahead_jobs: int) -> Shares:
 
 
 def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_Division, tuple[int, Reason] | None]:
-    """Those that run after the admission rule; and the first job that has to wait, and why."""
+    """Return the running jobs after the admission rule, and the first job that has to wait, with its reason."""
     jobs, gpus = division.jobs, division.gpus
-    free = max(0, gpus - int(jobs.share[division.rows].sum()))  # held by nobody now
+    free = max(0, gpus - int(jobs.share[division.rows].sum()))  # GPUs that are free now
     refused: tuple[int, Reason] | None = None
     behind = 0
     for row in waiting.tolist():
@@ -138,7 +140,8 @@ def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_D
 
 
 def _running(jobs: JobTable, gpus: int) -> Ints:
-    """The rows of those that run and go on, in the order of submission: all, unless GPUs have been lost."""
+    """Return the rows of jobs that keep running, in the order of submission: all running jobs, unless GPUs have been
+    lost."""
     rows = jobs.running
     least = jobs.min_gpus[rows]
     if least.sum() <= gpus:
@@ -164,7 +167,7 @@ class _Division:
 
     @cached_property
     def room(self) -> int:
-        """What the minimums leave."""
+        """GPUs that the minimums leave."""
         return self.gpus - int(self.jobs.min_gpus[self.rows].sum())
 
     @cached_property
@@ -186,19 +189,19 @@ class _Division:
 
     @cached_property
     def _left_s(self) -> Floats:
-        """How long each still takes, in the order of `rows`."""
+        """The remaining time of each job, in the order of `rows`."""
         return self.jobs.left_s[self.rows] / self._speedup
 
     def wait_s(self, row: int) -> float:
-        """How long it takes until a job's minimum is free."""
+        """Return the seconds until a job's minimum is free."""
         return self._free_after(row)[0]
 
     def _free_after(self, row: int) -> tuple[float, int]:
         return free_after(self._left_s, self.given[self.rows], self.idle, int(self.jobs.min_gpus[row]))
 
     def longer_s(self, without: _Division) -> float:
-        """By how much the times to the end are longer, all together, if the job that is in `rows` last starts now
-        beside those that `without` has, rather than waits for its minimum."""
+        """Return by how many seconds the sum of the times to the end grows if the last job of `rows` starts now beside
+        the jobs of `without`, rather than waits for its minimum."""
         jobs, row = self.jobs, int(self.rows[-1])
         wait_s, free = without._free_after(row)
         share = min(free, int(jobs.max_gpus[row]), jobs.curves.most)

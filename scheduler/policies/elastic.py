@@ -1,26 +1,31 @@
-"""`elastic`: our own policy for the least average JCT, whatever is known of lengths (docs/design/elastic.md).
+"""`elastic`: this project's own policy for the least average JCT, with known or unknown lengths
+(docs/design/elastic.md).
 
-Like AFS it knows throughput curves. AFS compares jobs two at a time; here every job has a weight, and GPUs go one by one to the
-job whose weighted throughput they raise most. Throughput counts by its hull, the least concave curve above it, and GPUs are given
-from corner to corner of it: between corners a job would get less than the hull promises. Where throughputs are concave every
-share is a corner, and no other division has a greater weighted throughput.
+Like AFS it knows throughput curves. AFS compares jobs two at a time; here every job has a weight, and GPUs go one by
+one to the job with the largest rise of weighted throughput. Throughput counts by its hull, the least concave curve
+above it. GPUs are given from corner to corner of the hull: between corners a job would get less than the hull promises.
+Where throughputs are concave every share is a corner, and no other division has a greater weighted throughput.
 
-*Weights.* If lengths were known, what is a second of work on a job worth, as far as the present jobs alone are concerned?
-`worth.py` has the answer. More will come, and then a long job never has the cluster to itself, as that reckoning has it. Were the
-load the same for ever, no job would be worth more than another of its kind. Truth lies between; the weight is
-worth^(1 - constancy). `constancy` 0: nobody else comes; 1: as it is now for ever, where throughput alone counts.
+*Weights.* `worth.py` computes the value of a second of work on a job if lengths were known and no further job came. In
+reality more jobs come, and then a long job never has the cluster to itself, as that calculation assumes. If the load
+stayed the same for ever, no job would be worth more than another of its kind. Reality lies between these extremes, so
+the weight is worth^(1 - constancy). `constancy` 0: no further job comes; 1: the load stays as it is for ever, and
+throughput alone counts.
 
-*Lengths.* `expected.py` says how long each job is likely to take: some equally likely values. The cluster is imagined as often as
-there are values, and every job is in each copy with another one; its weight is the mean. Where all jobs have told how long they
-take, and that has proved right, all copies are the same, and one is enough.
+*Lengths.* `expected.py` estimates how long each job is likely to take, as several equally likely values. The
+calculation uses as many copies of the cluster as there are values, and every job has another value in each copy; its
+weight is the mean. If all jobs have reported their lengths, and these have proved right, all copies are the same, and
+one is enough.
 
-*Order.* The reckoning wants to know in which order jobs end. With s(k) = k^p the shortest of n jobs gets nearly 1 / (1 - p) fair
-shares (heSRPT); training scales with p around 3/4. So jobs are put in the order of the time that they need with
-`LAST_FAIR_SHARES` fair shares. Of a long queue only those are looked at that end soonest for what is tried (Gittins' index).
+*Order.* The calculation needs the order in which jobs end. With s(k) = k^p the shortest of n jobs gets nearly 1 / (1 -
+p) fair shares (heSRPT); training scales with p around 3/4. So jobs are sorted by the time that they need with
+`LAST_FAIR_SHARES` fair shares. Of a long queue only those jobs are examined that end soonest for the work invested
+(Gittins' index).
 
-*Inertia.* A GPU that a job has already counts a little more for it, so that shares do not change for gains that are less than
-changing costs. In a long queue neighbours are worth nearly the same, and the same bonus would let a newcomer pass hundreds of
-them and still get nothing: so it shrinks while jobs are more than twice as many as GPUs, and stays worth about as many places.
+*Inertia.* A GPU that a job has already counts a little more for it, so that shares do not change for gains below the
+cost of a change. In a long queue neighbours are worth nearly the same, and the same bonus would let a new job pass
+hundreds of them and still get nothing. So the bonus shrinks while jobs are more than twice as many as GPUs, and stays
+worth about as many places.
 """
 
 from __future__ import annotations
@@ -44,21 +49,21 @@ from .base import Shares, grow, no_shares, relative_gain, smallest, waits_for
 from .worth import Curve, Recursion, with_minimum
 
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
-FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is whole
-LOOKED_AT = 1.5  # jobs per GPU: who ends behind them gets none, and counts as a number
-LEAST_REVIEW_S = 10.0  # between two reviews: a queue of new jobs would ask for thousands of decisions
+FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is undiminished
+LOOKED_AT = 1.5  # jobs per GPU: jobs that end later get none, and only their number counts
+LEAST_REVIEW_S = 10.0  # least time between two reviews: a queue of new jobs would cause thousands of decisions
 
 
 class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`constancy`: how much of the load that there is now will be there for ever, from 0 (nobody else comes) to 1.
+    """`constancy`: how much of the present load will last for ever, from 0 (no further job comes) to 1.
 
-    `inertia`: by what part of its worth a GPU counts more for the job that has it already; less where jobs are more than two
-    per GPU.
+    `inertia`: by what part of its worth a GPU counts more for the job that has it already; less where jobs are more
+    than two per GPU.
     """
 
     constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.6
     inertia: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.05
-    # Of earlier versions, which had one mode for lengths that are given and another one, with turns, for those that are not.
+    # Parameters of earlier versions, which had one mode for known lengths and another, with turns, for unknown ones.
     lengths: Literal["given", "unknown"] | msgspec.UnsetType = msgspec.UNSET
     first_turn_gpu_s: float | msgspec.UnsetType = msgspec.UNSET
     turn_growth: float | msgspec.UnsetType = msgspec.UNSET
@@ -80,7 +85,7 @@ class Elastic:
         self._recursion = Recursion()
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        if jobs.most_needed <= gpus:  # as a rule: the pipeline shows a policy no others
+        if jobs.most_needed <= gpus:  # the usual case: the pipeline passes a policy no other jobs
             given, free, after_s = self._divide(jobs, gpus)
         else:
             fitting = (jobs.min_gpus <= gpus).nonzero()[0]
@@ -93,8 +98,8 @@ class Elastic:
         return Shares(given, why, now + after_s)
 
     def _divide(self, jobs: JobTable, gpus: int) -> tuple[Ints, int, float]:
-        """Of jobs whose minimums fit into the GPUs: the shares, how many GPUs are left, and after how many seconds more is known
-        of how long a job takes."""
+        """Return the shares of jobs with minimums that fit into the GPUs, the number of GPUs left, and the seconds
+        until more is known of a job's length."""
         given = no_shares(jobs)
         if not len(jobs):
             return given, gpus, math.inf
@@ -111,7 +116,8 @@ class Elastic:
         return given, free, _review_after_s(jobs, given, more_s)
 
     def _weights(self, curves: Sequence[Curve], ends_after_s: Floats, gpus: int, behind: int) -> list[float]:
-        """The mean of worth^(1 - constancy) over the copies of each job, all of which are there together, on as many clusters."""
+        """Return the mean of worth^(1 - constancy) over the copies of each job. All copies are present together, on as
+        many clusters."""
         power = 1.0 - self.parameters.constancy
         copies = len(ends_after_s) if (ends_after_s[0] < ends_after_s[-1]).any() else 1
         who = ends_after_s[:copies].ravel().argsort(kind="stable") % len(curves)
@@ -122,8 +128,8 @@ class Elastic:
         return found
 
     def _fill(self, jobs: JobTable, soon_s: Floats, given: Ints, free: int, gpus: int) -> int:
-        """What those that were looked at cannot use, as their minimums are larger, goes to the others. Changes `given`. Returns
-        how many GPUs are left."""
+        """Give the GPUs that the examined jobs cannot use, because their minimums are larger, to the other jobs.
+        Changes `given`. Return how many GPUs are left."""
         others = ((given == 0) & (jobs.min_gpus <= free)).nonzero()[0]
         if not len(others):
             return free
@@ -141,11 +147,11 @@ class Elastic:
         free: int,
         gpus: int,
     ) -> int:
-        """What is free of `gpus` goes to whom it is most worth. A job without GPUs takes its minimum at once, the others go
-        from corner to corner of their hulls, or get nothing where that does not fit. Changes `given`. Returns how many GPUs are
-        left.
+        """Give the free GPUs to the jobs with the highest worth. Changes `given`. Return how many GPUs are left.
 
-        Of equal values the smaller share comes first, then the first in `order`. None of these has any GPUs yet.
+        A job without GPUs takes its minimum at once; the others go from corner to corner of their hulls. A job gets
+        nothing where its next step does not fit. Of equal values the smaller share comes first, then the first in
+        `order`. All jobs in `order` begin without GPUs.
         """
         share = [0] * len(order)
         needs: list[int] = jobs.min_gpus[order].tolist()
@@ -176,10 +182,10 @@ class Elastic:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Jobs that are alike. All lists are by share, from 0 on.
+    """Jobs with the same curve and limits. All lists are by share, from 0 on.
 
-    `curve`: the hull of throughputs up to the maximum; `gains`: what one GPU more brings by it, 0 at the maximum; `corners`: the
-    next larger share at which throughput is as the hull has it.
+    `curve`: the hull of throughputs up to the maximum. `gains`: the hull's gain by one GPU more, 0 at the maximum.
+    `corners`: the next larger share at which the real throughput lies on the hull.
     """
 
     curve: Curve
@@ -188,7 +194,7 @@ class _Kind:
 
 
 def _kinds(jobs: JobTable, rows: Ints, gpus: int) -> list[_Kind]:
-    """Of each of these jobs. They are made once for jobs that are alike, and stay until more is known of how jobs scale."""
+    """Return the kind of each of these jobs. Equal jobs share one, which is cached until a curve is corrected."""
     most = np.minimum(np.minimum(jobs.max_gpus[rows], jobs.curves.most), gpus)
     known = jobs.curves.derived.setdefault(_Kind, {})
     keys = list(zip(jobs.curve[rows].tolist(), jobs.min_gpus[rows].tolist(), most.tolist(), strict=True))
@@ -210,7 +216,8 @@ def _kind(curves: Curves, number: int, least: int, most: int) -> _Kind:
 
 
 def _pace(jobs: JobTable, share: float) -> Floats:
-    """How much longer than with one GPU jobs take with so many each, or what they can use."""
+    """Return the time that a unit of each job's work takes with `share` GPUs, or the GPUs that it can use, relative to
+    one GPU."""
     everybody = slice(None)
     if share <= 1:
         return np.asarray(1.0 / jobs.hull(everybody, jobs.min_gpus))
@@ -223,7 +230,8 @@ def _pace(jobs: JobTable, share: float) -> Floats:
 
 
 def _soonest(ends_after_s: Floats) -> Floats:
-    """The least time that it takes to bring a job to its end with some probability, over that probability (Gittins' index).
+    """Return each job's Gittins index: the least expected work that brings it to its end with some probability, divided
+    by that probability.
 
     `ends_after_s`: equally likely values, ascending, in rows.
     """
@@ -235,7 +243,8 @@ def _soonest(ends_after_s: Floats) -> Floats:
 
 
 def _review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
-    """When a job that runs has done so much that more is known of it; that matters only while others wait."""
+    """Return the seconds until a running job has done so much that more is known of its length; that matters only while
+    others wait."""
     running = given.nonzero()[0]
     if len(running) == len(jobs) or not len(running):
         return math.inf

@@ -1,7 +1,8 @@
-"""`elasticflow`: deadlines that have been promised are kept, and what is left goes where it saves most (ElasticFlow 4).
+"""`elasticflow`: promised deadlines are kept, and the remaining GPUs go where they save most (ElasticFlow 4).
 
-`scheduler.deadlines` has the algorithms. This policy plans anew at each decision, from the work that is really left and the GPUs
-that are really there, so that pauses, faults and wrong forecasts are taken into account when they have shown.
+`scheduler.deadlines` has the algorithms. This policy plans from the beginning at each decision, from the work that is
+really left and the GPUs that are really present. So pauses, faults and wrong forecasts are taken into account as soon
+as they are visible.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from .base import Shares, no_shares, smallest, waits_for
 
 
 class Elasticflow:
-    """Each promised job gets what it needs at least, in the order of deadlines; the rest goes where it saves most GPU time.
+    """Each promised job gets what it needs at least, in the order of deadlines; the rest goes where it saves most GPU
+    time.
 
-    Jobs without deadlines get a GPU each before any promised one gets more than it needs. Its own admission refuses deadlines
-    that cannot be kept; without an admission such jobs are late, and go first with what promises leave.
+    Jobs without deadlines get a GPU each before any promised one gets more than it needs. Its own admission refuses
+    deadlines that cannot be kept; without an admission such jobs are late, and go first with the GPUs that promises
+    leave.
     """
 
     name = "elasticflow"
@@ -37,7 +40,7 @@ class Elasticflow:
         self.parameters = parameters
 
     def own_admission(self) -> ElasticflowAdmission:
-        """Which admission goes with it where none is named: on the same terms."""
+        """Return the admission that is used with this policy where none is named, with the same terms."""
         return ElasticflowAdmission(self.parameters)
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
@@ -56,7 +59,7 @@ class Elasticflow:
         return Shares(given, why, review_s, stay=stay, schedules=schedules(jobs, plan))
 
     def _plan(self, promised: list[Promise], timeline: Timeline) -> tuple[Plan, list[Promise]]:
-        """For the jobs with deadlines; and those whose soft deadlines cannot be kept."""
+        """Return the plan of the jobs with deadlines, and the jobs with soft deadlines that cannot be kept."""
         plan = settle([one for one in promised if not one.soft], timeline)
         return plan, soft_too(plan, [one for one in promised if one.soft])
 
@@ -108,7 +111,8 @@ class _Reasons:
 
 
 def _looked_at(jobs: JobTable, bound: Ints, gpus: int) -> list[int]:
-    """Of the jobs without deadlines those that can get any: as many as there are GPUs, who has least left first."""
+    """Return the jobs without deadlines that can get GPUs: as many as there are GPUs, those with the least remaining
+    work first."""
     free = np.ones(len(jobs), dtype=np.bool_)
     free[bound] = False
     rows = np.flatnonzero(free)

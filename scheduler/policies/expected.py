@@ -1,19 +1,23 @@
-"""How long each job is likely to take: what it has told, held against what has come of that so far, or what is seen of others.
+"""Estimates of job lengths: a job's own report, corrected by past reports, or the lengths of other jobs.
 
 Theory of operation
 -------------------
-A job's remaining length is `COPIES` equally likely values: the 1/6, 1/2 and 5/6 quantiles of what is left of a job that has come
-so far. They come from the jobs that have ended (`ended`), as hazards by bin: how likely a job ends in a bin that has reached it.
 
-* A job that has told nothing is compared with those that requested about as many GPUs. Few of these say little: their hazard is
-  mixed with that of all jobs, and that with a heavy tail, where a job takes as long again as it has taken with a fixed
-  probability. Jobs that go on count as having survived the bins behind them, but all together no more than those that have
-  ended: else a backlog of a thousand long jobs would make every newcomer look long, and let him wait for days.
-* A job that has told its length is compared with what became of others that had: the hazard is one of parts of what was told. As
-  long as all have told the truth, all three values are what is told; where users err by a factor of two, they spread so far;
-  where jobs end early, one of them is early. Who is over what he has told takes as long again as those before him who were.
+A job's remaining length is `COPIES` equally likely values: the 1/6, 1/2 and 5/6 quantiles of the remaining work of a
+job that has come as far. They come from the ended jobs (`ended`), as hazards by bin: the probability that a job ends in
+a bin that it has reached.
 
-So nothing has to be set, and what is told counts as much as it has proved to be worth.
+* A job without a report is compared with jobs that requested about as many GPUs. A few of these give little evidence.
+  So their hazard is mixed with that of all jobs, and that with a heavy tail, where a job takes as long again as it has
+  taken with a fixed probability. Running jobs count as having survived the bins behind them, but all together no more
+  than the ended jobs do. Otherwise a backlog of a thousand long jobs would make every new job look long, and let it
+  wait for days.
+* A job that has reported its length is compared with the fate of others that had: the hazard is one of fractions of the
+  reported length. As long as all reports were true, all three values equal the report; where users err by a factor of
+  two, the values spread as far; where jobs end early, one of the values is early. A job that has exceeded its report
+  takes as long again as those before it that had exceeded theirs.
+
+So nothing has to be configured, and a report counts as much as reports have proved to be worth.
 """
 
 from __future__ import annotations
@@ -29,13 +33,14 @@ COPIES = 3
 SHARES = (np.arange(COPIES) + 0.5) / COPIES  # the quantiles
 _REST = (1.0 - SHARES)[:, None]
 
-# What is expected of lengths before anybody has ended: a heavy tail. Longer than t s is a part (1 + t / LENGTHS_S[1])^-TAIL of
-# the jobs (Lomax), so that who has done least is likely to end first. And how many ends outweigh that.
+# Prior of the lengths before any job has ended, a heavy tail: a part (1 + t / LENGTHS_S[1])^-TAIL of the jobs is longer
+# than t s (Lomax), so that the job that has done least is likely to end first. PRIOR, SHRINK: how many ends outweigh
+# the prior.
 LENGTHS_GROW, TAIL, PRIOR, SHRINK = 1.35, 0.4, 4.0, 8.0
 _ENDS_S = np.append(LENGTHS_S[1:], LENGTHS_S[-1] * LENGTHS_GROW)
 NO_LENGTH = 1.0 - ((LENGTHS_S[1] + _ENDS_S) / (LENGTHS_S[1] + LENGTHS_S)) ** -TAIL
 
-# The same of what is told: it is right, and who goes on takes half as long again.
+# The same prior for reported lengths: a report is right, and a job that exceeds it takes half as long again.
 TRUST = np.full(len(PARTS), 1.0 - 1.3 ** -(math.log(2.0) / math.log(1.5)))
 TRUST[:AS_TOLD], TRUST[AS_TOLD] = 0.002, 0.9
 
@@ -45,10 +50,11 @@ _PART_MIDDLES[AS_TOLD] = 1.0
 
 
 def left_s(jobs: JobTable) -> tuple[Floats, Floats]:
-    """What these jobs are likely still to do, in seconds on one GPU: `COPIES` rows of equally likely values, ascending; or one
-    row, where for each job they are all the same.
+    """Return the likely remaining work of these jobs, in seconds on one GPU, and how much more each has to do until
+    more is known.
 
-    And how much more each has to do until more will be known of it.
+    The first result has `COPIES` rows of equally likely values, ascending; or one row, where for each job they are all
+    the same.
     """
     told_s, done_s = jobs.told_s, jobs.done_s
     silent = np.isnan(told_s)
@@ -64,7 +70,7 @@ def left_s(jobs: JobTable) -> tuple[Floats, Floats]:
 
 
 def likely_s(ended: Ended, requested_gpus: int, done_s: float) -> tuple[float, ...]:
-    """The same of one job that has told nothing, as far as those tell that have ended."""
+    """Return the likely remaining seconds on one GPU of one job without a report, as far as ended jobs show them."""
     found, _ = _untold_s(ended, np.array([requested_gpus]), np.array([done_s]))
     return tuple(found[:, 0].tolist())
 
@@ -81,7 +87,7 @@ def _untold_s(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Float
 
 
 def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
-    """As `left_s`, of jobs that have told their lengths."""
+    """Return as `left_s`, for jobs that have reported their lengths."""
     part, at = np.zeros(len(told_s)), np.zeros(len(told_s), dtype=np.int64)
     begun = done_s.nonzero()[0]
     part[begun] = done_s[begun] / np.maximum(told_s[begun], 1e-9)
@@ -89,7 +95,7 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
     here = np.bincount(at, minlength=len(PARTS))
     left = _survivors(ended.errors, here)
     ends_in = _ends_in(((ended.errors + PRIOR * TRUST) / (left + PRIOR))[None])[:, 0]
-    # Of who ends as told for sure, nothing will be known before he is over that.
+    # If a job surely ends as reported, nothing is learnt before it exceeds that length.
     sure = (ends_in == AS_TOLD).all(axis=0)[at]
     sure[begun[part[begun] >= 1]] = False
     found_s: Floats = (told_s - done_s)[None]
@@ -104,7 +110,8 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
 
 
 def _doubtful_s(ends_in: Ints, at: Ints, part: Floats, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
-    """The same, where not all values are what has been told. `at`: in which bins they are; `ends_in`: in which they end."""
+    """Return as `_told_s`, for jobs with values that differ from the report. `at`: the jobs' present bins; `ends_in`:
+    the bins where they end."""
     ends = np.maximum(_PART_MIDDLES[ends_in], np.where(ends_in == AS_TOLD, 0.0, (part + _PART_ENDS[ends_in]) / 2))
     left_s = ends * told_s - done_s
     over = np.maximum(left_s, np.where(at < len(PARTS) - 1, RIGHT * told_s, done_s / 2))
@@ -114,20 +121,22 @@ def _doubtful_s(ends_in: Ints, at: Ints, part: Floats, told_s: Floats, done_s: F
 
 
 def _survivors(ended: Ints, here: Ints) -> Floats:
-    """How many have come to each bin, and have ended there or gone on. `here`: jobs that are not over, by where they are."""
+    """Return how many jobs have come to each bin and ended there or gone on. `here`: unfinished jobs by their present
+    bin."""
     weight = min(1.0, int(ended.sum()) / max(int(here.sum()), 1))
     found: Floats = _reached(ended) + weight * (_reached(here) - here)
     return found
 
 
 def _reached(ended: Ints) -> Ints:
-    """How many have come to each bin, by where they ended."""
+    """Return how many jobs have come to each bin, given the bins where they ended."""
     reached: Ints = ended[..., ::-1].cumsum(axis=-1)[..., ::-1]
     return reached
 
 
 def _ends_in(hazard: Floats) -> Ints:
-    """In which bins jobs end: by quantile, kind, and the bin that they have come to. `hazard`: by kind and bin, none above 1."""
+    """Return the bins in which jobs end: by quantile, kind, and the bin that they have come to. `hazard`: by kind and
+    bin, none above 1."""
     after = (1.0 - hazard).cumprod(axis=1)
     reach = np.ones_like(after)
     reach[:, 1:] = after[:, :-1]

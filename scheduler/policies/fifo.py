@@ -13,12 +13,12 @@ from .base import Shares, no_shares, waits_for
 
 
 class FifoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """FIFO takes no parameters."""
 
 
 class Fifo:
-    """A job gets the GPUs it requested (its maximum), all of them or none, and keeps them until it ends. Only where
-    GPUs are lost, or taken by hand, does it go on with fewer, but not with less than its minimum.
+    """A job gets its requested GPUs (its maximum), all of them or none, and keeps them until it ends. Only where GPUs
+    are lost, or taken by hand, does it go on with fewer, but not with less than its minimum.
 
     The first job that does not fit holds all later ones back, except where it could not fit into the whole cluster.
     """
@@ -36,7 +36,8 @@ class Fifo:
 
 @dataclass
 class InOrder:
-    """Shares, who has some, and the row of the first job that has none and would fit into the empty cluster; None: nobody."""
+    """Shares, the rows that have some, and the first row that has none and would fit into the empty cluster (None: no
+    such row)."""
 
     given: Ints
     rows: Ints
@@ -44,8 +45,10 @@ class InOrder:
 
 
 def going_on(jobs: JobTable, gpus: int) -> tuple[Ints, Ints]:
-    """The shares of those that run, in the order of submission; where GPUs are gone, what is left, but at least the
-    minimum. And who has some."""
+    """Return the shares of the running jobs, and the rows that have some.
+
+    If GPUs are lost, jobs get the rest in the order of submission, at least their minimum.
+    """
     given, rows = no_shares(jobs), jobs.running
     share, least = jobs.share[rows], jobs.min_gpus[rows]
     if share.sum() <= gpus:
@@ -61,7 +64,7 @@ def going_on(jobs: JobTable, gpus: int) -> tuple[Ints, Ints]:
 
 
 def in_order(jobs: JobTable, gpus: int) -> InOrder:
-    """Who runs goes on, and the waiting jobs start in the order of submission until one does not fit."""
+    """Let running jobs go on, and start the waiting jobs in the order of submission until one does not fit."""
     (given, rows), want = going_on(jobs, gpus), jobs.requested_gpus
     free = gpus - int(given[rows].sum())
     queue = first_waiting(given, rows, want, gpus, free + 1)
@@ -74,7 +77,8 @@ def in_order(jobs: JobTable, gpus: int) -> InOrder:
 
 
 def first_waiting(given: Ints, rows: Ints, want: Ints, gpus: int, count: int) -> Ints:
-    """So many rows, the first ones, that have no share and want no more GPUs than there are. `rows`: those that have a share."""
+    """Return the first `count` rows that have no share and want no more GPUs than there are. `rows`: those that have a
+    share."""
     end = len(rows) + count
     while True:
         queue = np.flatnonzero((given[:end] == 0) & (want[:end] <= gpus))
@@ -84,7 +88,7 @@ def first_waiting(given: Ints, rows: Ints, want: Ints, gpus: int, count: int) ->
 
 
 def behind_the_first(jobs: JobTable, division: InOrder, gpus: int) -> Shares:
-    """These shares, and for those that wait that they wait for the first one."""
+    """Return these shares, with the reason that waiting jobs wait behind the first one."""
     want, given = jobs.requested_gpus, division.given
     free = gpus - int(given[division.rows].sum())
     head = len(jobs) if division.head is None else division.head

@@ -3,12 +3,12 @@ and deadlines.
 
 Gandiva gives each server to jobs that want the same number of GPUs, more of them than fit, and suspends and resumes
 them in turn. A policy here decides about shares, not servers. So the whole cluster takes turns: slices begin and end
-everywhere at the same moments, otherwise a large job would never find enough GPUs free at once. That is also how
-Gavel's rounds work.
+everywhere at the same moments, otherwise a large job would never find enough GPUs free at once. Gavel's rounds work the
+same way.
 
-What Gandiva finds out by trying, which jobs may run on one GPU at the same time, is left out: here a GPU belongs to one
-job at a time. Its migrations to better places are the placement's business, and its growing of jobs into idle GPUs
-ElasticFlow leaves out, too.
+Gandiva also tries which jobs may run on one GPU at the same time. That is left out: here a GPU belongs to one job at a
+time. Its migrations to better places are the placement's task. ElasticFlow, too, leaves out how Gandiva grows jobs into
+idle GPUs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class GandivaParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 class Gandiva:
     """When a slice is over all jobs queue up again: first those that have waited, the longest wait first, then those
-    that have run. Each gets the GPUs it requested or none; who does not fit is passed over. In between, running jobs go
-    on, and GPUs that become free go to waiting jobs, the longest wait first.
+    that have run. Each gets its requested GPUs or none; a job that does not fit is passed over. In between, running
+    jobs go on, and GPUs that become free go to waiting jobs, the longest wait first.
 
-    The first of the queue always fits, so nobody waits for ever. Of those that have run, the one that has run for the
-    smallest part of its life goes first. So where only a few have to make room, it is not always the same ones.
+    The first of the queue always fits, so no job waits for ever. Of the jobs that have run, the one that has run for
+    the smallest part of its life goes first. So where only a few have to make room, it is not always the same ones.
     """
 
     name = "gandiva"
@@ -65,8 +65,11 @@ class Gandiva:
         return Shares(given, why, (turn + 1) * slice_s if served.waiting else math.inf, served.rows)
 
     def _requeued(self, jobs: JobTable, gpus: int, now: float, begun_s: float) -> Served:
-        """A slice has begun. First come those that wait since before that, then those that have run until then, or have come
-        just now: who has run for the smallest part of its life first."""
+        """Serve all jobs at the beginning of a slice.
+
+        First come the jobs that have waited since before the slice, then those that ran until its beginning or have
+        just arrived: the job that has run for the smallest part of its life first.
+        """
         since_s = begun_s - EARLY_S
         line = jobs.line(_LONGEST)
         if line is not None:
@@ -78,7 +81,7 @@ class Gandiva:
             return found(jobs, first + rest, fitting, gpus)
         want = jobs.requested_gpus
         given, fits = no_shares(jobs), want <= gpus
-        waited = jobs.waiting_since_s < since_s  # not so of those that run: theirs is no number
+        waited = jobs.waiting_since_s < since_s  # never true of running jobs: theirs is nan
         free = hand_out(given, gpus, jobs.waiting_since_s, want, np.flatnonzero(fits & waited))
         keys, _ = _LeastRun(self.parameters.slice_s).ranks(jobs, slice(None), now)
         free = hand_out(given, free, keys, want, np.flatnonzero(fits & ~waited & (want <= free)))
@@ -87,7 +90,7 @@ class Gandiva:
 
 @dataclass(frozen=True)
 class _Longest:
-    """Those that run go on, then the longest wait comes first."""
+    """Running jobs go on, then the longest wait comes first."""
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
         return np.where(jobs.share[rows] > 0, -np.inf, jobs.waiting_since_s[rows]), jobs.requested_gpus[rows]
@@ -95,7 +98,7 @@ class _Longest:
 
 @dataclass(frozen=True)
 class _LeastRun:
-    """In ascending order of the part of its life that each has run, which changes with time."""
+    """In ascending order of the part of its life that each job has run, which changes with time."""
 
     slice_s: float
 

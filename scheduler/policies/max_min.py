@@ -12,14 +12,15 @@ from .base import Shares, no_shares, waits_for
 
 
 class MaxMinParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Max-min takes no parameters."""
 
 
 class MaxMin:
     """Every job its minimum, in the order of submission, while that fits; then one GPU at a time to the job that has
     least.
 
-    No job gets more than its maximum. A job whose minimum does not fit waits; smaller ones behind it may go first.
+    No job gets more than its maximum. A job with a minimum that does not fit waits; smaller ones behind it may go
+    first.
     """
 
     name = "max-min"
@@ -46,12 +47,13 @@ class MaxMin:
 
 
 def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
-    """Each job its minimum, in the order of submission, where it still fits; and how many GPUs are left."""
+    """Give each job its minimum, in the order of submission, where it still fits. Return the shares and how many GPUs
+    are left."""
     given, free = no_shares(jobs), gpus
     least = jobs.min_gpus
     begin = 0
     while free and begin < len(jobs):
-        total = np.cumsum(least[begin : begin + free])  # no more than that can fit
+        total = np.cumsum(least[begin : begin + free])  # no more jobs than this can fit
         fits = int(np.searchsorted(total, free, side="right"))
         given[begin : begin + fits] = least[begin : begin + fits]
         free -= int(total[fits - 1]) if fits else 0
@@ -62,10 +64,10 @@ def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
 
 
 def level(given: Ints, most: Ints, free: int) -> int:
-    """Raise the smallest of the shares that are not 0 first, one GPU at a time, none above its maximum. Changes
-    `given`. Returns how many GPUs are left of the `free` ones.
+    """Raise the smallest positive shares first, one GPU at a time, none above its maximum. Return how many of the
+    `free` GPUs are left.
 
-    Of equal ones the job submitted first comes first.
+    Changes `given`. Of equal shares, the job submitted first comes first.
     """
     if free <= 0:
         return free
@@ -76,7 +78,7 @@ def level(given: Ints, most: Ints, free: int) -> int:
         at_lowest = rows[share == lowest]
         above = share[share > lowest]
         rise = int(min(most[at_lowest].min(), above.min() if len(above) else most[at_lowest].min())) - lowest
-        rise = min(rise, free // len(at_lowest))  # all of them together, as far as they stay the lowest
+        rise = min(rise, free // len(at_lowest))  # raise all of them together while they stay the lowest
         if not rise:
             given[at_lowest[:free]] += 1
             return 0

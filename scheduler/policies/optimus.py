@@ -1,10 +1,10 @@
 """`optimus`: every GPU where it shortens the remaining times most (Optimus, EuroSys'18, as AFS 5.1 and Elan VI-C use
 it).
 
-The marginal gain of a job's next GPU is by how much its remaining time shrinks,  left / T(n) - left / T(n + 1).
-Optimus divides that by what a worker takes of the scarcest resource; here that is one GPU for everybody. How long a job
-still takes Optimus predicts from its loss; like AFS we take the prediction as correct, so the policy needs lengths. It
-is asked at every arrival and every end of a job rather than once in an interval.
+The marginal gain of a job's next GPU is the decrease of its remaining time,  left / T(n) - left / T(n + 1). Optimus
+divides that by a worker's part of the scarcest resource; here that is one GPU for every job. Optimus predicts the
+remaining time of a job from its loss. Like AFS this implementation takes the prediction as correct, so the policy needs
+lengths. It is asked at every arrival and every end of a job rather than once in an interval.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .max_min import minimums
 
 
 class OptimusParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Optimus takes no parameters."""
 
 
 class Optimus:
     """Every job its minimum (one GPU, mostly), in the order of submission, while that fits; then one GPU at a time to
-    the job whose remaining time it shortens most, until that helps nobody.
+    the job with the largest decrease of its remaining time, until no job gains.
 
-    Where throughput is concave the sum of the remaining times cannot be made smaller than so. Lengths decide who grows,
-    not who waits: long jobs hold short ones back (AFS 5.2, 6).
+    Where throughput is concave, this gives the least possible sum of the remaining times. Lengths decide which jobs
+    grow, not which jobs wait: long jobs hold short ones back (AFS 5.2, 6).
     """
 
     name = "optimus"
@@ -54,12 +54,15 @@ class Optimus:
 
 
 def shorten(jobs: JobTable, given: Ints, free: int, among: Ints) -> None:
-    """Give `free` GPUs, one after the other, to those whose remaining time each shortens most, up to their maximums.
-    Jobs without GPUs get none (`among`: the rows of those that have some, in ascending order); of equal gains the job
-    submitted first comes first. Changes `given`.
+    """Give `free` GPUs, one by one, to the job with the largest decrease of its remaining time, up to its maximum.
+    Changes `given`.
 
-    Where throughput is concave a job gains less by each further GPU, and those that are given are just the ones that bring
-    most. Where it has dents, what lies behind a poor GPU is reached through it, and so counts as no better.
+    Jobs without GPUs get none (`among`: the rows of those that have some, in ascending order); of equal gains the job
+    submitted first comes first.
+
+    Where throughput is concave a job gains less by each further GPU, so the given GPUs are exactly those with the
+    largest gains. Where a curve has dents, the GPUs behind a poor one are reached through it, and so count as no
+    better.
     """
     most = np.minimum(jobs.max_gpus[among], jobs.curves.most)
     can = given[among] < most
@@ -73,7 +76,7 @@ def shorten(jobs: JobTable, given: Ints, free: int, among: Ints) -> None:
 
 
 def _count_as_reached(owner: Ints, saved_s: Floats) -> None:
-    """No GPU counts for more than those of the same job before it. Changes `saved_s`."""
+    """Limit each GPU's gain to the gains of the same job's earlier GPUs. Changes `saved_s`."""
     rises = np.flatnonzero((saved_s[1:] > saved_s[:-1]) & (owner[1:] == owner[:-1]))
     for row in np.unique(owner[rises]).tolist():
         here = slice(*np.searchsorted(owner, [row, row + 1]))
@@ -81,8 +84,8 @@ def _count_as_reached(owner: Ints, saved_s: Floats) -> None:
 
 
 def steps(jobs: JobTable, rows: Ints, shares: Ints, count: Ints) -> tuple[Ints, Floats]:
-    """The next `count` GPUs of each of these rows from `shares` on, one entry each: the row, and by how much its
-    remaining time shrinks."""
+    """Return the next `count` GPUs of each of these rows from `shares` on, one entry each: the row, and by how much its
+    remaining time shrinks in seconds."""
     owner = np.repeat(rows, count)
     share = np.arange(len(owner)) + np.repeat(shares - np.cumsum(count) + count, count)
     left_s = jobs.left_s[owner]

@@ -1,33 +1,35 @@
 """`pollux`: goodput shared out fairly (Pollux, OSDI'21; a baseline of ElasticFlow 6.1).
 
-Goodput is throughput times statistical efficiency: how many samples per second a job trains on, counted by how much each brings
-it forward. A job whose batch size is chosen for each share (`simulator/goodput.py`) has a curve of goodput in place of one of
-throughput. A job that keeps its batch has efficiency 1 with each share, and its goodput is its throughput. So it is on clusters,
-where a job's batch is its own affair.
+Goodput is throughput times statistical efficiency: the samples per second of a job, weighted by how much each advances
+its training. A job with a batch size that is chosen for each share (`simulator/goodput.py`) has a curve of goodput in
+place of one of throughput. A job that keeps its batch has efficiency 1 with each share, and its goodput is its
+throughput. On real clusters this is always so, because a job's batch is its own affair.
 
-Every `interval_s` all GPUs are divided anew, so that the power mean over the J jobs of
+Every `interval_s` all GPUs are divided again, so that the power mean over the J jobs of
 
     speedup_j = goodput(share) / goodput(fair share),   fair share = GPUs / J, rounded up,
 
-is as large as possible (4.2). The more negative the `power` is, the more the worst-off job counts; 1 is the average. The speedup
-of a job whose share changes counts as less by
+is as large as possible (4.2). The more negative the `power` is, the more the worst-off job counts; 1 is the average.
+The speedup of a job with a changed share is multiplied by
 
     (age - changes * restart_s) / (age + restart_s),
 
-the part of its time in which it would have trained, if it went on to be changed as often as so far. Between two intervals
-who has GPUs keeps them, and gets no more.
+the part of its time in which it would have trained, if it went on to be changed as often as so far. Between two
+intervals jobs with GPUs keep them, and get no more.
 
-Where this differs from the paper and its public simulator:
+Differences from the paper and its public simulator:
 
-* Idle GPUs go to jobs without any at once, not only at the next interval, by the same mean. `start_at_once: false` is as there.
-* They search with a genetic algorithm over (job, server) matrices. Here only the numbers of GPUs are searched, by `power_mean`,
-  with a bound on what is missed; which GPUs those are, the placement decides. Throughput counts as on the fewest servers, and a
-  move to other GPUs with the same share counts as no change.
-* They apply the factor to jobs without GPUs, too. Then a job that has just come would gain nothing by its start, and one that
-  has waited for some seconds would get more GPUs the less it has waited, as a small speedup counts much. Here who has none has
-  nothing to lose.
-* They fit a model of throughput to what a job has measured so far, and let it have at most twice as many GPUs as ever before.
-  Here measured curves are taken as they are (`--curves measured`: what is measured so far), without such a limit.
+* Idle GPUs go to jobs without any at once, not only at the next interval, by the same mean. `start_at_once: false` is
+  as in the paper.
+* The paper searches with a genetic algorithm over (job, server) matrices. Here only the numbers of GPUs are searched,
+  by `power_mean`, with a bound on the distance from the optimum; the placement chooses the GPUs. Throughput counts as
+  on the fewest servers, and a move to other GPUs with the same share counts as no change.
+* The paper applies the factor to jobs without GPUs, too. Then a new job would gain nothing by its start, and a job that
+  has waited for some seconds would get more GPUs the less it has waited, since a small speedup counts much. Here a job
+  without GPUs has nothing to lose.
+* The paper fits a model of throughput to a job's measurements so far, and lets the job have at most twice as many GPUs
+  as ever before. Here measured curves are taken as they are (`--curves measured`: as measured so far), without such a
+  limit.
 * Sizing the cluster to its jobs is left out.
 """
 
@@ -45,14 +47,14 @@ from .base import Shares, no_shares, smallest, waits_for
 from .power_mean import Values, divide, worth
 from .reviews import EARLY_S, LATE_S
 
-MANY_KINDS = 10_000  # with so many combinations it takes less to sort the rows than to make a place for each
+MANY_KINDS = 10_000  # with so many combinations, sorting the rows is cheaper than an entry for each
 
 
 class PolluxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`interval_s`: every so many seconds GPUs are divided (Pollux: 60).
+    """`interval_s`: seconds between two divisions of the GPUs (Pollux: 60).
 
-    `restart_s`: for how many seconds a job stands still at a change of its GPUs, by which changes are weighed (Pollux: 30).
-    Where training goes on meanwhile, it is less than one.
+    `restart_s`: for how many seconds a job stands still at a change of its GPUs, by which changes are weighed (Pollux:
+    30). Where training goes on meanwhile, it is less than one.
 
     `start_at_once`: between two intervals idle GPUs go to jobs that have none; false: they wait for the next one.
 
@@ -66,12 +68,12 @@ class PolluxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pollux:
-    """At fixed intervals GPUs are divided so that a mean of all jobs' speedups over their fair shares is greatest; changes have
-    to be worth a restart."""
+    """At fixed intervals GPUs are divided so that a mean of all jobs' speedups over their fair shares is greatest;
+    changes have to be worth a restart."""
 
     name = "pollux"
     needs_lengths = False
-    chooses_batch = True  # where it is known what other batches bring (`simulator.assign`)
+    chooses_batch = True  # where the goodput with other batch sizes is known (`simulator.assign`)
     Parameters = PolluxParameters
 
     def __init__(self, parameters: PolluxParameters) -> None:
@@ -98,11 +100,12 @@ class Pollux:
         return Shares(given, why, review_s)
 
     def _settled(self, jobs: JobTable, fitting: Ints, gpus: int, now: float) -> bool:
-        """Would nothing change if changes were free? Then nothing does before a job comes or ends."""
+        """Return whether no share would change even if changes were free. Then none changes before a job arrives or
+        ends."""
         return np.array_equal(self._divided(jobs, fitting, gpus, now, 0.0), jobs.share)
 
     def _begun(self, jobs: JobTable, fitting: Ints, gpus: int, given: Ints, now: float) -> Ints:
-        """What jobs that have none get of the GPUs that are idle."""
+        """Return the shares of the idle GPUs for jobs that have none."""
         idle = gpus - int(given.sum())
         waiting = fitting[(given[fitting] == 0) & (jobs.min_gpus[fitting] <= idle)]
         if not len(waiting):
@@ -112,7 +115,7 @@ class Pollux:
     def _divided(
         self, jobs: JobTable, fitting: Ints, gpus: int, now: float, restart_s: float, free: int | None = None
     ) -> Ints:
-        """free: so many of the GPUs are divided; None: all."""
+        """Return the shares of these rows. `free`: number of GPUs to divide; None: all `gpus`."""
         free = gpus if free is None else free
         most = np.minimum(np.minimum(jobs.max_gpus, jobs.curves.most), gpus)
         fair = -(-gpus // len(jobs))
@@ -130,7 +133,8 @@ class Pollux:
 
 
 def changed_part(jobs: JobTable, rows: Ints, now: float, restart_s: float) -> Floats:
-    """Which part of its speedup is left to each of these jobs if its share changes: from 0 to 1 (Pollux' REALLOC_FACTOR)."""
+    """Return the part of its speedup, from 0 to 1, that each of these jobs keeps if its share changes (Pollux'
+    REALLOC_FACTOR)."""
     age_s = np.maximum(now - jobs.submitted_s[rows], 0.0)
     lost_s = jobs.changes[rows] * restart_s
     part = np.maximum(age_s - lost_s, 0.0) / np.maximum(age_s + restart_s, EARLY_S)
@@ -138,14 +142,15 @@ def changed_part(jobs: JobTable, rows: Ints, now: float, restart_s: float) -> Fl
 
 
 class _Kinds:
-    """What shares are worth to jobs. Those with the same curve and the same limits are of one kind."""
+    """Values of shares for jobs. Jobs with the same curve and the same limits are of one kind."""
 
     def __init__(self, jobs: JobTable, most: Ints, fair: int, power: float) -> None:
         self._jobs, self._most, self._fair, self._power = jobs, most, fair, power
         self._known: dict[tuple[int, int, int], tuple[Floats, Values]] = {}
 
     def values(self, row: int, share: int, part: float) -> Values:
-        """By GPUs. `part` of its speedup is left to the job if it does not get its `share`."""
+        """Return the values by number of GPUs. `part`: the part of its speedup that the job keeps if it does not get
+        its `share`."""
         speedups, whole = self._of(row)
         if part == 1.0:
             return whole
@@ -156,12 +161,12 @@ class _Kinds:
         return found
 
     def steepest(self, row: int) -> float:
-        """The most that a GPU is worth to a job that has none."""
+        """Return the greatest value per GPU for a job that has none."""
         _, whole = self._of(row)
         return float(((whole[1:] - whole[0]) / np.arange(1, len(whole))).max(initial=-math.inf))
 
     def of_rows(self, rows: Ints) -> tuple[Ints, Ints]:
-        """One row of each kind, and for all which of them."""
+        """Return one row of each kind, and the kind of each row."""
         first, of = first_of_each(self._jobs.curve[rows], self._jobs.min_gpus[rows], self._most[rows])
         return rows[first], of
 
@@ -180,7 +185,7 @@ class _Kinds:
 
 
 def first_of_each(*columns: Ints) -> tuple[Ints, Ints]:
-    """Of each combination of values in these columns the first row, and for all rows which combination they have."""
+    """Return the first row of each combination of values in these columns, and the number of each row's combination."""
     key, size = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
         least = int(column.min())
@@ -191,7 +196,7 @@ def first_of_each(*columns: Ints) -> tuple[Ints, Ints]:
         _, first, of = np.unique(key, return_index=True, return_inverse=True)
         return first, of
     rows = np.full(size, -1)
-    rows[key[::-1]] = np.arange(len(key) - 1, -1, -1)  # of several the last one that is written stays: the first
+    rows[key[::-1]] = np.arange(len(key) - 1, -1, -1)  # of several writes the last one stays, which is the first row
     kinds = (rows >= 0).nonzero()[0]
     number = np.empty(size, dtype=np.int64)
     number[kinds] = np.arange(len(kinds))
@@ -199,8 +204,8 @@ def first_of_each(*columns: Ints) -> tuple[Ints, Ints]:
 
 
 def _looked_at(jobs: JobTable, fitting: Ints, gpus: int, kinds: _Kinds) -> Ints:
-    """The rows that may get GPUs, in ascending order: those that have some, and as many of the others as there are GPUs, to whom
-    they are worth most."""
+    """Return the rows that may get GPUs, in ascending order: jobs with GPUs, and as many of the others as there are
+    GPUs, those with the greatest value per GPU."""
     running = jobs.share[fitting] > 0
     rest = fitting[~running]
     if len(rest) > gpus:
@@ -211,7 +216,7 @@ def _looked_at(jobs: JobTable, fitting: Ints, gpus: int, kinds: _Kinds) -> Ints:
 
 
 def _kept(jobs: JobTable, gpus: int) -> Ints:
-    """The shares that jobs have, as far as they still fit, the first submitted first."""
+    """Return the jobs' present shares, as far as they still fit, the first submitted first."""
     share = np.minimum(jobs.share, np.minimum(jobs.max_gpus, jobs.curves.most))
     share[share < jobs.min_gpus] = 0
     share[np.cumsum(share) > gpus] = 0

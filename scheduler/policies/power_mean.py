@@ -1,17 +1,19 @@
-"""Shares that make a power mean of the jobs' speedups large: what Pollux looks for with a genetic algorithm.
+"""Shares that maximise a power mean of the jobs' speedups, for which Pollux uses a genetic algorithm.
 
 Theory of operation
 -------------------
-The power mean ``((1/J) sum_j x_j^p)^(1/p)`` is greatest where the sum of ``u(x_j)`` is, with ``u(x) = x^p / p``, and ``log x``
-for p = 0. Every job's term depends on its own share alone, so dividing the GPUs is a multiple-choice knapsack: a share of n GPUs
-weighs n and is worth u. Up to p = 1 the function u is concave and grows, so a job whose speedup is concave gains less by each
-further GPU. Then giving every GPU to whom it brings most is optimal.
 
-Three things make values that are not concave: minimums above one GPU, dents in measured speedups, and a penalty for changes that
-a job is spared which keeps its share. Then GPUs are given along the least concave function above the values, from corner to
-corner, the steepest step first. As long as steps fit, no other division of so many GPUs is worth more: it solves the knapsack's
-linear relaxation. From the first step on that does not fit, only steps are looked at that do. So the best division of all GPUs is
-worth at most as much more than what is found as that one step (`tests/scheduling/test_pollux.py` tries all divisions).
+The power mean ``((1/J) sum_j x_j^p)^(1/p)`` is greatest where the sum of ``u(x_j)`` is, with ``u(x) = x^p / p``, and
+``log x`` for p = 0. Every job's term depends on its own share alone, so dividing the GPUs is a multiple-choice
+knapsack: a share of n GPUs weighs n and is worth u. Up to p = 1 the function u is concave and grows, so a job with a
+concave speedup gains less by each further GPU. Then giving every GPU to the job with the largest gain is optimal.
+
+Three things make values that are not concave: minimums above one GPU, dents in measured speedups, and the penalty for
+changes, which a job with an unchanged share does not pay. Then GPUs are given along the least concave function above
+the values, from corner to corner, the steepest step first. As long as steps fit, no other division of so many GPUs is
+worth more: it solves the knapsack's linear relaxation. After the first step that does not fit, only fitting steps are
+examined. So the optimum exceeds the result by at most the value of that one step (`tests/scheduling/test_pollux.py`
+tries all divisions).
 """
 
 from __future__ import annotations
@@ -24,24 +26,24 @@ import numpy as np
 
 from ..view import Floats, Ints
 
-Values = Floats  # of one job: what 0, 1, 2 … GPUs are worth; -inf: it cannot have so many. 0 GPUs are always possible
+Values = Floats  # of one job: the value of 0, 1, 2 ... GPUs; -inf: not possible. 0 GPUs are always possible
 
-FLOOR = 1e-3  # added to every speedup, so that no GPUs at all are worth something (as in Pollux' simulator)
+FLOOR = 1e-3  # added to every speedup, so that zero GPUs have a finite value (as in Pollux' simulator)
 ANY = 2**31  # GPUs: more than any job can have
-ROUNDING = 1e-12  # sums that differ by less than this part are equal
+ROUNDING = 1e-12  # sums that differ by a smaller relative amount are equal
 
 
 def worth(speedups: Floats, power: float) -> Values:
-    """What each of these speedups is worth, u; `power` is at most 1."""
+    """Return the value u of each of these speedups. `power` is at most 1."""
     raised = speedups + FLOOR
     return np.asarray(np.log(raised) if power == 0 else raised**power / power)
 
 
 def divide(values: Sequence[Values], gpus: int, present: Ints) -> Ints:
-    """How many of `gpus` GPUs each job gets, in the order of `values`, so that their sum is large. Jobs that are alike are known
-    by sharing one array.
+    """Return how many of `gpus` GPUs each job gets, in the order of `values`, so that the sum of the values is large.
 
-    It is no less than that of the `present` shares, if they are possible. Of equal steps the first job's comes first.
+    The sum is no less than that of the `present` shares, if these are possible. Of equal steps, the first job's comes
+    first. Equal jobs are recognised by sharing one array.
     """
     steps = _Steps(values)
     found = np.zeros(len(values), dtype=np.int64)
@@ -56,12 +58,12 @@ def divide(values: Sequence[Values], gpus: int, present: Ints) -> Ints:
 
 
 def total(values: Sequence[Values], shares: Ints) -> float:
-    """What these shares are worth together."""
+    """Return the sum of the values of these shares."""
     return float(sum(float(one[share]) for one, share in zip(values, shares.tolist(), strict=True)))
 
 
 class _Steps:
-    """The steepest step up from a share: what each GPU of it is worth, and how many there are."""
+    """The steepest step up from a share: the value of each GPU of the step, and the number of its GPUs."""
 
     def __init__(self, values: Sequence[Values]) -> None:
         self._values = values
@@ -71,7 +73,8 @@ class _Steps:
         return len(self._values)
 
     def steepest(self, job: int, has: int, most: int) -> tuple[float, int] | None:
-        """Of `most` GPUs at most; None: no further GPU is worth anything to the job. Of equal ones the smallest."""
+        """Return the steepest step of at most `most` GPUs, the smallest of equal ones; None if no further GPU has a
+        value for the job."""
         values = self._values[job]
         key = id(values), has, most
         if key not in self._known:

@@ -20,7 +20,7 @@ class RemainingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class Srtf:
-    """Shortest remaining time first: rigid, preemptive; who does not fit is passed over (AFS 2.2).
+    """Shortest remaining time first: rigid, preemptive; a job that does not fit is passed over (AFS 2.2).
 
     The remaining time is that with the requested GPUs.
     """
@@ -29,7 +29,7 @@ class Srtf:
     needs_lengths = True
     Parameters = RemainingParameters
     altruistic = False
-    service = False  # do keys count the time of all GPUs?
+    service = False  # whether keys count GPU-seconds instead of seconds
 
     def __init__(self, parameters: RemainingParameters) -> None:
         self.parameters = parameters
@@ -48,7 +48,7 @@ class Srtf:
 
 @dataclass(frozen=True)
 class _Remaining:
-    """In ascending order of the time that is left with what a job wants, or of its GPU-seconds."""
+    """In ascending order of the remaining time with the wanted GPUs, or of the remaining GPU-seconds."""
 
     peak: bool
     service: bool
@@ -67,7 +67,8 @@ class Srsf(Srtf):
 
 
 class SrtfE(Srtf):
-    """`srtf`, and the GPUs that are left go one by one to whose throughput they raise most, relatively (AFS 5.5)."""
+    """`srtf`, and the GPUs that are left go one by one to the job with the largest relative rise of throughput (AFS
+    5.5)."""
 
     name = "srtf-e"
     altruistic = True

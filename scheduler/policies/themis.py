@@ -1,29 +1,29 @@
 """`themis`: finish-time fairness by auctions of leases (Themis, NSDI'20, as AFS 6 sums it up).
 
-A job's unfairness is  rho = (age + left / T(x)) / (isolated time so far + left / T_isolated) : how long it takes with a
-share of x GPUs from its submission to its end, over how long it would have taken alone. The isolated share is an equal
-share of the cluster for each of the present jobs, but not more than the job can use. That is the metric of Gavel's code
-and of PCS'. (AFS 6 tells of the throughput at the peak over the number of jobs, which is the same where throughput is
-linear.) The view does not hold how much a job has done; it is reckoned from the time that it has run with its average
-share, which is exact while the share stays the same.
+A job's unfairness is  rho = (age + left / T(x)) / (isolated time so far + left / T_isolated) : the time that it takes
+with a share of x GPUs from its submission to its end, over the time that it would have taken alone. The isolated share
+is an equal share of the cluster for each of the present jobs, but not more than the job can use. That is the metric of
+Gavel's code and of PCS'. (AFS 6 describes it as the throughput at the peak over the number of jobs, which is the same
+where throughput is linear.) The view does not hold how much work a job has done. It is calculated from the time that
+the job has run with its average share, which is exact while the share stays the same.
 
-How long a job still takes is not always known: AFS 5.2 counts Themis among the policies that do not know it. With `lengths:
+The remaining time is not always known: AFS 5.2 counts Themis among the policies that do not know it. With `lengths:
 unknown` a job is expected to take as long again as it has worked, a new one as long as a lease.
 
-GPUs are leased, and all leases end at the same moments. Then all GPUs are up for auction; in between those that are
-free are.
+GPUs are leased, and all leases end at the same moments. Then all GPUs are up for auction; in between only the free ones
+are.
 
 1. Only the jobs with the greatest rho may bid, a share of 1 - `fairness` of them (Themis 4). A job without GPUs is
    taken as if it had its minimum.
-2. The auction maximises the product of all bidders' 1 / rho. It gives one GPU after the other to whom it brings most,
-   which finds the maximum, since log(1 / rho) is concave in x wherever throughput is. As long as a bidder has nothing
-   the product is 0: so first each gets its minimum, the most unfairly treated first. Nobody bids for more than makes
-   its rho 1: Themis "tries to assign GPUs to this job until it achieves" the speedup of its isolated share (AFS 6).
-   Without this limit, jobs that can use many GPUs win far more of them than bring them anything worth mentioning.
-3. Each bidder pays for what its presence costs the others (partial allocation: this makes honest bids the best ones):
-   of the GPUs that it wins it keeps the ratio of the others' product with it to their product without it, but at least
-   its minimum.
-4. What is left over goes at random, one GPU after the other, to jobs that were not allowed to bid, and then to anybody.
+2. The auction maximises the product of all bidders' 1 / rho. It gives one GPU after the other to the bidder with the
+   largest gain, which finds the maximum, since log(1 / rho) is concave in x wherever throughput is. As long as a bidder
+   has nothing the product is 0: so first each gets its minimum, the most unfairly treated first. No job bids for more
+   than makes its rho 1: Themis "tries to assign GPUs to this job until it achieves" the speedup of its isolated share
+   (AFS 6). Without this limit, jobs that can use many GPUs win far more of them than bring them any notable gain.
+3. Each bidder pays for the cost of its presence to the others (partial allocation: this makes honest bids the best
+   ones): of the GPUs that it wins it keeps the ratio of the others' product with it to their product without it, but at
+   least its minimum.
+4. The remaining GPUs go at random, one after the other, to jobs that were not allowed to bid, and then to any job.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ThemisParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `fairness`: the part of the jobs that may not bid, from 0 to less than 1 (as Themis).
 
-    `lengths`: are the lengths of jobs looked at, where they are known, or never?
+    `lengths`: given: the lengths of jobs are used, where they are known; unknown: they are never used.
     """
 
     lease_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 600.0
@@ -58,7 +58,7 @@ class ThemisParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Themis:
-    """The jobs that are treated most unfairly bid for the GPUs whose lease is over; leftovers at random."""
+    """The jobs that are treated most unfairly bid for the GPUs with ended leases; leftovers at random."""
 
     name = "themis"
     Parameters = ThemisParameters
@@ -94,7 +94,7 @@ class Themis:
         return Shares(given, why, (lease + 1) * lease_s if anybody else math.inf)
 
     def _bidders(self, jobs: JobTable, given: Ints, most: Ints, free: int, now: float, isolated_s: Floats) -> Ints:
-        """The rows that may bid, the most unfairly treated first."""
+        """Return the rows that may bid, the most unfairly treated first."""
         asked = jobs.min_gpus.copy()
         asked[given.nonzero()[0]] = 1
         rows: Ints = ((given < most) & (asked <= free)).nonzero()[0]
@@ -106,14 +106,14 @@ class Themis:
 
 
 def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
-    """How long each job takes from its submission to its end, with these shares from now on: above the line in rho."""
+    """Return each job's time from submission to end with these shares from now on, in seconds: the numerator of rho."""
     return np.asarray(now - jobs.submitted_s + jobs.left_s / jobs.speedup(slice(None), share), dtype=np.float64)
 
 
 def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
-    """How long each job would take with the share that it would have alone: below the line in rho."""
+    """Return the time that each job would take with its isolated share, in seconds: the denominator of rho."""
     fair = gpus / max(len(jobs), 1)
-    # Curves begin with 0 and 1: a part of one GPU brings that part, whatever the curve.
+    # Curves begin with 0 and 1: a fraction of one GPU gives the same fraction of its throughput on every curve.
     isolated = (
         fair if fair <= 1 <= jobs.curves.most else _speedup(jobs.curves, np.minimum(fair, jobs.max_gpus), jobs.curve)
     )
@@ -121,7 +121,7 @@ def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
 
 
 def _worked_s(jobs: JobTable) -> Floats:
-    """How long one GPU would have taken for what each job has done."""
+    """Return the time that one GPU would have taken for the work that each job has done, in seconds."""
     worked_s = np.zeros(len(jobs))
     ran = jobs.executed_s.nonzero()[0]
     executed_s = jobs.executed_s[ran]
@@ -131,8 +131,8 @@ def _worked_s(jobs: JobTable) -> Floats:
 
 
 def _speedup(curves: Curves, share: Floats, curve: Ints) -> Floats:
-    """T / T(1) of these curves with shares that may lie between whole GPUs."""
-    most, speedup = curves.most, curves.speedup.ravel()  # the curves stand one after the other
+    """Return T / T(1) of these curves with shares that may lie between whole GPUs."""
+    most, speedup = curves.most, curves.speedup.ravel()  # the curves follow each other
     share = np.minimum(share, most)
     below = share.astype(np.int64)  # rounds down
     place = curve * (most + 1) + below
@@ -141,8 +141,10 @@ def _speedup(curves: Curves, share: Floats, curve: Ints) -> Floats:
 
 
 def _keep(jobs: JobTable, given: Ints, gpus: int) -> int:
-    """Give out the shares whose leases still run; how many GPUs that are. Where they do not fit any more, since GPUs were lost,
-    all leases are over. Changes `given`."""
+    """Give the shares of running leases, and return their number of GPUs. Changes `given`.
+
+    If the shares do not fit any more, because GPUs were lost, all leases are over.
+    """
     rows = jobs.running
     kept = np.minimum(np.minimum(jobs.share[rows], jobs.max_gpus[rows]), jobs.curves.most)
     kept[kept < jobs.min_gpus[rows]] = 0
@@ -154,7 +156,7 @@ def _keep(jobs: JobTable, given: Ints, gpus: int) -> int:
 
 
 def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, now: float, isolated_s: Floats) -> int:
-    """Sell up to `free` GPUs to the bidders. Changes `given`; how many have been sold."""
+    """Sell up to `free` GPUs to the bidders. Changes `given`; return how many have been sold."""
     rows: list[int] = bidders.tolist()
     before: list[int] = given[bidders].tolist()
     least: list[int] = jobs.min_gpus[bidders].tolist()
@@ -184,9 +186,9 @@ def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, 
 def _bids(
     jobs: JobTable, given: Ints, most: Ints, rows: list[int], now: float, isolated_s: Floats
 ) -> Iterator[tuple[float, int]]:
-    """One GPU after the other: by how much it raises log(1 / rho) of the job that it raises most, and that job's row.
+    """Yield one GPU after the other: the largest rise of a job's log(1 / rho), and that job's row.
 
-    It goes on past the GPUs that there are, for nobody is asked here whether they are left.
+    The bids go on past the available GPUs: the caller decides when to stop.
     """
     asked = np.array(rows, dtype=np.int64)
     age: list[float] = (now - jobs.submitted_s[asked]).tolist()
@@ -219,11 +221,11 @@ def _bids(
 
 
 def _after_payments(won: dict[int, int], further: Iterator[tuple[float, int]]) -> list[int]:
-    """What each winner keeps of the GPUs that it has won.
+    """Return how many of its won GPUs each winner keeps.
 
-    Without it the others would get its GPUs: the further bids that are not its own tell what these would be worth to
-    them, in logarithms of their product. Bidders whose minimum did not fit are left out of the product, which would be
-    0 with them.
+    Without a winner, the others would get its GPUs: the further bids of other jobs show the value of these GPUs, as
+    logarithms of the others' product. Bidders with a minimum that did not fit are left out of the product, which would
+    be 0 with them.
     """
     most = max(won.values(), default=0)
     own = dict.fromkeys(won, 0)
@@ -252,9 +254,10 @@ def _after_payments(won: dict[int, int], further: Iterator[tuple[float, int]]) -
 
 
 def _scatter(jobs: JobTable, given: Ints, most: Ints, among: Ints, free: int, rng: random.Random) -> int:
-    """Give GPUs to random ones of these rows: who has none gets its minimum, who has some one more. Changes `given`.
+    """Give GPUs to random jobs of these rows: a job without GPUs gets its minimum, another one GPU more. Return how
+    many are left.
 
-    Returns how many are left.
+    Changes `given`.
     """
     while free > 0:
         has = given[among]
@@ -267,7 +270,7 @@ def _scatter(jobs: JobTable, given: Ints, most: Ints, among: Ints, free: int, rn
             row = int(among[rng.randrange(len(among))])
             ask = 1 if given[row] else int(jobs.min_gpus[row])
             if ask > free or given[row] >= most[row]:
-                break  # look again at who can still get something
+                break  # look again for jobs that can still get some
             given[row] += ask
             free -= ask
     return free

@@ -1,18 +1,18 @@
 """`tiresias-l` (Tiresias, NSDI'19, discretised two-dimensional LAS) and `elastic-tiresias` (EDL 6.2).
 
-Jobs stand in queues by the service that they have attained, in GPU-seconds: who has got little goes first, since short
-jobs are over before they leave the first queue. Nobody needs to know how long they are.
+Jobs stand in queues by the service that they have attained, in GPU-seconds: jobs with little service go first, since
+short jobs are over before they leave the first queue. So lengths need not be known.
 
-Inside a queue we follow Tiresias' own simulator (`dlas-gpu`), as far as it can be told from what a view holds:
+Inside a queue the order follows Tiresias' own simulator (`dlas-gpu`), as far as a view allows:
 
-* A job that runs goes before those that wait, so that nobody is interrupted for a job of the same queue.
-* Only at the moment at which a job comes down into a queue, it goes behind those that wait there: they had to wait for
-  it. A moment is a tenth of a second here; if a decision comes later than that, the job is one that runs, and they wait
-  for it again.
-* Those that wait are in the order in which they began to: by submission in the first queue, since nobody in it is ever
-  interrupted. A job that is interrupted goes to the tail of its queue, where the simulator puts it before those that
-  waited already: so only the lower queues differ, and there nobody is overtaken by one who began to wait later.
-* Whose GPUs do not fit into what is left is passed over.
+* A running job goes before waiting ones, so that no job is interrupted for a job of the same queue.
+* Only at the moment at which a job comes down into a queue, it goes behind the jobs that wait there: they had to wait
+  for it. A moment is a tenth of a second here; if a decision comes later than that, the job counts as running, and they
+  wait for it again.
+* Waiting jobs are in the order in which they began to wait: by submission in the first queue, since no job in it is
+  ever interrupted. A job that is interrupted goes to the tail of its queue, where the simulator puts it before those
+  that waited already. So only the lower queues differ, and there no job is overtaken by one that began to wait later.
+* A job that does not fit into the remaining GPUs is passed over.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, grow, relative_gain, waits_for
 from .reviews import EARLY_S
 
-QUEUE_S = 1e10  # between the keys of two queues; several times more than any Unix time
-CAME_S = 0.1  # a running job that has attained its queue's first service no longer ago has just come down into it
-ROUNDING_GPU_S = 1.0  # a job that has so little left of its queue's service is through with it
+QUEUE_S = 1e10  # distance between the keys of two queues; several times more than any Unix time
+CAME_S = 0.1  # a running job that reached its queue's entry service no longer ago has just come down into the queue
+ROUNDING_GPU_S = 1.0  # a job with so little left of its queue's service has finished it
 
 
 class TiresiasParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`thresholds_gpu_s`: after how many GPU-seconds of service a job leaves a queue for the next, so that there is one
-    queue more than thresholds.
-
-    EDL 6.2 has 10,000 and 200,000; Tiresias' simulator 3,250 and 7,200; Pollux, with two queues, 57,600.
+    queue more than thresholds. EDL 6.2 has 10,000 and 200,000; Tiresias' simulator 3,250 and 7,200; Pollux, with two
+    queues, 57,600.
 
     `promotion`: a job that has waited this many times as long as it has run goes back to the first queue until it has
-    got that queue's service once more. Without it nobody does, as in the simulator unless it is told otherwise.
+    got that queue's service once more. Without it no job does, which is the default of the simulator.
 
     `peak`: a job asks for the GPUs of its greatest throughput, not for those that its user requested (AFS Fig. 6).
     """
@@ -77,7 +76,7 @@ class TiresiasL:
         return self._told(jobs, gpus, now, served, served.free)
 
     def _serve(self, jobs: JobTable, gpus: int, order: ByService, now: float) -> Served:
-        """Who waits long enough is promoted: then the order changes with time."""
+        """Serve the jobs in order. With promotion the order changes with time and is sorted again."""
         return (serve if self.parameters.promotion is None else serve_anew)(jobs, gpus, order, now)
 
     def _told(self, jobs: JobTable, gpus: int, now: float, served: Served, free: int, halved: bool = False) -> Shares:
@@ -96,7 +95,7 @@ class TiresiasL:
         return Shares(given, why, review_s, served.rows)
 
     def _review_s(self, jobs: JobTable, served: Served, now: float) -> float:
-        """When the first of those that are served changes its queue."""
+        """Return the Unix time at which the first of the served jobs changes its queue."""
         rows = served.rows
         if self.parameters.promotion is not None:
             return _Queues(self._order, jobs, rows, now).review_s(served.given[rows])
@@ -106,7 +105,8 @@ class TiresiasL:
 
 
 class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
-    """`pending`: if more jobs than this wait, those outside the first queue shrink (EDL's N, which is not told)."""
+    """`pending`: if more jobs than this wait, those outside the first queue shrink (EDL's N, which the paper does not
+    state)."""
 
     pending: Annotated[int, msgspec.Meta(ge=0)] = 10
 
@@ -115,13 +115,12 @@ class ElasticTiresias(TiresiasL):
     """`tiresias-l` with two rules (EDL 6.2), which make one plan together.
 
     R1: if more than `pending` jobs would wait, each job outside the first queue gets half of the GPUs it wants, rounded
-    down, but not less than its minimum. Whether they would is asked of the shares that jobs want, not of those that
-    they have: so jobs that were shrunk get their GPUs back as soon as the queue is short again, and none goes back and
-    forth in between.
+    down, but not less than its minimum. The rule counts with the shares that jobs want, not with those that they have.
+    So jobs that were shrunk get their GPUs back as soon as the queue is short again, and none goes back and forth in
+    between.
 
-    R2: if nobody waits and GPUs are idle, they go one by one to the job whose throughput they raise most, relatively.
-
-    A job that wants more GPUs than the cluster has does not count as waiting.
+    R2: if no job waits and GPUs are idle, they go one by one to the job with the largest relative rise of throughput. A
+    job that wants more GPUs than the cluster has does not count as waiting.
     """
 
     name = "elastic-tiresias"
@@ -145,24 +144,24 @@ class ElasticTiresias(TiresiasL):
 
 @dataclass(frozen=True)
 class ByService:
-    """By queue, and in each queue by the place there. `halved`: who is outside the first queue asks for half, as far as that is
-    enough for it."""
+    """Order by queue, and in each queue by the place there. `halved`: jobs outside the first queue ask for half, but at
+    least for their minimum."""
 
     parameters: TiresiasParameters
     halved: bool = False
 
     @cached_property
     def thresholds(self) -> Floats:
-        """The service after which a job leaves each queue."""
+        """The service after which a job leaves each queue, in GPU-seconds."""
         return np.array([*self.parameters.thresholds_gpu_s, math.inf])
 
     @cached_property
     def entered(self) -> Floats:
-        """The service at which a job comes into each queue."""
+        """The service at which a job comes into each queue, in GPU-seconds."""
         return np.array([0.0, *self.parameters.thresholds_gpu_s])
 
     def queues(self, attained_gpu_s: Floats) -> Ints:
-        """By the service that they have attained."""
+        """Return the queues of jobs with this attained service."""
         return np.searchsorted(self.thresholds, attained_gpu_s + ROUNDING_GPU_S, side="right")
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
@@ -174,7 +173,7 @@ class ByService:
 
 
 class _Queues:
-    """Which queue each of these jobs is in, and its place there."""
+    """The queue of each of these jobs, and its place there."""
 
     def __init__(self, order: ByService, jobs: JobTable, rows: Ints | slice, now: float) -> None:
         parameters = order.parameters
@@ -188,25 +187,26 @@ class _Queues:
         self._own = order.queues(self._attained)
         self.queue = self._own
         if self._promotion is not None:
-            self._turn_s = self._thresholds[0] / self.want  # how long the first queue's service takes
+            self._turn_s = self._thresholds[0] / self.want  # seconds that the first queue's service takes
             self._submitted_s, self._executed_s = jobs.submitted_s[rows], jobs.executed_s[rows]
             self._waited_s = now - self._submitted_s - self._executed_s
             self._promoted = self._promote(self._promotion)
             self.queue = np.where(self._promoted, 0, self._own)
 
     def _promote(self, promotion: float) -> npt.NDArray[np.bool_]:
-        """Who starves; and who runs since then and has not yet got the service of the first queue once more.
+        """Return which jobs are promoted: waiting jobs that starve, and running ones that have not yet got the first
+        queue's service once more.
 
-        Tiresias' simulator counts the waiting since the first start or the last promotion and then begins to count
-        service anew. A view knows the whole times only, so that the waiting before the first start counts too, and
-        later promotions come at the same ratio of the whole times.
+        Tiresias' simulator counts the waiting since the first start or the last promotion and then restarts the count
+        of service. A view knows the whole times only. So the waiting before the first start counts too, and later
+        promotions come at the same ratio of the whole times.
         """
         starves = self._waited_s + EARLY_S >= promotion * self._executed_s
         in_its_turn = self._waited_s - EARLY_S > promotion * (self._executed_s - self._turn_s)
         return (self._own > 0) & np.where(self._share > 0, in_its_turn, starves)
 
     def keys(self) -> Floats:
-        """In ascending order of these they get their GPUs."""
+        """Return the keys by which jobs get their GPUs, in ascending order."""
         runs = self._share > 0
         entered = self._entered[self._own]
         just_came = (self._own > 0) & (self._attained < entered + CAME_S * self._share)
@@ -219,7 +219,7 @@ class _Queues:
         return np.asarray(self.queue * QUEUE_S + place, dtype=np.float64)
 
     def review_s(self, given: Ints) -> float:
-        """When the first of these jobs changes its queue, with these shares."""
+        """Return the Unix time at which the first of these jobs changes its queue, with these shares."""
         rest_s = (self._thresholds[self._own] - self._attained) / given
         if self._promotion is not None:
             turn_over_s = self._waited_s / self._promotion + self._turn_s - self._executed_s
@@ -227,7 +227,7 @@ class _Queues:
         return self._now + least_of(rest_s)
 
     def starves_s(self) -> float:
-        """When the first of these jobs, which wait, will have waited long enough to be promoted."""
+        """Return the Unix time at which the first of these waiting jobs will be promoted."""
         assert self._promotion is not None
         waits = (self._own > 0) & ~self._promoted
         rest_s = self._promotion * self._executed_s[waits] - self._waited_s[waits]

@@ -1,26 +1,27 @@
-"""What a second of work on each job is worth: how much total waiting it saves, if no job comes any more.
+"""Worth of a second of work on each job: how much total waiting it saves, if no further job comes.
 
 Theory of operation
 -------------------
-Jobs have remaining work w (seconds on one GPU) and concave speedups s(k); M GPUs are to be divided so that the sum of the
-times until the jobs are over, V, is least. Let the order in which they end be given. While a set of n jobs is there, V falls
-by n in a second, which is the Hamilton-Jacobi-Bellman equation of the problem:
+
+Jobs have remaining work w (seconds on one GPU) and concave speedups s(k); M GPUs are to be divided so that the sum of
+the times until the jobs are over, V, is least. Let the order in which they end be given. While a set of n jobs is
+present, V falls by n in a second, which is the Hamilton-Jacobi-Bellman equation of the problem:
 
     max over shares k of  sum_i  worth_i * s_i(k_i)  =  n,        worth_i = dV/dw_i
 
 Only the job that ends next drops out, so the worths follow one after the other, from the job that ends last: with those
-behind j known, worth_j is the number that makes the equation true for j and those behind it. Job j may take the k GPUs that
-the others miss least, and delays them by what these GPUs bring, `rent(k)`. So
+behind j known, worth_j is the number that makes the equation true for j and those behind it. Job j may take the k GPUs
+that the others miss least, and delays them by the gain of these GPUs, `rent(k)`. So
 
     worth_j = min over k of (1 + rent_j(k)) / s_j(k)
 
-where the 1 is the job's own waiting. Its GPUs then bring worth_j * (s_j(k) - s_j(k - 1)) each, and the M best of all are kept
-for the next one. For s(k) = k^p this gives the optimum of Berg, Vesilo and Harchol-Balter ("heSRPT: Parallel scheduling to
-minimize mean slowdown", 2020), for s(k) = k and one GPU the shortest remaining time first, where a job's worth is the number of
-jobs that wait for it. The worths depend on the lengths through the order alone.
+where the 1 is the job's own waiting. Its GPUs then bring worth_j * (s_j(k) - s_j(k - 1)) each, and the M best of all
+are kept for the next job. For s(k) = k^p this gives the optimum of Berg, Vesilo and Harchol-Balter ("heSRPT: Parallel
+scheduling to minimize mean slowdown", 2020). For s(k) = k and one GPU it gives the shortest remaining time first, where
+a job's worth is the number of jobs that wait for it. The worths depend on the lengths through the order alone.
 
-(1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave: the first k that is no better than the one before ends
-the search. Few jobs take many GPUs, so that it is short.
+(1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave: the first k that is no better than the one
+before ends the search. The search is short, because few jobs take many GPUs.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-Curve = Sequence[float]  # throughput with 0, 1, 2 … GPUs over that with one, concave; its end is the job's maximum
+Curve = Sequence[float]  # throughput with 0, 1, 2 ... GPUs relative to one, concave; ends at the job's maximum
 
-# To save time, jobs that end after each other count as ending together: at most one for so many that end later, and one for so
-# many GPUs. Those of them that have the same curve are then worth the same.
+# To save time, jobs that end after each other count as ending together: at most one for each LATER_PER_JOB jobs that
+# end later, and one for each GPUS_PER_JOB GPUs. Those of them with the same curve are then worth the same.
 LATER_PER_JOB, GPUS_PER_JOB = 32, 8
-REMEMBERED = 2**18  # numbers, of earlier questions
-CURVES = 1000  # of which it is remembered what each GPU adds
-FEW = 8  # are put into a sorted list one by one faster than it is sorted again
+REMEMBERED = 2**18  # numbers of earlier calls to remember
+CURVES = 1000  # curves with remembered gains per GPU
+FEW = 8  # so few values are inserted into a sorted list faster than by sorting again
 
 
 class _Together(msgspec.Struct, frozen=True):
-    """Jobs that count as ending together: their worths, and what each GPU brings to them and later ones, the least first."""
+    """Jobs that count as ending together: their worths, and the gain of each GPU for them and later ones, the least
+    first."""
 
     curves: tuple[Curve, ...]
     worths: list[float]
@@ -50,20 +52,22 @@ class _Together(msgspec.Struct, frozen=True):
 
 
 class Recursion:
-    """`worths`, asked again and again. Those that end last are mostly the same jobs as before, and the worths of jobs depend on
-    those behind them alone. So for each number of jobs behind them it is remembered how far the recursion came with which
-    curves, and it goes on from where they are others. What is found does not depend on what has been asked before.
+    """Repeated calls of `worths` with a cache.
+
+    Those that end last are mostly the same jobs as before, and a job's worth depends on the jobs behind it alone. So
+    for each number of jobs behind, the cache holds the progress of the recursion with its curves, and the recursion
+    resumes at the first difference. The result does not depend on earlier calls.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], list[_Together]] = {}  # the one used last is the last
-        self._size = 0  # numbers in it
+        self._known: dict[tuple[int, int, int], list[_Together]] = {}  # least recently used first
+        self._size = 0  # count of the numbers in `_known`
         self._rises: dict[
             int, tuple[Curve, list[float]]
-        ] = {}  # by the identity of a curve: it, and what each GPU adds to it
+        ] = {}  # by the identity of a curve: the curve, and its gain by each GPU
 
     def worths(self, curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
-        """As the function of that name."""
+        """Return as the function `worths`."""
         key = gpus, behind, copies
         known = self._known.pop(key, None) or []
         self._known[key] = known
@@ -71,9 +75,7 @@ class Recursion:
         last_first = curves[::-1]
         found: list[float] = []
         steps = 0
-        kept = [
-            max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)
-        ]  # what each GPU brings, the least first
+        kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # gain of each GPU, the least first
         while len(found) < len(curves):
             later = (behind + len(found)) // copies
             together = copies * max(1, min(later // LATER_PER_JOB, gpus // copies // GPUS_PER_JOB))
@@ -93,7 +95,8 @@ class Recursion:
         return found
 
     def _together(self, curves: tuple[Curve, ...], kept: Sequence[float]) -> _Together:
-        """`kept`: what each GPU brings to those that end later, the least first."""
+        """Return the worths of jobs that end together. `kept`: the gain of each GPU for jobs that end later, the least
+        first."""
         alike: dict[int, tuple[float, list[float]]] = {}
         found, brought = [], []
         rises = self._rises
@@ -118,19 +121,21 @@ class Recursion:
 
 
 def worths(curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
-    """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, one GPU each.
+    """Return the worths of jobs in the order in which they end, the first one first.
 
-    `copies`: so many of all of these, GPUs and jobs, stand for one, and so many jobs that end after each other end together.
-    Jobs that are alike are known by sharing one curve, the same object.
+    `behind`: how many more jobs end after them, with one GPU each. `copies`: so many copies of all GPUs and jobs
+    represent one, and so many jobs that end after each other end together. Equal jobs are recognised by sharing one
+    curve, the same object.
     """
     return Recursion().worths(curves, gpus, behind, copies)
 
 
 def _worth(curve: Curve, rises: Sequence[float], kept: Sequence[float]) -> tuple[float, list[float]]:
-    """min over k of (1 + rent(k)) / s(k), where rent(k) is the sum of the first k of `kept`; and what each of the GPUs that
-    this job takes brings then: more than the least of `kept`. `rises`: what each GPU adds to the curve.
+    """Return min over k of (1 + rent(k)) / s(k), where rent(k) is the sum of the first k of `kept`, and the gains of
+    the GPUs that this job then takes, each above the least of `kept`.
 
-    Most of a decision's time is spent here, mostly in one or two rounds of each loop.
+    `rises`: the gain of the curve by each GPU. Most of a decision's time is spent here, mostly in one or two rounds of
+    each loop.
     """
     least = kept[0]
     cost = 1.0 + least
@@ -152,7 +157,7 @@ def _worth(curve: Curve, rises: Sequence[float], kept: Sequence[float]) -> tuple
 
 
 def _keep_most(kept: list[float], brought: Sequence[float]) -> None:
-    """As many as there were of what both bring, the least first. Changes `kept`."""
+    """Keep as many as before of the largest gains of both lists, the least first. Changes `kept`."""
     if len(brought) < FEW:
         for brings in brought:
             insort(kept, brings)
@@ -163,7 +168,7 @@ def _keep_most(kept: list[float], brought: Sequence[float]) -> None:
 
 
 def with_minimum(curve: Curve, least: int) -> Curve:
-    """The curve of a job that gets `least` GPUs or none: as if each of these brought equally much."""
+    """Return the curve of a job that gets `least` GPUs or none, as if each of these brought equally much."""
     if least == 1:
         return curve
     each = curve[least] / least

@@ -3,7 +3,7 @@ inter-job fairness".
 
 All jobs belong to one tenant there and have the same priority, so nothing remains of queues and capacities. EasyScale's
 own simulator runs one job after the other, even where the next one would fit beside it, which makes the gain from
-elasticity look larger. Both are here.
+elasticity look larger. Both variants are here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class YarnCsParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class YarnCs:
-    """Rigid and in the order of submission; nobody is interrupted. A job that could not fit into the cluster holds
-    nobody back."""
+    """Rigid and in the order of submission, without preemption. A job that could not fit into the cluster holds no
+    other back."""
 
     name = "yarn-cs"
     needs_lengths = False
