@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class ElasticflowAdmission:
-    """A job with a deadline is admitted if its deadline can be kept beside all that have been promised, and refused else, with
-    what would hold instead. Newcomers of one moment are decided together. Jobs without deadlines, and with soft ones, are
-    admitted; a hard deadline of a job that has not told its length cannot be promised.
+    """A job with a deadline is admitted if its deadline can be kept beside all promised ones, and refused with a
+    counter-offer otherwise. Newcomers of one moment are decided together. Jobs without deadlines, and with soft ones,
+    are admitted; a hard deadline of a job without a reported length cannot be promised.
 
-    Its parameters are to be those of the policy: what is promised on other terms than it is planned on may be broken.
+    Its parameters must be those of the policy: promises on other terms than the policy's plans may be broken.
     """
 
     name = "elasticflow"
@@ -32,7 +32,7 @@ class ElasticflowAdmission:
     Parameters = Terms
 
     def __init__(self, parameters: Terms, offers: bool = False) -> None:
-        """`offers`: refusals say what would hold instead, which takes longer."""
+        """`offers`: whether refusals come with counter-offers, which takes longer."""
         self.parameters = parameters
         self._offers = offers
 
@@ -43,7 +43,8 @@ class ElasticflowAdmission:
         return self.answers(view, newcomers)[0]
 
     def answers(self, view: ClusterView, newcomers: Sequence[int]) -> tuple[Mapping[int, str], Schedules]:
-        """As `refusals`, and the plan for all who have promises then, from which the next decision goes on."""
+        """Return the refusals as `refusals`, and the plan of all promised jobs after them, from which the next decision
+        continues."""
         refused = dict.fromkeys(
             untold(view.jobs, newcomers), "its deadline cannot be promised: how long it takes is not told"
         )
@@ -60,12 +61,12 @@ class ElasticflowAdmission:
 
 
 class EdfAdmissionParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Admission by the earliest deadline first takes no parameters."""
 
 
 class EdfAdmission:
-    """A job with a deadline is admitted if it and all others with hard deadlines would keep them under `edf`, were nobody else to
-    come. Newcomers are asked one after the other."""
+    """A job with a deadline is admitted if it and all others with hard deadlines would keep them under `edf`, if no
+    further job came. Newcomers are decided one after the other."""
 
     name = "edf"
     by_view = True
@@ -96,7 +97,7 @@ class EdfAdmission:
 
 
 def untold(jobs: JobTable, rows: Sequence[int]) -> list[int]:
-    """Those with hard deadlines and unknown lengths."""
+    """Return the rows with hard deadlines and unknown lengths."""
     at = np.asarray(rows, dtype=np.int64)
     found: list[int] = at[
         (jobs.deadline_s[at] < math.inf) & (jobs.soft[at] == 0) & (jobs.left_s[at] >= UNKNOWN_S)

@@ -1,21 +1,26 @@
-"""Who gets how many GPUs now (ElasticFlow 4.2, Algorithm 2), jobs without deadlines and with soft ones among them (4.4).
+"""The number of GPUs of each job now (ElasticFlow 4.2, Algorithm 2), including jobs without deadlines and with soft
+ones (4.4).
 
-First each promised job gets what its plan says for now. What is left goes, one step at a time, to the job whose step has the
-greatest *return*. ElasticFlow measures it in GPU time: how much less of it a job needs later if it is given more now, minus what
-it is given. With the level that the job needs at most (`Filled.level`) a GPU-second adds `gain(level)` work; that is what later
-GPU-seconds are worth to it. A step adds `gain(step)` per GPU-second now. So a GPU-second given now saves
+First each promised job gets the GPUs of its plan for now. The rest goes, one step at a time, to the job with the step
+of the greatest *return*. ElasticFlow measures it in GPU time: the GPU time that a job saves later by getting more now,
+minus the GPU time given now. With the level that the job needs at most (`Filled.level`) a GPU-second adds `gain(level)`
+work, which is the value of later GPU-seconds for the job. A step adds `gain(step)` per GPU-second now. So a GPU-second
+given now saves
 
     gain(step) / gain(level)
 
-GPU-seconds later. The step with the greatest ratio goes first; that is ElasticFlow's priority for a slot of any length, per GPU,
-which matters as steps between powers of two are of different sizes. For concave curves ratios only fall from step to step, and
-no other division of the GPUs that are left, with as many of them in use, needs less GPU time in all (Theorem 2).
+GPU-seconds later. The step with the greatest ratio goes first. That is ElasticFlow's priority for a slot of any length,
+per GPU, which matters because steps between powers of two are of different sizes. For concave curves ratios only fall
+from step to step. Then no other division of the remaining GPUs, with as many of them in use, needs less GPU time in all
+(Theorem 2).
 
-A job without a deadline, as if it was due at the end of time, needs one GPU (its minimum) at any time, so that its first step has
-a ratio of 1, which no promised job's next step exceeds. Of equal ratios the job comes first that has least left.
-A job that has no time to spare for a change of its share (`Filled.spare`) gets no more than its plan says, or keeps what it has.
-A soft deadline is promised if it can be kept beside all others (`soft_too`), else the job is one without a deadline.
-A job whose promise is broken comes before all others: it is late already.
+A job without a deadline counts as due at the end of time and needs one GPU (its minimum) at any time. So its first step
+has a ratio of 1, which no promised job's next step exceeds. Of equal ratios the job with the least remaining work comes
+first.
+
+A job without spare time for a change of its share (`Filled.spare`) gets no more than its plan, or keeps its GPUs. A
+soft deadline is promised if it can be kept beside all others (`soft_too`); otherwise the job counts as one without a
+deadline. A job with a broken promise comes before all others, because it is late already.
 """
 
 from __future__ import annotations
@@ -29,16 +34,16 @@ LATE, OTHERS = 0, 1
 
 
 def allocate(plan: Plan, promised: Mapping[int, Promise], free_running: Sequence[Promise], gpus: int) -> dict[int, int]:
-    """How many GPUs each job gets now, by key; jobs that get none are left out.
+    """Return how many GPUs each job gets now, by key; jobs that get none are left out.
 
-    `promised`: the jobs of `plan`, by key; `free_running`: jobs without deadlines, or with soft ones that are not promised; their
-    `deadline_s` is not looked at.
+    `promised`: the jobs of `plan`, by key. `free_running`: jobs without deadlines, or with soft ones that are not
+    promised; their `deadline_s` is ignored.
     """
     share = {key: one.gpus for key, one in plan.found.items() if one.gpus}
     free = gpus - sum(share.values())
     heap: list[tuple[int, float, float, int]] = []
-    queued: dict[int, tuple[int, Promise, float]] = {}  # by key: its class, the job, and what a GPU adds at its level
-    following: dict[int, int] = {}  # by key: the level that is next
+    queued: dict[int, tuple[int, Promise, float]] = {}  # by key: its class, the job, and the gain of a GPU at its level
+    following: dict[int, int] = {}  # by key: the next level
 
     def offer(key: int) -> None:
         kind, one, worth = queued[key]
@@ -77,7 +82,7 @@ def allocate(plan: Plan, promised: Mapping[int, Promise], free_running: Sequence
 def soft_too(plan: Plan, soft: Sequence[Promise]) -> list[Promise]:
     """Promise as many soft deadlines beside those of the plan as there is room for, the earliest first. Changes `plan`.
 
-    Returns the jobs whose deadlines are not promised.
+    Returns the jobs with deadlines that are not promised.
     """
     left = []
     for one in in_order(soft):

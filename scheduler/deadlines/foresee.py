@@ -1,4 +1,5 @@
-"""When jobs end that are served in the order of their deadlines, with a fixed number of GPUs or none, if nobody else comes."""
+"""End times of jobs that are served in the order of deadlines, each with a fixed number of GPUs or none, if no further
+job comes."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ TOLERANCE_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`left_s`: s on one GPU; `deadline_s`: inf: none; `gpus`: what it gets or nothing; `rate`: how fast it is with them, of one
-    GPU; `hard`: its deadline must be kept."""
+    """A job to serve. `left_s`: remaining seconds on one GPU. `deadline_s`: inf: none. `gpus`: its fixed number of
+    GPUs. `rate`: its speed with them, relative to one GPU. `hard`: whether its deadline must be kept."""
 
     left_s: float
     deadline_s: float
@@ -22,7 +23,8 @@ class Job:
 
 
 def late(jobs: Sequence[Job], gpus: int, now: float) -> int | None:
-    """The first job, by position, that misses a hard deadline; None: no job does. Who does not fit is passed over."""
+    """Return the position of the first job that misses a hard deadline; None if no job does. A job that does not fit is
+    passed over."""
     order = sorted(range(len(jobs)), key=lambda at: (jobs[at].deadline_s, at))
     left = [one.left_s for one in jobs]
     while any(jobs[at].hard and jobs[at].deadline_s < math.inf for at in order):

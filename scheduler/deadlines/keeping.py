@@ -1,15 +1,18 @@
-"""Deadlines beside any policy that may change shares at any time: promised jobs have what their promises need, whatever it gives.
+"""Deadlines beside any policy that may change shares at any time: promised jobs have the GPUs that their promises need,
+whatever the policy gives.
 
-A promised job gets what its plan says for now, and jobs without promises share what is left: the policy divides that among them.
-What they cannot use goes to the promised jobs, divided by the policy, too (`divide`). More than the plan says never does harm:
-whoever is ahead of his plan needs less later (ElasticFlow 4.2). So jobs without deadlines end as soon as the promises allow, and
-a promised job ends by its deadline (ElasticFlow 4.4); a promised job also waits, while that costs nothing (`postponing`).
+A promised job gets the GPUs of its plan for now, and the policy divides the rest among the jobs without promises. GPUs
+that these cannot use go to the promised jobs, also divided by the policy (`divide`). More GPUs than the plan never do
+harm: a job that is ahead of its plan needs less later (ElasticFlow 4.2). So jobs without deadlines end as soon as the
+promises allow, and a promised job ends by its deadline (ElasticFlow 4.4). A promised job also waits while that costs
+nothing (`postponing`).
 
-Where quotas or the policy nevertheless leave a promised job less than its plan says, others give back what is lacking: who loses
-least by it first, and nobody below his minimum as long as that is enough (`keep`).
+Quotas or the policy may nevertheless leave a promised job less than its plan. Then other jobs give back the missing
+GPUs: the job that loses least by it first, and no job falls below its minimum as long as that is enough (`keep`).
 
-A job whose promise breaks comes next, with as many GPUs as it can use. A deadline that is not promised takes nothing from others:
-a job whose throughput or length is still unknown, or is being measured, gets what the policy gives a job without a deadline.
+A job with a breaking promise comes next, with as many GPUs as it can use. A deadline that is not promised takes nothing
+from others: a job with an unknown throughput or length, or one that is being measured, gets the share of a job without
+a deadline.
 """
 
 from __future__ import annotations
@@ -30,14 +33,16 @@ from .promises import Plan, Promise, settle
 from .table import Terms, due, promises, schedules, situation
 
 Busy = Sequence[tuple[float, float, int]]
-Ask = Callable[[JobTable, int], Shares]  # what the policy gives these jobs, alone, of so many GPUs
+Ask = Callable[[JobTable, int], Shares]  # returns the policy's shares of these jobs alone, for so many GPUs
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """On which `terms` deadlines are promised. `wide`: the view, and behind its rows and servers such jobs as no policy decides
-    about at present, with their GPUs; None: there are none. `busy`: GPUs that are not free for a while: (from, until, how many).
-    `uncertain`: rows whose deadlines are not looked at yet, though something is known of them.
+    """The `terms` on which deadlines are promised.
+
+    `wide`: the view, extended by jobs that no policy decides about at present and by their GPUs, after its own rows and
+    servers; None: there are none. `busy`: GPUs that are not free for a while: (from, until, how many). `uncertain`:
+    rows with deadlines that are ignored for now, though something is known of them.
     """
 
     terms: Terms
@@ -48,23 +53,26 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Needs:
-    """What promises need now, by row. `least`: how many GPUs a job is to have at least; -1: it has no promise that is known of.
-    `exact`: it has no time to spare for a change, and gets no more than that."""
+    """GPUs that promises need now, by row. `least`: how many GPUs a job must have at least; -1: it has no known
+    promise. `exact`: the job has no spare time for a change, and gets no more than `least`."""
 
     least: Ints
     exact: Bools
 
     def cut(self, rows: Ints) -> Needs:
-        """Of these rows alone."""
+        """Return the needs of these rows alone."""
         return Needs(self.least[rows], self.exact[rows])
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """`plan`: of all jobs with promises, soft ones among them; `unkept`: rows whose soft deadlines do not hold.
-    `unknown`: rows whose deadlines cannot be looked at yet. `least`: by row of the view, how many GPUs a job is to have at least.
-    `waits_until_s`: jobs of the plan wait for others until then (Unix time); -inf: none does. Other rows are those of
-    `Deadlines.wide`, if there is one. `schedules`: as in `JobTable`, for the next decision."""
+    """Needs of the promises now and later.
+
+    `plan`: of all jobs with promises, soft ones included. `unkept`: rows with soft deadlines that do not hold.
+    `unknown`: rows with deadlines that cannot be evaluated yet. `least`: by row of the view, how many GPUs a job must
+    have at least. `waits_until_s`: jobs of the plan wait for others until then (Unix time); -inf: none does. Other rows
+    are those of `Deadlines.wide`, if there is one. `schedules`: as in `JobTable`, for the next decision.
+    """
 
     plan: Plan
     promised: dict[int, Promise]
@@ -75,7 +83,7 @@ class Foreseen:
     schedules: Schedules = field(default_factory=dict)
 
     def needs(self, rows: int) -> Needs:
-        """Of a view with so many rows."""
+        """Return the needs of a view with so many rows."""
         found = Needs(np.full(rows, -1), np.zeros(rows, dtype=bool))
         for row in (*self.plan.found, *(one.key for one in self.plan.broken)):
             if row < rows:
@@ -84,31 +92,32 @@ class Foreseen:
         return found
 
     def starts_s(self, row: int) -> float:
-        """When a job of the plan that has no GPUs gets some at the latest (Unix time); inf: that is not known."""
+        """Return the latest time at which a job of the plan without GPUs gets some (Unix time); inf if that is not
+        known."""
         filled = self.plan.found[row]
         return latest_start_s(self.promised[row]) if filled.level <= 1 and self.waits else filled.more_s
 
     @property
     def waits(self) -> bool:
-        """Do jobs of the plan wait for others?"""
+        """Whether jobs of the plan wait for others."""
         return self.waits_until_s > -math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Foreseen):
-    """What has become of it. `shares`: by row. `lowered`: rows that got less than the policy gave."""
+    """The shares after promises are applied. `shares`: by row. `lowered`: rows that got less than the policy gave."""
 
     shares: Ints
     lowered: frozenset[int]
 
 
 def has_any(view: ClusterView, deadlines: Deadlines) -> bool:
-    """Has any job a deadline?"""
+    """Return whether any job has a deadline."""
     return bool(np.isfinite((deadlines.wide or view).jobs.deadline_s).any())
 
 
 def foresee(view: ClusterView, deadlines: Deadlines) -> Foreseen:
-    """What the promises need, now and later."""
+    """Return the needs of the promises, now and later."""
     wide, terms = deadlines.wide or view, deadlines.terms
     jobs = wide.jobs
     asked, _ = situation(wide, (), terms)
@@ -133,7 +142,7 @@ def foresee(view: ClusterView, deadlines: Deadlines) -> Foreseen:
 
 
 def _useful(view: ClusterView, others: Collection[int]) -> int:
-    """How many GPUs the jobs of the view can use, but for these rows."""
+    """Return how many GPUs the jobs of the view can use, without these rows."""
     jobs = view.jobs
     most = np.where(jobs.min_gpus <= view.total_gpus, np.minimum(jobs.max_gpus, jobs.curves.most), 0)
     most[[row for row in others if row < len(most)]] = 0
@@ -141,13 +150,14 @@ def _useful(view: ClusterView, others: Collection[int]) -> int:
 
 
 def divide(jobs: JobTable, needs: Needs, gpus: int, ask: Ask) -> Shares:
-    """The shares of some jobs: those without promises first, of what the others need not; then these, of all that is left."""
+    """Return the shares of some jobs: first of jobs without promises, from the GPUs that the others do not need; then
+    of promised jobs, from all that is left."""
     bound = needs.least >= 0
     if not bound.any() or (bound.all() and not needs.exact.any()):
         return _asked(jobs, gpus, gpus, ask)
     given = no_shares(jobs)
     given[needs.exact] = needs.least[needs.exact]
-    told: dict[int, tuple[Shares, int]] = {}  # by row: where its reason stands
+    told: dict[int, tuple[Shares, int]] = {}  # by row: the answer with its reason, and the row there
     others, able = np.flatnonzero(~bound), np.flatnonzero(bound & ~needs.exact)
     review_s = math.inf
     for rows, kept in ((others, int(needs.least[able].sum())), (able, 0)):
@@ -166,7 +176,7 @@ def divide(jobs: JobTable, needs: Needs, gpus: int, ask: Ask) -> Shares:
 
 
 def _asked(jobs: JobTable, gpus: int, of: int, ask: Ask) -> Shares:
-    """As the policy has it, asked about `gpus` GPUs, `of` those that there are; jobs whose minimum is beyond these get none."""
+    """Return the policy's shares for `gpus` of the `of` present GPUs. Jobs with a larger minimum get none."""
     able = np.flatnonzero(jobs.min_gpus <= gpus)
     if len(able) == len(jobs) > 0:
         return ask(jobs, gpus)
@@ -183,19 +193,19 @@ def _asked(jobs: JobTable, gpus: int, of: int, ask: Ask) -> Shares:
 
 
 def keep(view: ClusterView, shares: Ints, foreseen: Foreseen) -> Kept:
-    """Raise the `shares` that a policy has given, by row of the view, to what the promises need."""
+    """Raise the `shares` of a policy, by row of the view, to the needs of the promises."""
     by_hand = frozenset(view.manual_shares)
     given, lowered = raised(view.jobs, shares, foreseen.least, view.total_gpus, by_hand)
     return Kept(**vars(foreseen), shares=given, lowered=lowered)
 
 
 def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise]) -> dict[int, int]:
-    """By row, how many GPUs a job is to have at least."""
+    """Return how many GPUs a job must have at least, by row."""
     rows = len(view.jobs)
     held = int(shares_by_hand(view).sum()) if view.manual_shares else 0
     free = view.total_gpus - held
     least: dict[int, int] = {}
-    for row, filled in plan.found.items():  # GPUs that the view does not show may be reckoned with, and come later
+    for row, filled in plan.found.items():  # the plan may count with GPUs outside of the view that come later
         levels = promised[row].levels
         can = levels.counts[levels.at_most(max(0, min(filled.gpus, free)))] if row < rows else 0
         if can:
@@ -206,7 +216,7 @@ def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise]) -> d
         if can:
             least[one.key] = can
             free -= can
-    for row, filled in plan.found.items():  # who has no time for a change keeps what it has, if it can
+    for row, filled in plan.found.items():  # a job without time for a change keeps its GPUs, if it can
         more = promised[row].share - least.get(row, 0)
         if row < rows and not filled.spare and 0 < more <= free:
             least[row] = promised[row].share
@@ -217,7 +227,8 @@ def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise]) -> d
 def raised(
     jobs: JobTable, shares: Ints, least: Mapping[int, int], total: int, fixed: Collection[int] = ()
 ) -> tuple[Ints, frozenset[int]]:
-    """The shares, none of these below what it is to have at least; and who gives GPUs back for that, as there are `total`.
+    """Raise the shares to at least `least`, and return them with the rows that give GPUs back for that, out of `total`
+    GPUs.
 
     `fixed`: rows that give none.
     """
@@ -227,7 +238,7 @@ def raised(
     too_many = int(given.sum()) - total
     if too_many <= 0:
         return given, frozenset()
-    heap: list[tuple[int, float, int]] = []  # the last ones submitted first, where whole jobs have to stop
+    heap: list[tuple[int, float, int]] = []  # where whole jobs have to stop, the job submitted last stops first
 
     def offer(row: int) -> None:
         share, floor = int(given[row]), least.get(row, int(jobs.min_gpus[row]))
@@ -256,6 +267,6 @@ def raised(
 
 
 def next_s(kept: Foreseen, now: float) -> float:
-    """When to look again, though nothing has happened (Unix time, s); inf: not before something has."""
+    """Return when to decide again without an event (Unix time, s); inf: not before the next event."""
     found = kept.plan.next_s(now)
     return min(found, kept.waits_until_s) if kept.waits_until_s > now else found

@@ -1,10 +1,10 @@
-"""With how many GPUs a job may run, and how fast it is then: its levels.
+"""Levels of a job: the numbers of GPUs with which it may run, and its speed with each.
 
-ElasticFlow rests on concave curves: the more GPUs, the less a further one adds. Measured curves are not always so. Only those
-shares are levels that lie on the hull, the least concave curve above the allowed shares (and above none at all). A job that
-runs for a part of the time on one level and for the rest on the next one is on average as fast as the hull says, so nothing is
-promised that the job does not get. Shares in a dent are never given to a promised job: two neighbouring levels in turn do the
-same work with fewer GPU-seconds.
+ElasticFlow rests on concave curves: the more GPUs, the less a further one adds. Measured curves are not always concave.
+So only shares on the hull are levels: the least concave curve above the allowed shares (and above zero GPUs). A job
+that runs for a part of the time on one level and for the rest on the next is on average as fast as the hull, so the
+hull promises nothing that the job does not get. Shares in a dent are never given to a promised job: two neighbouring
+levels in turn do the same work with fewer GPU-seconds.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ import numpy as np
 
 from ..view import Curves, Floats, Ints
 
-ROUNDING = 1e-9  # of the greatest throughput: so far below the hull a share still counts as lying on it
+ROUNDING = 1e-9  # relative to the greatest throughput: a share so little below the hull counts as on it
 
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """`counts[0]` is 0 GPUs, the others ascend; `rates[k]` is T(counts[k]) / T(1), ascends, too, and is concave in the counts."""
+    """Levels in ascending order: `counts[0]` is 0 GPUs; `rates[k]` is T(counts[k]) / T(1), ascending and concave in the
+    counts."""
 
     counts: tuple[int, ...]
     rates: tuple[float, ...]
 
     def __len__(self) -> int:
-        """How many there are beside that of no GPUs."""
+        """Return the number of levels without that of no GPUs."""
         return len(self.counts) - 1
 
     @cached_property
     def array(self) -> Ints:
-        """All counts, 0 among them."""
+        """All counts, including 0."""
         return np.array(self.counts, dtype=np.int64)
 
     @cached_property
     def fits(self) -> Ints:
-        """By number of GPUs that are free, the highest level that needs no more; of larger numbers that of the last one."""
+        """The highest level that fits, by number of free GPUs; larger numbers have that of the last entry."""
         return np.searchsorted(self.array[1:], np.arange(self.counts[-1] + 1), side="right")
 
     @cached_property
@@ -56,25 +57,26 @@ class Levels:
         return self.rates[-1]
 
     def at_most(self, gpus: int) -> int:
-        """The highest level with no more GPUs than this."""
+        """Return the highest level with no more GPUs than this."""
         return self._at_most[min(gpus, self.counts[-1])]
 
     def gain(self, level: int) -> float:
-        """What a GPU adds to the rate between the level below and this one."""
+        """Return the gain in rate by each GPU between the level below and this one."""
         return self._gains[level - 1]
 
 
 def levels_of(curves: Curves, curve: int, least: int, most: int, powers: bool) -> Levels:
-    """The levels of a job with this curve that may have `least` to `most` GPUs.
+    """Return the levels of a job with this curve that may have `least` to `most` GPUs.
 
-    `powers`: only powers of two, as buddy placement wants them (4.3); a job whose range has none runs with its minimum.
+    `powers`: only powers of two, as buddy placement requires (4.3); a job without one in its range runs with its
+    minimum.
     """
     most = min(most, curves.most)
     return _levels(curves.speedup[curve, : most + 1].tobytes(), least, powers)
 
 
 def levels(speedup: Sequence[float] | Floats, least: int = 1, powers: bool = False) -> Levels:
-    """The same of a curve by itself: `speedup[n]` is T(n) / T(1), from n = 0 on."""
+    """Return the levels of a curve by itself: `speedup[n]` is T(n) / T(1), from n = 0 on."""
     return _levels(np.asarray(speedup, dtype=np.float64).tobytes(), least, powers)
 
 
@@ -97,6 +99,7 @@ def _levels(speedup: bytes, least: int, powers: bool) -> Levels:
 
 
 def _below(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float], slack: float) -> bool:
-    """Does b lie below the straight line from a to c? Points on it are kept: they serve where fewer GPUs are free."""
+    """Return whether b lies below the straight line from a to c. Points on it are kept: they are useful where fewer
+    GPUs are free."""
     line = a[1] + (c[1] - a[1]) * (b[0] - a[0]) / (c[0] - a[0])
     return b[1] < line - slack

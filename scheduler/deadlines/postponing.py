@@ -1,18 +1,18 @@
 """Promised jobs wait for others while that costs nothing.
 
-A plan lets each job work as early as it can. Where a job has time enough, that is in nobody's interest: it has been promised to
-end by its deadline, and not sooner, and jobs without promises wait meanwhile. So it is tried what happens if they have more GPUs
-for a while than the plan leaves them. They may have as many as do no harm:
+A plan lets each job work as early as it can. Where a job has enough time, that serves no purpose: the job has been
+promised to end by its deadline, and not sooner, and jobs without promises wait meanwhile. So a search tries to give the
+jobs without promises more GPUs for a while than the plan leaves them. They may have as many as do no harm:
 
 * All promises hold, without the help of margins.
-* The promised jobs need no more GPU time than by the plan, and none needs a higher share at any time. So those that wait have
-  time to spare with the fewest GPUs that they can run with: if something goes wrong, more GPUs make up for it.
-* No job that runs is stopped, unless changes cost nothing.
-* Each job keeps a part of the time until its deadline in reserve (`CUSHION`): it is planned to end so much before it, or when it
-  ends by the plan, if that is later.
+* The promised jobs need no more GPU time than by the plan, and none needs a higher share at any time. So postponed jobs
+  have time to spare with their fewest GPUs: if something goes wrong, more GPUs make up for it.
+* No running job is stopped, unless changes cost nothing.
+* Each job keeps a part of the time until its deadline in reserve (`CUSHION`): it is planned to end that much before its
+  deadline, or at its end by the plan, if that is later.
 
-How many GPUs that are is searched by halving. It is looked at again with each event, and after a part of the time that can be
-spared, at the latest.
+The number of these GPUs is found by bisection. The search is repeated with each event, and at the latest after a part
+of the time that can be spared.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from .promises import INSTANT_S, Plan, Promise, holds
 from .timeline import LIKELY_CHANGES
 from .verdict import Situation
 
-CUSHION = 0.1  # of the time until a deadline
-PART = 0.125  # of the time that can be spared: after that it is looked at again
-LEAST_S, MOST_S = 5.0, 600.0  # between two looks
-TRIES = 5  # numbers of GPUs
-SAME = 1e-9  # a part of the GPU time that is rounding
+CUSHION = 0.1  # fraction of the time until a deadline
+PART = 0.125  # fraction of the spare time after which the search is repeated
+LEAST_S, MOST_S = 5.0, 600.0  # bounds of the time between two searches
+TRIES = 5  # numbers of GPUs that a search tries
+SAME = 1e-9  # relative rounding error of the GPU time
 
 
 def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], useful: int) -> tuple[Plan, float] | None:
-    """A plan in which promised jobs wait, and until when that holds (Unix time); None: none can wait, or nobody would gain by it.
+    """Return a plan in which promised jobs wait, and until when it holds (Unix time); None if none can wait, or no job
+    would gain.
 
-    `plan`: that of all promises, soft ones among them, without waiting; `useful`: GPUs that jobs without promises can use.
+    `plan`: that of all promises, soft ones included, without waiting. `useful`: GPUs that jobs without promises can
+    use.
     """
     left = asked.gpus - sum(one.gpus for one in plan.found.values())
     if useful <= max(left, 0) or not plan.holds or plan.first:
@@ -65,17 +67,19 @@ def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], use
 
 
 def latest_start_s(one: Promise) -> float:
-    """When a job with its fewest GPUs has to begin, so that it ends with its reserve (Unix time)."""
+    """Return when a job with its fewest GPUs has to begin to end with its reserve (Unix time)."""
     return one.deadline_s - (one.lead_s + one.left_s / one.levels.rates[1]) / (1 - CUSHION)
 
 
 def _no_higher(plan: Plan, later: Plan) -> bool:
-    """Does no job need a higher share later? With a linear curve that would cost no GPU time, but leave no way out."""
+    """Return whether no job needs a higher share later. With a linear curve that would cost no GPU time, but leave no
+    reserve."""
     return all(filled.level <= plan.found[key].level for key, filled in later.found.items())
 
 
 def _gpu_s(plan: Plan, later: Plan, promised: Mapping[int, Promise]) -> float:
-    """What a plan needs, less the pauses that are reckoned with only because a job that has not begun begins later."""
+    """Return the GPU time of a plan, without the pauses that are counted only because a job that has not begun begins
+    later."""
     found = sum(one.gpu_s for one in later.found.values())
     for key, filled in later.found.items():
         one = promised[key]
@@ -85,7 +89,7 @@ def _gpu_s(plan: Plan, later: Plan, promised: Mapping[int, Promise]) -> float:
 
 
 def _spare_s(asked: Situation, plan: Plan, one: Promise) -> float:
-    """How much later a job that has its fewest GPUs now might have them."""
+    """Return by how many seconds a job with its fewest GPUs now could have them later."""
     filled = plan.found[one.key]
     return _until_s(asked.now, one) - filled.finish_s if filled.gpus and filled.level <= 1 else 0.0
 
@@ -95,14 +99,17 @@ def _until_s(now: float, one: Promise) -> float:
 
 
 def _reserved(now: float, plan: Plan, one: Promise) -> Promise:
-    """As it is to end at the latest, if it waits."""
+    """Return the job with the latest end that it may have if it waits as its deadline."""
     ends_s = plan.found[one.key].finish_s + INSTANT_S
     return structs.replace(one, deadline_s=min(one.deadline_s, max(_until_s(now, one), ends_s)), grace_s=0.0)
 
 
 def _holds(asked: Situation, strict: Sequence[Promise]) -> Plan | None:
-    """A plan with which all these deadlines hold, those of soft ones after the others; None: there is none, or a job would wait
-    that runs, though changes cost pauses, or that is to end at once, so that rounding decides."""
+    """Return a plan with which all these deadlines hold, soft ones after the others; None if there is none.
+
+    Also None if a running job would wait although changes cost pauses, or if a waiting job must end at once, so that
+    rounding decides.
+    """
     found = holds([one for one in strict if not one.soft], asked.timeline())
     if not isinstance(found, Plan) or soft_too(found, [one for one in strict if one.soft]):
         return None

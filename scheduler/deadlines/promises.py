@@ -1,27 +1,31 @@
-"""All promised jobs together: the least that each needs, in the order of their deadlines (ElasticFlow 4.1, Algorithm 1).
+"""All promised jobs together: the least that each needs, in the order of their deadlines (ElasticFlow 4.1, Algorithm
+1).
 
-The earliest deadline takes what it needs first, and so on. If all find enough, every deadline holds.
+The job with the earliest deadline takes the GPU time that it needs first, and so on. If all jobs find enough, every
+deadline holds.
 
 What is exact
 -------------
-* *One job*: it takes the least GPU time that there is, given what the others have (`timeline`).
-* *All jobs, linear curves*: the jobs find enough if and only if any division would do (Theorem 1).
-* *All jobs, concave curves*: if the jobs find enough, that is a division that does, so a promise is never given in error. The
-  other direction does not hold, neither here nor in ElasticFlow: a job with an early deadline may take, of several divisions
-  that cost it the same or nearly so, one that is in the way of a later job. Such a set of jobs is refused though it could be
-  served. Where a job finds too little, `settle` therefore tries again with this job first.
+
+* *One job*: it takes the least possible GPU time, given the GPU time of the others (`timeline`).
+* *All jobs, linear curves*: the jobs find enough if and only if some division is enough (Theorem 1).
+* *All jobs, concave curves*: if the jobs find enough, their division is sufficient, so a promise is never given in
+  error. The other direction does not hold, neither here nor in ElasticFlow. A job with an early deadline may choose, of
+  several divisions with nearly the same cost, one that is in the way of a later job. Such a set of jobs is refused
+  though it could be served. Where a job finds too little, `settle` therefore tries again with this job first.
 
 Jobs that already have a promise
 --------------------------------
-A plan in which all deadlines hold is kept until another one is found in which they hold, too (`settle`). When nothing unforeseen
-has happened, each job has at least as much work behind it as its schedule said, so that the rest of the plan does for all
-(`continued`): the plan is the proof that all promises can be kept. A new one in the order of deadlines is mostly better, since
-idle GPUs have been given away meanwhile (`allocation`) and some jobs are ahead, but need not exist: the filling is greedy. What
-makes the proof hold is that changes of a share cost work, and nobody is given more than his schedule has, or other GPUs, who
-could not pay for that and for the way back (`Filled.spare`).
 
-A job that finds too little whatever comes first cannot keep its promise: GPUs have been lost, or it is slower than it was thought
-to be. That is told then (`Plan.broken`), which is before its deadline; the others keep their promises.
+A plan in which all deadlines hold is kept until another one is found in which they hold, too (`settle`). If nothing
+unforeseen has happened, each job has done at least as much work as its schedule planned, so the rest of the plan is
+enough for all (`continued`): the plan is the proof that all promises can be kept. A new plan in the order of deadlines
+is mostly better, since idle GPUs have been given away meanwhile (`allocation`) and some jobs are ahead. It need not
+exist, because the filling is greedy. The proof holds because changes of a share count as work, and because no job gets
+more than its schedule, or other GPUs, if it could not pay for that and for the way back (`Filled.spare`).
+
+A job that finds too little in every order cannot keep its promise: GPUs have been lost, or the job is slower than
+predicted. `Plan.broken` reports that before its deadline; the others keep their promises.
 """
 
 from __future__ import annotations
@@ -36,19 +40,20 @@ from .levels import Levels
 from .schedule import Piece, Schedule
 from .timeline import TOLERANCE_S, Filled, Timeline, Want
 
-LEAST_LEFT_S = 4e-6  # a job that is not over is taken to need so long: more than `TOLERANCE_S`, so that it needs a GPU
-REPAIRS = 8  # so often the order of deadlines is left, for the sake of jobs that find too little
-INSTANT_S = 1e-3  # nothing is looked at again sooner
+LEAST_LEFT_S = 4e-6  # least remaining work of an unfinished job: more than `TOLERANCE_S`, so that it needs a GPU
+REPAIRS = 8  # limit of attempts to leave the order of deadlines for jobs that find too little
+INSTANT_S = 1e-3  # least time until the next review
 
 
 class Promise(msgspec.Struct, frozen=True):
     """A job with a deadline. `key` names it (a row of the view), and decides between equal deadlines.
 
-    `left_s`: work left, s on one GPU; `deadline_s`: the moment by which it is to be over; `grace_s`: so much later will do, if
-    there is no other way (which keeps rounding from breaking a promise); `share`: GPUs that it has now; `lead_s`: how long it
-    stands still before it works on, if its share does not change, or when it gets its first GPUs; `change_s`: how long it stands
-    still at a change of its share; `priority`: a larger number counts more; `soft`: it goes on if the deadline is missed, and its
-    deadline never stands in the way of others; `schedule`: what the last plan gives it.
+    `left_s`: remaining work, in seconds on one GPU. `deadline_s`: the time by which it must end. `grace_s`: how much
+    later is acceptable if there is no other way (which keeps rounding from breaking a promise). `share`: its GPUs at
+    present. `lead_s`: how long it stands still before it works on, if its share does not change, or when it gets its
+    first GPUs. `change_s`: how long it stands still at a change of its share. `priority`: a larger number counts more.
+    `soft`: it goes on if the deadline is missed, and its deadline never stands in the way of others. `schedule`: its
+    GPUs in the last plan.
     """
 
     key: int
@@ -66,8 +71,8 @@ class Promise(msgspec.Struct, frozen=True):
 
 @dataclass
 class Plan:
-    """What each job needs, by key. `broken`: those that cannot end in time, in the order of their deadlines; `first`: the keys of
-    jobs that came before that order."""
+    """GPUs that each job needs, by key. `broken`: jobs that cannot end in time, in the order of their deadlines.
+    `first`: the keys of jobs that came before that order."""
 
     timeline: Timeline
     first: tuple[int, ...] = ()
@@ -82,10 +87,10 @@ class Plan:
         return Plan(self.timeline.copy(), self.first, self.found.copy(), self.broken.copy())
 
     def next_s(self, now: float) -> float:
-        """When a job needs more GPUs than `now`; inf: never.
+        """Return when a job needs more GPUs than at `now`; inf: never.
 
-        Where a job should end at once, those whom it makes room for are not waited for: its end is told of. It may have told too
-        short a length, and train on.
+        Where a job should end at once, jobs that wait for its GPUs are left out: its end will be reported. The job may
+        have reported too short a length, and train on.
         """
         soon_s = now + INSTANT_S
         after_s = soon_s if any(one.finish_s <= soon_s for one in self.found.values()) else now
@@ -93,7 +98,7 @@ class Plan:
 
 
 def in_order(promises: Iterable[Promise], first: Sequence[int] = ()) -> list[Promise]:
-    """In the order of their deadlines, but for those with the keys in `first`, which come before the others."""
+    """Return the jobs in the order of their deadlines, but those with the keys in `first` before the others."""
     order = sorted(promises, key=lambda one: (one.deadline_s, one.key))
     if first:
         ranks = {key: at for at, key in enumerate(first)}
@@ -102,11 +107,11 @@ def in_order(promises: Iterable[Promise], first: Sequence[int] = ()) -> list[Pro
 
 
 def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
-    """What a job needs of what is free, and take it; None: there is not enough. `caution`: as for `plan`."""
+    """Take the free GPUs that a job needs and return them; None if there are not enough. `caution`: as for `plan`."""
     least_s = LEAST_LEFT_S * max(one.levels.fastest, 1.0)
     left_s = max(one.left_s, least_s)
     for until_s in (one.deadline_s, one.deadline_s + one.grace_s) if one.grace_s else (one.deadline_s,):
-        if one.left_s < least_s and abs(until_s - timeline.now) < INSTANT_S:  # rounding has left this of it
+        if one.left_s < least_s and abs(until_s - timeline.now) < INSTANT_S:  # rounding has left this bit of the job
             until_s += INSTANT_S
         if not one.change_s:
             found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
@@ -120,8 +125,11 @@ def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
 
 
 def _fill_waiting(timeline: Timeline, one: Promise, left_s: float, until_s: float, caution: int) -> Filled | None:
-    """It may be given more than it needs when it starts, and have that taken away again, if it can pay for that change without
-    needing more GPUs now."""
+    """Fill a waiting job.
+
+    The job may get more than it needs when it starts, and lose the excess again, if it can pay for that change without
+    needing more GPUs now.
+    """
     starts = Want(left_s, until_s, one.levels, one.lead_s, one.change_s)
     if caution < 1:
         goes_back = Want(left_s, until_s, one.levels, one.lead_s + one.change_s, one.change_s)
@@ -129,7 +137,7 @@ def _fill_waiting(timeline: Timeline, one: Promise, left_s: float, until_s: floa
         if least is not None and found is not None and found.gpus <= least.gpus:
             return timeline.fill(goes_back)
     found = timeline.fill(starts)
-    if found is None or (not found.gpus and one.lead_s >= one.change_s):  # what it has before it has to start is extra
+    if found is None or (not found.gpus and one.lead_s >= one.change_s):  # GPUs before its latest start are extra
         return found
     return replace(found, spare=False)
 
@@ -155,12 +163,13 @@ def _fill_running(timeline: Timeline, one: Promise, left_s: float, until_s: floa
 
 
 def plan(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0) -> Plan:
-    """Algorithm 1 on what is free in `timeline`, which is changed: all that hold are in the plan, those that do not are told.
+    """Run Algorithm 1 on the free GPUs of `timeline`, which is changed. Jobs that hold are in the plan, the others in
+    `broken`.
 
-    `first`: keys of jobs that come before the order of deadlines. `caution`: which pauses running jobs are reckoned to pay for,
-    if they can: 0: for a change of their shares now and another one later, so that they may be given more than they need, and
-    have that taken away again; 1: for one now; 2: only for those that the plan cannot do without. Pauses cost GPU time, which
-    others may need.
+    `first`: keys of jobs that come before the order of deadlines. `caution`: the pauses that running jobs are planned
+    to pay for, if they can. 0: for a change of their shares now and another one later, so that they may get more than
+    they need, and lose it again. 1: for one now. 2: only those pauses that the plan requires. Pauses cost GPU time,
+    which other jobs may need.
     """
     found = Plan(timeline, tuple(first))
     for one in in_order(promises, first):
@@ -173,7 +182,8 @@ def plan(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] =
 
 
 def earliest_first(promises: Sequence[Promise], timeline: Timeline) -> Plan:
-    """The order of deadlines without admission: who cannot be in time takes all that it can use in its place of the order."""
+    """Plan in the order of deadlines without admission: a job that cannot be in time takes all that it can use in its
+    place of the order."""
     found = Plan(timeline)
     for one in in_order(promises):
         filled = fill(timeline, one) if len(one.levels) else None
@@ -187,9 +197,9 @@ def earliest_first(promises: Sequence[Promise], timeline: Timeline) -> Plan:
 
 
 def repaired(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int], tries: int) -> Plan | Promise:
-    """As `holds`, where a job that finds too little comes first in the next try; so many tries at most beside the first one.
+    """Return a plan as `holds`, with up to `tries` further attempts, each with the job that found too little first.
 
-    Told is the job that found too little in the first one. `timeline` is as before.
+    If all fail, return the job that found too little in the first attempt. `timeline` stays unchanged.
     """
     begun = found = holds(promises, timeline.copy(), first)
     ahead = tuple(first)
@@ -204,12 +214,12 @@ def repaired(promises: Sequence[Promise], timeline: Timeline, first: Sequence[in
 def holds(
     promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0
 ) -> Plan | Promise:
-    """As `plan`, asked for a plan with which all deadlines hold: that, or the first job that finds too little."""
+    """Return a plan as `plan` if all deadlines hold with it; otherwise the first job that finds too little."""
     return longer(Plan(timeline, tuple(first)), in_order(promises, first), caution)
 
 
 def longer(found: Plan, order: Sequence[Promise], caution: int) -> Plan | Promise:
-    """The plan, which is changed, with these jobs behind its own, or the first of them that finds too little."""
+    """Return the plan, which is changed, extended by these jobs; or the first of them that finds too little."""
     for one in order:
         filled = fill(found.timeline, one, caution)
         if filled is None:
@@ -219,9 +229,11 @@ def longer(found: Plan, order: Sequence[Promise], caution: int) -> Plan | Promis
 
 
 def settle(promises: Sequence[Promise], timeline: Timeline) -> Plan:
-    """The best plan for jobs that have promises: a new one in the order of deadlines in which all hold, or else the rest of the
-    last one. If neither does, something unforeseen has happened, and it is tried in which order fewest promises break: who finds
-    too little comes first in the next try. `timeline` is as before.
+    """Return the best plan for jobs that have promises: a new one in the order of deadlines if all hold, otherwise the
+    rest of the last plan.
+
+    If neither holds, something unforeseen has happened. Then several orders are tried for the fewest broken promises: a
+    job that finds too little comes first in the next attempt. `timeline` stays unchanged.
     """
     degrees = range(3 if any(one.change_s for one in promises) else 1)
     for caution in degrees:
@@ -241,15 +253,17 @@ def settle(promises: Sequence[Promise], timeline: Timeline) -> Plan:
 
 
 def continued(promises: Sequence[Promise], timeline: Timeline) -> Plan | None:
-    """The rest of the last plan, and beside it, in the order of deadlines, what those need that are not in it, or for whom it is
-    not enough any more. None: there are not so many GPUs any more, or there is no such plan. `timeline` is as before.
+    """Return the rest of the last plan, extended in the order of deadlines by the jobs outside of it and those for
+    which it is no longer enough.
+
+    None if there are not enough GPUs any more, or there is no such plan. `timeline` stays unchanged.
     """
     found, others = Plan(timeline.copy()), []
     pieces: list[Piece] = []
     now = timeline.now
     wait_s = (
         INSTANT_S if any(_is_ending(one, now) for one in promises) else 0.0
-    )  # all keep what they have until it is over
+    )  # all jobs keep their GPUs until it has ended
     for one in in_order(promises):
         ends = wait_s > 0 and _is_ending(one, now)
         kept = _continued(one, now + wait_s) if one.schedule is not None and not ends else None
@@ -272,7 +286,7 @@ def continued(promises: Sequence[Promise], timeline: Timeline) -> Plan | None:
 
 
 def _is_ending(one: Promise, now: float) -> bool:
-    """Has rounding left a bit of a job whose schedule is just over?"""
+    """Return whether rounding has left a bit of a job with a schedule that is just over."""
     if not one.share or one.left_s >= LEAST_LEFT_S * max(one.levels.fastest, 1.0) or one.schedule is None:
         return False
     return bool(one.schedule.pieces) and abs(one.schedule.pieces[-1][1] - now) < INSTANT_S
@@ -281,7 +295,8 @@ def _is_ending(one: Promise, now: float) -> bool:
 def _for_an_instant(
     one: Promise, now: float, wait_s: float, then: tuple[Filled, list[Piece]] | None
 ) -> tuple[Filled, list[Piece]]:
-    """A job keeps the GPUs that it has, and goes on by its schedule after that; `then`: None: it is over."""
+    """Let a job keep its GPUs until `wait_s` is over, and continue by its schedule after that. `then`: None: the job
+    has ended."""
     begins_s = now + wait_s
     own = [(now, begins_s, one.share)] if one.share else []
     own += then[1] if then is not None else []
@@ -294,9 +309,9 @@ def _for_an_instant(
 
 
 def _continued(one: Promise, now: float) -> tuple[Filled, list[Piece]] | None:
-    """What is left of a job's schedule until it ends, and that as pieces; None: it does not end in time by it.
+    """Return the rest of a job's schedule until its end, also as pieces; None if the job does not end in time by it.
 
-    Where there is time for a change now and one back again, it keeps its GPUs until it would end with both.
+    If there is time for a change now and one back again, the job keeps its GPUs until it would end with both.
     """
     assert one.schedule is not None
     levels, until_s = one.levels, one.deadline_s + one.grace_s + TOLERANCE_S
@@ -320,7 +335,7 @@ def _continued(one: Promise, now: float) -> tuple[Filled, list[Piece]] | None:
     gpu_s = sum(count * (end_s - from_s) for from_s, end_s, count in own)
     level = levels.at_most(max(count for _, _, count in own))
     more_s = min((from_s for from_s, _, count in own if count > has), default=math.inf)
-    return Filled(has, level, own[-1][1], gpu_s, more_s, spare, Schedule.of(own)), own  # others may have the rest
+    return Filled(has, level, own[-1][1], gpu_s, more_s, spare, Schedule.of(own)), own  # other jobs may have the rest
 
 
 def _settle(promises: Sequence[Promise], timeline: Timeline, caution: int) -> Plan:

@@ -1,8 +1,9 @@
-"""How many GPUs a plan gives a job over time, and whether that is still enough as things are now.
+"""The GPUs that a plan gives a job over time, and whether they are still enough at present.
 
-A plan in which all deadlines hold stays a proof as time goes on. Whoever had at least the GPUs of the schedule until now, and
-has paid for no more changes than the schedule counts, ends by the rest of the schedule in time. So a decision need not find a new
-plan: the rest of the last one does (`promises.continued`). `Schedule.ends_s` looks at that from the work that is really left.
+A plan in which all deadlines hold stays a proof as time goes on. A job that has had at least the GPUs of its schedule,
+and has paid for no more changes than the schedule counts, ends in time by the rest of the schedule. So a decision need
+not find a new plan: the rest of the last one is enough (`promises.continued`). `Schedule.ends_s` checks that against
+the work that is really left.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from .levels import Levels
 
 ROUNDING_S = 1e-6  # a schedule that leaves less work than this, at its last rate, ends the job
 
-Piece = tuple[float, float, int]  # from when until when (Unix time), and how many GPUs; none are left out
+Piece = tuple[float, float, int]  # begin and end (Unix time), and number of GPUs, which is not 0
 
 
 class Schedule:
-    """The GPUs of one job over time. Immutable; worked out of a plan's arrays only if it is asked for, which is seldom."""
+    """The GPUs of one job over time. Immutable; computed from a plan's arrays only when it is needed, which is seldom."""
 
     def __init__(self, begin_s: Floats | tuple[float, ...], gpus: Ints | tuple[int, ...]) -> None:
         """From `begin_s[k]` until `begin_s[k + 1]` the job has `gpus[k]` GPUs; `begin_s` has one entry more, the end."""
@@ -32,14 +33,14 @@ class Schedule:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Schedule:
-        """These pieces, in order."""
+        """Build a schedule of these pieces, which must be in order."""
         found = cls((), ())
         found.__dict__["pieces"] = tuple(pieces)
         return found
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """In order; neighbours have different numbers of GPUs, or a time without any between them."""
+        """Pieces in order; neighbours have different numbers of GPUs, or a time without any between them."""
         begin_s, gpus = np.asarray(self._begin_s), np.asarray(self._gpus)
         at = np.flatnonzero(gpus[1:] != gpus[:-1]) + 1
         bounds = [*begin_s[:1].tolist(), *begin_s[at].tolist(), *begin_s[-1:].tolist()]
@@ -51,16 +52,18 @@ class Schedule:
         )
 
     def rest(self, now: float, levels: Levels) -> Iterator[Piece]:
-        """From `now` on, in shares that the job may have at present: the next lower one where it may not have the planned one."""
+        """Yield the pieces from `now` on, in shares that the job may have at present: the next lower one where the
+        planned one is not allowed."""
         for from_s, until_s, count in self.pieces:
             if until_s > now and (can := levels.counts[levels.at_most(count)]):
                 yield max(from_s, now), until_s, can
 
     def ends_s(self, now: float, left_s: float, levels: Levels, share: int, lead_s: float, change_s: float) -> float:
-        """When the job ends by the rest of the schedule (Unix time); inf: work is left at its end.
+        """Return when the job ends by the rest of the schedule (Unix time); inf if work is left at the schedule's end.
 
-        `left_s`: work left, s on one GPU; `share`: GPUs that it has now; `lead_s`: it stands still so long before it works on
-        with these, or before it works with its first ones; `change_s`: and so long at each change of its share.
+        `left_s`: remaining work, in seconds on one GPU. `share`: its GPUs at present. `lead_s`: how long it stands
+        still before it works on with these, or before it works with its first ones. `change_s`: how long it stands
+        still at each change of its share.
         """
         works_from_s = now + lead_s if share else now
         pause_s = change_s if share else lead_s

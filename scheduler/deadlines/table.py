@@ -1,4 +1,4 @@
-"""From the scheduler's view to promises: which rows have been promised what, and on how many GPUs."""
+"""Conversion of the scheduler's view to promises: the rows with promises, and the GPUs that may be promised."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """On which terms deadlines are promised.
 
-    `powers`: true: shares are powers of two, so that buddy placement finds a block for each (ElasticFlow 4.3); false: any number
-    of GPUs. `margin_s`: jobs are planned to end so many seconds before their deadlines. `start_s`: how many seconds a job stands
-    still when it gets its first GPUs. `resize_s`: how many seconds at each further change of its GPUs.
-    `failures_per_server_day`: how often a server fails; GPUs are kept in reserve for that. `failure_s`: how many seconds a server
-    is away then. `failure_chance`: how likely it may be that more servers are away than the reserve has.
+    `powers`: true: shares are powers of two, so that buddy placement finds a block for each (ElasticFlow 4.3); false:
+    any number of GPUs. `margin_s`: jobs are planned to end so many seconds before their deadlines. `start_s`: how many
+    seconds a job stands still when it gets its first GPUs. `resize_s`: how many seconds at each further change of its
+    GPUs. `failures_per_server_day`: how often a server fails; GPUs are kept in reserve for that. `failure_s`: how many
+    seconds a failed server is away. `failure_chance`: how likely it may be that more servers are away than the reserve
+    has.
     """
 
     powers: bool = True
@@ -42,7 +43,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failure_chance: Part = 0.01
 
     def reserve(self, view: ClusterView) -> int:
-        """GPUs of the view that are not promised."""
+        """Return the number of the view's GPUs that are not promised."""
         if not self.failures_per_server_day:
             return 0
         per_s = self.failures_per_server_day / DAY_S
@@ -53,17 +54,17 @@ DEFAULT_TERMS = Terms(powers=False)
 
 
 def due(jobs: JobTable) -> Ints:
-    """The rows with deadlines, soft ones included, whose lengths are known."""
+    """Return the rows with deadlines, soft ones included, and known lengths."""
     return np.flatnonzero((jobs.deadline_s < math.inf) & (jobs.left_s < UNKNOWN_S))
 
 
 def promises(
     jobs: JobTable, rows: Sequence[int], gpus: int, now: float, terms: Terms, new: bool = False
 ) -> list[Promise]:
-    """Of these rows, whose keys they are; `gpus`: no job has more.
+    """Return the promises of these rows, which are their keys; `gpus`: no job has more.
 
-    `new`: they have not been admitted yet, so that they are to end a margin before their deadlines; others may use that up if
-    there is no other way.
+    `new`: the jobs have not been admitted yet, so they have to end a margin before their deadlines. Jobs with promises
+    may use up their margin if there is no other way.
     """
     at = np.asarray(rows, dtype=np.int64)
     columns = (
@@ -80,7 +81,7 @@ def promises(
     known: dict[tuple[int, int, int], Levels] = {}
     schedules = jobs.schedules
     found = []
-    change_s = max(terms.start_s, terms.resize_s)  # it may be interrupted, and start again
+    change_s = max(terms.start_s, terms.resize_s)  # the job may be interrupted, and start again
     for key, left_s, deadline_s, share, priority, soft, lead_s, curve, least, most in zip(
         at.tolist(), *[column.tolist() for column in columns], strict=True
     ):
@@ -105,17 +106,17 @@ def promises(
 
 
 def _lead_s(jobs: JobTable, rows: Ints, now: float, start_s: float) -> Floats:
-    """How long they stand still before they work. `start_s`: who has no GPUs yet."""
+    """Return how long these rows stand still before they work, in seconds. `start_s`: for jobs without GPUs."""
     found: Floats = np.where(jobs.share[rows] > 0, np.maximum(jobs.still_until_s[rows] - now, 0.0), start_s)
     return found
 
 
 def situation(view: ClusterView, newcomers: Sequence[int], terms: Terms) -> tuple[Situation, list[Promise]]:
-    """Who has been promised what, and what newcomers ask for.
+    """Return the promises that have been given, and those that newcomers ask for.
 
-    `newcomers`: rows of the view that are to be decided about; those without deadlines, or whose lengths are not known, are left
-    out. All others of the view with hard deadlines have promises. Keys are rows. GPUs that are held by hand, or for
-    a job that waits for many at once (`reservation`), are not promised.
+    `newcomers`: rows of the view that are to be decided; those without deadlines, or of unknown length, are left out.
+    All others of the view with hard deadlines have promises. Keys are rows. GPUs that are held by hand, or for a job
+    that waits for many at once (`reservation`), are not promised.
     """
     jobs, new = view.jobs, set(newcomers)
     rows = due(jobs)
@@ -132,7 +133,7 @@ def situation(view: ClusterView, newcomers: Sequence[int], terms: Terms) -> tupl
 
 
 def schedules(jobs: JobTable, plan: Plan) -> Schedules:
-    """Of a plan for rows of this table, what the next one may go on from: the schedules of those that have promises."""
+    """Return the schedules of the rows with promises in this plan, from which the next plan may continue."""
     return {
         jobs.name(row): filled.schedule
         for row, filled in plan.found.items()
@@ -141,10 +142,10 @@ def schedules(jobs: JobTable, plan: Plan) -> Schedules:
 
 
 def told_deadline_s(planned_s: float, terms: Terms) -> float:
-    """A deadline for people, from one of a `Promise` or an `Offer`."""
+    """Return a deadline as shown to users, given one of a `Promise` or an `Offer`."""
     return planned_s + terms.margin_s
 
 
 def with_deadline(promise: Promise, deadline_s: float, terms: Terms) -> Promise:
-    """The same job with a deadline that a person has named."""
+    """Return the same job with a deadline as given by a user."""
     return structs.replace(promise, deadline_s=deadline_s - terms.margin_s)

@@ -2,19 +2,21 @@
 
 Theory of operation
 -------------------
-From `now` on time is divided into pieces in which the number of free GPUs does not change. The last piece has no end. There are
-no slots: pieces begin where a job's share changes or where a deadline is.
 
-`Timeline.fill` is ElasticFlow's progressive filling (Algorithm 1, line 11) in continuous time. The job takes its first level
-wherever that is free before its deadline; if that is not enough work, its second level, and so on. The last level that it needs
-it takes only as long as it needs it, as early as it can; for the rest of the time the level below is enough. ElasticFlow takes
-the last level until the job ends, which costs more GPU time wherever a level is wide, as powers of two are.
+From `now` on time is divided into pieces in which the number of free GPUs does not change. The last piece has no end.
+There are no slots: pieces begin where a job's share changes or where a deadline is.
 
-No other division of these GPUs does the same work in less GPU time, where every share that fits is a level (concave curves, any
-counts or powers of two): each GPU-second goes where it adds most, since what a GPU adds only falls from level to level, and is
-the same at all times. On a curve with dents that holds as long as no fewer GPUs are free than the job's highest level.
+`Timeline.fill` is ElasticFlow's progressive filling (Algorithm 1, line 11) in continuous time. The job takes its first
+level wherever that is free before its deadline; if that is not enough work, its second level, and so on. It takes the
+last level only as long as needed, as early as it can; for the rest of the time the level below is enough. ElasticFlow
+takes the last level until the job ends, which costs more GPU time wherever a level is wide, as powers of two are.
 
-What changes of a share cost is counted as work: a pause of a second at a rate of 3 is three seconds' work lost.
+No other division of these GPUs does the same work in less GPU time, where every share that fits is a level (concave
+curves, any counts or powers of two): each GPU-second goes where it adds most, since the gain of a GPU only falls from
+level to level, and is the same at all times. On a curve with dents that holds as long as no fewer GPUs are free than
+the job's highest level.
+
+The cost of changes of a share is counted as work: a pause of a second at a rate of 3 is three seconds' work lost.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ from ..view import Floats, Ints
 from .levels import Levels
 from .schedule import Piece, Schedule
 
-TOLERANCE_S = 1e-6  # a deadline is kept that is missed by no more than this
-LIKELY_CHANGES = 2  # changes of a share that a plan is first taken to have
-_PAUSES = 5  # so often the pauses of a plan are counted anew, since those that are counted may add some
+TOLERANCE_S = 1e-6  # a deadline that is missed by no more than this is kept
+LIKELY_CHANGES = 2  # number of changes of a share that a plan first assumes
+_PAUSES = 5  # limit of recounts of a plan's pauses, since counted pauses may add further ones
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A job that is to end in time.
+    """A job that has to end in time.
 
-    `left_s`: work left, s on one GPU; `until_s`: its deadline; `lead_s`: it stands still so long before it works on;
-    `pause_s`: and so long at each further change of its share.
+    `left_s`: remaining work, in seconds on one GPU. `until_s`: its deadline. `lead_s`: how long it stands still before
+    it works on. `pause_s`: how long it stands still at each further change of its share.
     """
 
     left_s: float
@@ -52,12 +54,12 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """How a job comes to its end in time.
+    """GPUs over time with which a job ends in time.
 
-    `gpus`: how many it has now, 0 where none are free; `level`: the highest level that it needs, whose count is its minimum
-    satisfactory share; `finish_s`: when it ends; `gpu_s`: the GPU time that it takes; `more_s`: from then on it
-    needs more than now; inf: never. `spare`: there is time for a change of its share beside what it needs. `schedule`: the GPUs
-    that it takes over time; None: they have not been taken.
+    `gpus`: its GPUs now, 0 where none are free. `level`: the highest level that it needs, with its minimum satisfactory
+    share as count. `finish_s`: when it ends. `gpu_s`: the GPU time that it takes. `more_s`: when it first needs more
+    GPUs than now; inf: never. `spare`: whether there is time for a change of its share beside its needs. `schedule`:
+    the GPUs that it takes over time; None: they have not been taken.
     """
 
     gpus: int
@@ -70,7 +72,7 @@ class Filled:
 
 
 class Timeline:
-    """Free GPUs over time. It is changed by what is taken."""
+    """Free GPUs over time. Taking GPUs changes it."""
 
     def __init__(self, now: float, gpus: int) -> None:
         self.now = now
@@ -79,7 +81,7 @@ class Timeline:
         self._free: Ints = np.empty(64, dtype=np.int64)
         self._begin[0], self._free[0] = now, gpus
         self._pieces = 1
-        self._full = 0  # before this piece no GPU is free
+        self._full = 0  # no GPU is free before this piece
 
     def copy(self) -> Timeline:
         found = Timeline.__new__(Timeline)
@@ -90,17 +92,17 @@ class Timeline:
 
     @property
     def pieces(self) -> list[tuple[float, int]]:
-        """When each begins, and how many GPUs are free in it."""
+        """The begin of each piece, and how many GPUs are free in it."""
         n = self._pieces
         return list(zip(self._begin[:n].tolist(), self._free[:n].tolist(), strict=True))
 
     def occupy(self, from_s: float, until_s: float, gpus: int) -> None:
-        """Somebody else has so many GPUs then, or all that are left."""
+        """Mark so many GPUs as held by others from `from_s` to `until_s`, or all that are left."""
         first, end = self._cut(max(from_s, self.now)), self._cut(max(until_s, self.now))
         self._free[first:end] = np.maximum(self._free[first:end] - gpus, 0)
 
     def take(self, pieces: Sequence[Piece]) -> bool:
-        """Take these GPUs, all at once. False, and nothing is taken: there are not so many."""
+        """Take these GPUs, all at once. Return False, and take nothing, if there are not enough."""
         n = self._pieces
         at = np.array([[from_s, until_s] for from_s, until_s, _ in pieces]).reshape(-1, 2)
         gpus = np.array([count for _, _, count in pieces], dtype=np.int64)
@@ -108,7 +110,7 @@ class Timeline:
         change = np.concatenate((np.diff(self._free[:n], prepend=0), -gpus, gpus))
         order = np.argsort(begin, kind="stable")
         begin, free = begin[order], np.cumsum(change[order])
-        last = np.append(begin[1:] != begin[:-1], True)  # of each moment, when all has been counted
+        last = np.append(begin[1:] != begin[:-1], True)  # the last entry of each moment, which includes all changes
         begin, free = begin[last], free[last]
         if (free < 0).any():
             return False
@@ -117,9 +119,9 @@ class Timeline:
         return True
 
     def fill(self, want: Want, commit: bool = True) -> Filled | None:
-        """Take the least GPU time that ends the job in time; None: there is no way with these GPUs, and nothing is taken.
+        """Take the least GPU time that ends the job in time; None, and nothing is taken, if these GPUs are not enough.
 
-        `commit`: take it, else only say what would be taken.
+        `commit`: take the GPUs; otherwise only return them.
         """
         levels = want.levels
         works_s = want.until_s - self.now - want.lead_s
@@ -133,7 +135,8 @@ class Timeline:
         return self._fill_around(want, k, commit)
 
     def keep(self, want: Want, gpus: int) -> Filled | None:
-        """As `fill`, with so many GPUs, which are one of the job's levels, from now on to the end; None: that does not do."""
+        """Fill as `fill`, with `gpus` GPUs, which must be one of the job's levels, from now to the end; None if that is
+        not enough."""
         level = want.levels.at_most(gpus)
         if not level or want.levels.counts[level] != gpus:
             return None
@@ -149,7 +152,7 @@ class Timeline:
         return Filled(gpus, level, finish_s, gpus * (finish_s - self.now), math.inf, schedule=schedule)
 
     def rush(self, want: Want) -> Filled:
-        """As many GPUs as the job can use wherever they are free, until it ends, which may be after its deadline."""
+        """Take as many GPUs as the job can use wherever they are free, until it ends, possibly after its deadline."""
         levels = want.levels
         begin = self._begin[: self._pieces]
         fits = levels.fits.take(self._free[: self._pieces], mode="clip")
@@ -167,10 +170,11 @@ class Timeline:
         self._free[:end] -= taken[:end]
         return found
 
-    # -- nobody is in the way
+    # -- with enough free GPUs at all times
 
     def _fill_steadily(self, want: Want, k: int, level: int, commit: bool) -> Filled:
-        """The level for a while and the one below for the rest; or to the end, where the pause between them is worth more."""
+        """Take the level for a while and the one below for the rest; or the level to the end, if the pause between them
+        costs more."""
         counts, rates = want.levels.counts, want.levels.rates
         total_s = want.until_s - self.now
         pauses_s = want.lead_s + (want.pause_s if level > 1 else 0.0)
@@ -192,15 +196,15 @@ class Timeline:
         gpu_s = high * (until_s - self.now) + low * (finish_s - until_s)
         return Filled(high, level, finish_s, gpu_s, math.inf, schedule=schedule)
 
-    # -- others are
+    # -- around other jobs
 
     def _fill_around(self, want: Want, k: int, commit: bool) -> Filled | None:
-        """Levels up to what is free in each piece."""
+        """Take levels up to the number of free GPUs in each piece."""
         levels = want.levels
         first = self._first_free(k)
         begin, free = self._begin[first : k + 1], self._free[first:k]
         lasts_s = begin[1:] - begin[:-1]
-        fits = levels.fits.take(free, mode="clip")  # the highest level that fits, by piece
+        fits = levels.fits.take(free, mode="clip")  # highest level that fits, by piece
         by_level = np.bincount(fits, lasts_s, len(levels.counts))
         at_least_s: list[float] = by_level[::-1].cumsum()[::-1].tolist()
         changes = LIKELY_CHANGES if want.pause_s else 0
@@ -220,7 +224,7 @@ class Timeline:
         level, seconds, _ = chosen
         counts, now_level = levels.counts, int(used[0]) if not first else 0
         step = counts[level] - counts[level - 1]
-        rest_s = float(begin[last + 1]) - until_s  # of the piece in which the level is given up
+        rest_s = float(begin[last + 1]) - until_s  # of the piece in which the job leaves the level
         more_s = math.inf
         if now_level < level and len(more := np.flatnonzero(used > now_level)):
             more_s = float(begin[more[0]])
@@ -244,7 +248,7 @@ class Timeline:
         return Filled(counts[now_level], level, finish_s, gpu_s, more_s, schedule=schedule)
 
     def _first_free(self, k: int) -> int:
-        """The first piece with a free GPU, of the first k; those before are left out of account."""
+        """Return the first piece with a free GPU, of the first k. The search skips pieces that are known to be full."""
         free, at = self._free, min(self._full, k - 1)
         while at < k - 1 and not free[at]:
             at += 1
@@ -252,7 +256,7 @@ class Timeline:
         return at
 
     def _cut(self, at: float) -> int:
-        """The piece that begins then; there is one from now on."""
+        """Return the piece that begins at this time, after splitting an existing piece if necessary."""
         n = self._pieces
         found = n if at > self._begin[n - 1] else int(self._begin[:n].searchsorted(at))
         if found < n and self._begin[found] == at:
@@ -270,8 +274,11 @@ class Timeline:
 
 
 def _chosen(want: Want, at_least_s: list[float], changes: int) -> tuple[int, float, int] | None:
-    """The highest level that is needed, for how long, and how many changes are paid for. `at_least_s`: by level, how long as many
-    GPUs are free."""
+    """Return the highest level that is needed, for how many seconds, and how many changes are paid for; None if no
+    level is enough.
+
+    `at_least_s`: by level, the seconds in which enough GPUs are free for it.
+    """
     rates, done = want.levels.rates, 0.0
     stands_s = want.lead_s + changes * want.pause_s
     for level in range(1, len(rates)):
@@ -287,7 +294,7 @@ def _chosen(want: Want, at_least_s: list[float], changes: int) -> tuple[int, flo
 def _used(
     fits: Ints, lasts_s: Floats, begin: Floats, level: int, seconds: float, changes: int
 ) -> tuple[Ints, int, float]:
-    """The level in each piece, the piece in which the highest one is given up for that below, and when."""
+    """Return the level in each piece, the piece in which the job leaves the highest level for the one below, and when."""
     at_work_s = (lasts_s * (fits >= level)).cumsum()
     last = min(int(at_work_s.searchsorted(seconds)), len(fits) - 1)
     until_s = min(float(begin[last + 1] - (at_work_s[last] - seconds)), float(begin[last + 1]))
@@ -297,5 +304,6 @@ def _used(
 
 
 def _changes(used: Ints) -> int:
-    """How often a share changes, the end of its highest level included; beginnings from nothing count like others."""
+    """Return how often a share changes, including the end of its highest level; beginnings from nothing count like
+    others."""
     return int(np.count_nonzero(used[1:] != used[:-1])) + 1

@@ -1,15 +1,16 @@
-"""Newcomers of one turn: admitted with their planned ends, or refused with what would hold instead (ElasticFlow 4.1).
+"""Newcomers of one turn: admitted with their planned ends, or refused with counter-offers (ElasticFlow 4.1).
 
-All newcomers of a turn are decided together: if there is room for all of them, all are admitted, whatever their order. If not,
-those are admitted one by one that take the least GPU time, which leaves room for most; of equal ones the first.
+All newcomers of a turn are decided together: if there is room for all of them, all are admitted, in any order. If not,
+they are admitted one by one in ascending order of GPU time, which leaves room for most; of equal ones the first.
 
-A deadline does not hold for itself, but because of the plan that is made for it: the least GPU time that ends the job by then may
-be in the way of another promise, and what it takes to end it sooner may not (`promises`, "what is exact"). So a newcomer whose
-deadline does not hold, while an earlier one does, is admitted, and planned to end by the earlier one.
+A deadline holds because of the plan for it, not by itself. The least GPU time that ends the job by then may be in the
+way of another promise, while the GPU time for an earlier end may not (`promises`, "what is exact"). So a newcomer with
+a deadline that does not hold, while an earlier one does, is admitted, and planned to end by the earlier one.
 
-A refusal comes with a counter-offer: the earliest deadline that would hold, and the smallest changes with each of which this
-one would: less work, more GPUs in the cluster, or the consent of jobs that count less, which would go on without a promise. Each
-of these has been tried with the same reckoning that admits: it would be admitted if nothing happens before.
+A refusal comes with a counter-offer: the earliest deadline that would hold, and the smallest changes with each of which
+the job's own deadline would: less work, more GPUs in the cluster, or the consent of jobs that count less, which would
+go on without a promise. Each of these has been tried with the same calculation that admits: the job would be admitted
+if nothing else happens before.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from .allocation import soft_too
 from .promises import Plan, Promise, continued, fill, in_order, longer, settle
 from .timeline import Filled, Timeline
 
-SEARCH = 20  # halvings of a range, at most
-FINE = 0.005  # a search ends when the range is so small a part of what is sought
+SEARCH = 20  # limit of a bisection's steps
+FINE = 0.005  # relative size of the range at which a search ends
 CAUTION = 1  # of `promises.plan`: a running job pays for one change of its share, if it can
-MOST_TRIED = 12  # jobs that are asked for their consent one by one
+MOST_TRIED = 12  # limit of jobs that are tried one by one for their consent
 
 
 @dataclass(frozen=True)
 class Situation:
-    """Who has been promised what, and on how many GPUs.
+    """The promises that have been given, and the GPUs for them.
 
-    `gpus`: those that may be promised; `promised`: jobs that have promises, in any order; `busy`: GPUs among these that others
-    hold for a time: (from, until, how many); `first`: keys of jobs that come before the order of deadlines (`promises.settle`).
-    Times are as `now`.
+    `gpus`: those that may be promised. `promised`: jobs that have promises, in any order. `busy`: GPUs among these that
+    others hold for a time: (from, until, how many). `first`: keys of jobs that come before the order of deadlines
+    (`promises.settle`). Times are as `now`.
     """
 
     now: float
@@ -52,7 +53,7 @@ class Situation:
         return found
 
     def plan(self, newcomers: Sequence[Promise] = (), gpus: int | None = None) -> Plan | None:
-        """The plan with which all deadlines hold, those of newcomers too; None: there is none."""
+        """Return the plan with which all deadlines hold, those of newcomers too; None if there is none."""
         found = self._anew(newcomers, gpus)
         if isinstance(found, Plan):
             return found
@@ -60,8 +61,8 @@ class Situation:
         return kept if kept is not None and kept.holds else None
 
     def able(self, newcomers: Sequence[Promise]) -> tuple[Situation, Plan | None]:
-        """The same, where promises may have become impossible to keep: then those are left out, in the plan that is returned and
-        in the situation to which it belongs."""
+        """Return the situation without promises that have become impossible to keep, and a plan of the rest with the
+        newcomers."""
         new = {one.key for one in newcomers}
         found = self._anew(newcomers)
         if isinstance(found, Plan):
@@ -79,23 +80,23 @@ class Situation:
         return situation, situation.plan(newcomers)
 
     def _anew(self, newcomers: Sequence[Promise], gpus: int | None = None) -> Plan | Promise:
-        """A new plan in the order of deadlines, or the first job that finds too little."""
+        """Return a new plan in the order of deadlines, or the first job that finds too little."""
         order = in_order([*self.promised, *newcomers], self.first)
         return longer(Plan(self.timeline(gpus), self.first), order, CAUTION)
 
     def _kept(self, newcomers: Sequence[Promise], gpus: int | None = None) -> Plan | None:
-        """The newcomers beside the rest of the last plan."""
+        """Return a plan of the newcomers beside the rest of the last plan."""
         return continued([*self.promised, *newcomers], self.timeline(gpus))
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What would hold instead; each by itself.
+    """Changes that would hold instead, each by itself.
 
-    `deadline_s`: the earliest deadline with which the job would be admitted; inf: none (more GPUs at least are needed than there
-    are). `left_s`: with so much work, s on one GPU, it would be admitted as it is; 0: with none. `more_gpus`: if the cluster
-    had so many more; None: no number helps. `consent`: keys of jobs that count less, or whose deadlines are soft, and that would
-    have to go on without their promises; empty: that would not help.
+    `deadline_s`: the earliest deadline with which the job would be admitted; inf: none (its minimum is more than all
+    GPUs). `left_s`: the work, in seconds on one GPU, with which it would be admitted as it is; 0: none. `more_gpus`:
+    how many more GPUs of the cluster would admit it; None: no number helps. `consent`: keys of jobs that count less, or
+    have soft deadlines, and that would have to go on without their promises; empty: that would not help.
     """
 
     deadline_s: float
@@ -106,11 +107,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a newcomer.
+    """The decision about a newcomer.
 
-    `finish_s`: when it ends if it gets no more than its minimum; inf: not promised. `gpus`: its minimum satisfactory share, the
-    most GPUs that it needs at a time; 0: not promised. `gpu_s`: the GPU time that it needs. `by_s`: it is to be planned with this
-    deadline, which is before its own; inf: with its own. `offer`: if it is refused.
+    `finish_s`: when it ends if it gets no more than its minimum; inf: not promised. `gpus`: its minimum satisfactory
+    share, the most GPUs that it needs at a time; 0: not promised. `gpu_s`: the GPU time that it needs. `by_s`: the
+    deadline for its plan, which is before its own; inf: its own. `offer`: if it is refused.
     """
 
     key: int
@@ -123,18 +124,17 @@ class Verdict:
 
 
 def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> list[Verdict]:
-    """As `decided`, without the plan."""
+    """Return the verdicts as `decided`, without the plan."""
     return decided(situation, newcomers, offers)[0]
 
 
 def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> tuple[list[Verdict], Plan]:
-    """Whom of these to admit, in their order. All have deadlines. `offers`: refusals come with counter-offers, and
-    what holds with an earlier deadline than its own is admitted.
+    """Return the verdicts on the newcomers, in their order, and the plan of all jobs that then have promises.
 
-    Soft deadlines refuse nobody: their verdicts say whether there is room for them beside all others. Counter-offers take those
-    into account that have been admitted in the same turn.
-
-    The plan is that of all who have promises then, and of soft deadlines for which there is room: from now on it is kept.
+    All newcomers have deadlines. `offers`: refusals come with counter-offers, and a job is admitted if an earlier
+    deadline than its own holds. Soft deadlines refuse no job: their verdicts state whether there is room for them
+    beside all others. Counter-offers count the jobs that have been admitted in the same turn. The plan includes soft
+    deadlines for which there is room, and is kept from now on.
     """
     hard = [one for one in newcomers if not one.soft]
     situation, plan = situation.able(hard)
@@ -162,7 +162,7 @@ def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = T
 
 
 def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Promise], Plan | None]:
-    """Who is admitted, where not all can be, and the plan for all then; None: nobody."""
+    """Return the newcomers to admit, where there is no room for all, and the plan for all then; None: none is admitted."""
     chosen: list[Promise] = []
     found = None
     if len(newcomers) <= 1:
@@ -184,11 +184,11 @@ def _admitted(one: Promise, filled: Filled, by_s: float) -> Verdict:
     return Verdict(one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s, by_s)
 
 
-# -- what would hold instead
+# -- counter-offers
 
 
 def counter_offer(situation: Situation, newcomer: Promise) -> Offer:
-    """What would hold in place of a newcomer's deadline that does not."""
+    """Return changes with which a refused newcomer would be admitted."""
     return Offer(
         deadline_s=earliest_deadline(situation, newcomer),
         left_s=most_work(situation, newcomer),
@@ -198,7 +198,7 @@ def counter_offer(situation: Situation, newcomer: Promise) -> Offer:
 
 
 def within(situation: Situation, newcomer: Promise, gpu_s: float) -> Offer:
-    """What would hold in place of a newcomer's deadline, and takes no more GPU time than this: a later deadline, or less work."""
+    """Return a later deadline, or less work, with which a newcomer takes no more GPU time than `gpu_s`."""
 
     def would(after_s: float) -> bool:
         return _takes_gpu_s(situation, structs.replace(newcomer, deadline_s=situation.now + after_s)) <= gpu_s
@@ -216,13 +216,14 @@ def within(situation: Situation, newcomer: Promise, gpu_s: float) -> Offer:
 
 
 def _takes_gpu_s(situation: Situation, newcomer: Promise) -> float:
-    """Beside all promises; inf: it does not hold."""
+    """Return the newcomer's GPU time beside all promises; inf if its deadline does not hold."""
     plan = situation.plan([newcomer])
     return plan.found[newcomer.key].gpu_s if plan is not None else math.inf
 
 
 def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
-    """The earliest deadline with which a job would be admitted, to half a percent of the time until then; inf: none."""
+    """Return the earliest deadline with which a job would be admitted, to half a percent of the time until then; inf:
+    none."""
     if not len(newcomer.levels) or newcomer.levels.counts[1] > situation.gpus:
         return math.inf
     now = situation.now
@@ -238,12 +239,13 @@ def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
 
 
 def most_work(situation: Situation, newcomer: Promise) -> float:
-    """The most work with which a job would be admitted by its deadline, to half a percent of its own; 0: none."""
+    """Return the most work with which a job would be admitted by its deadline, to half a percent of its own; 0: none."""
     return _most(lambda left_s: situation.plan([structs.replace(newcomer, left_s=left_s)]) is not None, newcomer.left_s)
 
 
 def _most(would: Callable[[float], bool], whole: float) -> float:
-    """The greatest value below `whole` for which something holds, that holds for all smaller ones, to half a percent; 0: none."""
+    """Return the greatest value below `whole` for which a monotone condition holds, to half a percent of `whole`; 0 if
+    none."""
     held, broken = 0.0, whole
     for _ in range(SEARCH):
         if broken - held <= FINE * whole:
@@ -257,7 +259,8 @@ def _most(would: Callable[[float], bool], whole: float) -> float:
 
 
 def more_gpus(situation: Situation, newcomer: Promise) -> int | None:
-    """With how many GPUs more in the cluster a job would be admitted; None: with none, as it does not scale that far."""
+    """Return how many more GPUs in the cluster would admit a job; None if no number would, as it does not scale that
+    far."""
     most = newcomer.levels.counts[-1]
     if not len(newcomer.levels) or situation.plan([newcomer], situation.gpus + most) is None:
         return None
@@ -272,10 +275,11 @@ def more_gpus(situation: Situation, newcomer: Promise) -> int | None:
 
 
 def consents(situation: Situation, newcomer: Promise) -> tuple[int, ...]:
-    """A smallest set of jobs that count less without whose promises the newcomer would be admitted; empty: there is none.
+    """Return a smallest set of less important jobs without promises of which the newcomer would be admitted; empty if
+    there is none.
 
-    Smallest: none of them could keep its promise beside the others' and the newcomer's. Soft deadlines are asked first, then the
-    lowest priority, then the latest deadline.
+    Smallest: none of them could keep its promise beside the others' and the newcomer's. Soft deadlines come first, then
+    the lowest priority, then the latest deadline.
     """
     asked = [one for one in situation.promised if one.soft or one.priority < newcomer.priority]
     asked.sort(key=lambda one: (not one.soft, one.priority, -one.deadline_s, one.key))
@@ -303,7 +307,7 @@ def consents(situation: Situation, newcomer: Promise) -> tuple[int, ...]:
 
 
 def _least(would: Callable[[float], bool], low: float, high: float) -> float:
-    """The least value for which something holds, that holds for all larger ones; inf: not even far beyond `high`."""
+    """Return the least value for which a monotone condition holds; inf if it does not even hold far beyond `high`."""
     for _ in range(SEARCH):
         if would(high):
             break

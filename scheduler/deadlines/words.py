@@ -1,4 +1,4 @@
-"""What people are told about deadlines."""
+"""Messages to users about deadlines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .promises import Promise
 from .table import Terms, told_deadline_s
 from .verdict import Offer, Situation, Verdict
 
-NAMED = 3  # jobs at most whose names are told
+NAMED = 3  # limit of the jobs that a message names
 
 
 def duration(seconds: float) -> str:
-    """ "45 s", "12 min", "3 h 5 min", "2 d 4 h"."""
+    """Return a duration in words: "45 s", "12 min", "3 h 5 min", "2 d 4 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -28,7 +28,8 @@ def duration(seconds: float) -> str:
 
 
 def refusal_words(view: ClusterView, situation: Situation, job: Promise, verdict: Verdict, terms: Terms) -> str:
-    """Why a deadline is not promised, and what would be, in a sentence for the job's user. Keys are rows of the view."""
+    """Return a sentence for the job's user: why a deadline is not promised, and what would be. Keys are rows of the
+    view."""
     deadline_s = told_deadline_s(job.deadline_s, terms)
     ahead = sum(1 for one in situation.promised if one.deadline_s <= job.deadline_s)
     words = f"its deadline, in {duration(max(0.0, deadline_s - view.now))}, cannot be promised"

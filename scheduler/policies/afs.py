@@ -215,8 +215,8 @@ class _Line:
         # By block.
         keys: list[_Key] = list(zip(length[order].tolist(), order.tolist(), strict=True))
         self._blocks = [keys[begin : begin + BLOCK] for begin in range(0, len(keys), BLOCK)]
-        self._first = [block[0] for block in self._blocks[1:]]  # whoever comes before it belongs to an earlier block
-        self._greatest = [max([self._gain[job] for _, job in block]) for block in self._blocks]  # nobody gains more
+        self._first = [block[0] for block in self._blocks[1:]]  # a smaller key belongs to an earlier block
+        self._greatest = [max([self._gain[job] for _, job in block]) for block in self._blocks]  # bound of each block
         for place, (_, job) in enumerate(keys):
             self._block[job] = place // BLOCK
         self._records: list[_Key] = []

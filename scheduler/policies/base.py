@@ -43,7 +43,7 @@ def no_shares(jobs: JobTable) -> Ints:
     return np.zeros(len(jobs), dtype=np.int64)
 
 
-Gain = Callable[[int, float, float], float]  # of a row, from its throughput now and with one GPU more; 0 or less: none
+Gain = Callable[[int, float, float], float]  # row, throughput now and with one GPU more; 0 or less: no gain
 
 
 def relative_gain(row: int, now: float, then: float) -> float:
