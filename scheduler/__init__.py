@@ -1,1 +1,2 @@
-"""Who gets how many GPUs, and which: one pipeline, many policies. The controller, the simulator and `elasticctl` use it. Pure."""
+"""Choice of each job's number of GPUs, and of the GPUs: one pipeline, many policies, for controller, simulator and
+`elasticctl`. Pure."""

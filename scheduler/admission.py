@@ -1,9 +1,9 @@
-"""Admission: which jobs are taken into the cluster at all (scheduling.md). A job that is refused is never in the scheduler's
+"""Admission: which jobs are taken into the cluster at all (scheduling.md). A refused job never enters the scheduler's
 view.
 
-Refusing at once is kinder than letting wait for ever, and keeps a queue bounded. An admission is asked once, when a job is
-submitted; what it has admitted it never takes back. There are rules that need a few counts only, and rules that look at all
-jobs, their curves and the servers (`by_view`), such as ElasticFlow's by deadlines (`deadlines.admitting`).
+An immediate refusal is kinder than endless waiting, and keeps a queue bounded. An admission is asked once, when a job
+is submitted, and never withdraws its decision. Some rules need a few counts only; others examine all jobs, their curves
+and the servers (`by_view`), such as ElasticFlow's by deadlines (`deadlines.admitting`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .view import ClusterView
 
 @dataclass(frozen=True)
 class Situation:
-    """What an admission may look at. Jobs are those that have been admitted and are not over."""
+    """Counts that an admission may use. Jobs are the admitted ones that are not over."""
 
-    gpus: int  # of all servers known to the cluster, absent ones included, since they may come back
+    gpus: int  # of all known servers, absent ones included, since they may come back
     waiting_jobs: int  # without GPUs
     user_jobs: int  # of the newcomer's user
 
@@ -33,14 +33,14 @@ class Newcomer:
     """A job that asks to be admitted."""
 
     min_gpus: int
-    user: str  # empty: not known
+    user: str  # empty: unknown
 
 
 class Admission(Protocol):
     """A rule by which jobs are admitted. Pure.
 
-    `by_view`: it decides by all that is known (`refusals`), about all jobs that have come since the last turn; else by counts
-    (`refusal`), about each at once.
+    `by_view`: the rule decides with the whole view (`refusals`), about all jobs that have come since the last turn;
+    otherwise with counts (`refusal`), about each at once.
     """
 
     name: str
@@ -48,20 +48,21 @@ class Admission(Protocol):
 
     @property
     def parameters(self) -> msgspec.Struct:
-        """As they are in use."""
+        """The parameters in use."""
         ...
 
     def refusal(self, job: Newcomer, situation: Situation) -> str:
-        """Why the job is not admitted, in a sentence for its user; empty: it is."""
+        """Return why the job is not admitted, in a sentence for its user; empty if it is admitted."""
         ...
 
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
-        """Why which of these rows of the view are not admitted; those that are not named are. They are decided about together."""
+        """Return the refused rows of the view with their reasons; rows without one are admitted. All are decided
+        together."""
         ...
 
 
 class AllParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """Admission of all jobs takes no parameters."""
 
 
 class AdmitAll:
@@ -84,8 +85,8 @@ class AdmitAll:
 class BoundedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`waiting_jobs`: while so many jobs wait for GPUs no further one is admitted. null: any number may wait.
 
-    `user_jobs`: no user may have more jobs than this in the cluster, waiting and running ones together (the quota of ElasticFlow
-    4.4). null: as many as he likes.
+    `user_jobs`: no user may have more jobs than this in the cluster, waiting and running ones together (the quota of
+    ElasticFlow 4.4). null: any number.
     """
 
     waiting_jobs: Annotated[int, msgspec.Meta(ge=1)] | None = 1000

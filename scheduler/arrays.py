@@ -1,4 +1,4 @@
-"""Few numbers at a time. A decision asks for the least or the sum of some dozens, for which numpy's `min` and `sum` are slow."""
+"""Reductions of short arrays: for the least or the sum of some dozens of numbers numpy's `min` and `sum` are slow."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def least_of(values: Floats) -> float:
-    """The smallest of these numbers, nan if one is; inf: there are none."""
+    """Return the smallest of these numbers, nan if one is; inf if there are none."""
     return float(values.item(values.argmin())) if len(values) else math.inf
 
 
 def sum_of(values: Ints) -> int:
-    """Their sum."""
+    """Return the sum of these numbers."""
     return sum(values.tolist())

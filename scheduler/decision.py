@@ -1,4 +1,4 @@
-"""What comes of a decision, and the reasons that do not depend on the policy."""
+"""The result of a decision, and the reasons that do not depend on the policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .deadlines.words import duration
 from .placement.fewest_servers import Placements
 from .view import ClusterView, Ints, Reason, ReasonCode, Use
 
-MOST_TOLD = 3  # jobs that hold GPUs by hand, or servers, in a reason
+MOST_TOLD = 3  # manual holders or servers that a reason lists
 
 
 def _nothing(row: int) -> tuple[()]:
@@ -21,20 +21,20 @@ def _nothing(row: int) -> tuple[()]:
 
 
 class Stage(enum.Enum):
-    """What decides about a share, in this order (`pipeline`; the last two in the controller)."""
+    """The stages that decide about a share, in this order (`pipeline`; the last two in the controller)."""
 
     BY_HAND = "by-hand"  # in place of the policy and its stages
     POLICY = "policy"
     QUOTAS = "quotas"
-    PROMISES = "promises"  # of others, that they end by their deadlines
+    PROMISES = "promises"  # deadlines that other jobs were promised
     PACKING = "packing"
-    EXCLUDED = "excluded-gpus"  # it would have had GPUs that take no new work
-    AVOIDED = "avoided-servers"  # or such on servers where it cannot work
+    EXCLUDED = "excluded-gpus"  # some of the chosen GPUs take no new work
+    AVOIDED = "avoided-servers"  # some of the chosen GPUs are on servers where the job cannot work
 
 
 @dataclass(frozen=True)
 class Step:
-    """How many GPUs a job had after a stage."""
+    """A job's number of GPUs after a stage."""
 
     stage: Stage
     gpus: int
@@ -42,20 +42,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Decision:
-    """Everybody's share, who gets which GPUs, and why some get less than they could use; all by row of the view."""
+    """All shares and GPUs, and why some jobs get less than they could use; all by row of the view."""
 
     shares: Ints
     placements: Placements  # of the jobs with a share
     why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
-    review_s: float  # decide again then (Unix time), even if nothing has happened
-    wanted: Ints  # what the policy gave, before packing
-    kept: Kept | None = None  # what has become of deadlines; None: no job has one, or nobody has looked
-    every: Callable[[int], tuple[Reason, ...]] = _nothing  # as `why`: each reason that there is, that of `why` first
+    review_s: float  # Unix time at which to decide again, even without an event
+    wanted: Ints  # the policy's shares, before packing
+    kept: Kept | None = None  # the handling of deadlines; None: no job has one, or they were not examined
+    every: Callable[[int], tuple[Reason, ...]] = _nothing  # as `why`: all reasons, that of `why` first
     steps: Callable[[int], tuple[Step, ...]] = _nothing  # of any row: its share after each stage that decided about it
 
 
 def too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
-    """Of a share set by hand."""
+    """Return the reason of a manual share that could not be met; None if it was."""
     if share == wanted:
         return None
     return Reason(ReasonCode.MANUAL, f"set to {gpu_count(wanted)} by hand, {share} of {gpus} could be had")
@@ -81,7 +81,7 @@ _WORDS = {  # the verb for one GPU, the verb for several, and the reason why few
 
 
 def asks(view: ClusterView, row: int, wanted: int) -> str:
-    """Before a number of GPUs: how a job is bound to it."""
+    """Return the verb before a number of GPUs: how a job is bound to that number."""
     return ASKS if wanted <= view.jobs.min_gpus[row] else "is given all or none of"
 
 
@@ -95,8 +95,11 @@ def too_few(
     verb: str = ASKS,
     aside: Sequence[tuple[Use, int]] = (),
 ) -> Reason:
-    """There are too few GPUs for a job, even if it was alone. `what` it asks for; `there`: in view; `left`: with servers that are
-    lost; `known`: also with those that nobody in view can have; `aside`: why, and how many of them the job could use."""
+    """Return the reason when there are too few GPUs for a job, even if it was alone.
+
+    `what`: the GPUs that it asks for. `there`: number in view. `left`: with lost servers. `known`: also with those that
+    no job in view can have. `aside`: why, and how many of them the job could use.
+    """
     if known < least:
         return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"{verb} {what}, the cluster has {known}")
     lost = [server.server for server in view.absent]
@@ -109,7 +112,7 @@ def too_few(
                 f"{count}{'' if at else f' of {known}'} {_WORDS[use][0 if count == 1 else 1]}"
                 for at, (use, count) in enumerate(taken)
             ]
-        else:  # it needs GPUs that are together on a server, or of one type
+        else:  # the job needs GPUs on one server, or of one type
             told = [f"{' and '.join(_WORDS[use][2] for use, _ in taken) or 'others'} leave {left} of {known}"]
         told += [gone] if lost else []
         held = ", and ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else told[0]
@@ -118,7 +121,7 @@ def too_few(
 
 
 def told_by_hand(view: ClusterView, by_hand: Ints | None) -> str:
-    """Who holds GPUs because somebody has said so: those that others miss. In words; empty: nobody does."""
+    """Return which jobs hold GPUs by a manual share that others miss, in words; empty if none does."""
     if by_hand is None:
         return ""
     holders = [(view.jobs.name(row), int(by_hand[row])) for row in sorted(view.manual_shares) if by_hand[row]]
@@ -130,14 +133,15 @@ def told_by_hand(view: ClusterView, by_hand: Ints | None) -> str:
 def beside_by_hand(
     view: ClusterView, row: int, share: int, by_hand: Callable[[], str], reason: Reason | None
 ) -> Reason | None:
-    """A reason, and who holds by hand what the job could use. `by_hand`: that in words (`told_by_hand`)."""
+    """Return a reason, extended by the manual shares that hold GPUs the job could use. `by_hand`: returns those in
+    words (`told_by_hand`)."""
     if share >= view.jobs.max_gpus[row] or not (held := by_hand()):
         return reason
     return Reason(reason.code, f"{reason.text}; {held}") if reason is not None else Reason(ReasonCode.MANUAL, held)
 
 
 def gives_way(view: ClusterView, kept: Kept) -> Reason:
-    """A job got less than it could use, since others have been promised to end in time."""
+    """Return the reason of a job with less than it could use, because other jobs have promised deadlines."""
     rows = [row for row, one in sorted(kept.plan.found.items()) if one.gpus and row < len(view.jobs)]
     names = [view.jobs.name(row) for row in rows]
     told = ", ".join(names[:MOST_TOLD]) + (f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else "")
@@ -145,7 +149,7 @@ def gives_way(view: ClusterView, kept: Kept) -> Reason:
 
 
 def starts_later(view: ClusterView, kept: Kept, row: int) -> Reason | None:
-    """A promised job has no GPUs, as it has time; None: it is another one, or its plan gives it some now."""
+    """Return the reason of a promised job that starts later; None for another job, or if its plan gives it GPUs now."""
     filled = kept.plan.found.get(row)
     if filled is None or filled.gpus:
         return None
@@ -155,11 +159,12 @@ def starts_later(view: ClusterView, kept: Kept, row: int) -> Reason | None:
 
 
 def gives_way_to_quotas() -> Reason:
-    """A job got less than the policy gave it, since the GPUs are others', or its owner may have no more."""
+    """Return the reason of a job with less than the policy's share, because of other tenants' guarantees or its owner's
+    limit."""
     return Reason(ReasonCode.QUOTA, "gives way to quotas: `quotas` in the policy file says what is whose")
 
 
 def packed(wanted: int, share: int) -> Reason:
-    """Network packing has made a share smaller."""
+    """Return the reason of a share that network packing has reduced."""
     instead = gpu_count(share) if share else "none"
     return Reason(ReasonCode.PACKED, f"{instead} in place of {wanted}, so that no two jobs share a server's network")

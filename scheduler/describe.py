@@ -1,7 +1,7 @@
-"""What a policy, an admission, a packing or a placement does, and its parameters: told from their own classes.
+"""Descriptions of policies, admissions, packings and placements with their parameters, taken from their classes.
 
-The rule is the first paragraph of the class's docstring. What a parameter means stands in the docstring of the struct of
-parameters, after its name: "`slice_s`: how long ...", up to the next name or the end of the paragraph.
+The rule is the first paragraph of the class's docstring. The meaning of a parameter is in the docstring of the struct
+of parameters, after its name: "`slice_s`: how long ...", up to the next name or the end of the paragraph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ParameterView(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter as it is shown."""
 
     name: str
-    type: str  # for people: "number (more than 0)"
+    type: str  # in words: "number (more than 0)"
     default: Any
     meaning: str
 
@@ -36,12 +36,12 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # "policy", "admission", "packing", "placement"
     name: str
     rule: str
-    needs_lengths: bool = False  # must it know how long jobs take?
+    needs_lengths: bool = False  # whether it must know how long jobs take
     parameters: tuple[ParameterView, ...] = ()
 
 
 def rules() -> tuple[RuleView, ...]:
-    """All that can be chosen: policies first."""
+    """Return all rules that can be chosen: policies first."""
     return (
         *(_view("policy", kind, _needs_lengths(kind)) for kind in POLICIES),
         *(_view("admission", kind) for kind in ADMISSIONS),
@@ -51,12 +51,12 @@ def rules() -> tuple[RuleView, ...]:
 
 
 def _needs_lengths(kind: Any) -> bool:
-    """With default parameters."""
+    """Return whether the policy needs lengths with default parameters."""
     return bool(kind(kind.Parameters()).needs_lengths)
 
 
 def rule_of(policy: object) -> str:
-    """What a policy does, in the first sentence that its class says of it; "": it says nothing."""
+    """Return the rule of a policy: the first sentence of its class's docstring; "" if there is none."""
     kind = type(policy.own if isinstance(policy, FromFile) else policy)
     return re.split(r"(?<=\.)\s", _paragraphs(kind)[0], maxsplit=1)[0].rstrip(".")
 
@@ -85,17 +85,17 @@ def _parameters(struct: type[msgspec.Struct]) -> tuple[ParameterView, ...]:
             meaning=meanings.get(field.name, ""),
         )
         for field in known.fields
-        if field.name in defaults  # not those of earlier versions, which are accepted and do nothing
+        if field.name in defaults  # without those of earlier versions, which are accepted and ignored
     )
 
 
 def _paragraphs(kind: type) -> list[str]:
-    """Of its own docstring, each on one line; one at least."""
+    """Return the paragraphs of a class's own docstring, each on one line; at least one."""
     return [" ".join(part.split()) for part in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
 
 
 def _type(kind: msgspec.inspect.Type) -> str:
-    """A type in words, with what is allowed."""
+    """Return a type in words, with the allowed values."""
     match kind:
         case msgspec.inspect.BoolType():
             return "true or false"

@@ -1,7 +1,7 @@
 """The hull of a throughput curve: the least concave and growing curve above it.
 
-Measured throughput has dents: with 5 GPUs a job may be no faster than with 4. A rule that looks one GPU ahead, and rests on
-gains that only fall, needs the hull; it promises in a dent what the job does not get.
+Measured throughput has dents: with 5 GPUs a job may be no faster than with 4. A rule that looks one GPU ahead, and
+assumes that gains only fall, needs the hull. In a dent the hull promises more throughput than the job gets.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-ROUNDING = 1e-12  # of the greatest throughput
+ROUNDING = 1e-12  # relative to the greatest throughput
 
 
 def concave(curves: Floats) -> Floats:
-    """The least concave and growing curve above each row; column n is the value with n GPUs."""
+    """Return the least concave and growing curve above each row; column n is the value with n GPUs."""
     above = np.maximum.accumulate(curves, axis=1)
     for row in above:
         if np.all(np.diff(row, 2) <= ROUNDING * row[-1]):

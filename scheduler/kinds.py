@@ -1,14 +1,15 @@
-"""Kinds of GPUs, and which of them a job may use. Pure.
+"""Kinds of GPUs, and the kinds that a job may use. Pure.
 
-A job may name types ("A100"), an amount of memory, and how many GPUs it has on each of its servers. Beside that there is a rule
-that nobody has to write down: **a job stays on GPUs of one type for its whole life**. Different types calculate with different
-kernels, so the bits of the result depend on the type (EasyScale 3.3: D0 and D1 hold for homogeneous GPUs only, D2 for others).
-`determinism: elastic`, the default, promises that the bits do not depend on where the job runs, so the cluster has to keep to
-one type:
+A job may name types ("A100"), an amount of memory, and a number of GPUs on each of its servers. Beside these there is a
+rule that always holds: **a job stays on GPUs of one type for its whole life**. Different types calculate with different
+kernels, so the bits of the result depend on the type (EasyScale 3.3: D0 and D1 hold for homogeneous GPUs only, D2 for
+others). `determinism: elastic`, the default, promises that the bits do not depend on where the job runs, so the cluster
+has to keep to one type:
 
-* `elastic` and `static`: all GPUs of the job have the same name as those that it began on. Where the job names types, it may have
-  all GPUs that one of these words stands for: `type: [A100, V100]` means either A100s or V100s, not both.
-* `none` promises nothing, and `heterogeneous` that types do not matter: such a job may use all GPUs that it asks for at once.
+* `elastic` and `static`: all GPUs of the job have the same name as those that it began on. Where the job names types,
+  it may have all GPUs that match one of these words: `type: [A100, V100]` means either A100s or V100s, not both.
+* `none` makes no promise, and `heterogeneous` states that types do not matter: such a job may use all GPUs that it asks
+  for at once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ..protocol.model import Determinism, JobSpec
 from ..protocol.texts import gpu_count
 
 _TOKEN = re.compile(r"[a-z0-9.]+")
-SLICE = "mig"  # stands in the name of a part of a GPU
+SLICE = "mig"  # marks the name of a part of a GPU
 
 
 @dataclass(frozen=True)
 class GpuSort:
-    """What tells GPUs apart for jobs."""
+    """Properties by which jobs distinguish GPUs."""
 
     name: str = ""
     memory_bytes: int = 0
@@ -34,17 +35,17 @@ class GpuSort:
 
 @dataclass(frozen=True)
 class Demand:
-    """Which GPUs a job may use. The default: any, but of one type."""
+    """The GPUs that a job may use. The default: any, but of one type."""
 
     types: tuple[str, ...] = ()
     memory_bytes: int = 0
     mixes: bool = False  # GPUs of several types at once
-    began_on: str = ""  # the name of the GPUs that its state comes from; "": it has none, or it mixes
-    per_server: int = 0  # exactly so many on each of its servers; 0: as they come
+    began_on: str = ""  # the name of the GPUs that its state comes from; "": no state, or it mixes
+    per_server: int = 0  # fixed number on each of its servers; 0: any number
 
     @classmethod
     def of(cls, spec: JobSpec, began_on: str = "") -> Demand:
-        """What a job asks for that has begun on GPUs of this name; "": it has not begun."""
+        """Return the demand of a job that has begun on GPUs of this name; "": it has not begun."""
         mixes = spec.determinism in (Determinism.NONE, Determinism.HETEROGENEOUS)
         return cls(
             types=spec.gpu_types,
@@ -55,7 +56,8 @@ class Demand:
         )
 
     def options(self, sorts: Iterable[GpuSort]) -> tuple[tuple[GpuSort, ...], ...]:
-        """The sets of GPUs that it may choose among: all of its GPUs are of one of them. Never an empty set."""
+        """Return the sets of GPUs among which the job may choose: all of its GPUs belong to one of them. No set is
+        empty."""
         able = [sort for sort in sorts if sort.memory_bytes >= self.memory_bytes]
         if self.types:
             by_word = [[sort for sort in able if is_called(word, sort.name)] for word in self.types]
@@ -70,7 +72,7 @@ class Demand:
 
     @property
     def what(self) -> str:
-        """What it asks for, to follow a number: "A100 or V100 with 40 GiB, 4 on each server"."""
+        """The demand in words, to follow a number: "A100 or V100 with 40 GiB, 4 on each server"."""
         name = " or ".join(self.types) or self.began_on or "GPUs"
         memory = f" with {memory_text(self.memory_bytes)}" if self.memory_bytes else ""
         each = f", {self.per_server} on each server" if self.per_server else ""
@@ -81,19 +83,20 @@ ANY = Demand()
 
 
 def is_called(word: str, name: str) -> bool:
-    """Are all parts of `word` among the words of a GPU's name? "A100" is not "A10", and no slice of an A100 unless it says so."""
+    """Return whether all parts of `word` are among the words of a GPU's name. "A100" does not match "A10", nor a slice
+    of an A100."""
     wanted, there = _TOKEN.findall(word.lower()), _TOKEN.findall(name.lower())
     return bool(wanted) and set(wanted) <= set(there) and (SLICE in wanted or SLICE not in there)
 
 
 def memory_text(bytes_: int) -> str:
-    """ "40 GiB", "7.5 GiB"."""
+    """Format an amount of memory: "40 GiB", "7.5 GiB"."""
     return f"{bytes_ / (1 << 30):.4g} GiB"
 
 
 @dataclass(frozen=True)
 class Stock:
-    """How many GPUs of each sort a server has."""
+    """Number of GPUs of each sort on a server."""
 
     count: tuple[tuple[GpuSort, int], ...]
 
@@ -106,18 +109,19 @@ class Stock:
 
 
 def stock_of(demand: Demand, stock: Stock) -> int:
-    """How many GPUs of a server are of a sort that a job may have, of whatever type."""
+    """Return how many GPUs of a server the job may have, of any allowed type."""
     options = demand.options([sort for sort, _ in stock.count])
     return stock.among([sort for option in options for sort in option])
 
 
 def most_gpus(demand: Demand, servers: Sequence[Stock]) -> int:
-    """The largest share that a job can have, if nobody else has any."""
+    """Return the largest share that a job can have if it is alone."""
     return most_of_each([demand], servers)[0]
 
 
 def most_of_each(demands: Sequence[Demand], servers: Sequence[Stock]) -> list[int]:
-    """The same for each of these. Users may ask for the same in many words: the servers are counted once for each set of GPUs."""
+    """Return the largest share for each demand. Users may write one demand in several ways: servers are counted once
+    for each set of GPUs."""
     sorts = dict.fromkeys(sort for stock in servers for sort, _ in stock.count)
     known: dict[tuple[tuple[tuple[GpuSort, ...], ...], int], int] = {}
     found = []
@@ -138,7 +142,7 @@ def _room(demand: Demand, option: Sequence[GpuSort], servers: Sequence[Stock]) -
 
 
 def never_fits(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
-    """Why a job that needs `least` GPUs could not run on these servers even if it was alone; empty: it could."""
+    """Return why a job that needs `least` GPUs could not run on these servers even if it was alone; empty if it could."""
     if not servers or most_gpus(demand, servers) >= least:
         return ""
     total = sum(number for stock in servers for _, number in stock.count)
@@ -172,14 +176,14 @@ def _without_each(demand: Demand) -> str:
 
 
 def _plural(name: str, count: int) -> str:
-    """Of what are no GPUs; names of GPUs stay as they are."""
+    """Return the plural of a sort that is no GPU; names of GPUs stay as they are."""
     if not name:
         return "GPUs"
     return f"{name}s" if count != 1 and name.endswith(" slot") else name
 
 
 def _there(sorts: Sequence[GpuSort], servers: Sequence[Stock]) -> str:
-    """ "8 NVIDIA A100-SXM4-40GB and 4 Tesla V100-SXM2-16GB"."""
+    """Format the present GPUs: "8 NVIDIA A100-SXM4-40GB and 4 Tesla V100-SXM2-16GB"."""
     names = list(dict.fromkeys(sort.name for sort in sorts))
     counts = [sum([number for stock in servers for sort, number in stock.count if sort.name == name]) for name in names]
     found = [f"{count} {_plural(name, count)}" for name, count in zip(names, counts, strict=True)]

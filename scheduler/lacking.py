@@ -1,9 +1,9 @@
-"""How many GPUs a job lacks that waits: the numbers of a reason, counted of the whole decision. Pure.
+"""The numbers in the reason of a waiting job, counted over the whole decision. Pure.
 
-A policy is asked about some of the jobs and some of the GPUs: without those set by hand, behind promises, quotas and jobs of
-greater priorities, one type of GPUs after the other. What it says of free GPUs holds for that question alone. People are told of
-the cluster, so the numbers are counted here, from the GPUs that the job may use and what everybody gets of them. A sentence that
-would not be true of the cluster (enough GPUs are left) gives way to one that is.
+A policy is asked about some of the jobs and some of the GPUs: without manual shares, behind promises, quotas and jobs
+of greater priorities, one type of GPUs after the other. Its statement of free GPUs holds for that question alone. Users
+see the whole cluster, so the numbers are counted here, from the GPUs that the job may use and all shares of them. A
+sentence that would not be true of the cluster (enough GPUs are left) is replaced by one that is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BY_OTHERS = "left by jobs that go first"
 
 @dataclass(frozen=True)
 class Usable:
-    """GPUs of which a job may have some. `count`: how many there are; `given`: by row, how many of them each job gets by this
-    decision; `held`: how many of them are held by jobs now."""
+    """GPUs of which a job may have some. `count`: their number. `given`: by row, how many of them each job gets by this
+    decision. `held`: how many of them jobs hold now."""
 
     count: int
     given: Mapping[int, int]
@@ -28,7 +28,7 @@ class Usable:
 
 
 def lacking(view: ClusterView, row: int, lack: Lack, usable: Usable) -> Reason:
-    """Why a job waits, with the numbers of the GPUs that it may use; there are as many as it wants."""
+    """Return why a job waits, with the numbers of the GPUs that it may use. There must be as many as it wants."""
     assert lack.wanted <= usable.count
     for what, taken in ((lack.what, lack.taken), (BY_OTHERS, Taken.GIVEN)):
         left = usable.count - _taken(view, row, taken, usable)
@@ -55,6 +55,6 @@ def _minimum(view: ClusterView, row: int, gpus: int) -> int:
 
 
 def goes_before(view: ClusterView, other: int, row: int) -> bool:
-    """Does a job go before another one where jobs are taken in their order? Those with a share by hand do."""
+    """Return whether a job precedes another one where jobs are served in order. Jobs with a manual share do."""
     mine, others = int(view.jobs.priority[row]), int(view.jobs.priority[other])
     return other in view.manual_shares or others > mine or (others == mine and other < row)

@@ -1,7 +1,8 @@
-"""Decisions where not every job may use every GPU: `sharing` says how many, each job is placed among the GPUs that it may use.
+"""Decisions where not every job may use every GPU: `sharing` divides them, and each job is placed among the GPUs that
+it may use.
 
-The GPUs are placed part by part (`sharing`), by the stage that places them all where there are no limits: a part is to it a
-cluster of its own. Jobs that want exactly so many GPUs on each server have theirs already.
+The GPUs are placed part by part (`sharing`), by the stage that places them all where there are no limits: it treats a
+part as a cluster of its own. Jobs that want a fixed number of GPUs on each server have theirs already.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .sets import union
 from .sharing import Sharing
 from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, ServerInView
 
-TOLD_KINDS = 3  # other kinds of GPUs that are free, in a reason
+TOLD_KINDS = 3  # other kinds of free GPUs that a reason lists
 
 
 def decide_limited(
@@ -51,7 +52,7 @@ def decide_limited(
     tenancy: Tenancy | None = None,
     without: Collection[int] = frozenset(),
 ) -> Decision:
-    """Like `pipeline.decide`, for a view with limits. `without`: rows that get none."""
+    """Decide as `pipeline.decide`, for a view with limits. `without`: rows that get none."""
     policy = by_priority(policy, view.jobs)
     if tenancy is None:
         sharing = Sharing(view, policy, rng, without)
@@ -124,8 +125,8 @@ def decide_limited(
 
 
 def _pack(view: ClusterView, sharing: Sharing, tenancy: Tenancy | None) -> None:
-    """Regulate the shares of the jobs in each part by themselves (AFS 4.4); not those by hand, of the head of the queue, or with
-    seats."""
+    """Pack the shares of the jobs in each part separately (AFS 4.4), except manual shares, the head of the queue, and
+    jobs with seats."""
     taken = union(sharing.seats.values())
     fixed = {*view.manual_shares, *([view.reservation.row] if view.reservation is not None else [])}
     for number, mask in enumerate(sharing.parts):
@@ -136,7 +137,7 @@ def _pack(view: ClusterView, sharing: Sharing, tenancy: Tenancy | None) -> None:
         left = mask & ~taken
         sizes = [(server & left).bit_count() for server in _masks(view.servers)]
         most = np.minimum(view.jobs.max_gpus[chosen], [sharing.cap(row) for row in chosen.tolist()])
-        if tenancy is not None:  # what is rounded up may not pass a bound
+        if tenancy is not None:  # rounding up must not exceed a limit
             most = not_raised(tenancy.cut(chosen), sharing.given[chosen], most)
         given = pack(sharing.given[chosen], sizes, view.jobs.min_gpus[chosen], most)
         sharing.given[chosen] = given
@@ -148,12 +149,13 @@ def _masks(servers: Sequence[ServerInView]) -> Sequence[Gpus]:
     return layout_of(tuple([len(server.gpus) for server in servers])).masks
 
 
-# What a part has of a server: a set of the view, where the server and the piece begin, and which positions; None: all of it.
+# A part's GPUs on a server: a set of the view, where the server and the piece begin, and the positions; None: all of
+# it.
 _Piece = tuple[Gpus, int, int, tuple[int, ...] | None]
 
 
 class _Part:
-    """Some GPUs of a view, as a cluster of its own, whose sets have bits of their own."""
+    """Some GPUs of a view as a cluster of their own, with their own bits in sets."""
 
     def __init__(self, servers: Sequence[ServerInView], mask: Gpus) -> None:
         self.servers: list[ServerInView] = []
@@ -178,7 +180,7 @@ class _Part:
     def place(
         self, stage: Placement, present: Mapping[int, Gpus], amounts: Mapping[int, int], first: Mapping[int, Gpus]
     ) -> Iterator[tuple[int, Gpus]]:
-        """The GPUs of each of these jobs, as sets of the view."""
+        """Yield the GPUs of each of these jobs, as sets of the view."""
         here = {row: self._inner(gpus) for row, gpus in present.items() if gpus & self._mask}
         leads = {row: self._inner(gpus) for row, gpus in first.items() if gpus & self._mask and row in amounts}
         for row, gpus in stage.place(self.servers, here, amounts, leads).items():
@@ -207,12 +209,12 @@ class _Part:
 
 
 def _limited(view: ClusterView, limit: Limit, least: int, used: Gpus, most: int) -> Reason | None:
-    """Why a job waits, where that is because of what it may use."""
+    """Return why a job waits, where its limit is the reason."""
     demand, what = limit.demand, f"{least} {limit.demand.what}"
     present = [server.stock for server in view.servers]
     if most < least:
         left = most_gpus(demand, [*present, *(server.stock for server in view.absent)])
-        if left >= least and not view.absent:  # others of them are held for the head of the queue
+        if left >= least and not view.absent:  # the other GPUs are held for the head of the queue
             head = view.reservation
             held = f", others are held for {view.jobs.name(head.row)}" if head is not None else ""
             return Reason(ReasonCode.LIMITED, f"waits for {what}: {most} of {left} may be used by it{held}")
@@ -241,7 +243,7 @@ def _limited(view: ClusterView, limit: Limit, least: int, used: Gpus, most: int)
 
 
 def _others(view: ClusterView, limit: Limit, used: Gpus) -> str:
-    """Which GPUs are free that the job may not use."""
+    """Return which free GPUs the job may not use, in words."""
     idle = ((1 << view.total_gpus) - 1) & ~used & ~union(limit.options)
     count: dict[str, int] = {}
     for server, mask in zip(view.servers, _masks(view.servers), strict=True):

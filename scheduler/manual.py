@@ -1,4 +1,4 @@
-"""Shares that somebody has set by hand: they come before any policy. Pure."""
+"""Manual shares, set by a user or operator: they precede any policy. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from .view import ClusterView, Ints
 
 
 def shares_by_hand(view: ClusterView) -> Ints:
-    """Shares set by hand come first, in the order of submission, as large as they fit; none below what the job asks for at least,
-    unless that itself was set by hand."""
+    """Return the manual shares in the order of submission, as large as they fit, at least the job's minimum.
+
+    A manual share below the minimum is its own minimum.
+    """
     shares = np.zeros(len(view.jobs), dtype=np.int64)
     free = view.total_gpus
     for row, wanted in sorted(view.manual_shares.items()):

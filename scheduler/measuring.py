@@ -1,18 +1,20 @@
-"""Which shares a job is measured with, and when: overestimate first, readjust later (AFS 4.5).
+"""The shares with which a job's throughput is measured, and when: overestimate first, readjust later (AFS 4.5).
 
-A job that nothing is known of gets its fair share at most at first. When it has been measured there it goes down through smaller
-shares, a few steps with each, and only then gets what the policy makes of the figures. Meanwhile its GPUs stay its own: giving
-them to others for seconds would cost these more than it brings. All steps are part of training, so what it costs is what the
-idle GPUs would have done.
+A job of unknown throughput gets at most its fair share at first. After a measurement there it goes down through smaller
+shares, a few steps with each, and only then gets the policy's share for the measured values. Meanwhile its GPUs stay
+its own: a loan of some seconds would cost other jobs more than it brings. All steps are part of training, so the cost
+is the work that the idle GPUs would have done.
 
-Where we differ from the paper
-------------------------------
-* AFS measures all allocatable units. We measure about half of the share, half of that, and so on: with network packing and up to
-  two servers these are all; on larger ones the curve between them is a straight line (`speedup_curve`), and most of the cost is
-  saved.
-* What is known from earlier jobs, a profile or the job file is not measured again (ElasticFlow 6.6: no need for known jobs).
-* Nothing is measured where it would only disturb: with so few steps left that it could not pay, with shares that take too
-  long for the steps wanted, under a policy that never looks at throughput, or while the share is set by hand.
+Differences from the paper
+-------------------------
+
+* AFS measures all allocatable units. Here about half of the share is measured, half of that, and so on: with network
+  packing and up to two servers these are all; on larger ones the curve between them is a straight line
+  (`speedup_curve`), and most of the cost is saved.
+* Throughput that is known from earlier jobs, a profile or the job file is not measured again (ElasticFlow 6.6: no need
+  for known jobs).
+* Nothing is measured where it would only disturb: with so few steps left that it could not pay, with shares that take
+  too long for the steps wanted, under a policy that never uses throughput, or while the share is manual.
 * The fair share is rounded up, so that no GPU idles for it.
 """
 
@@ -30,24 +32,25 @@ from .view import Floats
 
 @dataclass(frozen=True)
 class Measuring:
-    """How jobs are measured. With `way_down` off they only are with the shares that they get anyhow."""
+    """How jobs are measured. Without `way_down` they are measured only with the shares that the policy gives them."""
 
     way_down: bool = True
-    steps: int = 20  # with each share; the figure is their median
+    steps: int = 20  # with each share; the result is their median
     longest_s: float = 60.0  # for one share
-    most_of_rest: float = 0.05  # of the time that a job still takes, for all of its shares together
+    most_of_rest: float = 0.05  # fraction of the job's remaining time, for all of its shares together
 
 
 OFF = Measuring(way_down=False)
 
 
 def first_share(total: int, jobs: int) -> int:
-    """The most GPUs for a job that nothing is known of: 1/n of the cluster (AFS 4.5), rounded up."""
+    """Return the largest share of a job of unknown throughput: 1/n of the cluster (AFS 4.5), rounded up."""
     return -(-total // max(jobs, 1))
 
 
 def smaller_shares(share: int, least: int, server_gpus: int | None) -> tuple[int, ...]:
-    """The shares on the way down from `share` to `least`, the largest first. `server_gpus`: of each, where shares are packed."""
+    """Return the shares from `share` down to `least`, the largest first. `server_gpus`: GPUs of each server, where
+    shares are packed."""
     found: list[int] = []
     below = share // 2
     while below >= max(least, 1):
@@ -59,7 +62,7 @@ def smaller_shares(share: int, least: int, server_gpus: int | None) -> tuple[int
 
 
 def unknown(shares: Iterable[int], known: Iterable[int]) -> tuple[int, ...]:
-    """Those of `shares` that no known one is near to: it need not be the same, but less than twice as large."""
+    """Return those of `shares` without a known share close above: the same, or less than twice as large."""
     there = set(known)
     return tuple(share for share in shares if not any(share <= other < 2 * share for other in there))
 
@@ -67,9 +70,10 @@ def unknown(shares: Iterable[int], known: Iterable[int]) -> tuple[int, ...]:
 def worth_measuring(
     measuring: Measuring, shares: Iterable[int], curve: Floats, left_s: float = math.inf
 ) -> tuple[int, ...]:
-    """Those of `shares` that can be measured in time; none if all together take too much of what the job still takes.
+    """Return those of `shares` that can be measured in time; none if all together take too much of the job's remaining
+    time.
 
-    `curve`: estimated steps per second by share; `left_s`: until the job's end, as it runs now.
+    `curve`: estimated steps per second by share. `left_s`: seconds until the job's end at its present speed.
     """
     takes_s = {share: measuring.steps / float(curve[share]) for share in shares}
     able = tuple(share for share, time_s in takes_s.items() if time_s <= measuring.longest_s)

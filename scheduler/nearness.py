@@ -1,15 +1,19 @@
-"""Which GPUs of one server are near each other, and how to choose near ones. Pure.
+"""Topology of a server's GPUs, and the choice of GPUs that are close to each other. Pure.
 
 Theory of operation
 -------------------
-A server is a tree: GPUs that NVLink connects, all with all; PCIe switches; sockets; the server (ElasticFlow 4.3 and Figure 5;
-Elan IV-2 and Figure 9, whose levels L1 to L3 these are, after NVLink). Each level divides the GPUs into nodes, and a node of one
-level lies in one node of the next. NVLink counts as a level only where it connects all GPUs of a node with all others there: an
-NVSwitch does, a bridge between two GPUs does. In the cube of a DGX-1 each GPU reaches four of seven others: there the switches
-and sockets decide. If nothing is known, or all is equally near, the tree is empty and any GPUs are as good as others.
 
-GPUs are chosen as buddy allocation does: in the smallest node that has enough free ones; of several in the one that fits best,
-where the fewest stay free in the node, then in the next larger one around it, and so on. So large holes are kept for large jobs.
+A server is a tree: GPUs that NVLink connects, all with all; PCIe switches; sockets; the server (ElasticFlow 4.3 and
+Figure 5; Elan IV-2 and Figure 9, with levels L1 to L3 above NVLink). Each level divides the GPUs into nodes, and a node
+of one level lies in one node of the next. NVLink counts as a level only where it connects all GPUs of a node with all
+others there: an NVSwitch does, a bridge between two GPUs does. In the cube of a DGX-1 each GPU reaches four of seven
+others: there the switches and sockets decide. If nothing is known, or all GPUs are equally close, the tree is empty and
+any GPUs are as good as others.
+
+GPUs are chosen as buddy allocation does: in the smallest node that has enough free ones; of several in the node with
+the best fit, where the fewest stay free in the node, then in the next larger one around it, and so on. So large holes
+are kept for large jobs.
+
 Sets are small integers here: bit i is the GPU at position i of its server.
 """
 
@@ -19,13 +23,11 @@ from collections.abc import Callable, Sequence
 
 from ..protocol.model import GpuPlace
 
-Near = tuple[
-    tuple[int, ...], ...
-]  # by level, the nearest first: nodes with several GPUs, of which none is the whole server
+Near = tuple[tuple[int, ...], ...]  # by level, the closest first: nodes with several GPUs, without the whole server
 
 
 def tree(indices: Sequence[int], places: Sequence[GpuPlace]) -> Near:
-    """The levels of a server whose GPUs have these numbers and places."""
+    """Return the levels of a server with these GPU numbers and places."""
     count = len(indices)
     positions = range(count)
     at = {index: position for position, index in enumerate(indices)}
@@ -54,7 +56,7 @@ def tree(indices: Sequence[int], places: Sequence[GpuPlace]) -> Near:
 
 
 def _joined(nodes: Sequence[int], near: Callable[[int, int], bool]) -> list[int]:
-    """By position: the node that it is in, where those with GPUs that are near each other are one."""
+    """Return the node of each position, after joining nodes with GPUs that are close to each other."""
     found = list(nodes)
     for a in range(len(found)):
         for b in range(a):
@@ -65,7 +67,7 @@ def _joined(nodes: Sequence[int], near: Callable[[int, int], bool]) -> list[int]
 
 
 def cut(near: Near, kept: Sequence[int]) -> Near:
-    """The levels of a server of which only the GPUs at these positions are left."""
+    """Return the levels of a server that is reduced to the GPUs at these positions."""
 
     def shrunk(node: int) -> int:
         return sum(1 << new for new, old in enumerate(kept) if node >> old & 1)
@@ -75,14 +77,15 @@ def cut(near: Near, kept: Sequence[int]) -> Near:
 
 
 def leaves(near: Near, count: int) -> tuple[int, ...]:
-    """A number for each GPU such that each node stands in an aligned block of a power of two, as buddy allocation needs it."""
+    """Return a number for each GPU such that each node is an aligned block of a power of two, as buddy allocation
+    requires."""
     found = [0] * count
     _lay(_levels(near, count), len(near) + 1, (1 << count) - 1, 0, found)
     return tuple(found)
 
 
 def _lay(levels: Sequence[Sequence[int]], level: int, node: int, begin: int, found: list[int]) -> int:
-    """Number the GPUs of `node` from `begin` on. Returns how many numbers that takes: a power of two."""
+    """Number the GPUs of `node` from `begin` on. Return how many numbers that takes: a power of two."""
     if level == 0:
         found[node.bit_length() - 1] = begin
         return 1
@@ -102,7 +105,7 @@ def _span(levels: Sequence[Sequence[int]], level: int, node: int) -> int:
 
 
 def _levels(near: Near, count: int) -> list[list[int]]:
-    """All levels, from single GPUs to the whole server; each has all GPUs."""
+    """Return all levels, from single GPUs to the whole server; each has all GPUs."""
     singles = [1 << position for position in range(count)]
     found = [singles]
     for level in near:
@@ -112,9 +115,9 @@ def _levels(near: Near, count: int) -> list[list[int]]:
 
 
 def nearest(near: Near, size: int, count: int, free: int, own: int = 0) -> tuple[int, int]:
-    """`count` GPUs of `free`, near each other and near those of `own`; before them how far apart they are: a level from 0 on.
+    """Return the distance and set of `count` GPUs of `free` that are close to each other and to those of `own`.
 
-    `size`: GPUs of the server. There have to be so many.
+    The distance is a level from 0 on. `size`: GPUs of the server. Raises ValueError if too few GPUs are free.
     """
     levels = _levels(near, size)
     for distance, level in enumerate(levels):
@@ -126,13 +129,15 @@ def nearest(near: Near, size: int, count: int, free: int, own: int = 0) -> tuple
 
 
 def _holes(levels: Sequence[Sequence[int]], distance: int, node: int, free: int) -> tuple[int, ...]:
-    """How many are free in a node, in the next larger one around it, and so on; of equal ones the first is taken."""
+    """Return the number of free GPUs in a node, in the next larger one around it, and so on; the last entry breaks
+    ties."""
     around = (next(larger for larger in level if larger & node) for level in levels[distance:])
     return *((free & larger).bit_count() for larger in around), node & -node
 
 
 def _filled(levels: Sequence[Sequence[int]], distance: int, node: int, count: int, free: int, own: int) -> int:
-    """`count` of the free GPUs of `node`: rather beside the own ones, then in few nodes of the level below, best fit."""
+    """Return `count` of the free GPUs of `node`: preferably beside the own ones, then in few nodes of the level below,
+    best fit."""
     here = free & node
     if here.bit_count() == count or distance == 0:
         return here

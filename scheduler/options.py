@@ -1,7 +1,7 @@
-"""Parameters as they stand in a file, made into the frozen structs of whoever they are for; each mistake in one sentence.
+"""Conversion of parameters from a file to frozen structs; each mistake is reported in one sentence.
 
-The sentence names the source, the field, what was found and what is allowed. The field is kept apart too, for those who can
-tell on which line it stands.
+The sentence names the source, the field, the found value and the allowed ones. The field is kept apart too, for callers
+that can find its line.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from ..protocol.errors import OperatorError
 S = TypeVar("S")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
-_OWN_CHECK = re.compile(r"(\w+): (.*)")  # what a struct's `__post_init__` says of a field that it has been given
+_OWN_CHECK = re.compile(r"(\w+): (.*)")  # the error of a struct's `__post_init__` about one field
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 class WrongOption(OperatorError):
-    """An option is wrong. `field` is its way from the top of the document: "parameters.unit_s"; empty: the document itself."""
+    """An option is wrong. `field` is its path from the top of the document: "parameters.unit_s"; empty: the document
+    itself."""
 
     def __init__(self, source: str, field: str, text: str) -> None:
         super().__init__(f"{source}: {field}: {text}" if field else f"{source}: {text}")
@@ -33,7 +34,7 @@ class WrongOption(OperatorError):
 
 
 def plain(values: object) -> object:
-    """The same without dates and times, which YAML makes of what looks like them: they are texts again, in ISO 8601."""
+    """Return the values with dates and times as texts in ISO 8601 again, since YAML converts texts that look like them."""
     if isinstance(values, dict):
         return {key: plain(value) for key, value in values.items()}
     if isinstance(values, list | tuple):
@@ -42,7 +43,8 @@ def plain(values: object) -> object:
 
 
 def convert(values: object, into: type[S], source: str, at: str = "") -> S:
-    """`values`, plain ones, as an `into`, which is a struct; they stand at the field `at` of `source`. Raises WrongOption."""
+    """Return the plain `values` as an `into`, which is a struct; they are at the field `at` of `source`. Raises
+    WrongOption."""
     try:
         converted = msgspec.convert(values, into)
     except msgspec.ValidationError as error:
@@ -67,7 +69,8 @@ def convert(values: object, into: type[S], source: str, at: str = "") -> S:
 
 
 def _of_one_key(values: Any, into: type[S], where: str, source: str, at: str) -> None:
-    """Raises WrongOption that names the key of a mapping, which msgspec does not, for the first one that is wrong by itself."""
+    """Raise WrongOption with the key of a mapping, which msgspec does not name, for the first key that is wrong by
+    itself."""
     before, _, behind = where.partition("[...]")
     way = [name or int(number) for name, number in _STEP.findall(before)]
     mapping = _found(values, way)
@@ -87,14 +90,14 @@ def _of_one_key(values: Any, into: type[S], where: str, source: str, at: str) ->
 
 
 def _with(values: Any, way: list[str | int], mapping: object) -> Any:
-    """A copy of mappings in mappings, with another one there."""
+    """Return a copy of nested mappings with another mapping at this path."""
     if not way or not isinstance(values, dict):
         return mapping
     return {**values, way[0]: _with(values[way[0]], way[1:], mapping)}
 
 
 def _numbers(values: object) -> Iterator[tuple[list[str | int], float]]:
-    """All floats in plain values, and the way to each."""
+    """Yield all floats in plain values, and the path to each."""
     items: Iterable[tuple[str | int, object]] = ()
     if isinstance(values, dict):
         items = values.items()

@@ -258,7 +258,7 @@ def raised(
         too_many -= back
         if not stops:
             offer(row)
-    for row in np.flatnonzero((given > 0) & (given < shares)).tolist():  # whole jobs may have given back too much
+    for row in np.flatnonzero((given > 0) & (given < shares)).tolist():  # stopped jobs may have given too much
         back = min(int(shares[row] - given[row]), -too_many)
         if back > 0:
             given[row] += back

@@ -237,7 +237,7 @@ def _soonest(ends_after_s: Floats) -> Floats:
     """
     copies = len(ends_after_s)
     number = np.arange(1, copies + 1)[:, None]
-    worked_s = np.cumsum(ends_after_s, axis=0) + (copies - number) * ends_after_s  # for all copies, up to each of them
+    worked_s = np.cumsum(ends_after_s, axis=0) + (copies - number) * ends_after_s  # over all copies, to each end
     found: Floats = (worked_s / number).min(axis=0)
     return found
 

@@ -1,1 +1,2 @@
-"""Tables of measured throughput, read from files: for the controller, which knows models from them, and for the simulator."""
+"""Tables of measured throughput, read from files: the controller takes known models from them, and so does the
+simulator."""

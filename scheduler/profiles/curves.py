@@ -1,22 +1,24 @@
-"""How fast models train on how many GPUs, from tables of measurements.
+"""Throughput of models by number of GPUs, from tables of measurements.
 
-A table is told by its header. Either it has a model, a number of GPUs and one of four measures (AFS, ElasticFlow, Gavel, or one's
-own: ``model,gpus,samples_per_s``, with the other columns where there are several batches or types of GPU)::
+The header identifies a table. Either it has a model, a number of GPUs and one of four measures (AFS, ElasticFlow,
+Gavel, or a user's own: ``model,gpus,samples_per_s``, with the other columns where there are several batches or types of
+GPU)::
 
     model | job_type     gpus | scale_factor     samples_per_s | iters_per_s | steps_per_s | us_per_iter
     global_batch_size | global_batch | batch_size     gpu_type | worker_type     in_afs_table4 (0: never chosen at random)
 
 or it is EasyScale's or Sia's and Pollux' (`easyscale_curves`, `placement_curves`).
 
-What a curve is made of, whatever the table:
+Rules for the curves of every table:
 
-* Measurements are taken as they are, noise included: a simulated job is as fast as what has been measured. Policies
-  see the same table, dents included. Where one share was measured repeatedly the median counts.
-* A share that is missing between two measured ones (empty, nan and 0 are missing too) lies on the straight line between them in
-  throughput, which keeps a concave curve concave. Interpolation in time per iteration, as in the AFS table, would not.
-* Beyond the largest measured share throughput stays what it is there, so that no policy wants more.
-* Speedups are relative to one GPU. Where measurements begin with n > 1 GPUs, fewer are taken to have their part of that: linear
-  scaling, which makes n GPUs worth n, the most they can be without superlinear scaling.
+* Measurements are taken as they are, noise included: a simulated job is exactly as fast as measured. Policies see the
+  same table, dents included. Where one share was measured repeatedly the median counts.
+* A share that is missing between two measured ones (empty, nan and 0 are missing too) lies on the straight line between
+  them in throughput, which keeps a concave curve concave. Interpolation in time per iteration, as in the AFS table,
+  would not.
+* Beyond the largest measured share throughput stays constant, so that no policy wants more.
+* Speedups are relative to one GPU. Where measurements begin with n > 1 GPUs, fewer GPUs count in proportion: linear
+  scaling, which makes n GPUs worth n, the most that is possible without superlinear scaling.
 * Weak scaling (Gavel) needs nothing special: its steps are those of one GPU's batch, summed over the GPUs.
 """
 
@@ -39,7 +41,7 @@ MODEL = ("model", "job_type")
 GPUS = ("gpus", "scale_factor")
 BATCH = ("global_batch_size", "global_batch", "batch_size")
 TYPE = ("gpu_type", "worker_type")
-RATES = ("samples_per_s", "iters_per_s", "steps_per_s")  # the more the faster
+RATES = ("samples_per_s", "iters_per_s", "steps_per_s")  # larger is faster
 TIMES_US = ("us_per_iter",)
 EASYSCALE_COLUMNS = ("model", "bs", "gpu", "ddp_nondeterminism")
 MOST_GPUS = 1 << 16  # of a curve, which has a column for each share
@@ -47,18 +49,18 @@ MOST_GPUS = 1 << 16  # of a curve, which has a column for each share
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One model with one batch on one type of GPU. Rates are those with one GPU; nan: the table does not say."""
+    """One model with one batch on one type of GPU. Rates are those with one GPU; nan: not in the table."""
 
     model: str
-    batch: float | None  # of all workers together; None: the table does not say
+    batch: float | None  # of all workers together; None: not in the table
     gpu_type: str
     speedup: Floats  # T(n) / T(1) for n from 0 to the largest measured share
     iterations_per_s: float = math.nan
     samples_per_s: float = math.nan
-    at_random: bool = True  # may be given to jobs of which the model is not known
+    at_random: bool = True  # may be given to jobs of unknown model
 
     def best(self, gpus: int) -> int:
-        """The share of greatest throughput among those up to `gpus`; of equal ones the smallest."""
+        """Return the share of greatest throughput among those up to `gpus`; of equal ones the smallest."""
         return int(np.argmax(self.speedup[: gpus + 1]))
 
     @property
@@ -75,9 +77,10 @@ class Profiles:
     placed: Placed = field(default_factory=dict)  # where steps were timed with many batches (Sia, Pollux)
 
     def find(self, model: str, batch: float | None) -> Curve:
-        """The curve of a model, by name in any spelling of its letters, and of a batch where the table tells several apart.
+        """Return the curve of a model, by case-insensitive name, and of a batch where the table has several.
 
-        Without a batch, or where several types of GPU were measured: the first in the file. Raises UserError.
+        Without a batch, or where several types of GPU were measured: the first in the file. Raises UserError if there
+        is none.
         """
         named = [curve for curve in self.curves if curve.model.casefold() == model.casefold()]
         if not named:
@@ -90,13 +93,14 @@ class Profiles:
         return fitting[0]
 
     def pool(self) -> tuple[Curve, ...]:
-        """What jobs without a model are given: all of the type of GPU that comes first."""
+        """Return the curves for jobs without a model: all of the first GPU type."""
         allowed = [curve for curve in self.curves if curve.at_random]
         return tuple(curve for curve in allowed if curve.gpu_type == allowed[0].gpu_type)
 
 
 def load(path: Path, gpu_type: str | None = None) -> Profiles:
-    """The curves in `path`; only those of `gpu_type` if it is given. Raises UserError."""
+    """Return the curves in `path`; only those of `gpu_type` if it is given. Raises UserError if the file is not such a
+    table."""
     table = read(path)
     placed: Placed = {}
     if all(column in table for column in PLACEMENT_COLUMNS):
@@ -119,7 +123,7 @@ def load(path: Path, gpu_type: str | None = None) -> Profiles:
 
 
 def speedups(measured: Mapping[int, float]) -> Floats:
-    """T(n) / T(1) for n from 0 to the largest of the measured shares, all of whose throughputs are above 0."""
+    """Return T(n) / T(1) for n from 0 to the largest measured share. All measured throughputs must be above 0."""
     known = sorted(measured)
     points = [0, *known]
     rates = np.interp(np.arange(known[-1] + 1), points, [0.0, *(measured[share] for share in known)])
@@ -127,10 +131,10 @@ def speedups(measured: Mapping[int, float]) -> Floats:
 
 
 def easyscale_curves(table: Table) -> list[Curve]:
-    """EasyScale's Fig. 12: seconds per mini-batch of one worker with plain DDP. Workers scale without loss (its eq. 1).
+    """Return the curves of EasyScale's Fig. 12: seconds per mini-batch of one worker with plain DDP.
 
-    So the curve is a straight line; that a job has no use for more GPUs than workers is the trace's business, which calls
-    NeuMF ncf.
+    Workers scale without loss (its eq. 1), so the curve is a straight line. A job cannot use more GPUs than workers;
+    the trace limits that. The trace calls NeuMF ncf.
     """
     seconds, batch = table.numbers("ddp_nondeterminism"), table.numbers("bs")
     gpus = np.arange(257, dtype=np.float64)
@@ -144,7 +148,7 @@ def easyscale_curves(table: Table) -> list[Curve]:
 
 
 def _plain_curves(table: Table) -> list[Curve]:
-    """One row for each model, batch, type of GPU and share."""
+    """Return the curves of a table with one row for each model, batch, type of GPU and share."""
     model, gpus, measure = _one_of(table, MODEL), _one_of(table, GPUS), _one_of(table, (*RATES, *TIMES_US))
     batch, kind = _one_of(table, BATCH, optional=True), _one_of(table, TYPE, optional=True)
     shares = table.whole(gpus).tolist()
@@ -175,7 +179,7 @@ def curve_of(
     samples: bool = False,
     at_random: bool = True,
 ) -> Curve:
-    """From repeated measurements by share, in iterations (or `samples`) per second."""
+    """Return the curve of repeated measurements by share, in iterations (or `samples`) per second."""
     rates = {share: float(np.median(values)) for share, values in measured.items()}
     speedup = speedups(rates)
     rate = rates[min(rates)] / float(speedup[min(rates)])
@@ -185,14 +189,14 @@ def curve_of(
 
 
 def _measured(table: Table, column: str) -> list[float]:
-    """The values of a measure; 0 where nothing was measured."""
+    """Return the values of a measure; 0 where nothing was measured."""
     texts = ["0" if text.strip() in MISSING else text for text in table.columns[column]]
     filled = Table(table.source, {column: texts}, table.lines)
     return [float(value) for value in filled.numbers(column)]
 
 
 def _one_of(table: Table, names: Iterable[str], optional: bool = False) -> str:
-    """The column that has one of these names; "" if there is none and there need not be."""
+    """Return the column that has one of these names; "" if there is none and it is optional."""
     found = [name for name in names if name in table]
     if not found and not optional:
         raise UserError(

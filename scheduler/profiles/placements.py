@@ -1,10 +1,10 @@
 """Sia's and Pollux' measurements: time of a step and of its synchronisation, by batch on one GPU and by placement.
 
 They become strong-scaling curves for given global batches. A share has the placement on the fewest servers that was
-measured, and of several such ones the median. A global batch B on n GPUs is B / n on each. Where that is more than was
-measured, it is trained in k equal parts whose gradients are accumulated: ``(k - 1) (step - sync) + step``, as in Pollux'
-simulator; between measured batches times lie on a straight line; below the smallest measured one the share counts as not
-measured. Batches are those of Pollux' workloads.
+measured, and of several such ones the median. A global batch B on n GPUs is B / n on each. If that exceeds the measured
+batches, it is trained in k equal micro-batches with accumulated gradients: ``(k - 1) (step - sync) + step``, as in
+Pollux' simulator. Between measured batches times lie on a straight line; below the smallest measured batch the share
+counts as not measured. Batches are those of Pollux' workloads.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ Measured = tuple[str, float | None, str, Mapping[int, list[float]]]
 
 @dataclass(frozen=True)
 class Times:
-    """How long steps take with one share, medians, by batch on one GPU, in ascending order. All arrays are of the same length."""
+    """Median durations of steps with one share, by batch on one GPU, in ascending order. All arrays have the same
+    length."""
 
     local: Floats  # samples on each GPU
     step_s: Floats
-    sync_s: Floats  # of it, until gradients are summed up and nothing else is done
+    sync_s: Floats  # part of the step in which only the gradient all-reduce runs
 
     def rates(self, local: Floats) -> Floats:
-        """Iterations per second with so many samples on each GPU; 0: not measured."""
+        """Return the iterations per second with `local` samples on each GPU; 0: not measured."""
         parts = np.ceil(local / self.local[-1])
         step_s = np.interp(local / parts, self.local, self.step_s)
         sync_s = np.interp(local / parts, self.local, self.sync_s)
@@ -54,7 +55,7 @@ Placed = Mapping[tuple[str, str], Mapping[int, Times]]  # by application and typ
 
 
 def placement_times(table: Table) -> Placed:
-    """What was measured, with each share on the fewest servers."""
+    """Return the measurements of each share on the fewest servers."""
     shares, servers = _shares(table)
     times: dict[tuple[str, str], dict[int, dict[int, _Samples]]] = defaultdict(lambda: defaultdict(dict))
     step, sync = table.numbers("step_time").tolist(), table.numbers("sync_time").tolist()
@@ -71,7 +72,7 @@ def placement_times(table: Table) -> Placed:
 
 
 def placement_curves(placed: Placed) -> Iterator[Measured]:
-    """Application, batch, type of GPU and iterations per second by share; the largest batch of each comes first."""
+    """Yield application, batch, type of GPU and iterations per second by share; the largest batch of each comes first."""
     for (app, gpu), by_share in placed.items():
         for batch in reversed(BATCHES.get(app, ())):
             rates = {
@@ -85,7 +86,7 @@ def placement_curves(placed: Placed) -> Iterator[Measured]:
 
 
 def _shares(table: Table) -> tuple[list[int], list[int]]:
-    """GPUs and servers of each row."""
+    """Return the GPUs and servers of each row."""
     if "placement" not in table:
         if "num_replicas" not in table or "num_nodes" not in table:
             raise UserError(f"{table.source}: line 1: neither a column placement nor num_nodes and num_replicas")

@@ -1,7 +1,7 @@
-"""CSV tables of the world, plain or gzip'd: columns by name, and refusals that say file, line, column and reason.
+"""CSV tables from outside, plain or gzip'd: columns by name, and errors with file, line, column and reason.
 
-Whole columns are converted at once, since traces have tens of thousands of rows; the line that is wrong is looked for only when
-something is.
+Whole columns are converted at once, since traces have tens of thousands of rows. The wrong line is searched only after
+an error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..view import Floats, Ints
 GZIP = b"\x1f\x8b"
 NEWLINE = "\n"
 MOST_BYTES = 1 << 30  # of an unpacked table
-MOST = 1e15  # no time, size or number that means anything is larger
+MOST = 1e15  # no meaningful time, size or number is larger
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file by column, all as text; `lines` says where in the file each row stands."""
+    """Rows of a file by column, all as text; `lines`: the line of each row in the file."""
 
     source: str
     columns: Mapping[str, Sequence[str]]
@@ -44,14 +44,14 @@ class Table:
         return UserError(f"{self.source}: line {self.lines[row]}, column {column}: {reason}")
 
     def texts(self, column: str) -> Sequence[str]:
-        """The values of a column, none of them empty."""
+        """Return the values of a column. Raises UserError if one is empty."""
         values = self.columns[column]
         if "" in values:
             raise self.wrong(values.index(""), column, "empty")
         return values
 
     def numbers(self, column: str, least: float = 0.0) -> Floats:
-        """The values of a column, none below `least`."""
+        """Return the values of a column as numbers. Raises UserError if one is not finite or below `least`."""
         values = self.columns[column]
         try:
             numbers = np.array(values, dtype=np.str_).astype(np.float64)
@@ -67,7 +67,7 @@ class Table:
         return numbers
 
     def whole(self, column: str, least: int = 1) -> Ints:
-        """As `numbers`, for counts."""
+        """Return the values of a column as `numbers`, for counts."""
         numbers = self.numbers(column, least)
         broken = numbers != np.floor(numbers)
         if broken.any():
@@ -76,7 +76,8 @@ class Table:
         return numbers.astype(np.int64)
 
     def times(self, column: str) -> Floats:
-        """Seconds: numbers, or dates and times of day (then in UTC, whatever clock they were read from)."""
+        """Return the values of a column in seconds, from numbers, or from dates and times of day (taken as UTC without
+        a time zone)."""
         values = self.columns[column]
         if values[0].count("-") < 2:
             return self.numbers(column)
@@ -91,7 +92,7 @@ class Table:
         return seconds
 
     def where(self, conditions: Mapping[str, Sequence[str]]) -> Table:
-        """The rows whose columns have one of the given values."""
+        """Return the rows with one of the given values in each named column. Raises UserError if there are none."""
         keep = np.ones(len(self), dtype=np.bool_)
         for column, wanted in conditions.items():
             if column not in self.columns:
@@ -106,13 +107,13 @@ class Table:
         return self if keep.all() else self.only(np.flatnonzero(keep))
 
     def only(self, rows: Ints) -> Table:
-        """These rows of the table."""
+        """Return these rows of the table."""
         chosen = rows.tolist()
         columns = {name: [values[row] for row in chosen] for name, values in self.columns.items()}
         return Table(self.source, columns, [self.lines[row] for row in chosen])
 
     def _first_text(self, column: str) -> tuple[int, str, str]:
-        """Row, column and reason of the first value that is not a number."""
+        """Return row, column and reason of the first value that is not a number."""
         for row, value in enumerate(self.columns[column]):
             try:
                 np.array([value], dtype=np.str_).astype(np.float64)
@@ -122,7 +123,7 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """The table in `path`. Raises UserError, naming file and line, where it is not one."""
+    """Return the table in `path`. Raises UserError, naming file and line, if the file is not a table."""
     header: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -154,13 +155,14 @@ def read(path: Path) -> Table:
 
 
 def listed(values: Iterable[object], most: int = 12) -> str:
-    """Some of the values, for people."""
+    """Return the first `most` values as text for users."""
     texts = [str(value) for value in values]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def _check_lengths(path: Path, rows: Sequence[Sequence[str]], lines: Sequence[int], least: int, most: int) -> None:
-    """Every row has a value for every column with a name; columns at the end without one (EasyScale's) may be left out."""
+    """Raise UserError unless every row has a value for every named column; unnamed columns at the end (EasyScale's) may
+    be missing."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     wrong = (lengths < least) | (lengths > most)
     if wrong.any():

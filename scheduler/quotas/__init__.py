@@ -1,1 +1,1 @@
-"""Quotas: what users and groups are guaranteed, what they may have at most, and who borrows what is idle (ElasticFlow 4.4)."""
+"""Quotas: guarantees and limits of users and groups, and the borrowing of idle GPUs (ElasticFlow 4.4)."""

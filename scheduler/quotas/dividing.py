@@ -1,12 +1,13 @@
 """Quotas beside any policy that may change shares at any time (ElasticFlow 4.4). Pure.
 
-The policy divides the GPUs as if there were no quotas. Where that gives a user or a group (a tenant) less than it is guaranteed
-and could use, or more than it may have, each tenant gets a number of GPUs, as near to what the policy gave as the guarantees
-allow: those who have borrowed most give back first. Then the policy is asked for the jobs of each tenant alone. What a tenant
-cannot use goes to the others. Jobs give GPUs back as they do in any other decision: they shrink, or wait with their state kept.
+The policy divides the GPUs as if there were no quotas. A user or a group is a tenant. Where a tenant gets less than its
+guarantee although it could use more, or more than its limit, each tenant gets a number of GPUs, as near to the policy's
+division as the guarantees allow: tenants that have borrowed most give back first. Then the policy divides each tenant's
+GPUs among its jobs alone. GPUs that a tenant cannot use go to the others. Jobs give GPUs back as in any other decision:
+they shrink, or wait with their state kept.
 
-Where more is guaranteed than there is, all guarantees are reduced in proportion. GPUs that no policy can take away (`held`: of
-gangs, and of jobs that start) count first.
+Where the guarantees exceed the GPUs, all guarantees are reduced in proportion. GPUs that no policy can take away
+(`held`: of gangs, and of jobs that start) count first.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import numpy as np
 from ..view import Ints, JobTable
 from .terms import Quotas
 
-Ask = Callable[[Ints, int], Ints]  # what the policy gives these rows, alone, of so many GPUs
+Ask = Callable[[Ints, int], Ints]  # returns the policy's shares of these rows alone, for so many GPUs
 
 
 @dataclass(frozen=True)
 class Tenancy:
-    """`owners`: the user of each row of the view; `held`: by tenant, GPUs that its jobs have and that the view does not show;
-    `stays`: rows of jobs that nobody could resize once they have begun (`lasting`)."""
+    """Owners of the jobs. `owners`: the user of each row of the view. `held`: by tenant, GPUs of its jobs that are
+    outside of the view. `stays`: rows of jobs that cannot be resized once they have begun (`lasting`)."""
 
     quotas: Quotas
     owners: Sequence[str]
@@ -34,11 +35,11 @@ class Tenancy:
     stays: frozenset[int] = frozenset()
 
     def tenant(self, row: int) -> str:
-        """For whom its GPUs count."""
+        """Return the tenant for which a row's GPUs count."""
         return self.quotas.tenant(self.owners[row])
 
     def rows(self, among: Collection[int] | None = None) -> dict[str, list[int]]:
-        """By tenant, its rows, in the order of the first; `among`: only these; None: all."""
+        """Return the rows by tenant, in the order of their first rows. `among`: only these rows; None: all."""
         found: dict[str, list[int]] = {}
         tenants: dict[str, str] = {}
         for row, owner in enumerate(self.owners):
@@ -50,7 +51,7 @@ class Tenancy:
         return found
 
     def with_held(self, gpus: Mapping[int, int]) -> Tenancy:
-        """Rows, each with so many GPUs that no policy can take away, hold them, too."""
+        """Return the tenancy with further held GPUs, by row, that no policy can take away."""
         held = dict(self.held)
         for row, count in gpus.items():
             tenant = self.tenant(row)
@@ -58,20 +59,20 @@ class Tenancy:
         return replace(self, held=held)
 
     def cut(self, rows: Ints) -> Tenancy:
-        """These rows alone."""
+        """Return the tenancy of these rows alone."""
         return Tenancy(self.quotas, [self.owners[row] for row in rows.tolist()], self.held)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Of a tenant. `entitled`: GPUs that it is to have, as it can use them; `most`: that it can and may have."""
+    """Claim of a tenant. `entitled`: guaranteed GPUs that it can use. `most`: GPUs that it can use and may have."""
 
     entitled: int
     most: int
 
 
 def claims(jobs: JobTable, gpus: int, tenancy: Tenancy) -> dict[str, Claim]:
-    """What each tenant may claim of `gpus` GPUs."""
+    """Return each tenant's claim on `gpus` GPUs."""
     found: dict[str, Claim] = {}
     for tenant, rows in tenancy.rows().items():
         quota, held = tenancy.quotas.quota(tenant), tenancy.held.get(tenant, 0)
@@ -85,7 +86,7 @@ def claims(jobs: JobTable, gpus: int, tenancy: Tenancy) -> dict[str, Claim]:
 
 
 def divide_by_quota(jobs: JobTable, given: Ints, gpus: int, tenancy: Tenancy, ask: Ask) -> Ints:
-    """The shares with which every tenant has its due; `given`, by row of `jobs`, is what the policy gave of `gpus` GPUs."""
+    """Return the shares with which every claim is met. `given`: the policy's shares of `gpus` GPUs, by row of `jobs`."""
     rows = {tenant: np.array(own, dtype=np.int64) for tenant, own in tenancy.rows().items()}
     claimed = claims(jobs, gpus, tenancy)
     has = {tenant: int(given[own].sum()) for tenant, own in rows.items()}
@@ -95,20 +96,21 @@ def divide_by_quota(jobs: JobTable, given: Ints, gpus: int, tenancy: Tenancy, as
     for tenant, budget in _budgets(claimed, has, gpus).items():
         if budget:
             shares[rows[tenant]] = ask(rows[tenant], budget)
-    for _ in claimed:  # what one cannot use, another one may be able to; each round gives some, or is the last
+    for _ in claimed:  # another tenant may use the rest; each round gives some GPUs, or is the last
         if not _hand_on(shares, rows, claimed, gpus, ask):
             break
     return shares
 
 
 def not_raised(tenancy: Tenancy, given: Ints, most: Ints) -> Ints:
-    """The maximums `most`, by row, such that no job of a tenant with a bound gets more than it was `given`."""
+    """Return the maximums `most`, by row, reduced so that no job of a tenant with a limit gets more than its `given`
+    share."""
     bound = np.array([tenancy.quotas.quota(tenancy.tenant(row)).most_gpus is not None for row in range(len(given))])
     return np.where(bound, given, most)
 
 
 def _budgets(claimed: Mapping[str, Claim], has: Mapping[str, int], gpus: int) -> dict[str, int]:
-    """How many GPUs each tenant divides among its jobs."""
+    """Return how many GPUs each tenant divides among its jobs."""
     budget = {name: min(max(has[name], claim.entitled), claim.most) for name, claim in claimed.items()}
     left = gpus - sum(budget.values())
     takes = left > 0
@@ -129,7 +131,8 @@ def _excess(name: str, budget: Mapping[str, int], claimed: Mapping[str, Claim]) 
 
 
 def _hand_on(shares: Ints, rows: Mapping[str, Ints], claimed: Mapping[str, Claim], gpus: int, ask: Ask) -> bool:
-    """Offer what is left to each tenant, those that have borrowed least first. Changes `shares`. Has anybody taken some?"""
+    """Offer the remaining GPUs to each tenant, those that have borrowed least first. Changes `shares`. Return whether
+    any were taken."""
     taken = False
     order = sorted(rows, key=lambda name: (int(shares[rows[name]].sum()) - claimed[name].entitled, name))
     for name in order:

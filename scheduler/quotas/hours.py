@@ -1,7 +1,7 @@
-"""How much GPU time promised deadlines hold, by user and group, and how much they may (`promised_gpu_hours`). Pure.
+"""GPU time that promised deadlines hold, by user and group, and its limits (`promised_gpu_hours`). Pure.
 
-A hard deadline holds the GPU time that its plan needs (`deadlines.timeline.Filled.gpu_s`): the least with which the job ends in
-time. It becomes less as the job gets on. Soft deadlines hold none, as they are never promised at others' expense.
+A hard deadline holds the GPU time of its plan (`deadlines.timeline.Filled.gpu_s`): the least with which the job ends in
+time. It shrinks as the job makes progress. Soft deadlines hold none, as they are never promised at others' expense.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ ROUNDING_GPU_S = 1e-3
 
 
 class Hours:
-    """What has been promised, in GPU-seconds by user."""
+    """Promised GPU time, in GPU-seconds by user."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
         self._held: dict[str, float] = {}
 
     def add(self, user: str, gpu_s: float) -> None:
-        """It has been promised."""
+        """Count promised GPU time for a user."""
         self._held[user] = self._held.get(user, 0.0) + gpu_s
 
     def left_gpu_s(self, user: str) -> float:
-        """So much may still be promised to a user; inf: there is no bound."""
+        """Return how many GPU-seconds may still be promised to a user; inf: there is no limit."""
         return max(0.0, min((most - has for _, has, most in self._bounds(user)), default=math.inf))
 
     def beyond(self, user: str, gpu_s: float) -> str:
-        """Why so much more may not be promised to a user, in words; "": it may."""
+        """Return why so much more GPU time may not be promised to a user, as a sentence; "" if it may."""
         for whose, has, most in self._bounds(user):
             if has + gpu_s > most + ROUNDING_GPU_S:
                 need, has_h = _hours(gpu_s), _hours(has)
@@ -42,7 +42,7 @@ class Hours:
         return ""
 
     def _bounds(self, user: str) -> Iterator[tuple[str, float, float]]:
-        """Whose bounds count for a user: has, and may have, in GPU-seconds."""
+        """Yield the limits that apply to a user: owner, promised and allowed GPU-seconds."""
         own, group = self._quotas.own(user), self._quotas.group_of(user)
         if own.promised_gpu_hours is not None:
             yield user, self._held.get(user, 0.0), own.promised_gpu_hours * HOUR_S
@@ -52,5 +52,5 @@ class Hours:
 
 
 def _hours(gpu_s: float) -> str:
-    """To three digits: "0.0278", "12.5"."""
+    """Format GPU-seconds as hours with three digits: "0.0278", "12.5"."""
     return f"{gpu_s / HOUR_S:.3g}"

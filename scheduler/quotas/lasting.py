@@ -1,13 +1,14 @@
 """GPUs that are given for good: to fixed gangs, and to the head of the queue for which GPUs are held. Pure.
 
-Whoever lends its idle GPUs to an elastic job gets them back within a step. A gang keeps what it begins with until it ends, and
-nobody knows when that is. So gangs do not borrow: after one has begun, every tenant can still be given what it is guaranteed,
-were all others to shrink. With g what a tenant is guaranteed, and f what its gangs have, that is
+A tenant that lends idle GPUs to an elastic job gets them back within a step. A gang keeps its first GPUs until it ends,
+and its end is not known. So gangs do not borrow: after one has begun, every tenant can still get its guarantee if all
+other jobs shrink. With g the guarantee of a tenant, and f the GPUs of its gangs, that is
 
     sum over all tenants of max(g, f)  <=  GPUs
 
-A gang begins if that holds with it, or if it stays within what its own tenant is guaranteed. Guarantees count from the time that
-they are made, also those of users without jobs. A gang with a range of GPUs begins with no more than that leaves.
+A gang begins if that holds with the gang included, or if the gang stays within its own tenant's guarantee. Guarantees
+count from the time that they are made, also those of users without jobs. A gang with a range of GPUs begins with no
+more than that leaves.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Lasting:
     """How many GPUs may still be given to each tenant for good."""
 
     def __init__(self, quotas: Quotas, owners: Iterable[str], fixed: Mapping[str, int], gpus: int) -> None:
-        """`owners`: users with jobs; `fixed`: by tenant, what its gangs have; `gpus`: all that there are, theirs included."""
+        """`owners`: users with jobs. `fixed`: GPUs of each tenant's gangs. `gpus`: all GPUs, theirs included."""
         self._quotas = quotas
         self._fixed = dict(fixed)
         tenants = dict.fromkeys(
@@ -37,13 +38,13 @@ class Lasting:
         self._spare = gpus - sum(self._counts(tenant) for tenant in tenants)
 
     def most(self, tenant: str) -> int:
-        """So many more at most."""
+        """Return how many more GPUs the tenant may get for good."""
         quota, fixed = self._quotas.quota(tenant), self._fixed.get(tenant, 0)
         most = max(0, quota.gpus - fixed) + max(0, self._spare)
         return most if quota.most_gpus is None else max(0, min(most, quota.most_gpus - fixed))
 
     def take(self, tenant: str, gpus: int) -> None:
-        """They are given."""
+        """Count GPUs that are given for good."""
         before = self._counts(tenant)
         self._fixed[tenant] = self._fixed.get(tenant, 0) + gpus
         self._spare -= self._counts(tenant) - before
@@ -54,14 +55,16 @@ class Lasting:
 
 @dataclass(frozen=True)
 class Bounded:
-    """A view in which no gang can use more than it may begin with, and the rows of those that may not begin at all."""
+    """A view in which no gang can use more GPUs than it may begin with, and the rows of gangs that may not begin at
+    all."""
 
     view: ClusterView
     without: frozenset[int]
 
 
 def lasting(view: ClusterView, tenancy: Tenancy) -> Lasting:
-    """Before anything of the view is given for good, but for shares by hand and what is held for the head of the queue."""
+    """Return the state before any GPU of the view is given for good, except manual shares and GPUs held for the head of
+    the queue."""
     gpus = view.total_gpus + sum(tenancy.held.values())
     found = Lasting(tenancy.quotas, tenancy.owners, tenancy.held, gpus)
     for row, share in view.manual_shares.items():
@@ -72,7 +75,7 @@ def lasting(view: ClusterView, tenancy: Tenancy) -> Lasting:
 
 
 def bounded(view: ClusterView, tenancy: Tenancy) -> Bounded:
-    """Each gang by itself."""
+    """Limit each gang by itself."""
     gangs, may = _gangs(view, tenancy), lasting(view, tenancy)
     if not gangs:
         return Bounded(view, frozenset())
@@ -82,8 +85,10 @@ def bounded(view: ClusterView, tenancy: Tenancy) -> Bounded:
 
 
 def too_many(view: ClusterView, tenancy: Tenancy, shares: Mapping[int, int]) -> Bounded | None:
-    """Gangs that were given these shares, by row, and may not begin all together: who comes first keeps its share, the others,
-    and those that got none, wait for the next decision. None: all may begin."""
+    """Limit gangs that were given these shares, by row, and may not begin all together; None if all may begin.
+
+    The first gangs keep their shares. The others, and those that got none, wait for the next decision.
+    """
     gangs, may = _gangs(view, tenancy), lasting(view, tenancy)
     most, over = view.jobs.max_gpus.copy(), False
     for row in gangs:
@@ -97,7 +102,7 @@ def too_many(view: ClusterView, tenancy: Tenancy, shares: Mapping[int, int]) -> 
 
 
 def _gangs(view: ClusterView, tenancy: Tenancy) -> list[int]:
-    """Rows, those with GPUs first."""
+    """Return the rows of gangs, those with GPUs first."""
     head = view.reservation.row if view.reservation is not None else None
     rows = [row for row in tenancy.stays if row != head and row not in view.manual_shares]
     return sorted(rows, key=lambda row: (row not in view.placements, row))
@@ -112,7 +117,7 @@ def _capped(view: ClusterView, most: Ints) -> Bounded:
 
 
 def told(tenancy: Tenancy, row: int, without: Collection[int]) -> Reason | None:
-    """Why a gang does not begin, where that is because of quotas."""
+    """Return why a gang does not begin, where quotas are the reason."""
     if row not in without:
         return None
     tenant = tenancy.tenant(row)

@@ -1,10 +1,11 @@
-"""Quotas where not every job may use every GPU: types, memory, so many on each server, GPUs that are held for a large job. Pure.
+"""Quotas where not every job may use every GPU: types, memory, GPUs per server, GPUs that are held for a large job.
+Pure.
 
-As in `dividing`: the policy shares out all GPUs (`sharing`) as if there were no quotas. Where a tenant gets less than it is due,
-or more than it may have, each tenant gets GPUs of each part (`parts`), and the policy shares these out among its jobs alone. What
-it cannot use there is offered to the others.
+As in `dividing`: the policy shares out all GPUs (`sharing`) as if there were no quotas. Where a tenant gets less than
+its claim, or more than its limit, each tenant gets GPUs of each part (`parts`), and the policy shares these out among
+its jobs alone. GPUs that it cannot use there are offered to the others.
 
-What was given before the policy is asked (by hand, to the head of the queue) counts first for its tenant.
+Shares that precede the policy (manual ones, and that of the head of the queue) count first for their tenants.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .parts import Flow, Group, dues, raise_to
 def share_by_quota(
     view: ClusterView, policy: Policy, rng: random.Random, tenancy: Tenancy, without: Collection[int]
 ) -> tuple[Sharing, Ints]:
-    """What every tenant's jobs get, and what the policy gave without quotas, by row. `without`: rows that get none."""
+    """Return the shares under quotas, and the policy's shares without quotas, by row. `without`: rows that get none."""
     first = Sharing(view, policy, rng, without)
     first.share_out()
     sharing = Sharing(view, policy, rng, without)
@@ -55,7 +56,7 @@ def _claim(tenancy: Tenancy, tenant: str, gpus: int) -> Claim:
 
 
 def _groups(view: ClusterView, first: Sharing, rows: Mapping[str, Ints], claimed: Mapping[str, Claim]) -> list[Group]:
-    """Jobs by where they are, or would be: of a job with a choice of several it is taken that it goes where most is left."""
+    """Group the jobs by their parts. A job with several choices counts for the choice where most GPUs are left."""
     most: dict[tuple[str, tuple[int, ...]], int] = {}
     left = [part.bit_count() for part in first.parts]
     undecided: list[tuple[str, int, list[tuple[int, ...]]]] = []
@@ -88,7 +89,7 @@ def _hand_on(
     due: Mapping[str, int],
     groups: Sequence[Group],
 ) -> None:
-    """Offer what is left to each tenant, those that have borrowed least first, until nobody takes any."""
+    """Offer the remaining GPUs to each tenant, those that have borrowed least first, until no tenant takes any."""
     whole = sharing.room
     used = {tenant: sharing.used(own) for tenant, own in rows.items()}
     left = [size - sum(own[part] for own in used.values()) for part, size in enumerate(whole)]
@@ -110,7 +111,7 @@ def _hand_on(
 
 
 def _bounded(groups: Sequence[Group], offered: Sequence[int], tenant: str, most: int) -> list[int]:
-    """As many of the GPUs that are offered, by part, as a tenant can use and may have."""
+    """Return how many of the offered GPUs, by part, a tenant can use and may have."""
     flow = Flow([group for group in groups if group.tenant == tenant], offered)
     while flow.has.get(tenant, 0) < most and flow.has and flow.raise_(tenant):
         pass
@@ -118,7 +119,7 @@ def _bounded(groups: Sequence[Group], offered: Sequence[int], tenant: str, most:
 
 
 def _better(sharing: Sharing, rows: Ints, room: Sequence[int], has: int) -> bool:
-    """Share `room` among a tenant's jobs anew; if they do not get more by that, they keep what they have."""
+    """Share `room` among a tenant's jobs again, and return whether they get more; otherwise they keep their shares."""
     before = sharing.take(rows)
     sharing.share(rows, room)
     if int(sharing.given[rows].sum()) > has:

@@ -1,10 +1,11 @@
-"""How many GPUs of which part each tenant divides among its jobs, where not every job may use every GPU. Pure.
+"""The number of GPUs of each part that a tenant divides among its jobs, where not every job may use every GPU. Pure.
 
-The GPUs of a view are in parts (`sharing`). Jobs of one tenant that may use the same parts are a *group*. GPUs flow from parts to
-groups to tenants: a GPU more for a tenant may mean that another tenant has one of another part instead (an augmenting path of
-Ford and Fulkerson, "Maximal flow through a network", 1956). So a tenant misses a guaranteed GPU only where no way of sharing out
-the parts gives it one, beside what is guaranteed to the others. GPUs are given one by one, to whom one is due first; what is
-taken from a tenant in one part it gets in another, so that nobody has less by a later one. The order is therefore exact: max-min.
+The GPUs of a view are in parts (`sharing`). Jobs of one tenant that may use the same parts are a *group*. GPUs flow
+from parts to groups to tenants: a GPU more for a tenant may mean that another tenant has one of another part instead
+(an augmenting path of Ford and Fulkerson, "Maximal flow through a network", 1956). So a tenant misses a guaranteed GPU
+only where no division of the parts gives it one, beside the guarantees of the others. GPUs are given one by one, first
+to the tenant with the most urgent claim. A tenant that loses a GPU in one part gets one in another, so that no later
+step takes GPUs from a tenant. The order is therefore exact: max-min.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Group:
 
 
 class Flow:
-    """Which GPUs the groups have: `given[g][p]` of part p."""
+    """GPUs of the groups: `given[g][p]` of part p."""
 
     def __init__(self, groups: Sequence[Group], sizes: Sequence[int]) -> None:
         self._groups = groups
@@ -39,10 +40,10 @@ class Flow:
         self.has = dict.fromkeys(self._of, 0)
 
     def raise_(self, tenant: str) -> bool:
-        """A GPU more for a tenant, nobody else has less. False: there is no way."""
+        """Give a tenant one more GPU without taking any from another. Return False if there is no way."""
         came: dict[
             int, tuple[int, int, int]
-        ] = {}  # to a part: which group takes it; which one leaves which part for that
+        ] = {}  # to a part: the group that takes it, and the group and part that this one leaves
         queue: list[int] = []
 
         def reach(group: int, leaves: int, part: int) -> None:
@@ -53,7 +54,7 @@ class Flow:
 
         for group in self._spare(tenant):
             reach(group, -1, -1)
-        for part in queue:  # grows meanwhile
+        for part in queue:  # the loop extends the queue
             if self._left[part]:
                 self._carry_out(came, part)
                 self.has[tenant] += 1
@@ -65,7 +66,7 @@ class Flow:
         return False
 
     def rooms(self, tenant: str) -> list[int]:
-        """By part, what a tenant has."""
+        """Return the tenant's GPUs by part."""
         found = [0] * len(self._left)
         for group in self._of.get(tenant, ()):
             for part, count in self._given[group].items():
@@ -73,7 +74,7 @@ class Flow:
         return found
 
     def _spare(self, tenant: str) -> list[int]:
-        """Its groups that can use more."""
+        """Return the tenant's groups that can use more GPUs."""
         return [at for at in self._of.get(tenant, ()) if self._count[at] < self._groups[at].most]
 
     def _carry_out(self, came: Mapping[int, tuple[int, int, int]], part: int) -> None:
@@ -90,8 +91,10 @@ class Flow:
 
 
 def dues(groups: Sequence[Group], sizes: Sequence[int], claimed: Mapping[str, Claim]) -> Flow:
-    """What each tenant is entitled to, as far as its jobs can use it. Where that is too much together, all get the same part of
-    what they are entitled to, as nearly as can be."""
+    """Return the GPUs that each tenant is entitled to, as far as its jobs can use them.
+
+    Where the entitlements exceed the GPUs, all tenants get the same fraction of theirs, as nearly as possible.
+    """
     flow = Flow(groups, sizes)
     alone = {name: _alone(groups, sizes, name, claim.entitled) for name, claim in claimed.items()}
 
@@ -103,7 +106,8 @@ def dues(groups: Sequence[Group], sizes: Sequence[int], claimed: Mapping[str, Cl
 
 
 def raise_to(flow: Flow, claimed: Mapping[str, Claim], has: Mapping[str, int]) -> None:
-    """Give the rest: up to what the policy gave (`has`), then up to what each may have; who has borrowed least comes first."""
+    """Give the rest: up to the policy's division (`has`), then up to each limit; the tenant that has borrowed least
+    comes first."""
     due = dict(flow.has)
 
     def key(name: str) -> tuple[float, float, str] | None:
@@ -116,7 +120,7 @@ def raise_to(flow: Flow, claimed: Mapping[str, Claim], has: Mapping[str, int]) -
 
 
 def _alone(groups: Sequence[Group], sizes: Sequence[int], tenant: str, most: int) -> int:
-    """How many GPUs up to `most` a tenant could use if it was alone."""
+    """Return how many GPUs, up to `most`, a tenant could use if it was alone."""
     flow = Flow([group for group in groups if group.tenant == tenant], sizes)
     while flow.has.get(tenant, 0) < most and flow.has and flow.raise_(tenant):
         pass
@@ -127,7 +131,7 @@ Key = Callable[[str], tuple[float | str, ...] | None]
 
 
 def _hand_out(flow: Flow, names: Sequence[str], key: Key) -> None:
-    """GPUs one by one, to whose key is least; None: it gets no more."""
+    """Give GPUs one by one to the tenant with the least key; a tenant with the key None gets no more."""
     heap = [(at, name) for name in names if (at := key(name)) is not None]
     heapq.heapify(heap)
     while heap:

@@ -1,6 +1,7 @@
-"""Reservations by time: so many GPUs are out of use from one moment to another, for somebody outside the cluster. Pure.
+"""Reservations by time: a number of GPUs that are out of use for a period, for a user outside the cluster. Pure.
 
-They stand in the policy file. What holds GPUs for the head of the queue is something else (`scheduler.reservation`).
+They are written in the policy file. The GPUs held for the head of the queue are a different matter
+(`scheduler.reservation`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import msgspec
 MOST_RESERVATIONS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
-Busy = tuple[float, float, int]  # from, until (Unix time, s), how many GPUs
+Busy = tuple[float, float, int]  # from, until (Unix time, s), number of GPUs
 
 
 class TimedReservation(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"starts": "from", "ends": "to"}
 ):
-    """`gpus`: so many GPUs are taken out of use. `from`, `to`: when, in ISO 8601 with a time zone (2026-11-30T18:00+01:00).
+    """`gpus`: so many GPUs are taken out of use. `from`, `to`: when, in ISO 8601 with a time zone
+    (2026-11-30T18:00+01:00).
 
     Raises ValueError, which a policy file's reader turns into a sentence with the field.
     """
@@ -51,7 +53,8 @@ class TimedReservation(
 
 
 def busy(reservations: Iterable[TimedReservation], taken: Mapping[str, int], now: float) -> Iterator[Busy]:
-    """When how many GPUs that may be had now will be out of use. `taken`: by name, how many of a reservation's are already."""
+    """Yield the periods and numbers of usable GPUs that will be out of use. `taken`: by name, a reservation's GPUs that
+    already are."""
     for one in reservations:
         left = one.gpus - taken.get(one.name, 0)
         if one.to_s > now and left > 0:
@@ -59,12 +62,12 @@ def busy(reservations: Iterable[TimedReservation], taken: Mapping[str, int], now
 
 
 def next_s(reservations: Iterable[TimedReservation], now: float) -> float:
-    """When the next one begins (Unix time, s); inf: none does."""
+    """Return when the next reservation begins (Unix time, s); inf: none does."""
     return min((one.from_s for one in reservations if one.from_s > now), default=math.inf)
 
 
 def repeated(reservations: Sequence[TimedReservation]) -> str:
-    """A name that two of them have; "": none."""
+    """Return a name that two reservations have; "" if there is none."""
     names = [one.name for one in reservations]
     return next((name for at, name in enumerate(names) if name in names[:at]), "")
 

@@ -1,4 +1,4 @@
-"""What a policy file says of quotas (ElasticFlow 4.4)."""
+"""Quotas as a policy file states them (ElasticFlow 4.4)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ GpuHours = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a user or a group. `gpus`: so many GPUs are guaranteed to its jobs together; they may borrow what others leave idle.
-    `most_gpus`: they never have more than this; null: no bound. `jobs`: so many may be unfinished at once; null: no bound.
-    `promised_gpu_hours`: hard deadlines of its jobs hold no more GPU time than this; null: no bound.
+    """Quota of a user or a group. `gpus`: so many GPUs are guaranteed to its jobs together; they may borrow GPUs that
+    others leave idle. `most_gpus`: they never have more than this; null: no bound. `jobs`: so many may be unfinished at
+    once; null: no bound. `promised_gpu_hours`: hard deadlines of its jobs hold no more GPU time than this; null: no
+    bound.
 
     Raises ValueError, which a policy file's reader turns into a sentence with the field.
     """
@@ -38,10 +39,10 @@ NO_QUOTA = Quota()
 
 
 class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`users` and `groups` by name; `default`: of each user who is named in neither.
+    """Quotas of all users. `users` and `groups` by name; `default`: of each user in neither.
 
-    The GPUs of a group's members count for the group. A member who stands under `users`, too, may only have `jobs` and
-    `promised_gpu_hours` there.
+    The GPUs of a group's members count for the group. A member that is also listed under `users` may only have `jobs`
+    and `promised_gpu_hours` there.
     """
 
     users: dict[str, Quota] = {}
@@ -66,24 +67,24 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def any(self) -> bool:
-        """Is anything said?"""
+        """Whether any quota is stated."""
         return bool(self.users or self.groups) or self.default != NO_QUOTA
 
     def group_of(self, user: str) -> str | None:
-        """The group of a user; None: in none."""
+        """Return the group of a user; None: in none."""
         return next((name for name, group in self.groups.items() if user in group.members), None)
 
     def own(self, user: str) -> Quota:
-        """What is said of a user alone: nothing of a group's member whom `users` does not name."""
+        """Return a user's own quota: none for a group's member that `users` does not list."""
         return self.users.get(user, self.default if self.group_of(user) is None else NO_QUOTA)
 
     def tenant(self, user: str) -> str:
-        """For whom the GPUs of a user's jobs count: "group vision", or "user alice"."""
+        """Return the tenant for which the GPUs of a user's jobs count: "group vision", or "user alice"."""
         group = self.group_of(user)
         return f"user {user}" if group is None else f"group {group}"
 
     def quota(self, tenant: str) -> Quota:
-        """Of one that `tenant` has named."""
+        """Return the quota of a tenant, as named by `tenant`."""
         kind, _, name = tenant.partition(" ")
         return self.groups[name] if kind == "group" else self.own(name)
 

@@ -1,4 +1,4 @@
-"""What people are told of quotas."""
+"""Messages to users about quotas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ...protocol.texts import gpu_count
 from .reservations import TimedReservation
 from .terms import Quota, Quotas
 
-MOST_TOLD = 8  # users and groups, in a line
+MOST_TOLD = 8  # users and groups that a line lists
 
 
 def changes(before: Quotas, after: Quotas) -> str:
-    """Who got which quota, in a line; "": nothing has changed."""
+    """Return the changed quotas, in a line; "" if nothing has changed."""
     told = list(_changes(before, after))
     more = len(told) - MOST_TOLD
     return "; ".join([*told[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])
@@ -33,7 +33,7 @@ def _changes(before: Quotas, after: Quotas) -> Iterator[str]:
 
 
 def reserved_words(before: Sequence[TimedReservation], after: Sequence[TimedReservation]) -> str:
-    """What is reserved that was not before, and what is not any more, in a line; "": nothing has changed."""
+    """Return the new and the removed reservations, in a line; "" if nothing has changed."""
     told = [
         f"{one.name} has {gpu_count(one.gpus)} from {one.starts} to {one.ends}" for one in after if one not in before
     ]
@@ -44,7 +44,7 @@ def reserved_words(before: Sequence[TimedReservation], after: Sequence[TimedRese
 
 
 def words(quota: Quota) -> str:
-    """ "4 GPUs, at most 6, 10 jobs"."""
+    """Format a quota: "4 GPUs, at most 6, 10 jobs"."""
     parts = [
         gpu_count(quota.gpus) if quota.gpus else "",
         f"at most {quota.most_gpus}{'' if quota.gpus else ' GPUs'}" if quota.most_gpus is not None else "",
