@@ -46,7 +46,7 @@ class Decision:
 
     shares: Ints
     placements: Placements  # of the jobs with a share
-    why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
+    why: Callable[[int], Reason | None]  # of rows with less than their maximum or manual share
     review_s: float  # Unix time at which to decide again, even without an event
     wanted: Ints  # the policy's shares, before packing
     kept: Kept | None = None  # the handling of deadlines; None: no job has one, or they were not examined

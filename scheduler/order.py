@@ -1,8 +1,8 @@
-"""Who is served first, and what of that stays from one decision to the next.
+"""The order in which jobs are served, and its reuse from one decision to the next.
 
-Tens of thousands of jobs may wait while a few run. An `Order` ranks jobs by keys that do not change while a job waits. So
-whoever keeps jobs from one decision to the next can keep those that wait in order, too (`Line`), and a decision looks only at
-the jobs that run and at those that come next. Where nobody keeps a line, all jobs are put in order anew; the outcome is the same.
+Tens of thousands of jobs may wait while a few run. An `Order` ranks jobs by keys that do not change while a job waits.
+So a keeper of jobs can keep the waiting ones in order from one decision to the next (`Line`), and a decision examines
+only the running jobs and those that come next. Without such a line all jobs are sorted again; the outcome is the same.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from .view import Floats, Ints, JobTable
 
 Place = tuple[float, int]  # a key, and the job's number: of equal keys the job submitted first comes first
-Wish = tuple[float, int, int]  # the same, and how many GPUs it wants
+Wish = tuple[float, int, int]  # a place, and the number of GPUs that the job wants
 
 
 class Order(Hashable, Protocol):
-    """Jobs are served in ascending order of their keys, which are finite; each gets what it wants or nothing."""
+    """Jobs are served in ascending order of their keys, which are finite; each gets all GPUs that it wants or none."""
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
-        """The keys of these jobs, and how many GPUs each wants.
+        """Return the keys of these jobs, and how many GPUs each wants.
 
-        For a job that waits neither may depend on the time, or on anything but this job's own columns.
+        For a waiting job neither may depend on the time, or on anything but this job's own columns.
         """
         ...
 
 
 class Line:
-    """Jobs that wait, by the number of GPUs that they want, in ascending order of their keys."""
+    """Waiting jobs, by the number of GPUs that they want, in ascending order of their keys."""
 
     def __init__(self) -> None:
         self.by_want: dict[int, list[Place]] = {}
@@ -48,7 +48,7 @@ class Line:
         insort(self.by_want.setdefault(want, []), (key, number))
 
     def put_all(self, wishes: Iterable[Wish]) -> None:
-        """As `put`, for many at once."""
+        """Add many jobs at once; as `put`."""
         for wish in wishes:
             key, number, want = self._where[wish[1]] = wish
             self.by_want.setdefault(want, []).append((key, number))
@@ -56,22 +56,22 @@ class Line:
             places.sort()
 
     def drop(self, number: int) -> None:
-        """A job waits no more, if it did."""
+        """Remove a job from the line, if it is there."""
         wish = self._where.pop(number, None)
         if wish is not None:
             places = self.by_want[wish[2]]
             del places[bisect_left(places, wish[:2])]
 
     def least_key(self, gpus: int) -> float:
-        """Of those that want no more GPUs than this; inf: there are none."""
+        """Return the least key of the jobs that want at most `gpus` GPUs; inf if there are none."""
         return min([places[0][0] for want, places in self.by_want.items() if want <= gpus and places], default=math.inf)
 
     def fitting(self, gpus: int) -> int:
-        """How many of them want no more GPUs than this."""
+        """Return how many jobs want at most `gpus` GPUs."""
         return sum([len(places) for want, places in self.by_want.items() if want <= gpus])
 
     def from_key(self, key: float) -> list[Wish]:
-        """Those whose keys are not below this one."""
+        """Return the jobs with keys of at least this one."""
         return [
             (*place, want)
             for want, places in self.by_want.items()
@@ -80,9 +80,9 @@ class Line:
 
 
 def take(free: int, own: list[Wish], line: Line, below: float = math.inf) -> list[Wish]:
-    """Serve jobs in order: those of `own`, which is sorted, and those of the line whose keys are below a bound.
+    """Serve jobs in order: those of `own`, which is sorted, and those of the line with keys below a bound.
 
-    Who does not fit into what is left is passed over. Returns who gets what it wants.
+    A job that does not fit into the rest is passed over. Returns the jobs that are served.
     """
     heads = [
         (*places[0], want, 1)
@@ -117,8 +117,8 @@ def take(free: int, own: list[Wish], line: Line, below: float = math.inf) -> lis
 
 
 class Served(msgspec.Struct, frozen=True):
-    """`given`: the shares; `rows`: who got some, in ascending order; `waiting`: how many got nothing and want no more GPUs than
-    there are; `free`: GPUs that are left by these shares."""
+    """Result of serving jobs in order. `given`: the shares. `rows`: the served rows, in ascending order. `waiting`: how
+    many jobs got nothing and want no more GPUs than there are. `free`: GPUs that are left."""
 
     given: Ints
     rows: Ints
@@ -127,13 +127,14 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
-    """Each job what it wants or nothing, in ascending order of the keys; who does not fit into what is left is passed over."""
+    """Give each job all GPUs that it wants or none, in ascending order of the keys; a job that does not fit into the
+    rest is passed over."""
     line = jobs.line(order)
     if line is None:
         return serve_anew(jobs, gpus, order, now)
     running = jobs.running
     keys, want = order.ranks(jobs, running, now)
-    first = keys < line.least_key(gpus)  # most of those that run, as a rule
+    first = keys < line.least_key(gpus)  # usually most of the running jobs
     rows, wanted_by_first = running[first], want[first]
     free = gpus - sum_of(wanted_by_first)
     if free < 0:
@@ -157,7 +158,7 @@ def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
 
 
 def serve_anew(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
-    """The same, of all jobs put in order now: so keys may depend on the time."""
+    """Serve as `serve`, after sorting all jobs now, so that keys may depend on the time."""
     keys, want = order.ranks(jobs, slice(None), now)
     given = np.zeros(len(jobs), dtype=np.int64)
     fitting = (want <= gpus).nonzero()[0]
@@ -167,19 +168,19 @@ def serve_anew(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
 
 
 def wishes(jobs: JobTable, order: Order, rows: Ints, now: float) -> list[Wish]:
-    """Of these jobs, in order."""
+    """Return the wishes of these jobs, in order."""
     keys, wants = order.ranks(jobs, rows, now)
     return sorted(zip(keys.tolist(), jobs.rows[rows].tolist(), wants.tolist(), strict=True))
 
 
 def counted(given: Ints, want: Ints, gpus: int, free: int) -> Served:
-    """Of shares where each job has what it wants or nothing. `free`: so many of the `gpus` are left."""
+    """Return the result for shares of either all wanted GPUs or none. `free`: how many of the `gpus` are left."""
     rows = given.nonzero()[0]
     return Served(given, rows, int(np.count_nonzero(want <= gpus)) - len(rows), free)
 
 
 def found(jobs: JobTable, served: list[Wish], fitting: int, gpus: int) -> Served:
-    """The same as shares of so many GPUs. `fitting`: how many jobs want no more than there are."""
+    """Return the result for served jobs out of `gpus` GPUs. `fitting`: how many jobs want no more than these."""
     given = np.zeros(len(jobs), dtype=np.int64)
     numbers = np.array([number for _, number, _ in served], dtype=np.int64)
     wants = [want for _, _, want in served]
@@ -190,8 +191,10 @@ def found(jobs: JobTable, served: list[Wish], fitting: int, gpus: int) -> Served
 
 
 def hand_out(given: Ints, gpus: int, keys: Floats, want: Ints, rows: Ints) -> int:
-    """`want` GPUs each or none to these rows, in ascending order of `keys`; who does not fit into what is left is passed over.
-    Nobody wants 0. Changes `given`. Returns how many are left."""
+    """Give `want` GPUs each or none to these rows, in ascending order of `keys`. Return how many GPUs are left.
+
+    A job that does not fit into the rest is passed over. No job wants 0. Changes `given`.
+    """
     free = gpus
     fitting = rows
     while free and len(fitting):
@@ -207,12 +210,12 @@ def hand_out(given: Ints, gpus: int, keys: Floats, want: Ints, rows: Ints) -> in
                 given[row] = more
                 free -= more
         if free:
-            fitting = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # nobody who has been passed over
+            fitting = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # passed-over jobs are out
     return free
 
 
 def smallest(keys: Floats, count: int) -> Ints:
-    """The rows of the `count` smallest keys in ascending order; of equal ones the first come first."""
+    """Return the rows of the `count` smallest keys in ascending order; of equal ones the first come first."""
     if count == 1 and len(keys) > 1:
         return np.array([keys.argmin()])
     if count < len(keys):

@@ -1,10 +1,11 @@
-"""A policy of one's own, in a Python file (docs/research.md has an example).
+"""A user's own policy, in a Python file (docs/research.md has an example).
 
-The file has one class that is derived from `OwnPolicy`. It runs inside the process that decides, a simulation or the controller,
-with all that this process may do: so a controller takes such a file from its operator's configuration alone.
+The file has one class that is derived from `OwnPolicy`. It runs inside the process that decides, a simulation or the
+controller, with all permissions of this process. So a controller takes such a file from its operator's configuration
+alone.
 
-What the class raises, and shares that nobody can have, become a `PolicyError` that names file and line. A controller keeps its
-last plan then, and asks again.
+Errors that the class raises, and impossible shares, become a `PolicyError` that names file and line. A controller then
+keeps its last plan, and asks again.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ ENDING = ".py"
 
 
 class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None."""
+    """The policy takes no parameters."""
 
 
 class OwnPolicy:
     """Divides the GPUs of a cluster among its jobs. Derive a class from it, and write `shares`.
 
-    `needs_lengths`: may it see `jobs.told_s` and `jobs.left_s`? On a real cluster only jobs that tell their steps have a length.
+    `needs_lengths`: whether it may see `jobs.told_s` and `jobs.left_s`. On a real cluster only jobs that report their
+    steps have a length. `Parameters`: a msgspec.Struct with the fields that a policy file may set; `self.parameters`
+    has them.
 
-    `Parameters`: a msgspec.Struct whose fields a policy file may set; `self.parameters` has them.
-
-    The same object is asked again and again. It should not remember: the same jobs should get the same shares.
+    The same object is called for every decision. It should keep no state: the same jobs should get the same shares.
     """
 
     needs_lengths: bool = False
@@ -53,36 +54,37 @@ class OwnPolicy:
         self.parameters: Any = parameters
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Sequence[int] | Ints | Shares:
-        """How many GPUs each job gets, in the order of `jobs`.
+        """Return how many GPUs each job gets, in the order of `jobs`.
 
-        That is 0, or from its `min_gpus` to its `max_gpus`; all together no more than `gpus`. A `Shares` in place of the numbers
-        may also say why a job waits, and when to ask again though nothing has happened.
+        That is 0, or from its `min_gpus` to its `max_gpus`; all together no more than `gpus`. A `Shares` in place of
+        the numbers may also state why a job waits, and when to ask again without an event.
 
-        `jobs`: numpy columns with an entry for each job, in the order of submission. They cannot be written to: copy one first.
+        `jobs`: numpy columns with an entry for each job, in the order of submission. They are read-only: copy one to
+        change it.
 
         * `share` (GPUs that it has now), `min_gpus`, `max_gpus`, `requested_gpus`, `priority`.
         * `submitted_s`, `waiting_since_s` (nan while it has GPUs): times like `now`.
         * `executed_s`: seconds with any GPU; `attained_gpu_s`: GPU-seconds.
-        * `done_s`: what it has done so far, in seconds on one GPU.
-        * `told_s`, `left_s`, with `needs_lengths` alone: seconds that it takes on one GPU in all, and from now on, as it tells;
-          nan and 1e9: it has not told.
+        * `done_s`: the work that it has done so far, in seconds on one GPU.
+        * `told_s`, `left_s`, with `needs_lengths` alone: seconds that it takes on one GPU in all, and from now on, as
+          it reports; nan and 1e9 without a report.
         * `jobs.speedup(rows, gpus)`: throughput with so many GPUs over that with one, as measured: it may have dents.
 
-        `now`: seconds; Unix time on a cluster, since the first submission in a simulation.
-
-        `rng`: the only source of what is random.
+        `now`: seconds; Unix time on a cluster, since the first submission in a simulation. `rng`: the only source of
+        randomness.
         """
         raise NotImplementedError
 
 
 class PolicyError(OperatorError):
-    """A policy in a file of its own is wrong. The message says file, line and reason."""
+    """A policy in a user's own file is wrong. The message has file, line and reason."""
 
     line: int | None = None
 
 
 class FromFile:
-    """What decides is the class in `path`; `parameters` are plain values. Raises PolicyError, or WrongOption naming `source`."""
+    """The policy that the class in `path` implements; `parameters` are plain values. Raises PolicyError, or WrongOption
+    naming `source`."""
 
     def __init__(self, path: str, parameters: dict[str, Any], source: str) -> None:
         self.name = path.rpartition("/")[2]
@@ -105,7 +107,7 @@ class FromFile:
         return FromFile, (self._path, self._plain, self._source)  # another process reads the file for itself
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        """What the class decides, if that is possible. Raises PolicyError."""
+        """Return the shares of the class, if they are possible. Raises PolicyError otherwise."""
         try:
             decided = self._policy.shares(jobs, gpus, now, rng)
             found = decided if isinstance(decided, Shares) else self._with_reasons(jobs, decided, gpus)
@@ -132,12 +134,13 @@ class FromFile:
 
 
 def load(path: str, parameters: dict[str, Any], source: str) -> FromFile:
-    """The policy in the Python file `path`. Raises PolicyError, naming file and line, or WrongOption, naming `source`."""
+    """Return the policy in the Python file `path`. Raises PolicyError, naming file and line, or WrongOption, naming
+    `source`."""
     return FromFile(path, parameters, source)
 
 
 def try_out(policy: FromFile) -> None:
-    """Ask a policy about some tables of jobs, the first of them empty. Raises PolicyError."""
+    """Call a policy with some tables of jobs, the first of them empty. Raises PolicyError."""
     from .samples import samples
 
     for jobs, gpus in samples():
@@ -145,7 +148,7 @@ def try_out(policy: FromFile) -> None:
 
 
 def _class_in(path: str) -> tuple[type[OwnPolicy], str]:
-    """The class, and what tells its text from any other."""
+    """Return the class, and a digest of the file's text."""
     module, text = _module(path)
     kinds = [
         kind
@@ -169,13 +172,13 @@ def _module(path: str) -> tuple[ModuleType, str]:
         raise PolicyError(f"{path}: no such file") from None
     except SyntaxError as error:
         raise _error(path, error.lineno, error.msg) from None
-    except (OSError, ValueError) as error:  # unreadable, or no text
+    except (OSError, ValueError) as error:  # unreadable, or not text
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     spec = importlib.util.spec_from_loader(name, loader=None, origin=path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = path
-    sys.modules[name] = module  # types of fields are looked up there
+    sys.modules[name] = module  # dataclasses and msgspec look up types of fields there
     try:
         exec(code, module.__dict__)
     except Exception as error:
@@ -184,7 +187,7 @@ def _module(path: str) -> tuple[ModuleType, str]:
 
 
 def _told(path: str, error: BaseException, line: int | None = None) -> PolicyError:
-    """With the last line of the file that had to do with it, as if it had been raised there. `line`: where none had."""
+    """Return the error as raised at the last line of the file in its traceback; `line`: used if there is none."""
     here, at = error.__traceback__, None
     while here is not None:
         if here.tb_frame.f_code.co_filename == path:
@@ -201,7 +204,7 @@ def _error(path: str, line: int | None, reason: str) -> PolicyError:
 
 
 def _impossible(jobs: JobTable, given: Ints, gpus: int) -> str:
-    """Why nobody could have these shares; empty: they are possible."""
+    """Return why these shares are impossible; empty if they are possible."""
     if len(given) != len(jobs):
         return f"{len(given)} shares for {len(jobs)} jobs"
     most = np.maximum(jobs.min_gpus, jobs.max_gpus)
@@ -220,7 +223,7 @@ def _short(value: object) -> str:
 
 
 def refused(source: str) -> WrongOption:
-    """Where a Python file may not be named."""
+    """Return the error where a Python file may not be named."""
     return WrongOption(
         source,
         "policy",

@@ -1,30 +1,33 @@
 """Network packing: shares that can be placed so that no two jobs share a server's network (AFS 4.4, App. E).
 
-With 2^k GPUs per server a share becomes 0, a power of two below 2^k, or a multiple of 2^k. Every job gets at least ``x``, the
-largest such share that does not exceed the wanted one (Proposition 2). What that leaves over is given to some jobs in steps,
-from one allowed share to the next. All steps of one job but the first change its distance from the wanted share by their own
-size, so once the sum is fixed, the sum of the distances is least where the jobs that are raised at all had lost most,
-together, to rounding: a knapsack that is to be filled exactly. Its sizes are powers of two, hence it is filled from the
-smallest on (`_by_halves`): where the sum has an odd number of a size, the best one of that size is in, and the others go on
-in pairs, as one of the next size.
+With 2^k GPUs per server a share becomes 0, a power of two below 2^k, or a multiple of 2^k. Every job gets at least
+``x``, the largest such share that does not exceed the wanted one (Proposition 2). The GPUs that this leaves are given
+to some jobs in steps, from one allowed share to the next. All steps of one job but the first change its distance from
+the wanted share by their own size. So once the sum is fixed, the sum of the distances is least where the raised jobs
+together had lost most to rounding: a knapsack that must be filled exactly. Its sizes are powers of two, hence it is
+filled from the smallest on (`_by_halves`): where the sum has an odd number of a size, the best item of that size is in,
+and the others go on in pairs, as one of the next size.
 
-What is guaranteed
-------------------
+Guarantees
+----------
+
 * The paper's case, where all GPUs of the servers are given away and no maximum is in the way: the sum stays the same.
-* In general the sum is the largest that allowed shares between ``x`` and the maximums can have without exceeding the wanted sum.
-  It is never exceeded: what a policy leaves idle stays idle.
-* Of all such shares these are the nearest to the wanted ones, by the sum of the differences; of equally near ones the jobs
-  that were submitted first are preferred for rounding up. Only with so many jobs that not every possibility is looked at
-  (`LOOKED_AT`), and if moreover maximums or a sum of no whole servers are in the way, the sum may be smaller and the shares
-  further away.
-* A job whose minimum is above its ``x`` keeps the wanted share as it is: less would be refused, more belongs to others.
+* In general the sum is the largest that allowed shares between ``x`` and the maximums can have without exceeding the
+  wanted sum. It is never exceeded: GPUs that a policy leaves idle stay idle.
+* Of all such shares these are the nearest to the wanted ones, by the sum of the differences; of equally near ones the
+  jobs that were submitted first are preferred for rounding up. With very many jobs not every possibility is examined
+  (`LOOKED_AT`). Only then, and if moreover maximums or a sum of no whole servers are in the way, the sum may be smaller
+  and the shares further away.
+* A job with a minimum above its ``x`` keeps the wanted share: it would refuse less, and more belongs to others.
 
 Other servers than the paper's
-------------------------------
-Where a server has not 2^k GPUs, each allowed share below a whole server divides the next larger one (6 GPUs: 1, 3, 6; halves as
-long as that goes), so that Proposition 1 still holds. The sum can then fall short where no steps have its size. Servers that are
-not alike are treated like the most frequent kind (of several the largest): a broken GPU must not change the shares of everybody.
-The propositions do not hold then anyhow; so what regulation leaves over is given back to those who lost it.
+-----------------------------
+
+Where a server has not 2^k GPUs, each allowed share below a whole server divides the next larger one (6 GPUs: 1, 3, 6;
+halves as long as possible), so that Proposition 1 still holds. The sum can then fall short where no steps have its
+size. Servers of different sizes are treated like the most frequent size (of several the largest): a broken GPU must not
+change all shares. The propositions do not hold then in any case, so GPUs that regulation leaves over are given back to
+the jobs that lost them.
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ import numpy as np
 
 from .view import Ints
 
-LOOKED_AT = 4096  # steps of all jobs together, where trying is needed
+LOOKED_AT = 4096  # steps of all jobs together, where alternatives have to be tried
 
-# Jobs that are raised together: minus what they lost to rounding, the first of them, all of them.
+# Jobs that are raised together: minus their loss to rounding, the first of them, all of them.
 _Item = tuple[int, int, tuple[int, ...]]
 
 
 def pack(gpus: Ints, servers: Sequence[int], min_gpus: Ints, max_gpus: Ints) -> Ints:
-    """The regulated shares; all arguments by row, except the number of GPUs of each server. Shares of 0 stay 0."""
+    """Return the regulated shares; all arguments by row, except the number of GPUs of each server. Shares of 0 stay 0."""
     rows = np.flatnonzero(gpus)
     kinds = {size for size in servers if size}
     size = server_size(servers)
@@ -76,13 +79,13 @@ def pack(gpus: Ints, servers: Sequence[int], min_gpus: Ints, max_gpus: Ints) -> 
 
 
 def server_size(servers: Sequence[int]) -> int:
-    """How many GPUs servers are taken to have: as the most frequent kind of them, of several the largest."""
+    """Return the number of GPUs that a server counts as having: the most frequent one, of several the largest."""
     kinds = {size for size in servers if size}
     return max(kinds, key=lambda size: (servers.count(size), size), default=1)
 
 
 def rounded_down(gpus: Ints, size: int) -> Ints:
-    """The largest allowed shares that do not exceed these, which are not 0: ``x`` of Proposition 2."""
+    """Return the largest allowed shares that do not exceed these, which are not 0: ``x`` of Proposition 2."""
     return _rounded_down(gpus, _parts(size))
 
 
@@ -92,7 +95,7 @@ def _rounded_down(gpus: Ints, parts: list[int]) -> Ints:
 
 
 def _parts(size: int) -> list[int]:
-    """The allowed shares up to a whole server, the smallest first."""
+    """Return the allowed shares up to a whole server, the smallest first."""
     parts = [size]
     while parts[-1] > 1:
         whole = parts[-1]
@@ -101,7 +104,7 @@ def _parts(size: int) -> list[int]:
 
 
 def _steps(at: int, most: int, parts: list[int]) -> list[int]:
-    """The steps up from the allowed share `at` to the largest that does not exceed `most`."""
+    """Return the steps up from the allowed share `at` to the largest that does not exceed `most`."""
     size = parts[-1]
     steps = []
     for part in parts:
@@ -112,7 +115,7 @@ def _steps(at: int, most: int, parts: list[int]) -> list[int]:
 
 
 def _raised(left: int, size: int, steps: list[list[int]], lost: list[int]) -> list[int]:
-    """By how many GPUs each candidate is raised: `left` in all if that can be, and such that they lost as much as possible."""
+    """Return by how many GPUs each candidate is raised: `left` in all if possible, with the greatest loss to rounding."""
     halves = size & (size - 1) == 0
     count = _by_halves(left, size.bit_length() - 1, steps, lost) if halves else None
     if count is None:
@@ -121,11 +124,12 @@ def _raised(left: int, size: int, steps: list[list[int]], lost: list[int]) -> li
 
 
 def _by_halves(left: int, top: int, steps: list[list[int]], lost: list[int]) -> list[int] | None:
-    """How many steps each takes, of sizes that are powers of two up to 2^top. None: not filled, or not surely in the best way.
+    """Return how many steps each job takes, of sizes that are powers of two up to 2^top; None: not filled, or not
+    surely optimal.
 
-    Whoever has taken a step can take the next one, of twice the size, which counts nothing; jobs that are raised together are
-    raised together then, too. An odd one at the end of its size is dropped. If it counts nothing, the outcome is as good as with
-    steps of all sizes at hand to fill gaps, so there is none better.
+    A job that has taken a step can take the next one, of twice the size, which counts nothing; jobs that are raised
+    together are raised together then, too. An odd item at the end of its size is dropped. If it counts nothing, the
+    outcome is as good as with steps of all sizes available to fill gaps, so it is optimal.
     """
     waiting: list[list[_Item]] = [[] for _ in range(top + 1)]
     for job, own in enumerate(steps):
@@ -157,7 +161,8 @@ def _by_halves(left: int, top: int, steps: list[list[int]], lost: list[int]) -> 
 
 
 def _by_trying(left: int, steps: list[list[int]], lost: list[int]) -> list[int]:
-    """How many steps each takes: a table of what the first jobs can have lost together, by how many GPUs they are raised by."""
+    """Return how many steps each job takes, by dynamic programming over the number of GPUs by which the first jobs are
+    raised."""
     most = max(1, LOOKED_AT // len(steps))
     best = np.full(left + 1, -(2**40))
     best[0] = 0
@@ -189,7 +194,7 @@ def _by_trying(left: int, steps: list[list[int]], lost: list[int]) -> list[int]:
 
 
 def _give_back(wanted: Ints, given: Ints) -> None:
-    """What is left over goes to those who have lost most, up to what they wanted. Changes `given`."""
+    """Give the rest to the jobs that have lost most, up to their wanted shares. Changes `given`."""
     left = int(wanted.sum() - given.sum())
     for row in np.argsort(given - wanted, kind="stable").tolist():
         more = min(left, max(0, int(wanted[row] - given[row])))

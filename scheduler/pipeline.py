@@ -1,7 +1,7 @@
 """view -> manual shares -> policy -> quotas -> promises -> regulation (packing) -> placement. Each stage is pure.
 
-Where jobs have deadlines, the policy divides what their promises leave (`keeping`). The stage of that name mends what quotas
-have taken from them.
+Where jobs have deadlines, the policy divides the GPUs that their promises leave (`keeping`). The stage "promises"
+returns GPUs that quotas have taken from promised jobs.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def decide(
     deadlines: Deadlines | None = None,
     tenancy: Tenancy | None = None,
 ) -> Decision:
-    """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`.
-    `deadlines`: on which terms they are promised; None: nobody looks at them, or the policy does so itself.
+    """Return all shares and placements. `packing`: shares are regulated (AFS 4.4), except manual ones. `first`: as for
+    `place`.
 
-    `tenancy`: whose jobs these are, and what is guaranteed to whom; None: there are no quotas.
-
-    Where not every job may use every GPU, `limited` does the same, without a look at deadlines.
+    `deadlines`: the terms on which deadlines are promised; None: they are ignored, or the policy handles them itself.
+    `tenancy`: owners of the jobs, and their guarantees; None: there are no quotas. Where not every job may use every
+    GPU, `limited` does the same, ignoring deadlines.
     """
 
     def chosen(seen: ClusterView, without: frozenset[int] = frozenset()) -> Decision:
@@ -89,14 +89,14 @@ def decide(
 
 
 class Division(msgspec.Struct, frozen=True):
-    """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`, `stay`, `schedules`: as in `Shares`."""
+    """All shares, by row of the view; fields as in `Decision`. `rows`, `stay`, `schedules`: as in `Shares`."""
 
     shares: Ints
     why: Reasons
     review_s: float
     wanted: Ints
     rows: Ints | None = None
-    kept: Kept | None = None  # what has become of deadlines, where there are any
+    kept: Kept | None = None  # the handling of deadlines, where there are any
     stay: Collection[int] = ()
     schedules: Schedules | None = None
 
@@ -110,7 +110,8 @@ def divide(
     tenancy: Tenancy | None = None,
     without: Collection[int] = frozenset(),
 ) -> Division:
-    """How many GPUs each job gets, where every job may use every GPU. As `decide`; `without`: rows that get none."""
+    """Return how many GPUs each job gets, where every job may use every GPU. As `decide`; `without`: rows that get
+    none."""
     by_hand = shares_by_hand(view) if view.manual_shares else None  # None: the policy decides about all
     gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
     rows = _policed(view, gpus, without)
@@ -140,10 +141,10 @@ def divide(
         given = Shares(theirs, given.why, min(given.review_s, next_s(kept, view.now)))
     if packing:
         least, most = jobs.min_gpus, jobs.max_gpus
-        if needs is not None:  # promised jobs keep what they need
+        if needs is not None:  # promised jobs keep the GPUs that they need
             least = np.maximum(least, needs.least)
             most = np.where(needs.exact, np.maximum(given.gpus, least), most)
-        if tenancy is not None:  # what is rounded up may not pass a bound
+        if tenancy is not None:  # rounding up must not exceed a limit
             most = not_raised(tenancy if rows is None else tenancy.cut(rows), given.gpus, most)
         regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], least, most)
         shares = _beside(by_hand, rows, regulated, view.jobs)
@@ -160,11 +161,11 @@ def divide(
     return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept, stay, schedules)
 
 
-Asking = Callable[[Ints | None, int], Shares]  # these rows of the jobs (None: all), of so many GPUs
+Asking = Callable[[Ints | None, int], Shares]  # returns the shares of these rows (None: all), out of so many GPUs
 
 
 def _asking(policy: Policy, jobs: JobTable, now: float, rng: random.Random, needs: keeping.Needs | None) -> Asking:
-    """The policy, behind what promises need. `needs`: by row of the jobs; None: there are no promises."""
+    """Return the policy, behind the needs of promises. `needs`: by row of the jobs; None: there are no promises."""
 
     def of_policy(some: JobTable, gpus: int) -> Shares:
         return policy.shares(some, gpus, now, rng)
@@ -181,7 +182,7 @@ def _asking(policy: Policy, jobs: JobTable, now: float, rng: random.Random, need
 def _by_quota(
     asking: Asking, jobs: JobTable, gpus: int, given: Shares, tenancy: Tenancy
 ) -> tuple[Shares, frozenset[int]]:
-    """What the policy has given, as quotas allow it, and the rows that have less by that."""
+    """Return the policy's shares as quotas allow them, and the rows with fewer GPUs because of quotas."""
     reviews = [given.review_s]
 
     def ask(rows: Ints, budget: int) -> Ints:
@@ -200,8 +201,10 @@ def _by_quota(
 
 
 class Reasons(msgspec.Struct, frozen=True, dict=True):
-    """Why jobs have not got what they could use; most decisions are never asked. `gpus`: so many the policy gave; `rows`: what it
-    has seen, None: all."""
+    """Why jobs have less than they could use, computed on demand since most decisions are never asked.
+
+    `gpus`: how many GPUs the policy divided. `rows`: the rows that it saw; None: all.
+    """
 
     view: ClusterView
     gpus: int
@@ -211,22 +214,22 @@ class Reasons(msgspec.Struct, frozen=True, dict=True):
     wanted: Ints
     shares: Ints
     kept: Kept | None
-    lowered: frozenset[int]  # what the policy has seen: who got less than it gave, for others' quotas
-    stages: tuple[tuple[Stage, Ints], ...]  # what each has made of it, likewise
+    lowered: frozenset[int]  # rows of the policy's table that got less than it gave, because of others' quotas
+    stages: tuple[tuple[Stage, Ints], ...]  # the shares after each stage, by row of the policy's table
 
     def __call__(self, row: int) -> Reason | None:
         return next(self._each(row), None)
 
     def every(self, row: int) -> tuple[Reason, ...]:
-        """All that there are."""
+        """Return all reasons."""
         return tuple(self._each(row))
 
     def steps(self, row: int) -> tuple[Step, ...]:
-        """Its share after each stage."""
+        """Return the job's share after each stage."""
         if row in self.view.manual_shares:
             return (Step(Stage.BY_HAND, int(self.shares[row])),)
         at = row if self.rows is None else self._place.get(row)
-        if at is None:  # its minimum is beyond what the policy may give
+        if at is None:  # its minimum is beyond the GPUs that the policy may give
             return (Step(Stage.POLICY, 0),)
         return tuple(Step(stage, int(shares[at])) for stage, shares in self.stages)
 
@@ -256,7 +259,7 @@ class Reasons(msgspec.Struct, frozen=True, dict=True):
             yield reason
 
     def _counted(self, row: int, reason: Reason | None) -> Reason | None:
-        """What the policy says, with the numbers of the whole cluster."""
+        """Return the policy's reason, with the numbers of the whole cluster."""
         if reason is None or reason.lack is None:
             return reason
         if reason.lack.wanted > self.view.total_gpus:
@@ -272,7 +275,7 @@ class Reasons(msgspec.Struct, frozen=True, dict=True):
         return Usable(self.view.total_gpus, given, held)
 
     def _behind_promises(self, row: int) -> bool:
-        """Would it have more GPUs if others needed none for their promises?"""
+        """Return whether the job would have more GPUs if others needed none for their promises."""
         all_in_use = int(self.shares.sum()) >= self.view.total_gpus
         return all_in_use and self._least[row] < 0 and bool((self._least > 0).any())
 
@@ -290,12 +293,12 @@ class Reasons(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _place(self) -> dict[int, int]:
-        """By row of the view, that of what the policy has seen."""
+        """Row of the policy's table by row of the view."""
         return {row: at for at, row in enumerate(self.rows.tolist())} if self.rows is not None else {}
 
 
 def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints, jobs: JobTable) -> Ints:
-    """All shares: those of these rows as they are given, the others as set by hand, or 0. None: there are no others."""
+    """Return all shares: `given` for these rows, manual ones or 0 for the others. `rows` None: there are no others."""
     if rows is None:
         return given
     shares = no_shares(jobs) if by_hand is None else by_hand.copy()
@@ -304,10 +307,10 @@ def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints, jobs: JobTable
 
 
 def _policed(view: ClusterView, gpus: int, without: Collection[int]) -> Ints | None:
-    """The rows whose shares the policy decides, none of those that are to get none; None: all.
+    """Return the rows for which the policy decides, without those that get no GPUs; None: all.
 
-    A job whose minimum is beyond the GPUs that the policy may give is none of its business: it could only get nothing, and curves
-    of throughput do not reach that far.
+    A job with a minimum beyond the GPUs that the policy may give is left out: it could only get nothing, and curves of
+    throughput do not reach that far.
     """
     others = [*view.manual_shares, *without]
     if not others and view.jobs.most_needed <= gpus:

@@ -1,24 +1,24 @@
-"""From a decision to what has to change, in an order in which it can be carried out: GPUs are given back before they are taken.
+"""Changes from the present placements to a decision, in an executable order: GPUs are given back before they are taken.
 
-A plan costs nobody a restart: only a job that is to have no GPUs at all is stopped. What could ask for more are jobs that
-exchange GPUs, so that each waits for the other. Out of that there are these ways, in this order:
+A plan costs no job a restart: only a job that is to have no GPUs at all is stopped. The exception could be jobs that
+exchange GPUs, so that each waits for the other. There are three ways out, in this order:
 
-1. *Other names.* If jobs of one share change places and the places are alike (as many GPUs on as many servers), nobody needs to
-   move: who has the GPUs that another one is to get keeps them.
-2. *Giving way.* A job of the circle first keeps only what it is to have anyhow; or moves aside, to idle GPUs; or shrinks, though
-   not below its minimum, to a part of what it has. It does so only if that frees GPUs that the others wait for, and only if in
-   the end somebody gets his GPUs by it.
-3. *Making do.* Who cannot get out of the circle like that gets its share where it is, and what it lacks of idle GPUs. There are
-   enough: all shares together fit into the cluster, and whoever is not in the circle has just what it was to have. The placement
-   is worse than decided, until a later decision finds room to mend it.
+1. *Other names.* If jobs of one share change places and the places are alike (as many GPUs on as many servers), no job
+   needs to move: the job that holds the GPUs planned for another one keeps them.
+2. *Giving way.* A job of the circle first keeps only its final GPUs; or moves aside, to idle GPUs; or shrinks, though
+   not below its minimum, to a part of its GPUs. It does so only if that frees GPUs that the others wait for, and only if
+   some job gets its GPUs by it in the end.
+3. *Making do.* A job that cannot leave the circle like that gets its share where it is, completed by idle GPUs. There
+   are enough: all shares together fit into the cluster, and every job outside of the circle has exactly its planned GPUs.
+   The placement is worse than decided, until a later decision finds room to mend it.
 
-A job is told where it is to be, not by which way. So a step aside is an order of its own, and whatever builds on it has to wait
-for a later decision (`at_once`). A step that keeps or takes only what the job is to have in the end needs no order: a job that
-can have only a part of its new GPUs takes that first (`controller/jobs/generations.py`).
+An order to a job contains its destination, not the way there. So a step aside is an order of its own, and changes that
+build on it have to wait for a later decision (`at_once`). A step that keeps or takes only the job's final GPUs needs no
+order of its own: a job that can have only a part of its new GPUs takes that first (`controller/jobs/generations.py`).
 
-A decision may come while an earlier one is still being carried out. Then the jobs' processes are not yet where the plan takes
-them to be, and what are three steps for the plan may be an exchange for the processes. Such a change waits too (`at_once`), and
-if a lost server makes an exchange of what was none, those who wait for each other stay where they are (`standstill`).
+A decision may come while an earlier one is still being carried out. Then the jobs' processes are not yet where the plan
+assumes them, and three steps of the plan may be an exchange for the processes. Such a change waits too (`at_once`). If
+a lost server turns a plan into an exchange, the jobs that wait for each other stay where they are (`standstill`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .view import ClusterView, Gpus
 
 
 class ChangeKind(enum.Enum):
-    """What happens to a job. Changes come in this order, except that one waits for those that free its GPUs."""
+    """The kind of a job's change. Changes come in this order, except that one waits for those that free its GPUs."""
 
     STOP = "stop"
     RESIZE = "resize"
@@ -52,7 +52,7 @@ class Change:
 
 
 def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
-    """The changes from the present placements to the decided shares, for those jobs alone whose set of GPUs has to change.
+    """Return the changes from the present placements to the decided shares, only for jobs with a changed set of GPUs.
 
     A job may have several changes, one after the other.
     """
@@ -64,7 +64,7 @@ def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
     for row in sorted({*present, *wanted}):
         has, wants = present.get(row, 0), wanted.get(row, 0)
         share = shares[row] if row in present else 0
-        if has == wants and share == has.bit_count():  # else some of its GPUs are gone
+        if has == wants and share == has.bit_count():  # otherwise some of its GPUs are gone
             continue
         change = Change(_kind(share > 0, has, wants), row, wants)
         takes = bool(wants & ~has)  # a job that has lost GPUs may take some although it shrinks
@@ -78,11 +78,11 @@ def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
 def at_once(
     present: Mapping[int, Gpus], changes: Sequence[Change], held: Mapping[int, Gpus]
 ) -> tuple[tuple[Change, ...], bool]:
-    """Those of a plan's changes that can be ordered together now; and whether others wait for a later decision.
+    """Return the plan's changes that can be ordered together now, and whether others wait for a later decision.
 
-    `held`: where the processes of each job are, or are ordered to be. What is ordered leaves every GPU to one job. A job that
-    stands aside gets no further order before it has got there, nobody is given GPUs that it only then leaves, and nobody is sent
-    where he cannot get to because others cannot leave.
+    `held`: where the processes of each job are, or are ordered to be. Ordered changes leave every GPU to one job. A job
+    that steps aside gets no further order before it has arrived, no job gets GPUs that such a job only then leaves, and
+    no job is sent to GPUs that others cannot leave.
     """
     ordered, late, targets = _apart(present, changes, lambda targets: True)
     if standstill(held, targets):
@@ -112,15 +112,15 @@ def _apart(
 
 
 def standstill(held: Mapping[int, Gpus], targets: Mapping[int, Gpus]) -> frozenset[int]:
-    """The jobs that never get to their targets, because they wait for each other's GPUs.
+    """Return the jobs that never get to their targets, because they wait for each other's GPUs.
 
-    A job that has processes and a target leaves what it is not to have when it can be on some GPU of its target; until then it
+    A job with processes and a target leaves its other GPUs when it can be on some GPU of its target; until then it
     stays where it is (`held`, by row).
     """
     leaving = {
         row: gpus
         for row, gpus in held.items()
-        if (target := targets.get(row)) and gpus != target and gpus & ~target  # most stay where they are
+        if (target := targets.get(row)) and gpus != target and gpus & ~target  # most jobs stay where they are
     }
     while leaving:
         once = twice = 0
@@ -136,9 +136,10 @@ def standstill(held: Mapping[int, Gpus], targets: Mapping[int, Gpus]) -> frozens
 
 
 def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dict[int, Gpus]:
-    """The placements, where a job keeps its GPUs if somebody else was to have them who can as well have its new ones.
+    """Return the placements after exchanges of names: a job keeps its GPUs if the job planned for them can equally take
+    its new ones.
 
-    That somebody loses nothing by it: of GPUs that another job has it has none now.
+    The other job loses nothing: it has none of these GPUs now, since one job holds them all.
     """
     wanted = dict(placements)
     moving = [row for row in sorted(wanted) if wanted[row] != view.placements.get(row, 0)]
@@ -155,7 +156,7 @@ def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dic
 
 
 def _alike(a: Gpus, b: Gpus, servers: Sequence[Gpus]) -> bool:
-    """As many GPUs on as many servers?"""
+    """Return whether both sets have as many GPUs on as many servers."""
     if a.bit_count() != b.bit_count():
         return False
     return sorted((a & server).bit_count() for server in servers) == sorted(
@@ -164,7 +165,7 @@ def _alike(a: Gpus, b: Gpus, servers: Sequence[Gpus]) -> bool:
 
 
 class _Turns:
-    """Who has which GPUs while a plan is carried out, and what has been done so far."""
+    """State while a plan is being carried out: each job's GPUs, and the changes so far."""
 
     def __init__(self, view: ClusterView) -> None:
         self.done: list[Change] = []
@@ -173,8 +174,8 @@ class _Turns:
         self._idle = (1 << view.total_gpus) - 1 & ~union(self._held.values())
 
     def take(self, waiting: list[Change]) -> None:
-        """Carry the changes out, each after those that free its GPUs."""
-        retreat = self._state()  # after the last change that led somebody to his goal
+        """Carry out the changes, each after those that free its GPUs."""
+        retreat = self._state()  # the state after the last change that led a job to its goal
         while waiting:
             blocked = []
             for change in waiting:
@@ -208,11 +209,11 @@ class _Turns:
         del self.done[count:]
 
     def _give_way(self, blocked: Sequence[Change]) -> bool:
-        """One of those that wait for each other frees GPUs that others wait for. False: nobody can.
+        """Let one of the jobs that wait for each other free GPUs that others wait for. Return False if none can.
 
-        Rather one for whom that is a step to its goal, then one that need not shrink for it, then one that keeps GPUs; of several
-        the one submitted last. This comes to an end: each time fewer GPUs are in another one's way, and nobody gives back what
-        he is to have.
+        Preferred are a job for which that is a step to its goal, then one that need not shrink for it, then one that
+        keeps GPUs; of several the one submitted last. The process ends: each time fewer GPUs are in another job's way,
+        and no job gives back its final GPUs.
         """
         best: tuple[tuple[int, int, bool, int], int, Gpus] | None = None
         for change in blocked:
@@ -229,9 +230,10 @@ class _Turns:
         return True
 
     def _ways(self, change: Change, others: Gpus) -> Iterator[tuple[int, Gpus]]:
-        """GPUs that a job could make do with for now, and how gladly (0: most). `others`: what those in its circle wait for."""
+        """Yield sets of GPUs with which a job could make do for now, with their ranks (0: best). `others`: GPUs that
+        its circle waits for."""
         has, wants = self._held.get(change.row, 0), change.gpus
-        if not has or self._view.per_server(change.row):  # it cannot run on other numbers for a while
+        if not has or self._view.per_server(change.row):  # the job cannot run on other numbers for a while
             return
         usable = self._view.usable(change.row, wants)
         least = max(1, min(int(self._view.jobs.min_gpus[change.row]), wants.bit_count(), has.bit_count()))
@@ -245,8 +247,11 @@ class _Turns:
             yield 2, some(least, aside, has & usable or has)
 
     def _make_do(self, blocked: Sequence[Change]) -> None:
-        """Those that still wait get their shares without an exchange. Who gives back comes first, then who was submitted
-        first. Where not every job may use every GPU, a share may not be there: then a job keeps what it has, for now."""
+        """Give the jobs that still wait their shares without an exchange.
+
+        Jobs that give back come first, then jobs submitted first. Where not every job may use every GPU, a share may
+        not be available: then a job keeps its GPUs for now.
+        """
         for change in sorted(blocked, key=lambda c: (c.gpus.bit_count() > self._held.get(c.row, 0).bit_count(), c.row)):
             row, has, share = change.row, self._held.get(change.row, 0), change.gpus.bit_count()
             if self._view.per_server(row):
@@ -263,7 +268,8 @@ class _Turns:
                 self._carry_out(row, gpus)
 
     def _room(self, has: Gpus, more: int) -> list[Gpus]:
-        """Idle GPUs: those on servers where the job is, then the tightest holes that are large enough, then the largest."""
+        """Return idle GPUs by server: those on servers where the job is, then the tightest holes that are large enough,
+        then the largest."""
         holes = [(server & self._idle, server) for server in _servers(self._view)]
 
         def distance(hole: Gpus, server: Gpus) -> tuple[bool, bool, int]:
@@ -274,7 +280,7 @@ class _Turns:
 
 
 def _servers(view: ClusterView) -> Sequence[Gpus]:
-    """The GPUs of each server."""
+    """Return the GPUs of each server."""
     return layout_of(tuple(len(server.gpus) for server in view.servers)).masks
 
 

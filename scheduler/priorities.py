@@ -1,17 +1,16 @@
-"""Priorities of jobs, within the rules of each policy: jobs of a greater one come first (`by_priority`). Pure.
+"""Priorities of jobs, within the rules of each policy: jobs of a greater priority come first (`by_priority`). Pure.
 
-Policies know nothing of priorities. Where the jobs that a policy is asked about have different ones, it is asked in one of these
-ways:
+Policies know nothing of priorities. Where their jobs have different ones, a policy is asked in one of these ways:
 
-* A policy that takes jobs in the order of submission (`IN_ORDER`: rigid ones that interrupt nobody, and those that give each job
-  its minimum in that order) is shown the jobs of greater priorities before the others. So its rule is the same: under `fifo` a
-  job of high priority starts before all others that wait, and stops nobody; under `max-min` it has its minimum before others have
-  theirs, and all that have one share the rest.
-* Others are asked about the jobs of the greatest priority and all GPUs, then about those of the next one and the GPUs that are
-  left, and so on. They may interrupt jobs anyway, and now also for a job of a greater priority.
+* A policy that serves jobs in the order of submission (`IN_ORDER`: rigid ones without preemption, and those that give
+  each job its minimum in that order) sees the jobs of greater priorities before the others. So its rule is the same:
+  under `fifo` a job of high priority starts before all others that wait, and stops none; under `max-min` it has its
+  minimum before others have theirs, and all jobs with a minimum share the rest.
+* Other policies are asked about the jobs of the greatest priority and all GPUs, then about those of the next one and
+  the remaining GPUs, and so on. They may preempt jobs anyway, and now also for a job of a greater priority.
 
-Some policies have an order of their own that a priority would break: by deadlines (`IGNORING`). Who submits a job with a priority
-is told so. A policy of one's own sees the priorities, and does with them as it likes.
+Some policies have an order of their own that a priority would break: by deadlines (`IGNORING`). The submission of a job
+with a priority returns a notice of that. A user's own policy sees the priorities, and treats them as it likes.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ from .policies import NAMES, Policy, Shares
 from .policies.base import no_shares, waits_for
 from .view import Ints, JobTable, Reason
 
-# Those that take jobs in the order of the table; `edf` does so among equal deadlines, and where there are none.
+# Policies that serve jobs in the order of the table; `edf` does so among equal deadlines, and where there are none.
 IN_ORDER = frozenset(
     {"fifo", "backfill", "yarn-cs", "elastic-fifo", "elastic-backfill", "max-min", "optimus", "edf", "edf-admission"}
 )
 
-# Those that look at deadlines, and never at priorities.
+# Policies that use deadlines, and never priorities.
 IGNORING = frozenset({"elasticflow", "edf-elastic", "chronus"})
 
 
 def by_priority(policy: Policy, jobs: JobTable) -> Policy:
-    """The policy itself, or one that asks it so that jobs of greater priorities come first, where jobs have different ones."""
+    """Return the policy itself, or a wrapper by which jobs of greater priorities come first, where jobs have different
+    ones."""
     priority = jobs.priority
     if not len(priority) or priority.min() == priority.max():
         return policy
@@ -45,14 +45,14 @@ def by_priority(policy: Policy, jobs: JobTable) -> Policy:
 
 
 def ignored(policy: Policy, priority: int) -> str:
-    """What whoever submits a job with this priority is told where the policy takes no notice of it; "": nothing."""
+    """Return the notice for a job with this priority if the policy ignores priorities; "" otherwise."""
     if not priority or policy.name not in IGNORING:
         return ""
     return f"policy {policy.name} takes no notice of priorities: it serves jobs by their deadlines"
 
 
 class _InOrder:
-    """The policy is shown the jobs of greater priorities first."""
+    """Wrapper that shows the policy the jobs of greater priorities first."""
 
     def __init__(self, policy: Policy) -> None:
         self.name, self.needs_lengths, self._policy = policy.name, policy.needs_lengths, policy
@@ -68,14 +68,14 @@ class _InOrder:
 
 
 class _InBands:
-    """The policy divides among the jobs of each priority what those of greater ones leave."""
+    """Wrapper that lets the policy divide, for each priority, the GPUs that greater priorities leave."""
 
     def __init__(self, policy: Policy) -> None:
         self.name, self.needs_lengths, self._policy = policy.name, policy.needs_lengths, policy
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, review_s = no_shares(jobs), math.inf
-        told: dict[int, tuple[Shares, int]] = {}  # by row: where its reason stands
+        told: dict[int, tuple[Shares, int]] = {}  # by row: the answer with its reason, and the row there
         stay: list[int] = []
         left = gpus
         for priority in np.unique(jobs.priority)[::-1].tolist():

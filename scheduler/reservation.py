@@ -1,29 +1,32 @@
-"""A reservation for the head of the queue: GPUs are held for a job that gangs would otherwise keep from starting for ever. Pure.
+"""A reservation for the head of the queue: GPUs are held for a job that gangs would otherwise delay for ever. Pure.
 
 Theory of operation
 -------------------
-A fixed gang keeps its GPUs until it ends, so policies divide what gangs leave (`controller.reconcile.gangs`). A job that
-needs more than that waits; if small gangs begin on every GPU that comes free, it waits for ever. Backfilling is the usual
-answer (EASY: D. Lifka, "The ANL/IBM SP scheduling system", 1995): the first job that waits has a reservation, and others may
-pass it only where that does not delay its start.
 
-*Who.* The first job in the order of submission that has waited for a while, that fits into the servers that are there, and
-that does not fit beside the gangs. It keeps the reservation until it starts. Nobody else has one.
+A fixed gang keeps its GPUs until it ends, so policies divide the GPUs that gangs leave (`controller.reconcile.gangs`).
+A job that needs more than that waits; if small gangs begin on every GPU that comes free, it waits for ever. Backfilling
+is the usual answer (EASY: D. Lifka, "The ANL/IBM SP scheduling system", 1995): the first job that waits has a
+reservation, and others may pass it only where that does not delay its start.
 
-*What is held.* As many GPUs as it needs, of one of its choices (`kinds`); of a job with a number for each server, so many on
-each of some servers. Each is a *region*. Of several ways to choose them the one that lacks fewest GPUs is taken. Nobody
-begins there who could not be made to leave again, so what is lacking only becomes less, and the way chosen stays the best.
+*Which job.* The first job in the order of submission that has waited for a while, that fits into the present servers,
+and that does not fit beside the gangs. It keeps the reservation until it starts. No other job has one.
 
-*Who may pass.* How long commands take is not known. So a gang may begin in a region only on GPUs that are spare *whichever*
-of the running jobs end first: the head starts when enough of them have ended, and the fewest GPUs that are free then are the
-smallest sum of some of their sizes that is enough (`_spare`). Elastic jobs may use all that is held: they shrink, or give
-way, when it is time.
+*Which GPUs.* As many GPUs as the job needs, of one of its choices (`kinds`); for a job with a fixed number per server,
+that number on each of some servers. Each such set is a *region*. Of several possible sets, the one with the fewest
+missing GPUs is taken. No job begins there that could not be made to leave again. So the number of missing GPUs only
+falls, and the chosen set stays the best.
 
-*When.* The head starts as soon as its GPUs are held by nobody who keeps them. Its share comes before the policy's, as one by
-hand does. A policy that interrupts nobody keeps its promise: running jobs count as gangs (`GOING_ON`), or with their minimums
-(`SHRINKING`).
+*Which jobs may pass.* The duration of commands is not known. So a gang may begin in a region only on GPUs that are
+spare *whichever* of the running jobs end first. The head starts when enough of them have ended, and the fewest GPUs
+that are free then are the smallest sum of some of their sizes that is enough (`_spare`). Elastic jobs may use all held
+GPUs: they shrink, or give way, when it is time.
 
-So the head starts when enough of those have ended that kept its GPUs when it got the reservation, whatever comes after it.
+*When.* The head starts as soon as no job that keeps its GPUs is on the held ones. Its share precedes the policy's, as a
+manual one does. Under a policy without preemption the promise holds too: running jobs count as gangs (`GOING_ON`), or
+with their minimums (`SHRINKING`).
+
+So the head starts when enough of the jobs have ended that kept its GPUs when it got the reservation, whatever comes
+after it.
 """
 
 from __future__ import annotations
@@ -42,34 +45,34 @@ from .kinds import ANY, Demand
 from .sets import elements, some, union
 from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, Reservation, ServerInView, gpus_by_sort, limit_for
 
-GOING_ON = frozenset({"fifo", "backfill", "yarn-cs"})  # under these policies who runs keeps his share
+GOING_ON = frozenset({"fifo", "backfill", "yarn-cs"})  # under these policies running jobs keep their shares
 SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # and under these at least his minimum
 
 
-Most = Callable[[int], int]  # by row: how many GPUs may be held for it
+Most = Callable[[int], int]  # by row: how many GPUs may be held for the job
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Who waits, by row of a view, and what the view does not show. Sets without "in view" are of `servers`."""
+    """The waiting jobs, by row of a view, and GPUs outside of the view. Sets without "in view" are of `servers`."""
 
-    servers: tuple[ServerInView, ...]  # that are there, with all of their GPUs
-    usable: Gpus  # may take new work
+    servers: tuple[ServerInView, ...]  # present servers, with all of their GPUs
+    usable: Gpus  # GPUs that may take new work
     busy: tuple[Gpus, ...]  # of each job that is not in view
-    gangs: Gpus  # of those among them that keep their GPUs until they end
+    gangs: Gpus  # of those jobs among them that keep their GPUs until they end
     demands: Sequence[Demand]
-    demand_of: Ints  # by row: which of them
-    stays: npt.NDArray[np.bool_]  # by row: a job that nobody could resize once it has begun
+    demand_of: Ints  # by row: index into `demands`
+    stays: npt.NDArray[np.bool_]  # by row: whether the job cannot be resized once it has begun
     begun: frozenset[int]  # rows with processes
 
 
 @dataclass(frozen=True)
 class _Region:
-    """Some GPUs, of which `least` are to come free for the head, all at a time."""
+    """Some GPUs, of which `least` must come free for the head, all at one time."""
 
     gpus: Gpus
     least: int
-    missing: int  # until it can start; below 0: there are more than it needs
+    missing: int  # until it can start; negative: more than it needs
     spare: int  # may be taken by others for good
 
 
@@ -82,10 +85,12 @@ def reserve(
     before: JobId | None,
     most: Most | None = None,
 ) -> tuple[ClusterView, float]:
-    """The view with a reservation for the head of the queue, where there is one; and when to look again (Unix time, s).
+    """Return the view with a reservation for the head of the queue, if there is one, and when to look again (Unix time,
+    s).
 
-    `rigid`: the policy gives jobs what they requested or nothing. `after_s`: how long a job waits without a reservation.
-    `before`: who had it. `most`: how many GPUs may be held for the job of a row; None: all."""
+    `rigid`: the policy gives jobs their requested GPUs or none. `after_s`: how many seconds a job waits without a
+    reservation. `before`: the job that had it. `most`: how many GPUs may be held for the job of a row; None: all.
+    """
     return _Reserving(view, queue, policy, rigid, most).found(after_s, before)
 
 
@@ -95,8 +100,8 @@ class _Reserving:
         self._bits = _bits_of(view.servers, queue.servers)
         jobs = view.jobs
         placed = {row: self._outer(gpus) for row, gpus in view.placements.items()}
-        self._kept: dict[int, Gpus] = {}  # by row: what others in view would not give back
-        self._floors: dict[int, Gpus] = {}  # by row: where others in view would keep their minimums
+        self._kept: dict[int, Gpus] = {}  # by row: GPUs that other jobs in view would not give back
+        self._floors: dict[int, Gpus] = {}  # by row: GPUs on which other jobs in view would keep their minimums
         for row, gpus in placed.items():
             if row in view.manual_shares or policy in GOING_ON or (row not in queue.begun and queue.stays[row]):
                 self._kept[row] = gpus
@@ -108,7 +113,7 @@ class _Reserving:
         self._least = jobs.requested_gpus if rigid else jobs.min_gpus
 
     def found(self, after_s: float, before: JobId | None) -> tuple[ClusterView, float]:
-        """As `reserve`."""
+        """Return as `reserve`."""
         view, queue = self._view, self._queue
         waiting = np.ones(len(view.jobs), dtype=bool)
         waiting[[*view.placements, *view.manual_shares, *queue.begun]] = False
@@ -129,7 +134,7 @@ class _Reserving:
         return (self._with(head, regions), math.inf) if regions else (view, math.inf)
 
     def _keeper(self, before: JobId | None, most: Ints) -> int | None:
-        """Who had the reservation, if it still waits."""
+        """Return the row of the job that had the reservation, if it still waits."""
         if before is None:
             return None
         for row in range(len(self._view.jobs)):
@@ -144,7 +149,7 @@ class _Reserving:
     # -- which GPUs
 
     def _room(self, code: int, gpus: Gpus) -> int:
-        """The largest share that such a job could have of these GPUs."""
+        """Return the largest share that such a job could have of these GPUs."""
         each = self._queue.demands[code].per_server
         options = [option & gpus for option in self._options[code]]
         if not each:
@@ -153,7 +158,7 @@ class _Reserving:
         return each * max([sum((option & one).bit_count() >= each for one in servers) for option in options], default=0)
 
     def _regions(self, head: int) -> list[_Region]:
-        """Where the head is to start: the way that lacks fewest GPUs; empty: there is none."""
+        """Return the regions where the head starts, with the fewest missing GPUs; empty if there are none."""
         code, least = int(self._queue.demand_of[head]), int(self._least[head])
         each = self._queue.demands[code].per_server
         ways = []
@@ -169,7 +174,7 @@ class _Reserving:
         return min(ways, key=_lacking, default=[])
 
     def _region(self, head: int, gpus: Gpus, least: int) -> _Region | None:
-        """None: so many will not come free there."""
+        """Return a region of these GPUs; None if `least` of them will never come free."""
         busy = [one & gpus for one in self._queue.busy]
         busy += [one & gpus for row, one in self._kept.items() if row != head]
         sizes = [one.bit_count() for one in busy]
@@ -183,10 +188,10 @@ class _Reserving:
         return _Region(gpus, least, missing, spare) if spare is not None else None
 
     def _free(self, gpus: Gpus, head: int) -> Gpus:
-        """Those that nobody is on who would keep them."""
+        """Return those GPUs on which no job is that would keep them."""
         return gpus & self._there & ~union(own for row, own in self._kept.items() if row != head)
 
-    # -- the view with it
+    # -- the view with the reservation
 
     def _with(self, head: int, regions: Sequence[_Region]) -> ClusterView:
         view, queue = self._view, self._queue
@@ -221,15 +226,18 @@ class _Reserving:
         return structs.replace(view, limits=tuple(limits), limit_of=limit_of, reservation=found)
 
     def _left(self, region: _Region, free: Gpus, ready: bool) -> Gpus:
-        """GPUs for others, where fewest are free, so that those of the head are near each other. Rather idle ones as long as
-        the head does not start, which then gets these itself."""
+        """Return the GPUs that other jobs may take, where fewest are free, so that those of the head are close to each
+        other.
+
+        Idle ones come first as long as the head does not start; when it starts, it gets the idle ones itself.
+        """
         idle = free & ~union(self._outer(gpus) for gpus in self._view.placements.values())
         first = free & ~idle if ready else idle
         servers = sorted((free & one for one in _masks(self._queue.servers) if free & one), key=int.bit_count)
         return some(region.spare, *[one & first for one in servers], *servers)
 
     def _outer(self, gpus: Gpus) -> Gpus:
-        """A set in view as one of all GPUs of the servers."""
+        """Convert a set of the view to one of all GPUs of the servers."""
         return union(1 << self._bits[bit] for bit in elements(gpus))
 
     def _inner(self, gpus: Gpus) -> Gpus:
@@ -241,8 +249,10 @@ def _lacking(regions: Iterable[_Region]) -> int:
 
 
 def _spare(missing: int, sizes: Iterable[int]) -> int | None:
-    """How many GPUs are surely more than needed when `missing` more have come free by ends of jobs with these sizes. None: so
-    many never do."""
+    """Return how many GPUs are surely left over when `missing` more have come free by ends of jobs with these sizes.
+
+    None if so many never come free.
+    """
     if missing <= 0:
         return -missing
     sums = 1  # bit n: some of the jobs have n GPUs together
@@ -253,7 +263,7 @@ def _spare(missing: int, sizes: Iterable[int]) -> int | None:
 
 
 def _bits_of(seen: Sequence[ServerInView], servers: Sequence[ServerInView]) -> list[int]:
-    """By bit of a view: the bit in sets of all GPUs of the servers."""
+    """Return, by bit of a view, the bit in sets of all GPUs of the servers."""
     begins: dict[str, tuple[int, Mapping[int, int]]] = {}
     begin = 0
     for server in servers:
@@ -270,7 +280,7 @@ def _masks(servers: Sequence[ServerInView]) -> Iterable[Gpus]:
 
 
 def told(view: ClusterView, row: int, share: int) -> Reason | None:
-    """Why a job waits, where that is because of a reservation."""
+    """Return why a job waits, where a reservation is the reason."""
     found = view.reservation
     if found is None or share:
         return None

@@ -1,4 +1,5 @@
-"""Tables of jobs to try a policy out with: none, one, few and many, with and without lengths, with dents in their throughput."""
+"""Tables of jobs for trials of a policy: no job, one, few and many, with and without lengths, with dents in their
+throughput."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ NOW_S = 1000.0
 
 
 def samples() -> Iterator[tuple[JobTable, int]]:
-    """Jobs that have come before 1000 s, and GPUs to divide; the same each time."""
+    """Yield tables of jobs submitted before 1000 s, and GPUs to divide; the same in each call."""
     rng = random.Random(0)
     for count, gpus in SIZES:
         yield _table(count, gpus, rng), gpus

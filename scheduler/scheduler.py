@@ -1,4 +1,4 @@
-"""What decides in a cluster: a policy, and the stages before and after it, as a file names them.
+"""The scheduler of a cluster: a policy, and the stages before and after it, as a file names them.
 
 A policy file names a policy with its parameters, and may name stages too::
 
@@ -11,9 +11,9 @@ A policy file names a policy with its parameters, and may name stages too::
     quotas: {users: {alice: {gpus: 4, jobs: 10}}}
     reservations: [{name: class, gpus: 2, from: 2026-11-30T18:00+01:00, to: 2026-11-30T20:00+01:00}]
 
-Stages that it does not name are those of the controller's configuration. Where nobody has named an admission, the policy's own
-one is taken, if it has one (`elasticflow`: deadlines that cannot be kept are refused). In place of a policy's name it may have
-that of a Python file (`own`).
+Stages that it does not name are those of the controller's configuration. If neither names an admission, the policy's
+own one is used, if it has one (`elasticflow`: deadlines that cannot be kept are refused). In place of a policy's name
+it may have that of a Python file (`own`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ PACKINGS = {
 
 @dataclass(frozen=True)
 class Stages:
-    """What stands around the policy. `packing`: are shares regulated (AFS 4.4)? `deadlines`: on which terms they are promised.
-    `quotas`: what users and groups are guaranteed, and may have. `reservations`: GPUs that are out of use from one time to
-    another."""
+    """The stages around the policy. `packing`: whether shares are regulated (AFS 4.4). `deadlines`: the terms on which
+    they are promised. `quotas`: guarantees and limits of users and groups. `reservations`: GPUs that are out of use for
+    a period."""
 
     admission: Admission = ADMIT_ALL
     packing: bool = False
@@ -57,7 +57,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A policy, its parameters, and its stages. `source`: where they were named, for people."""
+    """A policy, its parameters, and its stages. `source`: the file that names them, for messages."""
 
     policy: Policy
     parameters: msgspec.Struct
@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def terms(self) -> Terms | None:
-        """On which deadlines are promised; None: under this policy none can be."""
+        """The terms on which deadlines are promised; None: this policy cannot promise any."""
         if isinstance(self.parameters, Terms):
             return self.parameters
         if self.policy.name not in ELASTIC:
@@ -75,7 +75,7 @@ class Scheduler:
 
 
 class StageChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stage with its parameters. Where it has none to be set, its name alone is as good."""
+    """A stage with its parameters. Without parameters its name alone is equivalent."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -97,10 +97,10 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_scheduler(
     document: object, source: str, default: Stages = Stages(), python_from: str | None = None
 ) -> Scheduler:
-    """What a policy file describes; `default` has the stages that it does not name.
+    """Return the scheduler that a policy file describes; `default` has the stages that it does not name.
 
-    `python_from`: the directory to which names of Python files with policies are relative; None: such files are refused. Raises
-    WrongOption naming source and field, or `own.PolicyError`.
+    `python_from`: the directory to which names of Python files with policies are relative; None: such files are
+    refused. Raises WrongOption naming source and field, or `own.PolicyError`.
     """
     choice = convert(plain(document), Choice, source)
     policy: LoadedPolicy
@@ -124,7 +124,7 @@ def load_scheduler(
 
 
 def _check_quotas(policy: Policy, quotas: Quotas, source: str) -> None:
-    """Raises WrongOption: GPUs are guaranteed by shrinking others, which not every policy lets happen."""
+    """Raise WrongOption if GPUs are guaranteed under a policy that cannot shrink other jobs at any time."""
     every = [*quotas.users.values(), *quotas.groups.values(), quotas.default]
     if policy.name not in ELASTIC and any(one.gpus or one.most_gpus is not None for one in every):
         text = f"gpus and most_gpus need a policy that may change shares at any time ({', '.join(sorted(ELASTIC))})"
@@ -132,7 +132,7 @@ def _check_quotas(policy: Policy, quotas: Quotas, source: str) -> None:
 
 
 def _check_reservations(reservations: tuple[TimedReservation, ...], source: str) -> None:
-    """Raises WrongOption."""
+    """Raise WrongOption if there are too many reservations, or two with one name."""
     if len(reservations) > MOST_RESERVATIONS:
         raise WrongOption(source, "reservations", f"{len(reservations)} are more than {MOST_RESERVATIONS}")
     if name := repeated(reservations):
@@ -140,7 +140,7 @@ def _check_reservations(reservations: tuple[TimedReservation, ...], source: str)
 
 
 def _with_own_admission(policy: LoadedPolicy, stages: Stages, choice: Choice) -> Stages:
-    """A policy's own admission is on the same terms as the policy."""
+    """Return the stages with the policy's own admission, which uses the policy's terms, where it applies."""
     make = getattr(policy, "own_admission", None)
     if make is None:
         return stages
@@ -157,7 +157,7 @@ def load_stages(
     placement: str | StageChoice | None,
     default: Stages = Stages(),
 ) -> Stages:
-    """The stages of these names; None: as in `default`. Raises WrongOption naming source and field."""
+    """Return the stages of these names; None: as in `default`. Raises WrongOption naming source and field."""
     return Stages(
         admission=default.admission if admission is None else _admission(admission, source),
         packing=default.packing if packing is None else _packing(packing, source),
@@ -189,7 +189,7 @@ def _placement(choice: str | StageChoice, source: str) -> Placement:
 def _known(
     choice: str | StageChoice, kinds: Mapping[str, Any], source: str, field: str
 ) -> tuple[Any, dict[str, Any], str]:
-    """The class of this name, the parameters for it, and where they stand."""
+    """Return the class of this name, its parameters, and the field of the parameters."""
     wanted = StageChoice(choice) if isinstance(choice, str) else choice
     if wanted.name not in kinds:
         at = field if isinstance(choice, str) else f"{field}.name"
@@ -198,7 +198,8 @@ def _known(
 
 
 def document(scheduler: Scheduler) -> dict[str, Any]:
-    """A policy file that describes `scheduler` in full. Beside a Python file's name stands `code`, a digest of its text."""
+    """Return a policy file that describes `scheduler` in full. A Python file's name is followed by `code`, a digest of
+    its text."""
     stages = scheduler.stages
     code = {"code": scheduler.policy.code} if isinstance(scheduler.policy, own.FromFile) else {}
 

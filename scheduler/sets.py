@@ -1,4 +1,4 @@
-"""Sets as integers: bit i stands for element i (`view.Gpus`). What placing and planning do with them."""
+"""Sets as integers: bit i stands for element i (`view.Gpus`). Operations of placing and planning on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def union(sets: Iterable[int]) -> int:
 
 
 def some(count: int, *sets: int) -> int:
-    """So many elements, or all if there are no more: those of the first set first, then of the next; of each the first ones."""
+    """Return `count` elements, or all if there are no more: from the first set first, then from the next; of each the
+    lowest."""
     taken = 0
     for each in sets:
         left = each & ~taken
@@ -28,7 +29,7 @@ def some(count: int, *sets: int) -> int:
 
 
 def elements(chosen: int) -> list[int]:
-    """In ascending order."""
+    """Return the elements in ascending order."""
     found = []
     while chosen:
         found.append((chosen & -chosen).bit_length() - 1)

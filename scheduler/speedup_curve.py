@@ -1,23 +1,26 @@
-"""What a job's throughput would be with other shares, from what is known of some (AFS 4.5).
+"""Estimate of a job's throughput with other shares, from its known values (AFS 4.5).
 
-What is known comes in layers, the weaker ones below: a table of the job's model, what its job file states, what earlier jobs of
-the same kind have been measured at, and what this one has. A layer is taken for a shape: it is scaled to meet the ones above
-it, which replace it where they overlap. So one real figure puts a table in its place that was made on other GPUs.
+Known values come in layers, the weaker ones below: a table of the job's model, the job file, measurements of earlier
+jobs of the same kind, and measurements of this job. A layer defines a shape: it is scaled to meet the layers above it,
+which replace it where they overlap. So one real value corrects a table that was made on other GPUs.
 
-Throughput depends on the placement, and the scheduler chooses the fewest servers. Figures of that placement are the points
-of the estimate. Those of others are bounds only: on more servers the job was slower than it would be, on fewer faster. Only
-where there are no others do they stand in for them.
+Throughput depends on the placement, and the scheduler chooses the fewest servers. Values of that placement are the
+points of the estimate. Values of other placements are bounds only: on more servers the job was slower than it would be,
+on fewer faster. Only where there are no points do they replace them.
 
 From points to a curve: overestimate first, readjust later
 ----------------------------------------------------------
-* Nothing is known: the job scales linearly.
-* Below and between points: straight lines, which is linear scaling below the smallest one, and so makes too much of few GPUs.
-* Beyond the largest point AFS assumes linear scaling again. Where more than one share is known we go on as from half of the
-  largest share to it, which is no less than any concave curve can do, and much nearer: with AFS's rule a job that does not
-  scale looks as if four GPUs were a great deal more than two until it has had all of them. Half, and not the last two points,
-  since neighbours differ by noise.
-* Measurements are noisy, and policies look one GPU ahead: the estimate only grows, and a dent that could be noise is filled, up
-  to the least concave curve above all that. A deeper dent stays: the job is that slow there.
+
+* Without any values the job counts as scaling linearly.
+* Below and between points: straight lines, which is linear scaling below the smallest one, and so overestimates few
+  GPUs.
+* Beyond the largest point AFS assumes linear scaling again. Where more than one share is known, this implementation
+  continues with the slope from half of the largest share to it, which is no less than any concave curve can do, and
+  much nearer. With AFS's rule a job that does not scale appears to gain greatly from two to four GPUs until it has had
+  all of them. The slope starts at half of the largest share, not at the last but one point, since neighbours differ by
+  noise.
+* Measurements are noisy, and policies look one GPU ahead. So the estimate only grows, and a dent that could be noise is
+  filled, up to the least concave curve above all values. A deeper dent stays: the job is really that slow there.
 """
 
 from __future__ import annotations
@@ -34,21 +37,21 @@ from .hull import concave
 from .view import Floats, Ints
 
 KEPT_RATES = 5
-NOISE = 0.05  # medians of the same thing differ by so much
+NOISE = 0.05  # relative difference of two medians of the same quantity
 WORTHWHILE = (
     0.1  # what one GPU more must bring, of what the others bring on average: twice the noise, over twice the GPUs
 )
 
-Where = tuple[int, int]  # a share, and on how many servers it was; 0 servers: not known, taken for the fewest
+Where = tuple[int, int]  # a share, and its number of servers; 0 servers: unknown, taken for the fewest
 
 
 class Source(enum.Enum):
-    """How a figure is known, the best first."""
+    """The source of a value, the best first."""
 
     MEASURED = "measured"  # of this job
     HISTORY = "history"  # of an earlier job of the same kind
     STATED = "stated"  # in the job file
-    PROFILE = "profile"  # in a table, of the job's model
+    PROFILE = "profile"  # in a table, for the job's model
     ASSUMED = "assumed"
 
 
@@ -58,41 +61,41 @@ class Rate:
 
     steps_per_s: float
     source: Source
-    times: int = 1  # measured so often
-    at_s: float | None = None  # when last (Unix time)
+    times: int = 1  # number of measurements
+    at_s: float | None = None  # time of the last one (Unix time)
 
 
 Known = Mapping[Where, Rate]
 
 
 class Measured(Value, frozen=True, kw_only=True):
-    """What has been measured with one share on so many servers: the median of the last few times."""
+    """Measurements with one share on so many servers: the median of the last few."""
 
     share: int
     servers: int
     recent: tuple[float, ...]  # steps per second, the newest last
     times: int
-    at_s: float  # when last (Unix time)
+    at_s: float  # time of the last measurement (Unix time)
 
     @property
     def steps_per_s(self) -> float:
         return median(self.recent)
 
     def again(self, steps_per_s: float, now: float) -> Measured:
-        """With one measurement more."""
+        """Return the measurements with one more."""
         recent = (*self.recent, steps_per_s)[-KEPT_RATES:]
         return Measured(share=self.share, servers=self.servers, recent=recent, times=self.times + 1, at_s=now)
 
 
 def layer(measured: Iterable[Measured], source: Source) -> Known:
-    """Measurements as something known."""
+    """Return measurements as a layer of known values."""
     return {
         (entry.share, entry.servers): Rate(entry.steps_per_s, source, entry.times, entry.at_s) for entry in measured
     }
 
 
 def combined(layers: Iterable[Known]) -> Known:
-    """All that is known, from layers with the weakest first: each is scaled to meet those above it, and replaced by them."""
+    """Combine layers, the weakest first: each is scaled to meet those above it, and replaced by them."""
     found: dict[Where, Rate] = {}
     for above in layers:
         factor = _factor(found, above)
@@ -102,7 +105,7 @@ def combined(layers: Iterable[Known]) -> Known:
 
 
 def _factor(below: Known, above: Known) -> float:
-    """By what the figures `below` are to be multiplied: the median over the shares of `above` within their range."""
+    """Return the factor for the values `below`: the median over the shares of `above` within their range."""
     if not below or not above:
         return 1.0
     points = _best(below)
@@ -115,14 +118,15 @@ def _factor(below: Known, above: Known) -> float:
             ratios.append(rate.steps_per_s / same.steps_per_s)
         elif share <= shares[-1]:
             ratios.append(rate.steps_per_s / float(np.interp(share, [0, *shares], [0.0, *rates])))
-    if not ratios:  # all of them beyond the range: the last figure must do
+    if not ratios:  # all of them beyond the range: scale by the last value
         share, first = min((share, rate.steps_per_s) for (share, _), rate in above.items())
         ratios.append(first / (rates[-1] * share / shares[-1]))
     return median(ratios)
 
 
 def fewest_servers(sizes: Sequence[int], most: int) -> Ints:
-    """On how many servers of so many GPUs each share from 0 to `most` is placed (0 if it does not fit)."""
+    """Return the number of servers for each share from 0 to `most` (0 if it does not fit), given the servers' sizes in
+    GPUs."""
     room = np.cumsum(sorted(sizes, reverse=True))
     shares = np.arange(most + 1)
     servers = np.searchsorted(room, shares) + 1
@@ -132,7 +136,7 @@ def fewest_servers(sizes: Sequence[int], most: int) -> Ints:
 
 
 def points(known: Known, fewest: Ints) -> dict[int, Rate]:
-    """What is known of shares in the placement that the scheduler would choose; `fewest` servers by share."""
+    """Return the known values of shares in the placement that the scheduler would choose; `fewest`: servers by share."""
     found: dict[int, Rate] = {}
     for (share, servers), rate in known.items():
         if share < len(fewest) and (servers == fewest[share] or (not servers and share not in found)):
@@ -141,7 +145,7 @@ def points(known: Known, fewest: Ints) -> dict[int, Rate]:
 
 
 def estimate(known: Known, fewest: Ints) -> Floats:
-    """Steps per second with as many GPUs as `fewest` tells of (from 0 on); up to a factor where nothing is known."""
+    """Return the steps per second for each share from 0 to `len(fewest) - 1`; up to a factor where nothing is known."""
     shares = np.arange(len(fewest), dtype=float)
     exact = {share: rate.steps_per_s for share, rate in points(known, fewest).items()} or _best(known)
     if not exact:
@@ -165,7 +169,7 @@ def estimate(known: Known, fewest: Ints) -> Floats:
 
 
 def peak(hull: Floats, least: int, most: int) -> int:
-    """The share, of those from `least` to `most`, from which on one GPU more brings nothing that could be told from noise.
+    """Return the share from `least` to `most` beyond which one GPU more brings no gain distinguishable from noise.
 
     `hull`: of the estimate, as more GPUs may be of use again behind a dent.
     """
@@ -175,7 +179,7 @@ def peak(hull: Floats, least: int, most: int) -> int:
 
 
 def _best(known: Known) -> dict[int, float]:
-    """The greatest throughput by share, wherever it was measured."""
+    """Return the greatest throughput by share, over all placements."""
     found: dict[int, float] = {}
     for (share, _), rate in known.items():
         found[share] = max(found.get(share, 0.0), rate.steps_per_s)
