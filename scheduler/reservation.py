@@ -46,7 +46,7 @@ from .sets import elements, some, union
 from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, Reservation, ServerInView, gpus_by_sort, limit_for
 
 GOING_ON = frozenset({"fifo", "backfill", "yarn-cs"})  # under these policies running jobs keep their shares
-SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # and under these at least his minimum
+SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # likewise at least their minimums
 
 
 Most = Callable[[int], int]  # by row: how many GPUs may be held for the job

@@ -39,7 +39,7 @@ from .view import Floats, Ints
 KEPT_RATES = 5
 NOISE = 0.05  # relative difference of two medians of the same quantity
 WORTHWHILE = (
-    0.1  # what one GPU more must bring, of what the others bring on average: twice the noise, over twice the GPUs
+    0.1  # least gain of one GPU more, relative to the average of the others: twice the noise, over twice the GPUs
 )
 
 Where = tuple[int, int]  # a share, and its number of servers; 0 servers: unknown, taken for the fewest

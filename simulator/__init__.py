@@ -1,4 +1,4 @@
-"""Replays a trace of jobs through the scheduler of real clusters, in virtual time."""
+"""Replay of a trace of jobs through the scheduler of real clusters, in virtual time."""
 
 from .replay import Replay, simulate
 from .telling import Telling

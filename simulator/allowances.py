@@ -1,6 +1,6 @@
-"""What changes of GPUs cost is known in a simulation: promises allow for no less, whatever a policy file says.
+"""Allowances of promises for the costs of GPU changes, which a simulation knows, whatever a policy file states.
 
-A promise that counts with shorter pauses than there are is broken for certain.
+A promise that counts with shorter pauses than the real ones is broken for certain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ P = TypeVar("P")
 
 
 def covering(part: P, costs: Costs) -> P:
-    """The same policy or admission; if it promises deadlines, on terms that cover these costs."""
+    """Return the same policy or admission; if it promises deadlines, on terms that cover these costs."""
     terms: Any = getattr(part, "parameters", None)
     if not isinstance(terms, Terms):
         return part
@@ -26,7 +26,7 @@ def covering(part: P, costs: Costs) -> P:
 
 
 def covered(terms: Terms, costs: Costs) -> Terms:
-    """The terms, with allowances and a margin for what changes, starts and ends cost at most."""
+    """Return the terms with allowances and a margin for the largest costs of changes, starts and ends."""
     each = (costs, *costs.by_model.values())
     waits_s = max(one.release_s for one in each) + max(one.ready_s for one in each) if costs.releases else 0.0
     return replace(

@@ -1,9 +1,9 @@
-"""From a trace and measured throughputs to a workload (AFS 5.1).
+"""Workload of a simulation from a trace and measured throughputs (AFS 5.1).
 
-A job works so much that it takes as long as in the trace with the GPUs that it requested there. Where the trace has no
-model, or where the models that it names are left aside (nobody has measured those of Tiresias' sample), a job gets one at
-random, among those whose throughput grows up to the GPUs that it requested (where none does, among those that grow furthest).
-It may have any share from one GPU to that of its model's greatest throughput within the cluster (where that is not known
+A job has as much work as takes its duration in the trace with its requested GPUs. A job gets a random model where the
+trace has none, or where its models are ignored (Tiresias' sample names models without measurements). The model is drawn
+among those with throughput that grows up to the requested GPUs (if there is none, among those that grow furthest). A
+job may have any share from one GPU to that of its model's greatest throughput within the cluster (if that is not known
 beforehand, to the whole cluster), or, as PCS has it, to its request.
 
 Without measurements every job scales linearly up to its request and not beyond it.
@@ -30,16 +30,16 @@ from .workload import Workload
 
 @dataclass(frozen=True)
 class Assigned:
-    """What is simulated, and what the metrics want to know besides. Columns are in the order of submission."""
+    """The workload, and further data for the metrics. Columns are in the order of submission."""
 
     workload: Workload
     deadline_s: Floats  # seconds from the first submission; nan: none
     chosen_batches: Workload | None = (
-        None  # to policies that choose batches (`goodput`); None: nobody knows what others bring
+        None  # for policies that choose batches (`goodput`); None: the goodput of other batches is unknown
     )
 
     def under(self, policy: Policy) -> Workload:
-        """What the jobs are under this policy."""
+        """Return the workload under this policy."""
         chooses = getattr(policy, "chooses_batch", False)
         return self.chosen_batches if chooses and self.chosen_batches is not None else self.workload
 
@@ -53,7 +53,8 @@ def assign(
     random_models: bool = False,
     peaks_known: bool = True,
 ) -> Assigned:
-    """The workload of `trace` on a cluster of so many GPUs. `random_models`: whatever models it names. Raises UserError."""
+    """Return the workload of `trace` on a cluster of so many GPUs. `random_models`: ignore the trace's models. Raises
+    UserError if a job cannot be simulated."""
     _check_sizes(trace, cluster_gpus)
     if random_models:
         trace = _without_models(trace, profiles)
@@ -69,7 +70,7 @@ def assign(
 
 @dataclass(frozen=True)
 class _Shape:
-    """What does not depend on how jobs scale."""
+    """Data that does not depend on how jobs scale."""
 
     trace: Trace
     cluster_gpus: int
@@ -78,12 +79,12 @@ class _Shape:
 
 
 def _pairs(curves: Sequence[Curve], trace: Trace) -> Iterator[tuple[Curve, int]]:
-    """Each job's curve, and the GPUs that it requested."""
+    """Return each job's curve and requested GPUs."""
     return zip(curves, trace.gpus.tolist(), strict=True)
 
 
 def _workload(shape: _Shape, chosen: Sequence[Curve], work_s: Floats, told_s: Floats | None) -> Workload:
-    """Of jobs with these curves, which take so long on one GPU; `told_s`: what they tell of that."""
+    """Return the workload of jobs with these curves. `work_s`: seconds on one GPU. `told_s`: the same as reported."""
     trace = shape.trace
     place = {each: number for number, each in enumerate(dict.fromkeys(chosen))}
     distinct = list(place)
@@ -112,7 +113,7 @@ def _workload(shape: _Shape, chosen: Sequence[Curve], work_s: Floats, told_s: Fl
 def _with_chosen_batches(
     shape: _Shape, chosen: Sequence[Curve], profiles: Profiles | None, work_s: Floats, told_s: Floats | None
 ) -> Workload | None:
-    """The same jobs with batches that are chosen for each share, where that is known of all or some."""
+    """Return the same jobs with batches chosen for each share, where the goodput of all or some is known."""
     if profiles is None or not profiles.placed:
         return None
     goodput = Goodput(profiles)
@@ -143,7 +144,7 @@ def _without_models(trace: Trace, profiles: Profiles | None) -> Trace:
 
 
 def _curves(trace: Trace, profiles: Profiles | None, seed: int) -> list[Curve]:
-    """The curve of each job."""
+    """Return the curve of each job."""
     if profiles is None:
         if trace.duration_s is None:
             raise UserError(f"{trace.table.source}: has no durations, so throughputs are needed too: --profiles FILE")
@@ -161,7 +162,7 @@ def _linear(gpus: int) -> Curve:
 
 
 def _named(trace: Trace, profiles: Profiles) -> list[Curve]:
-    """The curves of the models that the trace names."""
+    """Return the curves of the models that the trace names."""
     assert trace.models is not None
     batches = trace.batches.tolist() if trace.batches is not None else [None] * len(trace)
     found: dict[tuple[str, float | None], Curve] = {}
@@ -184,7 +185,8 @@ def _random(gpus: Ints, pool: Sequence[Curve], rng: random.Random) -> list[Curve
 
 
 def _of_virtual_workers(trace: Trace, curves: Sequence[Curve]) -> list[Curve]:
-    """EasyScale's jobs have N virtual workers, and a GPU hosts whole ones: with n GPUs a step takes ceil(N / n) turns (eq. 1)."""
+    """Return curves of EasyScale's jobs: of N virtual workers, a GPU hosts whole ones, so a step on n GPUs takes ceil(N
+    / n) turns (eq. 1)."""
     made: dict[tuple[Curve, int], Curve] = {}
     for curve, workers in zip(curves, trace.gpus.tolist(), strict=True):
         if (curve, workers) not in made:
@@ -195,7 +197,7 @@ def _of_virtual_workers(trace: Trace, curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _work_s(trace: Trace, curves: Sequence[Curve], speedup: Floats) -> Floats:
-    """How long each job takes on one GPU, from its duration with the GPUs that it requested, or from how far it trains."""
+    """Return each job's seconds on one GPU, from its duration with the requested GPUs, or from its training length."""
     if trace.duration_s is not None:
         return trace.duration_s * speedup
     samples = trace.form is traces.EASYSCALE
@@ -208,7 +210,7 @@ def _work_s(trace: Trace, curves: Sequence[Curve], speedup: Floats) -> Floats:
 
 
 def _length(trace: Trace) -> Floats:
-    """How far jobs train: Pollux' in iterations, by application and batch, EasyScale's in samples."""
+    """Return the training lengths: Pollux' in iterations, by application and batch, EasyScale's in samples."""
     assert trace.models is not None
     models = [model.casefold() for model in trace.models]
     known = lengths.EASYSCALE_SAMPLES if trace.form is traces.EASYSCALE else lengths.POLLUX
@@ -225,7 +227,8 @@ def _length(trace: Trace) -> Floats:
 
 
 def _padded(curves: Sequence[Curve], requested: int) -> Floats:
-    """All speedups in one array, as wide as the largest share measured or requested; throughput stays what it was last."""
+    """Return all speedups in one array, as wide as the largest share measured or requested; beyond its last value a
+    curve is constant."""
     width = max(requested + 1, max(len(curve.speedup) for curve in curves))
     return np.stack([np.pad(curve.speedup, (0, width - len(curve.speedup)), mode="edge") for curve in curves])
 

@@ -1,4 +1,4 @@
-"""Which servers are simulated, from a file."""
+"""The simulated servers, from a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
 
 
 class Servers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`count` servers that are alike; with a name where it is one."""
+    """`count` servers of equal size; with a name where it is one."""
 
     gpus: Count
     count: Count = 1
@@ -31,7 +31,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def build(document: ClusterFile, source: str) -> Cluster:
-    """The servers that `document` describes, by name. Raises UserError, naming `source` and field."""
+    """Return the servers that `document` describes, by name. Raises UserError, naming `source` and field."""
     gpus = sum(entry.count * entry.gpus for entry in document.servers)
     if gpus > MOST_GPUS:
         raise UserError(f"{source}: servers: {gpus} GPUs; at most {MOST_GPUS} can be simulated")

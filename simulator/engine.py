@@ -1,20 +1,24 @@
-"""Discrete events in virtual time (AFS 5.1). What decides is the scheduler of real clusters: its policies, packing and placement.
+"""Discrete events in virtual time (AFS 5.1). The scheduler of real clusters decides: its policies, packing and
+placement.
 
 Theory of operation
 -------------------
-Between two events nothing changes. Events are arrivals, ends, switches (a job's new GPUs are ready), reviews that a policy has
-asked for, and moments at which more is known of how jobs scale. At all of them but switches the scheduler decides about all jobs;
-what changes costs what `Costs` says. All events of one moment are taken in before it is asked.
 
-`Simulation.run` is the only loop. It is made of these parts, none of which knows of another policy, trace or cost than its own:
+Between two events nothing changes. Events are arrivals, ends, switches (a job's new GPUs are ready), reviews that a
+policy has asked for, and new measurements of how jobs scale. At all of them but switches the scheduler decides about
+all jobs; changes cost as `Costs` states. All events of one moment are taken in before the scheduler is asked.
 
-* `Jobs` (`jobs`): who has come and is not over, as the columns that policies see;
-* `Progress` (`progress`): how far they get with their GPUs, and what changes of these cost them;
-* `Knowledge` (`knowledge`, `learning`): what policies see of how jobs scale, which is the truth or what has been measured so far;
-* `Standing` (`scheduler.placement`): which GPUs each job has;
-* `Outcome` (`outcome`): what is told in the end.
+`Simulation.run` is the only loop. It is made of these parts, none of which distinguishes policies, traces or costs:
 
-A decision costs what the policy looks at and what it changes, not what the trace holds nor what stays as it is.
+* `Jobs` (`jobs`): the jobs that have arrived and are not over, as the columns that policies see;
+* `Progress` (`progress`): the jobs' progress with their GPUs, and the costs of changes;
+* `Knowledge` (`knowledge`, `learning`): the policies' view of how jobs scale, which is the truth or the measurements so
+  far;
+* `Standing` (`scheduler.placement`): the GPUs of each job;
+* `Outcome` (`outcome`): the results.
+
+The cost of a decision depends on the jobs that the policy examines and changes, not on the length of the trace or the
+jobs that stay as they are.
 """
 
 from __future__ import annotations
@@ -61,10 +65,8 @@ class Simulation:
         watch: Callable[[ClusterView, Decision], None] | None = None,
         measuring: Measuring | None = None,
     ) -> None:
-        """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
-
-        `watch` is told each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
-        """
+        """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4). `watch`: called with
+        each decision. `measuring`: how the policy finds out how jobs scale; None: it knows."""
         policy, admission = covering(policy, costs), covering(admission, costs)
         self._load = workload
         self._cluster = cluster
@@ -83,8 +85,8 @@ class Simulation:
         )
         self._progress = Progress(self._jobs, workload, costs, self._knowledge.began)
         self._standing = placement.standing(cluster)
-        self._schedules = NO_SCHEDULES  # the plan for those with promises
-        self._used = 0  # GPUs
+        self._schedules = NO_SCHEDULES  # the plan of the jobs with promises
+        self._used = 0  # number of GPUs
         self._now = 0.0
         self._submit_s: list[float] = [*workload.submit_s.tolist(), math.inf]
         self._review_s = math.inf
@@ -92,7 +94,7 @@ class Simulation:
         self.outcome = Outcome.of(len(workload))
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> Outcome:
-        """Until all jobs that fit into the cluster are over. `progress` is told how many are."""
+        """Run until all jobs that fit into the cluster are over. `progress`: called with the number of ended jobs."""
         began = time.perf_counter()
         ended = 0
         while (at := self._next_event()) < math.inf:
@@ -110,7 +112,7 @@ class Simulation:
             self._note()
         self._jobs.settle()
         self.outcome.executed_s, self.outcome.gpu_s = self._jobs.executed_s, self._jobs.gpu_s
-        self.outcome.changes += self._jobs.changes  # to those that have been made to measure jobs
+        self.outcome.changes += self._jobs.changes  # in addition to those for measurements
         self.outcome.wall_s = time.perf_counter() - began
         return self.outcome
 
@@ -125,7 +127,7 @@ class Simulation:
     def _advance(self, at: float) -> None:
         self._now = at
         average = self._progress.advance(at)
-        if average is not None:  # some began meanwhile
+        if average is not None:  # some jobs began meanwhile
             self.outcome.timeline.efficiency[-1] = average / self._gpus
 
     def _arrive(self) -> bool:
@@ -145,7 +147,7 @@ class Simulation:
         return jobs.next > first
 
     def _arrive_together(self) -> bool:
-        """The admission sees all jobs that arrive now in the view."""
+        """Let all jobs arrive that are due, with an admission that sees them together in the view."""
         jobs, submit_s = self._jobs, self._submit_s
         first = jobs.next
         while submit_s[jobs.next] <= self._now:
@@ -170,7 +172,7 @@ class Simulation:
         return True
 
     def _admits(self, job: int) -> bool:
-        """Is a job that arrives admitted? Traces do not tell whose jobs they are."""
+        """Return whether an arriving job is admitted. Traces do not contain the jobs' users."""
         if self._admission is ADMIT_ALL:
             return True
         waiting = len(self._jobs) - len(self._jobs.run)
@@ -202,7 +204,7 @@ class Simulation:
         table = self._sees()
         present = {} if self._watch is None else self._by_row()
         view = ClusterView(self._now, table, self._cluster, present)
-        vars(view)["total_gpus"] = self._gpus  # not to be counted at each decision
+        vars(view)["total_gpus"] = self._gpus  # avoids a count at each decision
         began = time.perf_counter()
         decided = divide(view, self._policy, self._rng, self._packing, self._deadlines)
         rows = _changed(table, decided)
@@ -223,15 +225,17 @@ class Simulation:
             self._explore()
 
     def _by_row(self) -> dict[int, Gpus]:
-        """The placements as policies know them."""
+        """Return the placements by row, as policies know them."""
         begin = self._jobs.begin
         numbers = sorted(self._standing.gpus)
         places = self._jobs.places(numbers).tolist()
         return {place - begin: self._standing.gpus[job] for place, job in zip(places, numbers, strict=True)}
 
     def _change(self, moves: Mapping[int, tuple[Gpus, Gpus]]) -> None:
-        """From one placement to another one: jobs that stop come first, then those that start, then the others. `moves`: the GPUs
-        before and after, by number."""
+        """Change from one placement to another: first the jobs that stop, then those that start, then the others.
+
+        `moves`: the GPUs before and after, by number.
+        """
         by_number = sorted(moves.items())
         stops = [one for one in by_number if not one[1][1]]
         starts = [one for one in by_number if not one[1][0]]
@@ -279,9 +283,10 @@ class Simulation:
         self.outcome.preemptions += len(numbers)
 
     def _resize(self, numbers: Ints, places: Ints, held: list[tuple[Gpus, Gpus]], free_s: Floats) -> None:
-        """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
+        """Resize running jobs. `held`: the GPUs before and after, of each. `free_s`: seconds until its new ones are
+        free."""
         rest = self._progress.goes_on(numbers, places)
-        if rest is not None:  # the last step of some is done: they keep to their ends
+        if rest is not None:  # the last step of some is done: these keep their end times
             numbers, held, free_s = numbers[rest], [held[at] for at in rest.tolist()], free_s[rest]
             places = places[rest]
         keep_some = sum([before & after > 0 for before, after in held])
@@ -291,7 +296,7 @@ class Simulation:
         self._progress.resize(numbers, places, held, free_s)
 
     def _explore(self) -> None:
-        """Let jobs work with as many of their GPUs as they are to be measured with."""
+        """Let jobs work with the part of their GPUs with which they are to be measured."""
         wanted = self._knowledge.wants(self._progress.resting())
         if wanted:
             numbers = np.array(list(wanted))
@@ -310,7 +315,7 @@ class Simulation:
 
 
 def _changed(jobs: JobTable, decided: Division) -> Ints:
-    """The rows whose shares are others now."""
+    """Return the rows with changed shares."""
     share, given = jobs.share, decided.shares
     if decided.rows is None:
         others: Ints = (given != share).nonzero()[0]
@@ -322,7 +327,8 @@ def _changed(jobs: JobTable, decided: Division) -> Ints:
 
 
 def _kept_beside(policy: Policy, admission: Admission) -> Deadlines | None:
-    """What `elasticflow` has admitted is kept under each policy that may change shares at any time, as on a real cluster."""
+    """Return deadlines to keep beside the policy: those that `elasticflow` admits, under each policy that may change
+    shares at any time, as on a real cluster."""
     if policy.name not in ELASTIC or not isinstance(admission, ElasticflowAdmission):
         return None
     return Deadlines(admission.parameters)

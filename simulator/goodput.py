@@ -1,18 +1,20 @@
-"""Curves of goodput: how fast a job comes forward whose batch size is chosen for each share (Pollux, OSDI'21, 3).
+"""Curves of goodput: the training progress of a job with a batch size that is chosen for each share (Pollux, OSDI'21,
+3).
 
-Goodput is throughput times statistical efficiency. With the gradient noise scale phi, a batch M trains as far as
-``(phi + M0) / (phi + M)`` of its samples would with the initial batch M0. So
+Goodput is throughput times statistical efficiency. With the gradient noise scale phi, a batch M trains as far as ``(phi
++ M0) / (phi + M)`` of its samples would with the initial batch M0. So
 
     goodput(n) = max over M of  rate(n, M) * M * (phi + M0) / (phi + M),    M from M0 to the largest that was tried in training.
 
-Where many batches were timed (Sia's and Pollux' tables) and phi is known (`lengths`), this gives a curve over shares that stands
-in place of that of a fixed batch, for policies that choose batches. A job is as long as with its own batch: its work there, over
-the progress that it makes in the same time.
+Where many batches were timed (Sia's and Pollux' tables) and phi is known (`lengths`), this gives a curve over shares
+that replaces that of a fixed batch, for policies that choose batches. A job is as long as with its own batch: its work
+there, over the progress that it makes in the same time.
 
-Pollux fits a model of throughput to what a job has measured so far (``T_grad = a + b m``, ``T_sync`` by the number of GPUs, and
-the gamma-norm of both); here measured times take its place (`profiles.placements`), for the truth and for what policies see. As
-in Pollux' simulator, the largest batch on a GPU is the largest measured, gradients of more are accumulated, and the total batch
-is one of 50 between the bounds, in geometric steps. phi is constant here, though it grows during training.
+Pollux fits a model of throughput to a job's measurements so far (``T_grad = a + b m``, ``T_sync`` by the number of
+GPUs, and the gamma-norm of both). Here measured times replace the model (`profiles.placements`), for the truth and for
+the policies' view. As in Pollux' simulator, the largest batch on a GPU is the largest measured, gradients of more are
+accumulated, and the total batch is one of 50 between the bounds, in geometric steps. phi is constant here, though it
+grows during training.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ from ..scheduler.profiles.curves import Curve, Profiles, curve_of
 from ..scheduler.profiles.placements import BATCHES, Times
 from .lengths import POLLUX, Convergence
 
-TRIED = 50  # batches
+TRIED = 50  # number of batches
 
 
 def chosen_batches(
     by_share: Mapping[int, Times], converges: Convergence, largest: float
 ) -> dict[int, tuple[float, float]]:
-    """By share: the batch of the greatest goodput, and that goodput, in iterations with the initial batch per second.
+    """Return by share the batch of the greatest goodput, and that goodput, in iterations with the initial batch per
+    second.
 
-    Shares for which no such batch was measured are left out.
+    Shares without measurements of such a batch are left out.
     """
     found = {}
     for share, times in by_share.items():
@@ -48,7 +51,7 @@ def chosen_batches(
 
 
 def _powers(batch: float, least: float, largest: float) -> list[float]:
-    """The batches that jobs of Pollux' workloads have: none of these is to be better than what is chosen."""
+    """Return the batches of Pollux' workloads: none of these may be better than the chosen one."""
     found = []
     while batch <= largest:
         if batch >= least:
@@ -58,16 +61,16 @@ def _powers(batch: float, least: float, largest: float) -> list[float]:
 
 
 class Goodput:
-    """The curves of a table, made when they are asked for."""
+    """The goodput curves of a table, computed on demand."""
 
     def __init__(self, profiles: Profiles) -> None:
         self._profiles = profiles
         self._known: dict[tuple[str, str], Curve | None] = {}
 
     def of(self, curve: Curve) -> tuple[Curve, float] | None:
-        """The same job with batches that are chosen for each share, and by which its work on one GPU is to be multiplied.
+        """Return the curve with batches that are chosen for each share, and the factor for the job's work on one GPU.
 
-        None: too little is known of other batches, or of what they bring.
+        None if too little is known of other batches, or of their progress.
         """
         if curve.batch is None or curve.model not in POLLUX:
             return None

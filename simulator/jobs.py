@@ -1,12 +1,12 @@
-"""The jobs of a simulation: what policies see of them, and how far they get.
+"""The jobs of a simulation: the policies' view of them, and their progress.
 
-Those that have come and are not over stand in a window of the columns, in the order of submission, so that a policy gets parts of
-arrays, not copies. The window's end moves over jobs as they come. Where a job ends, those before it move up by one or those
-behind it down, whichever are fewer: a queue may be long, and those that end are mostly near its front or its end. So a job has a
-*number*, which it keeps, and a *place* in the columns. Jobs that wait also stand in lines, one for each order that a policy has
-asked for (`scheduler.order`).
+Jobs that have arrived and are not over form a window of the columns, in the order of submission, so that a policy gets
+parts of arrays, not copies. The window's end moves over jobs as they arrive. Where a job ends, the jobs before it move
+up by one or those behind it down, whichever are fewer: a queue may be long, and ending jobs are mostly near its front
+or its end. So a job has a *number*, which stays, and a *place* in the columns. Waiting jobs also stand in lines, one
+for each order that a policy has asked for (`scheduler.order`).
 
-What policies do not see is kept by number.
+Data that policies do not see is kept by number.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..scheduler.order import Line, Order
 from ..scheduler.view import UNKNOWN_S, Columns, Floats, Ints, JobTable
 from .workload import Workload
 
-MANY = 2000  # jobs that are there: lines are kept from so many on, and given up below half of that
-AT_ONCE = 100  # more jobs than this are not put into a line one by one
+MANY = 2000  # number of present jobs from which lines are kept; they are dropped below half of that
+AT_ONCE = 100  # a line takes more jobs than this at once, fewer one by one
 _FLOATS = (
     "submitted_s",
     "left_s",
@@ -35,7 +35,7 @@ _FLOATS = (
     "deadline_s",
     "still_until_s",
 )
-_LENGTHS = ("work_s", "told_left_s")  # the truth, and what policies see in place of `left_s`
+_LENGTHS = ("work_s", "told_left_s")  # the truth, and the reports that policies see in place of `left_s`
 _INTS = ("min_gpus", "max_gpus", "requested_gpus", "priority", "share", "curve", "soft", "changes")
 
 
@@ -45,12 +45,12 @@ class Jobs:
     def __init__(self, workload: Workload, cluster_gpus: int) -> None:
         n = len(workload)
         self.begin = self.end = 0
-        self.next = 0  # the number of the next job to come
+        self.next = 0  # the number of the next job to arrive
         self._curves = workload.curves
         self._most_needed = int(workload.min_gpus.max(initial=0))
         self.lines_from = MANY
         self._lines: dict[Order, Line] = {}
-        self._stirred: list[int] = []  # numbers of jobs that may have come into the lines, or left them
+        self._stirred: list[int] = []  # numbers of jobs that may have entered or left the lines
         self._floats = np.zeros((len(_FLOATS) + len(_LENGTHS), n))
         self._ints = np.zeros((len(_INTS) + 1, n), dtype=np.int64)
         self.numbers: Ints = self._ints[-1]
@@ -71,16 +71,16 @@ class Jobs:
         columns.soft[:] = 0 if workload.soft is None else workload.soft
         columns.priority[:] = 0 if workload.priority is None else workload.priority
         floats, ints = self._floats.view(), self._ints.view()
-        floats.flags.writeable = ints.flags.writeable = False  # policies only look
+        floats.flags.writeable = ints.flags.writeable = False  # read-only for policies
         seen = _columns(workload, floats, ints)
         self._seen = seen if self._truth_told else replace(seen, left_s=floats[-1])
         self._seen_numbers: Ints = ints[-1]
         self.ended = NOTHING_ENDED
-        self.executed_s: Floats = np.zeros(n)  # by number, of those that are over
+        self.executed_s: Floats = np.zeros(n)  # by number, of ended jobs
         self.gpu_s: Floats = np.zeros(n)
-        self.changes: Ints = np.zeros(n, dtype=np.int64)  # of their GPUs, likewise
-        self.running: Ints = np.empty(0, dtype=np.int64)  # places of those with GPUs
-        self.run: Ints = np.empty(0, dtype=np.int64)  # their numbers
+        self.changes: Ints = np.zeros(n, dtype=np.int64)  # changes of their GPUs, likewise
+        self.running: Ints = np.empty(0, dtype=np.int64)  # places of the jobs with GPUs
+        self.run: Ints = np.empty(0, dtype=np.int64)  # numbers of the jobs with GPUs
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -95,7 +95,7 @@ class Jobs:
         return self._seen_numbers[self.begin : self.end]
 
     def seen(self) -> Columns:
-        """What policies see, which is right in the window. It changes as the simulation goes on."""
+        """Return the columns that policies see, which are right in the window. They change as the simulation goes on."""
         window = self.window
         left_s, done_s = self.columns.left_s[window], self.columns.done_s[window]
         np.subtract(self._work_s[window], left_s, out=done_s)
@@ -105,7 +105,7 @@ class Jobs:
         return self._seen
 
     def table(self) -> JobTable:
-        """The jobs in the window, as policies see them."""
+        """Return the jobs in the window, as policies see them."""
         window = self.window
         table = JobTable(self.seen(), self._seen_numbers[window], self._curves, at=window, ended=self.ended, kept=self)
         table.running = self.running - self.begin
@@ -113,7 +113,7 @@ class Jobs:
         return table
 
     def came(self) -> None:
-        """The next job of the workload is in the window now."""
+        """Extend the window by the next job of the workload."""
         if self._lines:
             self._stirred.append(self.next)
         if self.end != self.next:
@@ -123,10 +123,8 @@ class Jobs:
         self.next += 1
 
     def line(self, order: Order, jobs: JobTable) -> Line | None:
-        """As `scheduler.view.Kept` has it."""
-        if len(jobs) < (
-            self.lines_from // 2 if self._lines else self.lines_from
-        ):  # it takes less to put them in order anew
+        """Return a line as `scheduler.view.Kept` specifies."""
+        if len(jobs) < (self.lines_from // 2 if self._lines else self.lines_from):  # sorting them again is cheaper
             self._lines.clear()
             self._stirred.clear()
             return None
@@ -154,20 +152,21 @@ class Jobs:
                 _stand_in(line, order, jobs, np.array(waiting))
 
     def places(self, numbers: Ints | Sequence[int] | int) -> Ints:
-        """Of jobs in the window."""
+        """Return the places of jobs in the window."""
         found: Ints = self.numbers[self.begin : self.end].searchsorted(numbers)
         return found + self.begin
 
     def work(self, rate: Floats, seconds: float | Floats, passed_s: float) -> None:
-        """Those that run have had their GPUs for `passed_s`, and have worked at these rates for `seconds` of that."""
+        """Account for `passed_s` seconds of the running jobs with their GPUs, in which they worked for `seconds` at
+        these rates."""
         columns, places = self.columns, self.running
         columns.left_s[places] = np.maximum(columns.left_s[places] - rate * seconds, 0.0)
         columns.executed_s[places] += passed_s
         columns.attained_gpu_s[places] += columns.share[places] * passed_s
 
     def give(self, places: Ints, shares: Ints, new: Ints, stops: bool) -> None:
-        """These jobs have so many GPUs now. `new`: the places of those that get some and had none; `stops`: some lose all that
-        they had."""
+        """Set the shares of these jobs. `new`: places of jobs with GPUs that had none. `stops`: whether some lose all
+        of theirs."""
         share = self.columns.share
         share[places] = shares
         if self._lines:
@@ -182,7 +181,7 @@ class Jobs:
         self.run = self.numbers[running]
 
     def finish(self, places: Ints) -> None:
-        """These jobs have come to their ends."""
+        """Record the ends of these jobs, and remove them."""
         columns = self.columns
         of_each = columns.requested_gpus[places], self._work_s[places], columns.told_s[places]
         for requested, work_s, told_s in zip(*[column.tolist() for column in of_each], strict=True):
@@ -190,7 +189,7 @@ class Jobs:
         self.remove(places)
 
     def remove(self, places: Ints) -> None:
-        """These jobs are over, or were not admitted."""
+        """Remove jobs that are over, or were not admitted."""
         numbers = self.numbers[places]
         if self._lines:
             self._stirred += numbers.tolist()
@@ -220,15 +219,15 @@ class Jobs:
         self.run = self.numbers[running]
 
     def settle(self) -> None:
-        """The simulation is over: what those have had that are not."""
+        """Record the GPU times of unfinished jobs at the end of the simulation."""
         self.executed_s[self.present] = self.columns.executed_s[self.window]
         self.gpu_s[self.present] = self.columns.attained_gpu_s[self.window]
         self.changes[self.present] = self.columns.changes[self.window]
 
 
 def _stand_in(line: Line, order: Order, jobs: JobTable, rows: Ints) -> None:
-    """These jobs wait."""
-    keys, wants = order.ranks(jobs, rows, math.nan)  # without a time: it is not to depend on it
+    """Put these waiting jobs into the line."""
+    keys, wants = order.ranks(jobs, rows, math.nan)  # no time, since the key must not depend on it
     wishes = zip(keys.tolist(), jobs.rows[rows].tolist(), wants.tolist(), strict=True)
     if len(rows) > AT_ONCE:
         line.put_all(wishes)

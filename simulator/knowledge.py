@@ -1,6 +1,7 @@
-"""What policies see of how jobs scale: the engine's only collaborator that differs between what is simulated.
+"""The policies' view of how jobs scale: the engine's only part that differs between kinds of simulation.
 
-A job is given by its number (`jobs`) everywhere, a share as a number of GPUs, times are seconds of the simulation's clock.
+A job is given by its number (`jobs`) everywhere, a share as a number of GPUs; times are seconds of the simulation's
+clock.
 """
 
 from __future__ import annotations
@@ -14,39 +15,42 @@ from .jobs import Jobs
 
 
 class Knowledge(Protocol):
-    """The engine tells it what happens, and asks it what is known.
+    """Knowledge of how jobs scale. The engine reports events to it, and asks it for the present state of knowledge.
 
-    Calls come in this order at an event: `learn`; if there is a decision, `sees`, `given`, `began`, and `wants` where `explores`
-    says so, which may lead to `began` again. `began` also comes when the new GPUs of a job are ready, before `learn`.
+    Calls come in this order at an event: `learn`; if there is a decision, `sees`, `given`, `began`, and `wants` where
+    `explores` is true, which may lead to `began` again. `began` also comes when the new GPUs of a job are ready, before
+    `learn`.
     """
 
     @property
     def explores(self) -> bool:
-        """May it want jobs to work with other numbers of their GPUs than all?"""
+        """Whether jobs may have to work with only a part of their GPUs."""
         ...
 
     def next_s(self, running: Ints) -> float:
-        """When more will be known, if nothing changes; inf: never."""
+        """Return when more will be known, if nothing changes; inf: never."""
         ...
 
     def learn(self, running: Ints, now: float) -> bool:
-        """Take over what has become known by now. Whether there was anything, which calls for a decision."""
+        """Take over all measurements that are complete by now. Return whether there were any, which calls for a
+        decision."""
         ...
 
     def sees(self) -> JobTable:
-        """What policies see of the jobs that are not over."""
+        """Return the policies' view of the jobs that are not over."""
         ...
 
     def given(self, jobs: Ints, shares: Ints) -> None:
-        """These jobs have been given other GPUs, or none. They go on with what they had until the new ones are ready."""
+        """Note that these jobs have been given other GPUs, or none. They go on with their old ones until the new ones
+        are ready."""
         ...
 
     def began(self, jobs: Ints, gpus: Ints, speedup: Floats, begin_s: Floats) -> None:
-        """From `begin_s` on these jobs work with so many GPUs, so many times as fast as with one."""
+        """Note that from `begin_s` on these jobs work with so many GPUs, at `speedup` times the rate of one."""
         ...
 
     def wants(self, resting: Ints) -> Mapping[int, int]:
-        """With how many of its GPUs a job is to work from now on; jobs that are left out go on as they do.
+        """Return with how many of its GPUs a job should work from now on; jobs that are left out go on unchanged.
 
         `resting`: running jobs that neither stand still nor wait for GPUs. Their other GPUs stay their own.
         """
@@ -54,7 +58,8 @@ class Knowledge(Protocol):
 
 
 class KnownCurves:
-    """Policies see the true curves from the beginning, dents included: what they are promised is what jobs get."""
+    """Knowledge of the true curves from the beginning, dents included: jobs get exactly the throughput that policies
+    see."""
 
     explores = False
 

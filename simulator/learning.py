@@ -1,14 +1,14 @@
-"""What policies see of how jobs scale where that has to be found out: what has been measured so far (AFS 4.5).
+"""The policies' view of how jobs scale where throughput has to be measured: the measurements so far (AFS 4.5).
 
-The estimates, the fair share of a new job, the shares on the way down and when that is worth it are the scheduler's own
-(`scheduler.speedup_curve`, `scheduler.measuring`); this module only says when a measurement is ready. Going down and up again
-costs what every change of a job's GPUs costs.
+The estimates, the fair share of a new job, the shares on the way down and the decision when that is worthwhile are the
+scheduler's own (`scheduler.speedup_curve`, `scheduler.measuring`). This module only determines when a measurement is
+ready. Going down and up again costs as much as every change of a job's GPUs.
 
-* A step is what takes a second on one GPU.
-* Every job is measured by itself, also where an earlier one had the same model.
+* A step is the work of a second on one GPU.
+* Every job is measured by itself, even if an earlier one had the same model.
 * Throughput is the table's for a share, wherever its GPUs are. So it is noted as measured on the fewest servers.
-* Policies that know lengths know them in seconds on one GPU. Of a job that has not been measured on one they see what makes its
-  remaining time right for the share that it has been measured with.
+* Policies that know lengths know them in seconds on one GPU. A job may not have been measured on one GPU. Then policies
+  see the length that makes its remaining time right for the share with which it has been measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .jobs import Jobs
 
 
 class MeasuredCurves:
-    """A `Knowledge` of what has been measured."""
+    """Knowledge from measurements alone."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MeasuredCurves:
         packing: bool,
         measuring: Measuring,
     ) -> None:
-        """Of `curves` only how far they go is known."""
+        """Start without measurements. Of `curves` only the largest share is known."""
         self._jobs = jobs
         self._measuring = measuring
         sizes = [len(server.gpus) for server in cluster]
@@ -58,17 +58,17 @@ class MeasuredCurves:
         self._least = columns.min_gpus.copy()
         self._most = np.minimum(columns.max_gpus, most)
         self._share = np.zeros(n, dtype=np.int64)
-        self._peak = self._most.copy()  # as far as is known
+        self._peak = self._most.copy()  # best share as far as is known
         self._estimates = np.tile(np.arange(most + 1, dtype=np.float64), (n, 1))  # steps per second by job and share
         self._seen_curves = Curves(self._estimates.copy())  # relative to one GPU
-        self._rates: dict[int, dict[int, Rate]] = {}  # measured, by job and share
-        self._fresh = np.ones(n, dtype=np.bool_)  # nothing measured yet
+        self._rates: dict[int, dict[int, Rate]] = {}  # measurements by job and share
+        self._fresh = np.ones(n, dtype=np.bool_)  # whether nothing has been measured yet
         self._works_with = np.zeros(n, dtype=np.int64)  # GPUs
         self._steps_per_s = np.zeros(n)  # with these
-        self._measured_s = np.full(n, math.inf)  # when the share that it works with will have been measured
-        self._way: dict[int, tuple[int, ...]] = {}  # the shares that a job on its way down is still to be measured with
+        self._measured_s = np.full(n, math.inf)  # when the measurement with the present share will be complete
+        self._way: dict[int, tuple[int, ...]] = {}  # shares still to be measured on a job's way down
 
-    # -- what happens
+    # -- events
 
     def next_s(self, running: Ints) -> float:
         return least_of(self._measured_s[running])
@@ -103,7 +103,7 @@ class MeasuredCurves:
             learns = share not in self._rates.get(job, {}) or (self.explores and bool(self._still_unknown(job, share)))
             self._measured_s[job] = begins_s + (self._measuring.steps / rate if learns else math.inf)
 
-    # -- what is known
+    # -- knowledge
 
     def sees(self) -> JobTable:
         window, jobs = self._jobs.window, self._jobs.present
@@ -128,7 +128,7 @@ class MeasuredCurves:
         return {job: gpus for job, gpus in wanted.items() if gpus}
 
     def _next_on_way(self, job: int) -> int:
-        """The next share on its way down, or all its GPUs at the end of the way; 0: nothing is to change."""
+        """Return the next share on the job's way down, or all its GPUs at the end of the way; 0: no change."""
         way, rates = self._way.get(job), self._rates.get(job, {})
         share = int(self._share[job])
         if way is None:
@@ -139,13 +139,13 @@ class MeasuredCurves:
         elif way[0] in rates:
             way = way[1:]
         else:
-            return 0  # it is being measured
+            return 0  # the measurement is in progress
         if way:
             self._way[job] = way
             return way[0]
         return share if self._way.pop(job, None) else 0
 
     def _still_unknown(self, job: int, share: int) -> tuple[int, ...]:
-        """What there is to measure on the way down from `share`."""
+        """Return the shares to measure on the way down from `share`."""
         way = self._smaller_shares(share, int(self._least[job]))
         return unknown(way, self._rates.get(job, {}))

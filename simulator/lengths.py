@@ -1,13 +1,14 @@
-"""How much work jobs are whose trace says how far they train, not how long they took.
+"""Work of jobs for which a trace states how far they train instead of their duration.
 
-Pollux' workloads (OSDI'21) name an application and its batch. How many iterations bring it to its target depends on the batch:
-with batch B one iteration makes ``(B / B_0) (phi + B_0) / (phi + B)`` times the progress of one with B_0, phi being the gradient
-noise scale (Pollux 3.1; constant here, though it grows during training). The three numbers of each application are fitted to the
-published validation runs, whose lengths they give back to within 3 % for every batch there.
+Pollux' workloads (OSDI'21) name an application and its batch. The number of iterations to its target depends on the
+batch: with batch B one iteration makes ``(B / B_0) (phi + B_0) / (phi + B)`` times the progress of one with B_0, phi
+being the gradient noise scale (Pollux 3.1; constant here, though it grows during training). The three numbers of each
+application are fitted to the published validation runs. They reproduce the lengths of these runs to within 3 % for
+every batch there.
 
-EasyScale's workload (Fig. 14) names epochs; a data set's size makes them samples. NeuMF trains on MovieLens 1M with four
-negatives for each of its 994,169 training ratings, as its public implementations do; the other sizes are those of the data
-sets of EasyScale's Table 1.
+EasyScale's workload (Fig. 14) names epochs; a data set's size converts them to samples. NeuMF trains on MovieLens 1M
+with four negatives for each of its 994,169 training ratings, as its public implementations do; the other sizes are
+those of the data sets of EasyScale's Table 1.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Convergence:
     noise_scale: float  # samples
 
     def gain(self, batch: Floats) -> Floats:
-        """The progress of an iteration with such a batch, in iterations with `batch`."""
+        """Return the progress of an iteration with such a batch, in iterations with the batch `batch` of this object."""
         return (batch / self.batch) * (self.noise_scale + self.batch) / (self.noise_scale + batch)
 
     def iterations_with(self, batch: float) -> float:

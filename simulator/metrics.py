@@ -1,7 +1,8 @@
-"""What came of a simulation, in numbers (AFS 2.2).
+"""Results of a simulation as numbers (AFS 2.2).
 
-Averages over time are weighted by time, from the first submission to the last end: each value of the timeline holds until
-the next event. The blocking index grows between events, and counts as it was at the beginning of each interval.
+Averages over time are weighted by time, from the first submission to the last end: each value of the timeline holds
+until the next event. The blocking index grows between events, and counts with its value at the beginning of each
+interval.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from . import fairness
 from .outcome import Outcome, Timeline
 from .workload import Workload
 
-TOLERANCE_S = 1e-6  # a deadline that is missed by a rounding error has been kept
+TOLERANCE_S = 1e-6  # a deadline that is missed only by a rounding error counts as kept
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one policy. None: there was nothing to take it of."""
+    """Metrics of one policy. None: there were no values to compute the metric from."""
 
     finished: int
     dropped: int  # never finished: not admitted, or never given GPUs
-    avg_jct_s: float | None  # JCTs are those of the jobs that finished
+    avg_jct_s: float | None  # JCTs are those of the finished jobs
     p50_jct_s: float | None
     p95_jct_s: float | None
     p99_jct_s: float | None
@@ -36,15 +37,15 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     jain_index: float | None  # of finish-time fairness
     avg_queueing_s: float | None  # from submission to the first GPU, of the jobs that got one
     makespan_s: float | None
-    deadline_ratio: float | None  # of the jobs that have a deadline, those that were over by then
+    deadline_ratio: float | None  # of the jobs with a deadline, those that ended by then
     refused: int = 0  # by the admission
-    admitted_deadline_ratio: float | None = None  # of the jobs that have a deadline, those that were admitted
-    missed_admitted: int | None = None  # jobs with deadlines that were admitted, and not over by then
+    admitted_deadline_ratio: float | None = None  # of the jobs with a deadline, those that were admitted
+    missed_admitted: int | None = None  # admitted jobs that did not end by their deadlines
     avg_queue_length: float | None
     avg_cluster_efficiency: float | None
     avg_blocking_index: float | None
     gpu_utilization: float | None  # part of the GPUs that jobs had
-    reconfigurations: int  # changes of the GPUs of running jobs, being taken all of them included
+    reconfigurations: int  # changes of the GPUs of running jobs, including the loss of all
     preemptions: int
     migrations: int
     decisions: int
@@ -55,7 +56,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(outcome: Outcome, workload: Workload, deadline_s: Floats, gpus: int) -> Metrics:
-    """The metrics of a simulation on `gpus` GPUs; `deadline_s`: by job, nan: none."""
+    """Return the metrics of a simulation on `gpus` GPUs; `deadline_s`: by job, nan: none."""
     submit_s = workload.submit_s
     over = ~np.isnan(outcome.end_s)
     jct_s = (outcome.end_s - submit_s)[over]
@@ -104,7 +105,7 @@ def _deadline_ratio(end_s: Floats, deadline_s: Floats) -> float | None:
     bound = ~np.isnan(deadline_s)
     if not bound.any():
         return None
-    return float((end_s[bound] <= deadline_s[bound] + TOLERANCE_S).mean())  # who never ended (nan) has missed it
+    return float((end_s[bound] <= deadline_s[bound] + TOLERANCE_S).mean())  # a job that never ended (nan) has missed it
 
 
 def _admitted_ratio(outcome: Outcome, deadline_s: Floats) -> float | None:
@@ -121,7 +122,7 @@ def _missed_admitted(outcome: Outcome, deadline_s: Floats) -> int | None:
 
 
 def _weights(line: Timeline, last_end_s: float) -> Floats:
-    """How long each value of the timeline holds (s)."""
+    """Return how long each value of the timeline holds (s)."""
     if not line.time_s or math.isnan(last_end_s):
         return np.zeros(len(line.time_s))
     times = np.minimum(np.append(line.time_s, last_end_s), last_end_s)

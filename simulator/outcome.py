@@ -1,4 +1,4 @@
-"""What comes of a simulation, and what is noted at each event."""
+"""Results of a simulation, recorded at each event."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..scheduler.view import Floats, Ints
 Flags = npt.NDArray[np.bool_]
 
 SHORTEST_S = 1.0
-FEW = 8  # are added to a sum one by one faster than as an array
+FEW = 8  # so few values are added one by one faster than as an array
 
 
 @dataclass
 class Timeline:
-    """What the cluster looked like from each event to the next."""
+    """State of the cluster from each event to the next."""
 
     time_s: list[float] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Timeline:
 
 @dataclass
 class Outcome:
-    """All that happened to the jobs, and to the cluster."""
+    """All events of the jobs and of the cluster."""
 
     start_s: Floats  # first GPU; nan: never
     end_s: Floats
@@ -41,13 +41,13 @@ class Outcome:
     decision_s: list[float]
     timeline: Timeline
     executed_s: Floats  # time with any GPU
-    gpu_s: Floats  # GPU-seconds that it had
-    changes: Ints  # of its GPUs while it ran, being taken all of them included; known when all is over
-    refused: Flags  # it was not admitted
+    gpu_s: Floats  # GPU-seconds that the job had
+    changes: Ints  # of its GPUs while it ran, including the loss of all; known at the end
+    refused: Flags  # whether the admission refused it
 
     @classmethod
     def of(cls, jobs: int) -> Outcome:
-        """Nothing has happened yet to so many jobs."""
+        """Return the outcome of so many jobs before any event."""
         never, none = np.full(jobs, np.nan), np.zeros(jobs)
         timeline = Timeline()
         refused = np.zeros(jobs, dtype=np.bool_)
@@ -56,9 +56,10 @@ class Outcome:
 
 
 class Blocking:
-    """AFS's blocking index: the mean over waiting jobs of time waited over time left on one GPU (AFS 2.2), kept as two sums.
+    """AFS's blocking index: the mean over waiting jobs of time waited over time left on one GPU (AFS 2.2), kept as two
+    sums.
 
-    A job that has less than a second left counts as if that was what it has left: it has been interrupted at its end, and would
+    A job with less than a second left counts as if it had a second left: it has been interrupted at its end, and would
     outweigh all others.
     """
 
@@ -68,7 +69,8 @@ class Blocking:
         self._offset = 0.0
 
     def add(self, left_s: Floats, since_s: Floats) -> None:
-        """Jobs wait that have not had GPUs since `since_s`, counted as if their running time had come before their submission."""
+        """Add waiting jobs without GPUs since `since_s`, counted as if their running time had come before their
+        submission."""
         self._count += len(left_s)
         self._sum(left_s, since_s, 1.0)
 

@@ -1,8 +1,8 @@
-"""One picture of several policies on one workload, in the manner of AFS' figures.
+"""One figure of several policies on one workload, in the manner of AFS' figures.
 
-Average and tail JCT by policy (AFS Fig. 5, 9), the distribution of JCT, how much shorter than under the first policy jobs
-of each length are (Fig. 10), and over time the queue, cluster efficiency, blocking index and the part of the GPUs that jobs
-have (Fig. 2).
+Average and tail JCT by policy (AFS Fig. 5, 9), the distribution of JCT, the reduction relative to the first policy by
+length of the jobs (Fig. 10), and over time the queue, cluster efficiency, blocking index and the part of the GPUs that
+jobs have (Fig. 2).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from ..scheduler.view import Floats
 from .runs import Result, Series
 
-# Okabe and Ito's palette, which colour-blind people can tell apart; those who share a colour differ in their dashes.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; lines of one colour differ in their dashes.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
-CELLS = 240  # of the axes of time: averages over equal parts
+CELLS = 240  # of the time axes: averages over equal parts
 BINS = 50  # of jobs by length; AFS has 100
 LEAST_JOBS = 4 * BINS
 DAY_S = 86_400.0
@@ -32,7 +32,8 @@ SPANS_S = ((1.0, "1 s"), (60.0, "1 min"), (3600.0, "1 h"), (DAY_S, "1 d"), (30 *
 
 
 def draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> None:
-    """Write the picture of the policies' results, by label, on a cluster of `gpus` GPUs. The ending of `path` says the format."""
+    """Write the figure of the policies' results, by label, on a cluster of `gpus` GPUs. The ending of `path` determines
+    the format."""
     figure = Figure(figsize=(12, 15), dpi=130, layout="constrained")
     axes = figure.subplots(4, 2)
     series = {label: result.series for label, result in results.items()}
@@ -57,12 +58,12 @@ def draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> No
 
 
 def style(place: int) -> dict[str, Any]:
-    """Colour and dashes of a line, by its place among all."""
+    """Return colour and dashes of a line, by its place among all."""
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
 
 
 def _bars(axes: Axes, values: Mapping[str, float | None], name: str) -> None:
-    """One bar for each policy, with its value, and what it is to the first one's."""
+    """Draw one bar for each policy, with its value, and the ratio to the first one's."""
     labels = list(values)
     heights = [values[label] or 0.0 for label in labels]
     axes.barh(range(len(labels)), heights, color=[COLOURS[place % len(COLOURS)] for place in range(len(labels))])
@@ -89,7 +90,7 @@ def _distribution(axes: Axes, series: Mapping[str, Series]) -> None:
 
 
 def _by_length(axes: Axes, series: Mapping[str, Series]) -> None:
-    """Jobs in the order of their JCT under the first policy, in equal bins: by what factor another policy shortens it."""
+    """Draw the factor by which each policy shortens JCT, over jobs in equal bins by their JCT under the first policy."""
     first = next(iter(series.values())).jct_s
     order = np.argsort(first)[: int((~np.isnan(first)).sum())]
     axes.set_title("JCT reduction by length of the job", loc="left", fontsize=11)
@@ -129,7 +130,8 @@ def _over_time(
 
 
 def averages(series: Series, values: Floats, edges: Floats) -> Floats:
-    """The mean over each cell of what holds from each event to the next; after the last event nothing does."""
+    """Return the mean over each cell of values that hold from each event to the next; after the last event there are
+    none."""
     if not len(values):
         return np.zeros(len(edges) - 1)
     passed = np.concatenate([[0.0], np.cumsum(np.diff(series.time_s) * values[:-1])])
@@ -149,6 +151,6 @@ def _mean(values: Floats) -> float:
 
 
 def _span(seconds: float) -> str:
-    """ "12 s", "3.4 min", "5.6 h", "7.8 d"."""
+    """Format a duration: "12 s", "3.4 min", "5.6 h", "7.8 d"."""
     sizes: Sequence[tuple[float, str]] = ((DAY_S, "d"), (3600.0, "h"), (60.0, "min"))
     return next((f"{seconds / size:.1f} {unit}" for size, unit in sizes if seconds >= 2 * size), f"{seconds:.0f} s")

@@ -1,8 +1,8 @@
-"""How far jobs get with the GPUs that they have, and what changes of these cost them. Jobs are given by number, and where that
-saves looking them up, by their places in the columns as well (`jobs`).
+"""The jobs' progress with their GPUs, and the costs of changes.
 
-Between two events each running job works at the rate of its share, or stands still until its pause is over. What changes cost is
-a column for each kind of cost, as a review may change all running jobs at once.
+Jobs are given by number, and where that saves a look-up, by their places in the columns as well (`jobs`). Between two
+events each running job works at the rate of its share, or stands still until its pause is over. Each kind of cost is a
+column, as a review may change all running jobs at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Began = Callable[[Ints, Ints, Floats, Floats], None]  # as `Knowledge.began`
 
 class Progress:
     def __init__(self, jobs: Jobs, workload: Workload, costs: Costs, began: Began) -> None:
-        """`began` is told of jobs that work with other GPUs from some time on."""
+        """`began`: called with the jobs that work with other GPUs from some time on."""
         n = len(workload)
         self.now = 0.0
         self._jobs = jobs
@@ -39,23 +39,21 @@ class Progress:
         self._falling = bool(self._prices.checkpoint_every_s.any())
         self._ending = bool(self._prices.end_s.any())
         self._starting = bool(self._prices.start_s.any())
-        self.works_with = np.zeros(n, dtype=np.int64)  # GPUs, all or some of its own; those to come are counted
+        self.works_with = np.zeros(n, dtype=np.int64)  # number of GPUs, all or some of its own; including those to come
         self._rate = np.zeros(n)
         self._idle_until_s = np.zeros(n)
-        self._given_s = np.zeros(
-            n
-        )  # when it got its first GPUs, the last time that it had none; only where checkpoints matter
+        self._given_s = np.zeros(n)  # when the job last got its first GPUs; only where checkpoints matter
         self._end_s = np.full(n, math.inf)  # if nothing changes
         self._switch_s = np.full(n, math.inf)
-        self._all_work_from_s = 0.0  # from then on no job stands still
-        # Of those that run; they stay what they are as long as nothing changes.
+        self._all_work_from_s = 0.0  # no job stands still from then on
+        # Values of the running jobs, constant until the next change.
         self._next_end_s = self._next_switch_s = math.inf
         self._rates = np.empty(0)
         self._ones = np.ones(n)
         self._gpus_at_work = 0.0
 
     def refresh(self) -> None:
-        """Other jobs run, or work otherwise, than before."""
+        """Recompute the values of the running jobs after a change."""
         run = self._jobs.run
         self._rates = self._rate[run]
         self._gpus_at_work = float(self._rates.dot(self._ones[: len(run)]))
@@ -63,16 +61,16 @@ class Progress:
         if self._switching:
             self._next_switch_s = least_of(self._switch_s[run])
 
-    # -- time goes on
+    # -- time
 
     def next_s(self) -> float:
-        """When a job ends, or its new GPUs are ready, if nothing changes; inf: never."""
+        """Return when a job ends, or its new GPUs are ready, if nothing changes; inf: never."""
         return min(self._next_end_s, self._next_switch_s)
 
     def advance(self, at: float) -> float | None:
         """Let the running jobs work until `at`.
 
-        Where some stood still at first: how many GPUs' worth of work was done on average meanwhile, else None.
+        If some stood still at first, return the average sum of the speedups at work meanwhile; otherwise None.
         """
         before, self.now = self.now, at
         passed = at - before
@@ -89,7 +87,7 @@ class Progress:
         return average
 
     def switch(self) -> None:
-        """New GPUs of some jobs are ready."""
+        """Let jobs use new GPUs that are ready."""
         if self._next_switch_s <= self.now:
             run = self._jobs.run
             ready = run[self._switch_s[run] <= self.now]
@@ -97,7 +95,7 @@ class Progress:
             self.refresh()
 
     def over(self) -> Ints:
-        """The places of the jobs that have ended by now."""
+        """Return the places of the jobs that have ended by now."""
         jobs = self._jobs
         if self._next_end_s > self.now:
             return jobs.running[:0]
@@ -105,7 +103,7 @@ class Progress:
         return jobs.running[self._end_s[jobs.run] <= self.now]
 
     def at_work(self) -> float:
-        """How many times as fast as with one GPU each jobs work now, summed up."""
+        """Return the sum of the speedups at which the jobs work now."""
         if self._all_work_from_s <= self.now:
             return self._gpus_at_work
         return float(self._rates @ (self._idle_until_s[self._jobs.run] <= self.now))
@@ -113,9 +111,10 @@ class Progress:
     # -- changes
 
     def free_s(self, numbers: Ints, held: Sequence[tuple[Gpus, Gpus]]) -> Floats:
-        """How long each of these jobs waits until running jobs have given up the GPUs that it gets. `held`: as for `resize`.
+        """Return how many seconds each of these jobs waits until running jobs have given up the GPUs that it gets.
+        `held`: as for `resize`.
 
-        One that keeps none of its own goes on with them until its new ones are ready.
+        A job that keeps none of its own GPUs goes on with them until its new ones are ready.
         """
         free_s = np.zeros(len(numbers))
         if self._releasing:
@@ -130,7 +129,7 @@ class Progress:
         return free_s
 
     def fall_back(self, numbers: Ints, places: Ints) -> None:
-        """Jobs that give all their GPUs up go on from their last checkpoint. Raises UserError where no job comes any further."""
+        """Return jobs that give up all GPUs to their last checkpoint. Raises UserError if no job makes any progress."""
         if not self._falling:
             return
         every_s = self._prices.checkpoint_every_s[numbers]
@@ -157,16 +156,17 @@ class Progress:
             self._switch_s[numbers] = math.inf
 
     def goes_on(self, numbers: Ints, places: Ints) -> Ints | None:
-        """Positions of those jobs whose last step is not done yet; None: all."""
+        """Return the positions of jobs that have not done their last step yet; None: all."""
         if not self._ending:
             return None
         over = (self._prices.end_s[numbers] > 0) & (self._jobs.columns.left_s[places] <= 0)
         return np.flatnonzero(~over) if np.count_nonzero(over) else None
 
     def resize(self, numbers: Ints, places: Ints, held: Sequence[tuple[Gpus, Gpus]], free_s: Floats) -> None:
-        """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
+        """Resize running jobs. `held`: the GPUs before and after, of each. `free_s`: seconds until its new ones are
+        free."""
         prices = self._prices
-        waits_s = self._idle_until_s[numbers] - self.now  # above 0: it has not begun yet, or stands still
+        waits_s = self._idle_until_s[numbers] - self.now  # positive: the job has not begun yet, or stands still
         pause_s = np.maximum(waits_s, prices.pause_s[numbers])
         if self._switching:
             takes = np.array([after & ~before > 0 for before, after in held], dtype=bool)
@@ -179,7 +179,7 @@ class Progress:
             self.work(numbers, places, pause_s)
 
     def explore(self, numbers: Ints, places: Ints, gpus: Ints) -> None:
-        """Jobs work with so many of their GPUs from now on."""
+        """Let jobs work with so many of their GPUs from now on."""
         ready_s = self._prices.ready_s[numbers]
         later = (gpus > self.works_with[numbers]) & (ready_s > 0)
         self.works_with[numbers] = gpus
@@ -188,13 +188,13 @@ class Progress:
             self.work(numbers, places[~later], self._prices.pause_s[numbers])
 
     def resting(self) -> Ints:
-        """Running jobs that neither stand still nor wait for GPUs."""
+        """Return running jobs that neither stand still nor wait for GPUs."""
         run = self._jobs.run
         resting: Ints = run[(self._idle_until_s[run] <= self.now) & (self._switch_s[run] == math.inf)]
         return resting
 
     def work(self, numbers: Ints, places: Ints, wait_s: Floats) -> None:
-        """Each at the rate of its share, after a while."""
+        """Let each job work at the rate of its share, after `wait_s` seconds."""
         gpus = self.works_with[numbers]
         rate = self._speedup[self._curve[numbers], gpus]
         begin_s = self.now + wait_s
@@ -212,7 +212,7 @@ class Progress:
 
 
 class _Prices:
-    """What changes cost each job of a workload (s), by the names of `Costs`."""
+    """Costs of changes for each job of a workload (s), by the names of `Costs`."""
 
     def __init__(self, costs: Costs, workload: Workload) -> None:
         of = [costs.of(model) for model in workload.models]

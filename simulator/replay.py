@@ -31,7 +31,8 @@ from .workload import servers as alike
 
 @dataclass(frozen=True)
 class Prepared:
-    """A workload on a cluster, and how many jobs of the trace were too large for it and are not in it."""
+    """A workload on a cluster, and the number of jobs of the trace that are left out because they were too large for
+    it."""
 
     setup: Setup
     dropped_larger: int
@@ -54,9 +55,10 @@ def prepare(
     explain: JobId | None = None,
     tells: Telling | None = None,
 ) -> list[Prepared]:
-    """One for each seed; files are read once. `tells`: who tells his length, whatever the trace says.
+    """Return one workload for each seed; files are read once. `tells`: which jobs report their lengths, in place of the
+    trace's reports.
 
-    Raises UserError, naming file and line, for what cannot be simulated.
+    Raises UserError, naming file and line, if something cannot be simulated.
     """
     tables = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in cluster)
@@ -77,7 +79,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Replay:
-    """What one policy made of a trace.
+    """Results of one policy on a trace.
 
     `metrics`: the figures of the command's table and JSON; times in seconds (`metrics.Metrics`).
     """
@@ -90,11 +92,11 @@ class Replay:
         return self.result.metrics
 
     def jobs(self) -> results.Rows:
-        """Lists by column, an entry for each job, ready for ``pandas.DataFrame(...)``: see `results.job_rows`."""
+        """Return lists by column, an entry for each job, ready for ``pandas.DataFrame(...)``: see `results.job_rows`."""
         return results.job_rows(self.setup, self.result)
 
     def timeline(self) -> results.Rows:
-        """Lists by column, an entry for each event: see `results.timeline_rows`."""
+        """Return lists by column, an entry for each event: see `results.timeline_rows`."""
         return results.timeline_rows(self.result)
 
 
@@ -121,16 +123,17 @@ def simulate(
 ) -> dict[str, Replay]:
     """Replay a trace of jobs under some policies, in virtual time.
 
-    trace: a file of jobs, CSV, plain or gzip'd (docs/research.md has the known columns). policies: names, Python files with a
-    policy of one's own (docs/research.md), or documents as in a policy file, such as ``{"policy": "elastic", "parameters":
-    {...}}``. where: only rows with one of these values in these columns. profiles: a file of measured throughputs; without it
-    every job scales linearly up to its request. costs: what a change of a job's GPUs costs, the name of a preset or `Costs`.
-    curves: what policies see of throughputs, "known" or "measured". tells: which jobs tell their lengths, and how wrong; without
-    it what the trace says, or the truth. processes: policies simulated at a time; with more than
-    one the calling program must be importable (``if __name__ == "__main__"``).
+    trace: a file of jobs, CSV, plain or gzip'd (docs/research.md has the known columns). policies: names, Python files
+    with a user's own policy (docs/research.md), or documents as in a policy file, such as ``{"policy": "elastic",
+    "parameters": {...}}``. where: only rows with one of these values in these columns. profiles: a file of measured
+    throughputs; without it every job scales linearly up to its request. costs: the costs of changing a job's GPUs, as
+    the name of a preset or `Costs`. curves: the policies' view of throughputs, "known" or "measured". tells: which jobs
+    report their lengths, and with which errors; without it the trace's reports, or the truth. processes: policies
+    simulated at a time; with more than one the calling program must be importable (``if __name__ == "__main__"``).
 
-    Returns the results by policy, in the order given; the same arguments give the same results, but for `wall_s` and the times
-    of decisions. Raises UserError for a trace, a policy or an option that cannot be simulated, with file and line where it has.
+    Returns the results by policy, in the order given; the same arguments give the same results, except `wall_s` and the
+    times of decisions. Raises UserError for a trace, a policy or an option that cannot be simulated, with file and line
+    where available.
     """
     if curves not in ("known", "measured"):
         raise UserError(f"curves: {curves!r} is not known or measured")
@@ -164,7 +167,7 @@ def simulate(
 
 
 def own_setups(setup: Setup, schedulers: Mapping[str, Scheduler]) -> dict[str, Setup]:
-    """Those of the policies that come with other stages than `setup`."""
+    """Return the setups of policies with other stages than those of `setup`."""
     found = {}
     for name, one in schedulers.items():
         stages = one.stages
@@ -174,7 +177,7 @@ def own_setups(setup: Setup, schedulers: Mapping[str, Scheduler]) -> dict[str, S
 
 
 def _scheduler(policy: str | Mapping[str, Any], stages: Stages) -> tuple[str, Scheduler]:
-    """With the name that its result has. Raises UserError."""
+    """Return a scheduler, with the name of its result. Raises UserError if it cannot be loaded."""
     file = isinstance(policy, str) and policy.endswith(".py")
     try:
         if isinstance(policy, str) and file:

@@ -1,4 +1,4 @@
-"""Results of a simulation as data: a row for each job or event, and figures of several seeds with their intervals."""
+"""Results of a simulation as data: a row for each job or event, and means over several seeds with their intervals."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 
 def job_rows(setup: Setup, result: Result) -> Rows:
-    """A row for each job, in the order of submission. Times are seconds from the first submission.
+    """Return a row for each job, in the order of submission. Times are seconds from the first submission.
 
     Columns: ``job``, ``model``, ``requested_gpus``, ``submitted_s``, ``started_s`` (first GPU), ``ended_s``, ``jct_s``,
-    ``queueing_s`` (until the first GPU), ``gpu_s`` (GPU-seconds), ``changes`` (of its GPUs while it ran), ``slowdown`` and
-    ``finish_time_fairness`` (`fairness`), ``deadline_s``. None: it never started, never ended, or has no deadline.
+    ``queueing_s`` (until the first GPU), ``gpu_s`` (GPU-seconds), ``changes`` (of its GPUs while it ran), ``slowdown``
+    and ``finish_time_fairness`` (`fairness`), ``deadline_s``. None: it never started, never ended, or has no deadline.
     """
     load = setup.assigned.workload
     return {
@@ -49,10 +49,10 @@ def job_rows(setup: Setup, result: Result) -> Rows:
 
 
 def timeline_rows(result: Result) -> Rows:
-    """A row for each event; its values hold until the next one.
+    """Return a row for each event; its values hold until the next one.
 
-    Columns: ``time_s`` (seconds from the first submission), ``waiting_jobs``, ``used_gpus``, ``efficiency`` (the sum of all
-    speedups, per GPU) and ``blocking`` (AFS's blocking index, AFS 2.2).
+    Columns: ``time_s`` (seconds from the first submission), ``waiting_jobs``, ``used_gpus``, ``efficiency`` (the sum of
+    all speedups, per GPU) and ``blocking`` (AFS's blocking index, AFS 2.2).
     """
     series = result.series
     return {
@@ -72,7 +72,7 @@ def _values(column: Any) -> list[float | None]:
 
 
 def check_file(path: Path) -> None:
-    """Raises UserError if `write` could not write a file of this name."""
+    """Raise UserError if `write` could not write a file of this name."""
     if path.suffix not in ENDINGS:
         raise UserError(f"{path} must end in {' or '.join(ENDINGS)}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
@@ -80,7 +80,7 @@ def check_file(path: Path) -> None:
 
 
 def write(path: Path, labelled: Iterable[tuple[Mapping[str, Any], Rows]]) -> None:
-    """Write rows, with what is common to some of them (`policy`, `seed`) as columns before the others."""
+    """Write rows, with their common values (`policy`, `seed`) as columns before the others."""
     whole: Rows = {}
     for common, rows in labelled:
         count = len(next(iter(rows.values())))
@@ -101,7 +101,7 @@ def _write_parquet(path: Path, rows: Rows) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    # A column without any value is one of numbers all the same.
+    # A column without any value still has the type of numbers.
     number = pyarrow.float64()
     columns = {
         name: pyarrow.array(values, number if all(value is None for value in values) else None)
@@ -114,14 +114,16 @@ def _write_parquet(path: Path, rows: Rows) -> None:
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % confidence interval of their mean, by Student's t distribution; None: of one value."""
+    """Return half the width of the 95 % confidence interval of the mean, by Student's t distribution; None for one
+    value."""
     if len(values) < 2:
         return None
     return _t_point(len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def _t_point(freedom: int) -> float:
-    """Beyond the table by the first terms of the expansion around the normal distribution (within 0.001 there)."""
+    """Return the t point; beyond the table by the first terms of the expansion around the normal distribution (within
+    0.001 there)."""
     if freedom <= len(T_POINTS):
         return T_POINTS[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -131,7 +133,8 @@ def _t_point(freedom: int) -> float:
 def over_seeds(
     figures: Sequence[Mapping[str, float | None]],
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """The mean of each figure over the seeds, and half the width of its 95 % interval; None where a seed has none."""
+    """Return the mean of each figure over the seeds, and half the width of its 95 % interval; None where a seed has
+    none."""
     means: dict[str, float | None] = {}
     halves: dict[str, float | None] = {}
     for name in figures[0]:

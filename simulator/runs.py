@@ -1,7 +1,7 @@
 """One workload under several policies, each in a process of its own.
 
-A simulation depends on its arguments alone, so the results are the same however many processes there are. Processes are
-spawned, not forked: whoever calls may have threads. What they have done so far they write into a file that all of them see,
+A simulation depends on its arguments alone, so the results are the same with any number of processes. Processes are
+spawned, not forked, because the caller may have threads. They write their progress into a file that all of them share,
 one number each.
 """
 
@@ -41,7 +41,7 @@ REPORT_S = 0.2
 
 @dataclass(frozen=True)
 class Setup:
-    """What all policies have in common."""
+    """Common data of all policies."""
 
     assigned: Assigned
     cluster: Cluster
@@ -51,14 +51,14 @@ class Setup:
     explain: JobId | None = None
     placement: Placement = FEWEST_SERVERS
     admission: Admission = ADMIT_ALL
-    curves_known: bool = True  # else policies see of a job's throughput what has been measured so far
+    curves_known: bool = True  # False: policies see only the measurements of a job's throughput so far
 
     @property
     def gpus(self) -> int:
         return sum(len(server.gpus) for server in self.cluster)
 
     def explained_row(self) -> int | None:
-        """The row of the job to explain. Raises UserError if there is none of that name."""
+        """Return the row of the job to explain. Raises UserError if there is none of that name."""
         if self.explain is None:
             return None
         names = self.assigned.workload.names
@@ -71,7 +71,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Series:
-    """What pictures are drawn of. `jct_s` has an entry for each job (nan: never ended), the rest one for each event."""
+    """Data of the figures. `jct_s` has an entry for each job (nan: never ended), the others have one for each event."""
 
     jct_s: Floats
     time_s: Floats
@@ -83,7 +83,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Result:
-    """What one policy made of the workload."""
+    """Results of one policy on the workload."""
 
     metrics: Metrics
     series: Series
@@ -91,12 +91,12 @@ class Result:
     end_s: Floats  # by job; nan: it never ended
     gpu_s: Floats  # by job, GPU-seconds that it had
     changes: Ints  # by job, of its GPUs while it ran
-    refused: Flags  # by job: it was not admitted
+    refused: Flags  # by job: whether the admission refused it
     story: tuple[Moment, ...]
 
 
 def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _: None) -> Result:
-    """One policy, in this process. `progress` is told how many jobs are over."""
+    """Run one policy in this process. `progress`: called with the number of ended jobs."""
     workload = setup.assigned.under(policy)
     row = setup.explained_row()
     story = Story(row) if row is not None else None
@@ -124,7 +124,8 @@ def run_all(
     processes: int | None = None,
     own: Mapping[str, Setup] | None = None,
 ) -> dict[str, Result]:
-    """Every policy, by its label; with at most `processes` processes (as many as there are processors). Raises UserError.
+    """Run every policy, by its label, with at most `processes` processes (as many as there are processors). Raises
+    UserError if `setup` names an unknown job.
 
     `own`: setups of policies that come with stages of their own.
     """
@@ -142,7 +143,7 @@ def run_all(
 
             found[label] = run(setups[label], policy, tell)
         return found
-    memory = os.memfd_create("progress")  # a file without a name, so that none is left behind whatever happens
+    memory = os.memfd_create("progress")  # an anonymous file, so that none is left behind in any case
     try:
         os.truncate(memory, 8 * len(policies))
         return _in_processes(setups, policies, progress, processes, Path(f"/proc/{os.getpid()}/fd/{memory}"))
@@ -168,7 +169,7 @@ def _in_processes(
         while pending:
             over, pending = wait(pending, timeout=REPORT_S)
             for future in over:
-                future.result()  # an error ends it all at once
+                future.result()  # an error ends the whole run at once
             progress(dict(zip(policies, _open(board).tolist(), strict=True)))
         executor.shutdown()
         return {label: future.result() for label, future in futures.items()}
@@ -195,7 +196,7 @@ def _open(board: Path) -> npt.NDArray[np.int64]:
 
 
 def depend_on_the_parent() -> None:
-    """Leave interrupts to the parent, and end when it has ended, however that came."""
+    """Leave interrupts to the parent process, and exit as soon as the parent has ended for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

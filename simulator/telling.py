@@ -1,4 +1,4 @@
-"""What jobs tell of their lengths: the truth, nothing, or something that is wrong. Policies that look at lengths see that."""
+"""The jobs' reports of their lengths: true, missing or wrong. Policies that use lengths see the reports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from ..protocol.errors import UserError
 from ..scheduler.view import Floats
 
-EARLIEST = 100.0  # who ends early has told up to so many times what he takes
+EARLIEST = 100.0  # largest reported length of a job that ends early, relative to its real one
 
 
 @dataclass(frozen=True)
 class Telling:
-    """`part` of the jobs tell a length: what they take times a factor from `least` to `most`, whose logarithm is drawn
-    uniformly. `early` of those who tell end early: they take 1 to 1/100 of what they have told."""
+    """Model of reported lengths: `part` of the jobs report one, which is the real length times a factor from `least` to
+    `most` with a uniformly drawn logarithm. `early` of these jobs end early: they take 1 to 1/100 of the reported
+    length."""
 
     part: float = 1.0
     least: float = 1.0
@@ -24,7 +25,8 @@ class Telling:
     early: float = 0.0
 
     def told_s(self, work_s: Floats, seed: int) -> Floats | None:
-        """What jobs of these lengths tell; nan: nothing; None: all tell the truth. It depends on the seed alone."""
+        """Return the reports of jobs of these lengths; nan: no report; None: all are true. They depend on the seed
+        alone."""
         if self == Telling():
             return None
         rng = np.random.default_rng([seed, len(work_s)])
@@ -35,7 +37,8 @@ class Telling:
 
 
 def telling(told: float | None, errors: str | None, early: float | None) -> Telling | None:
-    """From options; None: nothing is asked for. `errors`: "0.5,2". Raises UserError."""
+    """Return the model for these options; None if no option is given. `errors`: "0.5,2". Raises UserError if one is
+    invalid."""
     if told is None and errors is None and early is None:
         return None
     for name, part in (("told", told), ("early", early)):

@@ -1,14 +1,18 @@
-"""Public job traces, told apart by their header (`FORMATS`); the order of columns does not matter, and more of them do no harm.
+"""Public job traces, identified by their header (`FORMATS`); the order of columns does not matter, and further ones are
+ignored.
 
 * AFS's Philly clusters with models (PCS): ``vc,job,submit_s,duration_s,gpus,model``
-* ElasticFlow's: ``job_id,submission_time,duration,num_gpu``, with ``cluster,model_name,batch_size,deadline`` where made up
-* the inputs of ElasticFlow's artifact, and Tiresias': ``job_id,submit_time,duration,num_gpu`` with ``model_name,batch_size,ddl``
+* ElasticFlow's: ``job_id,submission_time,duration,num_gpu``, with ``cluster,model_name,batch_size,deadline`` where made
+  up
+* the inputs of ElasticFlow's artifact, and Tiresias': ``job_id,submit_time,duration,num_gpu`` with
+  ``model_name,batch_size,ddl``
 * Philly as in Pollux' artifact: ``timestamp,duration,num_gpus``, in no order
-* Pollux' workloads: ``name,time,application,num_replicas,batch_size``, which say how far jobs train and not how long they took
+* Pollux' workloads: ``name,time,application,num_replicas,batch_size``, which state how far jobs train and not their
+  duration
 * EasyScale's workload: ``name,time,application,max_parallelism,epochs``, in no strict order, some names twice
 
-Any of them may have a column ``told_s``: how long a job has told that it takes with the GPUs that it requests; empty: nothing.
-And one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal.
+Any of them may have a column ``told_s``: the duration that a job has reported with its requested GPUs; empty: none. And
+one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal.
 """
 
 from __future__ import annotations
@@ -28,20 +32,20 @@ from ..scheduler.view import Floats, Ints
 
 @dataclass(frozen=True)
 class Format:
-    """Which column of a trace says what; "": none does. A table that has all but the optional ones is of this format."""
+    """Names of a trace's columns; "": there is none. A table that has all but the optional ones is of this format."""
 
     name: str
     submit: str
     gpus: str
     duration: str = ""
     job: str = ""
-    others: tuple[str, ...] = ()  # must be there, too
+    others: tuple[str, ...] = ()  # further required columns
     model: str = ""  # optional, as the rest
     batch: str = ""
     deadline: str = ""
     ordered: bool = True  # jobs stand in the order of submission
-    unique: bool = True  # each has a name of its own
-    parts: tuple[str, ...] = ()  # rows that differ here have nothing to do with each other
+    unique: bool = True  # each job has a name of its own
+    parts: tuple[str, ...] = ()  # rows that differ in these columns belong to separate traces
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -91,33 +95,31 @@ EASYSCALE = Format(
     ordered=False,
     unique=False,
 )
-TOLD, PRIORITY = "told_s", "priority"  # columns that any of them may have
+TOLD, PRIORITY = "told_s", "priority"  # columns that any format may have
 FORMATS = (PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs as a file tells of them, a row each, in its order. Times are those of the file (s)."""
+    """Jobs of a file, a row each, in its order. Times are those of the file (s)."""
 
     table: Table
     form: Format
     names: tuple[str, ...]
     submit_s: Floats
     gpus: Ints  # requested
-    duration_s: Floats | None  # with `gpus`; None: the file does not say
+    duration_s: Floats | None  # with `gpus`; None: not in the file
     models: Sequence[str] | None
     batches: Floats | None
     deadline_s: Floats  # nan: none
-    told_s: Floats | None = (
-        None  # how long each has told that it takes with `gpus`; nan: nothing; None: the file does not say
-    )
-    priority: Ints | None = None  # greater goes first; None: the file does not say
+    told_s: Floats | None = None  # reported duration with `gpus`; nan: none; None: not in the file
+    priority: Ints | None = None  # a greater one goes first; None: not in the file
 
     def __len__(self) -> int:
         return len(self.names)
 
     def up_to(self, gpus: int) -> Trace:
-        """The jobs that requested no more GPUs. Raises UserError if there is none."""
+        """Return the jobs that requested no more GPUs. Raises UserError if there is none."""
         rows = np.flatnonzero(self.gpus <= gpus)
         if len(rows) == len(self):
             return self
@@ -126,7 +128,7 @@ class Trace:
         return self._only(rows)
 
     def first(self, count: int) -> Trace:
-        """The jobs that were submitted first, so many at most."""
+        """Return the jobs that were submitted first, at most `count`."""
         return self._only(np.sort(np.argsort(self.submit_s, kind="stable")[:count]))
 
     def _only(self, rows: Ints) -> Trace:
@@ -147,7 +149,8 @@ class Trace:
 
 
 def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
-    """The trace in `path`; of its rows those whose columns have one of the values in `where`. Raises UserError."""
+    """Return the trace in `path`, restricted to rows with one of the values in `where` in each named column. Raises
+    UserError if the file is not such a trace."""
     table = read(path)
     form = next((form for form in FORMATS if all(column in table for column in form.required)), None)
     if form is None:
@@ -186,7 +189,7 @@ def _durations(table: Table, column: str) -> Floats:
 
 
 def _told(table: Table) -> Floats | None:
-    """nan: nothing is told, where the column is empty."""
+    """Return the reported durations; nan where the column is empty."""
     if TOLD not in table:
         return None
     rows = np.flatnonzero(np.array([value != "" for value in table.columns[TOLD]]))
@@ -197,7 +200,7 @@ def _told(table: Table) -> Floats | None:
 
 
 def _priorities(table: Table) -> Ints | None:
-    """As numbers. None: the file does not say."""
+    """Return the priorities as numbers; None: not in the file."""
     if PRIORITY not in table:
         return None
     found = []
@@ -216,7 +219,7 @@ def _priorities(table: Table) -> Ints | None:
 
 
 def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:
-    """nan: none. One before the job's submission cannot be meant."""
+    """Return the deadlines; nan: none. Raises UserError for one before the job's submission."""
     if column not in table:
         return np.full(len(table), np.nan)
     deadline_s = table.times(column)
@@ -228,7 +231,7 @@ def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:
 
 
 def _names(table: Table, form: Format) -> tuple[str, ...]:
-    """A name for each job, each one once."""
+    """Return a distinct name for each job."""
     if not form.job:
         width = len(str(len(table)))
         return tuple(f"job-{row:0{width}d}" for row in range(len(table)))

@@ -1,4 +1,4 @@
-"""What is simulated: jobs, what they could do with how many GPUs, and the servers."""
+"""The simulated workload: jobs, their throughput by number of GPUs, and the servers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Workload:
     min_gpus: Ints
     max_gpus: Ints
     requested_gpus: Ints
-    work_s: Floats  # how long the job takes on one GPU
+    work_s: Floats  # seconds of the job on one GPU
     curve: Ints  # row of `curves` and of `models`
     curves: Curves  # as measured
     models: tuple[str, ...]
-    told_s: Floats | None = None  # what each job tells of `work_s`; nan: nothing; None: all tell the truth
+    told_s: Floats | None = None  # the report of each job's `work_s`; nan: none; None: all are true
     deadline_s: Floats | None = None  # nan: none; None: no job has one
     soft: Ints | None = None  # 1: the deadline is soft; None: none is
-    priority: Ints | None = None  # greater goes first; None: all are alike
+    priority: Ints | None = None  # a greater one goes first; None: all are equal
 
     def __len__(self) -> int:
         return len(self.submit_s)
 
 
 def servers(count: int, gpus: int) -> tuple[ServerInView, ...]:
-    """Servers that are all alike."""
+    """Return `count` servers of equal size."""
     width = len(str(count))
     return tuple(ServerInView(ServerId(f"server-{i:0{width}d}"), tuple(range(gpus))) for i in range(count))
