@@ -18,7 +18,8 @@ Guarantees
   jobs that were submitted first are preferred for rounding up. With very many jobs not every possibility is examined
   (`LOOKED_AT`). Only then, and if moreover maximums or a sum of no whole servers are in the way, the sum may be smaller
   and the shares further away.
-* A job with a minimum above its ``x`` keeps the wanted share: it would refuse a smaller one, and a larger one takes GPUs of others.
+* A job with a minimum above its ``x`` keeps the wanted share: the job could not use a smaller one,
+  and a larger one belongs to others.
 
 Other servers than the paper's
 -----------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # not pyplot: this draws into a file, whatever display there is
+from matplotlib.figure import Figure  # not pyplot: this draws into a file, with or without a display
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
