@@ -94,8 +94,8 @@ class BoundedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Bounded:
-    """A job is refused if it could never run, because it needs more GPUs at least than there are, if too many jobs wait already,
-    or if its user has too many."""
+    """A job is refused if its minimum is more GPUs than there are, if too many jobs wait already, or if its user has
+    too many."""
 
     name = "bounded"
     by_view = False

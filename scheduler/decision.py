@@ -121,7 +121,7 @@ def too_few(
 
 
 def told_by_hand(view: ClusterView, by_hand: Ints | None) -> str:
-    """Return which jobs hold GPUs by a manual share that others miss, in words; empty if none does."""
+    """Return in words which jobs hold GPUs by a manual share, at the expense of others; empty if none does."""
     if by_hand is None:
         return ""
     holders = [(view.jobs.name(row), int(by_hand[row])) for row in sorted(view.manual_shares) if by_hand[row]]

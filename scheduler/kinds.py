@@ -84,7 +84,7 @@ ANY = Demand()
 
 def is_called(word: str, name: str) -> bool:
     """Return whether all parts of `word` are among the words of a GPU's name. "A100" does not match "A10", nor a slice
-    of an A100."""
+    of an A100 (a word with "mig" does)."""
     wanted, there = _TOKEN.findall(word.lower()), _TOKEN.findall(name.lower())
     return bool(wanted) and set(wanted) <= set(there) and (SLICE in wanted or SLICE not in there)
 
@@ -142,7 +142,7 @@ def _room(demand: Demand, option: Sequence[GpuSort], servers: Sequence[Stock]) -
 
 
 def never_fits(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
-    """Return why a job that needs `least` GPUs could not run on these servers even if it was alone; empty if it could."""
+    """Return why a job that needs `least` GPUs could not run on these servers even if alone; empty if it could."""
     if not servers or most_gpus(demand, servers) >= least:
         return ""
     total = sum(number for stock in servers for _, number in stock.count)

@@ -8,13 +8,13 @@ is the work that the idle GPUs would have done.
 Differences from the paper
 -------------------------
 
-* AFS measures all allocatable units. Here about half of the share is measured, half of that, and so on: with network
-  packing and up to two servers these are all; on larger ones the curve between them is a straight line
+* AFS measures all allocatable units. Here about half of the share is measured, half of that, and so on. With network
+  packing and up to two servers these are all allowed shares. On more servers the curve between them is a straight line
   (`speedup_curve`), and most of the cost is saved.
 * Throughput that is known from earlier jobs, a profile or the job file is not measured again (ElasticFlow 6.6: no need
   for known jobs).
-* Nothing is measured where it would only disturb: with so few steps left that it could not pay, with shares that take
-  too long for the steps wanted, under a policy that never uses throughput, or while the share is manual.
+* Nothing is measured where it would only disturb: with too few steps left to pay, with shares that are too slow for the
+  required steps, under a policy that never uses throughput, or while the share is manual.
 * The fair share is rounded up, so that no GPU idles for it.
 """
 

@@ -10,9 +10,9 @@ others there: an NVSwitch does, a bridge between two GPUs does. In the cube of a
 others: there the switches and sockets decide. If nothing is known, or all GPUs are equally close, the tree is empty and
 any GPUs are as good as others.
 
-GPUs are chosen as buddy allocation does: in the smallest node that has enough free ones; of several in the node with
-the best fit, where the fewest stay free in the node, then in the next larger one around it, and so on. So large holes
-are kept for large jobs.
+GPUs are chosen as in buddy allocation: in the smallest node with enough free ones. Of several nodes, the best fit is
+taken: the fewest GPUs stay free in the node, then in the next larger one around it, and so on. So large holes are kept
+for large jobs.
 
 Sets are small integers here: bit i is the GPU at position i of its server.
 """

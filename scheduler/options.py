@@ -34,7 +34,7 @@ class WrongOption(OperatorError):
 
 
 def plain(values: object) -> object:
-    """Return the values with dates and times as texts in ISO 8601 again, since YAML converts texts that look like them."""
+    """Return the values with dates and times as texts in ISO 8601 again: YAML converts texts that look like them."""
     if isinstance(values, dict):
         return {key: plain(value) for key, value in values.items()}
     if isinstance(values, list | tuple):

@@ -5,8 +5,8 @@ With 2^k GPUs per server a share becomes 0, a power of two below 2^k, or a multi
 to some jobs in steps, from one allowed share to the next. All steps of one job but the first change its distance from
 the wanted share by their own size. So once the sum is fixed, the sum of the distances is least where the raised jobs
 together had lost most to rounding: a knapsack that must be filled exactly. Its sizes are powers of two, hence it is
-filled from the smallest on (`_by_halves`): where the sum has an odd number of a size, the best item of that size is in,
-and the others go on in pairs, as one of the next size.
+filled from the smallest on (`_by_halves`). Where the sum has an odd number of a size, the best item of that size is in.
+The other items go on in pairs, as one of the next size.
 
 Guarantees
 ----------
@@ -14,7 +14,7 @@ Guarantees
 * The paper's case, where all GPUs of the servers are given away and no maximum is in the way: the sum stays the same.
 * In general the sum is the largest that allowed shares between ``x`` and the maximums can have without exceeding the
   wanted sum. It is never exceeded: GPUs that a policy leaves idle stay idle.
-* Of all such shares these are the nearest to the wanted ones, by the sum of the differences; of equally near ones the
+* Of all such shares these are the nearest to the wanted ones, by the sum of the differences. Of equally near ones the
   jobs that were submitted first are preferred for rounding up. With very many jobs not every possibility is examined
   (`LOOKED_AT`). Only then, and if moreover maximums or a sum of no whole servers are in the way, the sum may be smaller
   and the shares further away.
@@ -46,7 +46,10 @@ _Item = tuple[int, int, tuple[int, ...]]
 
 
 def pack(gpus: Ints, servers: Sequence[int], min_gpus: Ints, max_gpus: Ints) -> Ints:
-    """Return the regulated shares; all arguments by row, except the number of GPUs of each server. Shares of 0 stay 0."""
+    """Return the regulated shares. Shares of 0 stay 0.
+
+    All arguments are by row, except the number of GPUs of each server.
+    """
     rows = np.flatnonzero(gpus)
     kinds = {size for size in servers if size}
     size = server_size(servers)
@@ -116,7 +119,10 @@ def _steps(at: int, most: int, parts: list[int]) -> list[int]:
 
 
 def _raised(left: int, size: int, steps: list[list[int]], lost: list[int]) -> list[int]:
-    """Return by how many GPUs each candidate is raised: `left` in all if possible, with the greatest loss to rounding."""
+    """Return by how many GPUs each candidate is raised.
+
+    The sum is `left` if possible, and the raised jobs are those with the greatest loss to rounding.
+    """
     halves = size & (size - 1) == 0
     count = _by_halves(left, size.bit_length() - 1, steps, lost) if halves else None
     if count is None:

@@ -3,14 +3,14 @@
 A plan costs no job a restart: only a job that is to have no GPUs at all is stopped. The exception could be jobs that
 exchange GPUs, so that each waits for the other. There are three ways out, in this order:
 
-1. *Other names.* If jobs of one share change places and the places are alike (as many GPUs on as many servers), no job
-   needs to move: the job that holds the GPUs planned for another one keeps them.
+1. *Other names.* Jobs of one share may exchange equivalent places (as many GPUs on as many servers). Then no job needs
+   to move: the job that holds the GPUs planned for another one keeps them.
 2. *Giving way.* A job of the circle first keeps only its final GPUs; or moves aside, to idle GPUs; or shrinks, though
-   not below its minimum, to a part of its GPUs. It does so only if that frees GPUs that the others wait for, and only if
-   some job gets its GPUs by it in the end.
+   not below its minimum, to a part of its GPUs. It does so only if that frees GPUs that the others wait for, and only
+   if some job gets its GPUs by it in the end.
 3. *Making do.* A job that cannot leave the circle like that gets its share where it is, completed by idle GPUs. There
-   are enough: all shares together fit into the cluster, and every job outside of the circle has exactly its planned GPUs.
-   The placement is worse than decided, until a later decision finds room to mend it.
+   are enough: all shares together fit into the cluster, and every job outside of the circle has exactly its planned
+   GPUs. The placement is worse than decided, until a later decision finds room to mend it.
 
 An order to a job contains its destination, not the way there. So a step aside is an order of its own, and changes that
 build on it have to wait for a later decision (`at_once`). A step that keeps or takes only the job's final GPUs needs no
@@ -81,8 +81,8 @@ def at_once(
     """Return the plan's changes that can be ordered together now, and whether others wait for a later decision.
 
     `held`: where the processes of each job are, or are ordered to be. Ordered changes leave every GPU to one job. A job
-    that steps aside gets no further order before it has arrived, no job gets GPUs that such a job only then leaves, and
-    no job is sent to GPUs that others cannot leave.
+    that steps aside gets no further order before it has arrived. No job gets GPUs that such a job only then leaves, or
+    is sent to GPUs that others cannot leave.
     """
     ordered, late, targets = _apart(present, changes, lambda targets: True)
     if standstill(held, targets):
@@ -139,7 +139,7 @@ def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dic
     """Return the placements after exchanges of names: a job keeps its GPUs if the job planned for them can equally take
     its new ones.
 
-    The other job loses nothing: it has none of these GPUs now, since one job holds them all.
+    The other job loses nothing: it has none of these GPUs now, since the first job holds all of them.
     """
     wanted = dict(placements)
     moving = [row for row in sorted(wanted) if wanted[row] != view.placements.get(row, 0)]

@@ -3,8 +3,8 @@
 Policies know nothing of priorities. Where their jobs have different ones, a policy is asked in one of these ways:
 
 * A policy that serves jobs in the order of submission (`IN_ORDER`: rigid ones without preemption, and those that give
-  each job its minimum in that order) sees the jobs of greater priorities before the others. So its rule is the same:
-  under `fifo` a job of high priority starts before all others that wait, and stops none; under `max-min` it has its
+  each job its minimum in that order) sees the jobs of greater priorities before the others. So its rule is the same.
+  Under `fifo` a job of high priority starts before all others that wait, and stops none. Under `max-min` it has its
   minimum before others have theirs, and all jobs with a minimum share the rest.
 * Other policies are asked about the jobs of the greatest priority and all GPUs, then about those of the next one and
   the remaining GPUs, and so on. They may preempt jobs anyway, and now also for a job of a greater priority.

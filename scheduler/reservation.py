@@ -188,7 +188,7 @@ class _Reserving:
         return _Region(gpus, least, missing, spare) if spare is not None else None
 
     def _free(self, gpus: Gpus, head: int) -> Gpus:
-        """Return those GPUs on which no job is that would keep them."""
+        """Return the GPUs among these that are idle, or held by a job that would give them back."""
         return gpus & self._there & ~union(own for row, own in self._kept.items() if row != head)
 
     # -- the view with the reservation

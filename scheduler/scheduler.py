@@ -75,7 +75,7 @@ class Scheduler:
 
 
 class StageChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stage with its parameters. Without parameters its name alone is equivalent."""
+    """A stage with its parameters. In a file the name alone stands for a stage with default parameters."""
 
     name: str
     parameters: dict[str, Any] = {}

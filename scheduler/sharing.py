@@ -9,18 +9,19 @@ to one choice (`kinds`: one GPU type for the whole life of a job, unless the job
 
 1. The policy divides all GPUs among all jobs. Each job with a share selects a choice: first one where the job has GPUs,
    then one where its whole share is free, then one that is least wanted by jobs without an alternative.
-2. If the jobs that are confined to some parts got more than these parts have (Hall's condition, for the smallest such set
-   of parts), the policy divides these parts alone among these jobs, so that they compete by the rule of the policy. A job
-   that gets nothing there and may go elsewhere joins the other jobs. Then the policy divides the rest among the others.
-3. If GPUs are left in a part and some job could use them, the policy divides this part alone among the jobs of this part.
-   An obstacle for all jobs need not be one for these: while the first job of the queue waits for an A100, a job that waits
-   for a V100 can start. The answer holds if it gives more GPUs than before.
+2. The jobs that are confined to some parts may have got more than these parts have (Hall's condition, for the smallest
+   such set of parts). Then the policy divides these parts alone among these jobs, so that they compete by the rule of
+   the policy. A job that gets nothing there and may go elsewhere joins the other jobs. Then the policy divides the rest
+   among the others.
+3. If GPUs are left in a part and some job could use them, the policy divides this part alone among the jobs of this
+   part. An obstacle for all jobs need not be one for these: while the first job of the queue waits for an A100, a job
+   that waits for a V100 can start. The answer holds if it gives more GPUs than before.
 
 The consequences: every share can be placed; where jobs compete, those with the fewest usable GPUs come first; no GPU is
 idle that the policy would give to a job. If every job may use every GPU, the policy is asked once.
 
 A job that demands a fixed number of GPUs on each server is assigned its exact GPUs here (`seats`), before the other
-jobs: otherwise the module could not know whether its share can be placed. The job stays on its servers while it can.
+jobs. Otherwise it would be unknown whether its share can be placed. The job stays on its servers while it can.
 Otherwise it takes servers with enough idle GPUs, in one rack.
 """
 
@@ -487,7 +488,7 @@ class Sharing:
         return np.diff(before[self._offsets])
 
     def _rack_ranks(self, servers: Ints, own: Ints, count: int) -> Ints:
-        """Return the rank of each server's rack for a job, 0 for the best: racks where the job has GPUs (`own`, by
+        """Return the rank of each server's rack for a job, 0 for the best. Racks where the job has GPUs (`own`, by
         server) come first, then the rack into which the whole job fits most tightly, then the largest."""
         racks = self._racks[servers]
         number = np.bincount(racks, minlength=len(self._racks))

@@ -15,9 +15,9 @@ From points to a curve: overestimate first, readjust later
 * Below and between points: straight lines, which is linear scaling below the smallest one, and so overestimates few
   GPUs.
 * Beyond the largest point AFS assumes linear scaling again. Where more than one share is known, this implementation
-  continues with the slope from half of the largest share to it, which is no less than any concave curve can do, and
-  much nearer. With AFS's rule a job that does not scale appears to gain greatly from two to four GPUs until it has had
-  all of them. The slope starts at half of the largest share, not at the last but one point, since neighbours differ by
+  continues with the slope from half of the largest share to it. That is no less than any concave curve can do, and much
+  nearer. With AFS's rule a job that does not scale appears to gain greatly from two to four GPUs until it has had all
+  of them. The slope starts at half of the largest share, not at the last but one point, since neighbours differ by
   noise.
 * Measurements are noisy, and policies look one GPU ahead. So the estimate only grows, and a dent that could be noise is
   filled, up to the least concave curve above all values. A deeper dent stays: the job is really that slow there.
@@ -136,7 +136,7 @@ def fewest_servers(sizes: Sequence[int], most: int) -> Ints:
 
 
 def points(known: Known, fewest: Ints) -> dict[int, Rate]:
-    """Return the known values of shares in the placement that the scheduler would choose; `fewest`: servers by share."""
+    """Return the known values of shares in the scheduler's own choice of placement; `fewest`: servers by share."""
     found: dict[int, Rate] = {}
     for (share, servers), rate in known.items():
         if share < len(fewest) and (servers == fewest[share] or (not servers and share not in found)):

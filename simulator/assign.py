@@ -1,10 +1,10 @@
 """Workload of a simulation from a trace and measured throughputs (AFS 5.1).
 
-A job has as much work as takes its duration in the trace with its requested GPUs. A job gets a random model where the
+A job has the work that takes its duration in the trace with its requested GPUs. A job gets a random model where the
 trace has none, or where its models are ignored (Tiresias' sample names models without measurements). The model is drawn
 among those with throughput that grows up to the requested GPUs (if there is none, among those that grow furthest). A
-job may have any share from one GPU to that of its model's greatest throughput within the cluster (if that is not known
-beforehand, to the whole cluster), or, as PCS has it, to its request.
+job may have any share from one GPU to the share of its model's greatest throughput within the cluster. If that share is
+not known beforehand, the limit is the whole cluster; as in PCS, it can be the request instead.
 
 Without measurements every job scales linearly up to its request and not beyond it.
 """

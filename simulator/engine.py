@@ -8,7 +8,8 @@ Between two events nothing changes. Events are arrivals, ends, switches (a job's
 policy has asked for, and new measurements of how jobs scale. At all of them but switches the scheduler decides about
 all jobs; changes cost as `Costs` states. All events of one moment are taken in before the scheduler is asked.
 
-`Simulation.run` is the only loop. It is made of these parts, none of which distinguishes policies, traces or costs:
+`Simulation.run` is the only loop. It is made of these parts, none of which treats particular policies, traces or costs
+in a special way:
 
 * `Jobs` (`jobs`): the jobs that have arrived and are not over, as the columns that policies see;
 * `Progress` (`progress`): the jobs' progress with their GPUs, and the costs of changes;

@@ -4,7 +4,9 @@
 Goodput is throughput times statistical efficiency. With the gradient noise scale phi, a batch M trains as far as ``(phi
 + M0) / (phi + M)`` of its samples would with the initial batch M0. So
 
-    goodput(n) = max over M of  rate(n, M) * M * (phi + M0) / (phi + M),    M from M0 to the largest that was tried in training.
+    goodput(n) = max over M of  rate(n, M) * M * (phi + M0) / (phi + M)
+
+with M from M0 to the largest batch that was tried in training.
 
 Where many batches were timed (Sia's and Pollux' tables) and phi is known (`lengths`), this gives a curve over shares
 that replaces that of a fixed batch, for policies that choose batches. A job is as long as with its own batch: its work
@@ -12,8 +14,8 @@ there, over the progress that it makes in the same time.
 
 Pollux fits a model of throughput to a job's measurements so far (``T_grad = a + b m``, ``T_sync`` by the number of
 GPUs, and the gamma-norm of both). Here measured times replace the model (`profiles.placements`), for the truth and for
-the policies' view. As in Pollux' simulator, the largest batch on a GPU is the largest measured, gradients of more are
-accumulated, and the total batch is one of 50 between the bounds, in geometric steps. phi is constant here, though it
+the policies' view. As in Pollux' simulator, the largest batch on a GPU is the largest measured, and gradients of more
+are accumulated. The total batch is one of 50 between the bounds, in geometric steps. phi is constant here, though it
 grows during training.
 """
 

@@ -2,9 +2,9 @@
 
 Jobs that have arrived and are not over form a window of the columns, in the order of submission, so that a policy gets
 parts of arrays, not copies. The window's end moves over jobs as they arrive. Where a job ends, the jobs before it move
-up by one or those behind it down, whichever are fewer: a queue may be long, and ending jobs are mostly near its front
-or its end. So a job has a *number*, which stays, and a *place* in the columns. Waiting jobs also stand in lines, one
-for each order that a policy has asked for (`scheduler.order`).
+up by one or those behind it down, the smaller number of both: a queue may be long, and ending jobs are mostly near its
+front or its end. So a job has a *number*, which stays, and a *place* in the columns. Waiting jobs also stand in lines,
+one for each order that a policy has asked for (`scheduler.order`).
 
 Data that policies do not see is kept by number.
 """
@@ -95,7 +95,7 @@ class Jobs:
         return self._seen_numbers[self.begin : self.end]
 
     def seen(self) -> Columns:
-        """Return the columns that policies see, which are right in the window. They change as the simulation goes on."""
+        """Return the policies' columns, which are right in the window. They change as the simulation goes on."""
         window = self.window
         left_s, done_s = self.columns.left_s[window], self.columns.done_s[window]
         np.subtract(self._work_s[window], left_s, out=done_s)

@@ -1,9 +1,9 @@
 """Work of jobs for which a trace states how far they train instead of their duration.
 
 Pollux' workloads (OSDI'21) name an application and its batch. The number of iterations to its target depends on the
-batch: with batch B one iteration makes ``(B / B_0) (phi + B_0) / (phi + B)`` times the progress of one with B_0, phi
-being the gradient noise scale (Pollux 3.1; constant here, though it grows during training). The three numbers of each
-application are fitted to the published validation runs. They reproduce the lengths of these runs to within 3 % for
+batch. With batch B one iteration makes ``(B / B_0) (phi + B_0) / (phi + B)`` times the progress of one with B_0. Here
+phi is the gradient noise scale (Pollux 3.1), taken as constant, though it grows during training. The three numbers of
+each application are fitted to the published validation runs. They reproduce the lengths of these runs to within 3 % for
 every batch there.
 
 EasyScale's workload (Fig. 14) names epochs; a data set's size converts them to samples. NeuMF trains on MovieLens 1M
@@ -29,7 +29,7 @@ class Convergence:
     noise_scale: float  # samples
 
     def gain(self, batch: Floats) -> Floats:
-        """Return the progress of an iteration with such a batch, in iterations with the batch `batch` of this object."""
+        """Return the progress of an iteration with such a batch, in iterations with this application's `batch`."""
         return (batch / self.batch) * (self.noise_scale + self.batch) / (self.noise_scale + batch)
 
     def iterations_with(self, batch: float) -> float:

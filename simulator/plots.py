@@ -1,8 +1,8 @@
 """One figure of several policies on one workload, in the manner of AFS' figures.
 
-Average and tail JCT by policy (AFS Fig. 5, 9), the distribution of JCT, the reduction relative to the first policy by
-length of the jobs (Fig. 10), and over time the queue, cluster efficiency, blocking index and the part of the GPUs that
-jobs have (Fig. 2).
+The panels show average and tail JCT by policy (AFS Fig. 5, 9), the distribution of JCT, and the reduction relative to
+the first policy by length of the jobs (Fig. 10). Others show the queue, cluster efficiency, blocking index and GPU
+utilization over time (Fig. 2).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _distribution(axes: Axes, series: Mapping[str, Series]) -> None:
 
 
 def _by_length(axes: Axes, series: Mapping[str, Series]) -> None:
-    """Draw the factor by which each policy shortens JCT, over jobs in equal bins by their JCT under the first policy."""
+    """Draw each policy's factor of JCT reduction, over jobs in equal bins by their JCT under the first policy."""
     first = next(iter(series.values())).jct_s
     order = np.argsort(first)[: int((~np.isnan(first)).sum())]
     axes.set_title("JCT reduction by length of the job", loc="left", fontsize=11)

@@ -129,7 +129,7 @@ class Progress:
         return free_s
 
     def fall_back(self, numbers: Ints, places: Ints) -> None:
-        """Return jobs that give up all GPUs to their last checkpoint. Raises UserError if no job makes any progress."""
+        """Reset jobs that give up all GPUs to their last checkpoint. Raises UserError if no job makes any progress."""
         if not self._falling:
             return
         every_s = self._prices.checkpoint_every_s[numbers]

@@ -92,7 +92,7 @@ class Replay:
         return self.result.metrics
 
     def jobs(self) -> results.Rows:
-        """Return lists by column, an entry for each job, ready for ``pandas.DataFrame(...)``: see `results.job_rows`."""
+        """Return lists by column, an entry for each job, as for ``pandas.DataFrame(...)``: see `results.job_rows`."""
         return results.job_rows(self.setup, self.result)
 
     def timeline(self) -> results.Rows:

@@ -125,7 +125,7 @@ def run_all(
     own: Mapping[str, Setup] | None = None,
 ) -> dict[str, Result]:
     """Run every policy, by its label, with at most `processes` processes (as many as there are processors). Raises
-    UserError if `setup` names an unknown job.
+    UserError if the job to explain is unknown, or no job makes progress.
 
     `own`: setups of policies that come with stages of their own.
     """

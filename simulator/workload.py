@@ -11,7 +11,10 @@ from ..scheduler.view import Curves, Floats, Ints, ServerInView
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs in the order of submission. All columns have one entry per job; times are seconds from the first submission."""
+    """Jobs in the order of submission. All columns have one entry per job.
+
+    Times are seconds from the first submission.
+    """
 
     names: Sequence[JobId]
     submit_s: Floats

@@ -2,9 +2,9 @@
 
 ElasticFlow rests on concave curves: the more GPUs, the less a further one adds. Measured curves are not always concave.
 So only shares on the hull are levels: the least concave curve above the allowed shares (and above zero GPUs). A job
-that runs for a part of the time on one level and for the rest on the next is on average as fast as the hull, so the
-hull promises nothing that the job does not get. Shares in a dent are never given to a promised job: two neighbouring
-levels in turn do the same work with fewer GPU-seconds.
+that runs for a part of the time on one level and for the rest on the next is on average as fast as the hull. So the
+hull promises no more than the job gets. Shares in a dent are never given to a promised job: two neighbouring levels in
+turn do the same work with fewer GPU-seconds.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ jobs without promises more GPUs for a while than the plan leaves them. They may 
 * The promised jobs need no more GPU time than by the plan, and none needs a higher share at any time. So postponed jobs
   have time to spare with their fewest GPUs: if something goes wrong, more GPUs make up for it.
 * No running job is stopped, unless changes cost nothing.
-* Each job keeps a part of the time until its deadline in reserve (`CUSHION`): it is planned to end that much before its
-  deadline, or at its end by the plan, if that is later.
+* Each job keeps a part of the time until its deadline in reserve (`CUSHION`). It is planned to end that much before its
+  deadline, or at its end by the original plan, if that is later.
 
 The number of these GPUs is found by bisection. The search is repeated with each event, and at the latest after a part
 of the time that can be spared.

@@ -19,10 +19,10 @@ Jobs that already have a promise
 
 A plan in which all deadlines hold is kept until another one is found in which they hold, too (`settle`). If nothing
 unforeseen has happened, each job has done at least as much work as its schedule planned, so the rest of the plan is
-enough for all (`continued`): the plan is the proof that all promises can be kept. A new plan in the order of deadlines
+enough for all (`continued`). The plan is the proof that all promises can be kept. A new plan in the order of deadlines
 is mostly better, since idle GPUs have been given away meanwhile (`allocation`) and some jobs are ahead. It need not
-exist, because the filling is greedy. The proof holds because changes of a share count as work, and because no job gets
-more than its schedule, or other GPUs, if it could not pay for that and for the way back (`Filled.spare`).
+exist, because the filling is greedy. The proof holds for two reasons. Changes of a share count as work. A job gets more
+than its schedule, or other GPUs, only if it can pay for that change and for the way back (`Filled.spare`).
 
 A job that finds too little in every order cannot keep its promise: GPUs have been lost, or the job is slower than
 predicted. `Plan.broken` reports that before its deadline; the others keep their promises.
@@ -89,8 +89,8 @@ class Plan:
     def next_s(self, now: float) -> float:
         """Return when a job needs more GPUs than at `now`; inf: never.
 
-        Where a job should end at once, jobs that wait for its GPUs are left out: its end will be reported. The job may
-        have reported too short a length, and train on.
+        If a job should end within an instant, times within that instant are ignored: the end of the job will be
+        reported anyway, and the job may have reported too short a length, and train on.
         """
         soon_s = now + INSTANT_S
         after_s = soon_s if any(one.finish_s <= soon_s for one in self.found.values()) else now
@@ -167,9 +167,9 @@ def plan(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] =
     `broken`.
 
     `first`: keys of jobs that come before the order of deadlines. `caution`: the pauses that running jobs are planned
-    to pay for, if they can. 0: for a change of their shares now and another one later, so that they may get more than
-    they need, and lose it again. 1: for one now. 2: only those pauses that the plan requires. Pauses cost GPU time,
-    which other jobs may need.
+    to pay for, if they can. With 0, running jobs pay for a change of their shares now and another one later, so that
+    they may get more than they need, and lose it again. With 1, they pay for one change now. With 2, they pay only for
+    pauses that the plan requires. Pauses cost GPU time, which other jobs may need.
     """
     found = Plan(timeline, tuple(first))
     for one in in_order(promises, first):

@@ -24,10 +24,10 @@ Piece = tuple[float, float, int]  # begin and end (Unix time), and number of GPU
 
 
 class Schedule:
-    """The GPUs of one job over time. Immutable; computed from a plan's arrays only when it is needed, which is seldom."""
+    """The GPUs of one job over time. Immutable; computed from a plan's arrays only on demand, which is seldom."""
 
     def __init__(self, begin_s: Floats | tuple[float, ...], gpus: Ints | tuple[int, ...]) -> None:
-        """From `begin_s[k]` until `begin_s[k + 1]` the job has `gpus[k]` GPUs; `begin_s` has one entry more, the end."""
+        """From `begin_s[k]` until `begin_s[k + 1]` the job has `gpus[k]` GPUs; the last entry of `begin_s` is the end."""
         self._begin_s = begin_s
         self._gpus = gpus
 

@@ -11,8 +11,8 @@ level wherever that is free before its deadline; if that is not enough work, its
 last level only as long as needed, as early as it can; for the rest of the time the level below is enough. ElasticFlow
 takes the last level until the job ends, which costs more GPU time wherever a level is wide, as powers of two are.
 
-No other division of these GPUs does the same work in less GPU time, where every share that fits is a level (concave
-curves, any counts or powers of two): each GPU-second goes where it adds most, since the gain of a GPU only falls from
+Where every share that fits is a level (concave curves, any counts or powers of two), no other division of these GPUs
+does the same work in less GPU time. Each GPU-second goes where it adds most, since the gain of a GPU only falls from
 level to level, and is the same at all times. On a curve with dents that holds as long as no fewer GPUs are free than
 the job's highest level.
 
@@ -294,7 +294,7 @@ def _chosen(want: Want, at_least_s: list[float], changes: int) -> tuple[int, flo
 def _used(
     fits: Ints, lasts_s: Floats, begin: Floats, level: int, seconds: float, changes: int
 ) -> tuple[Ints, int, float]:
-    """Return the level in each piece, the piece in which the job leaves the highest level for the one below, and when."""
+    """Return the level in each piece, and the piece and time at which the job leaves the highest level."""
     at_work_s = (lasts_s * (fits >= level)).cumsum()
     last = min(int(at_work_s.searchsorted(seconds)), len(fits) - 1)
     until_s = min(float(begin[last + 1] - (at_work_s[last] - seconds)), float(begin[last + 1]))

@@ -7,10 +7,10 @@ A deadline holds because of the plan for it, not by itself. The least GPU time t
 way of another promise, while the GPU time for an earlier end may not (`promises`, "what is exact"). So a newcomer with
 a deadline that does not hold, while an earlier one does, is admitted, and planned to end by the earlier one.
 
-A refusal comes with a counter-offer: the earliest deadline that would hold, and the smallest changes with each of which
-the job's own deadline would: less work, more GPUs in the cluster, or the consent of jobs that count less, which would
-go on without a promise. Each of these has been tried with the same calculation that admits: the job would be admitted
-if nothing else happens before.
+A refusal comes with a counter-offer: the earliest deadline that would hold, and the smallest changes that would each
+save the job's own deadline. These are less work, more GPUs in the cluster, or the consent of less important jobs, which
+would go on without a promise. Each of these has been tried with the same calculation that admits: the job would be
+admitted if nothing else happens before.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = T
 
 
 def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Promise], Plan | None]:
-    """Return the newcomers to admit, where there is no room for all, and the plan for all then; None: none is admitted."""
+    """Return the newcomers to admit, where not all fit, and the plan of all jobs then; None: none is admitted."""
     chosen: list[Promise] = []
     found = None
     if len(newcomers) <= 1:
@@ -239,7 +239,7 @@ def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
 
 
 def most_work(situation: Situation, newcomer: Promise) -> float:
-    """Return the most work with which a job would be admitted by its deadline, to half a percent of its own; 0: none."""
+    """Return the most work with which a job would be admitted as it is, to half a percent of its own; 0: none."""
     return _most(lambda left_s: situation.plan([structs.replace(newcomer, left_s=left_s)]) is not None, newcomer.left_s)
 
 
@@ -275,8 +275,8 @@ def more_gpus(situation: Situation, newcomer: Promise) -> int | None:
 
 
 def consents(situation: Situation, newcomer: Promise) -> tuple[int, ...]:
-    """Return a smallest set of less important jobs without promises of which the newcomer would be admitted; empty if
-    there is none.
+    """Return a smallest set of less important jobs that would have to give up their promises for the newcomer; empty if
+    that does not help.
 
     Smallest: none of them could keep its promise beside the others' and the newcomer's. Soft deadlines come first, then
     the lowest priority, then the latest deadline.

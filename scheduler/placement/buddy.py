@@ -7,8 +7,8 @@ A server is a tree: its GPUs are the leaves, and the block of 2^k leaves at a mu
 numbered along the links that the server's agent has reported (`nearness.leaves`), otherwise by the GPUs' own numbers,
 which mostly follow the PCIe tree. So the GPUs of a smaller block are linked more closely: by NVLink, a switch, a
 socket, the server. A job gets the smallest block with enough idle GPUs. Of several, it gets the block in which it has
-most GPUs already; then the best fit: the number of idle GPUs is closest to the need, in the block, in the next larger
-block around it, and so on.
+most GPUs already. Then the best fit counts: the number of idle GPUs is closest to the need, in the block, in the next
+larger block around it, and so on.
 
 With powers of two there is always such a block if jobs may move. Larger jobs are placed first, so every job in the way
 of the next one is smaller and finds another block after it. The cheapest jobs move: the fewest jobs, then the fewest
@@ -49,8 +49,8 @@ class BuddyParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Buddy:
-    """Each job in the smallest block of the topology tree that it fits into, best fit; smaller jobs move where that is the
-    only way to find one (ElasticFlow 4.3)."""
+    """Each job in the smallest block of the topology tree that it fits into, best fit (ElasticFlow 4.3). Smaller jobs
+    move where that is the only way to find one."""
 
     name = "buddy"
     Parameters = BuddyParameters
@@ -112,7 +112,7 @@ class _Forest:
         return sum(1 << self._places[server, index] for server, mask in leaves.items() for index in elements(mask))
 
     def parts(self, share: int) -> list[int]:
-        """Return a share's GPUs on each server when it uses the fewest: whole servers while there are any, and a rest."""
+        """Return a share's GPUs on each of the fewest servers: whole servers while there are any, and a rest."""
         parts: list[int] = []
         for size in self.largest:
             parts.append(min(size, share))
@@ -279,7 +279,7 @@ class _Arrangement:
         return best[1]
 
     def _in_the_way(self, part: _Part, server: int, block: Leaves) -> list[_Part] | None:
-        """Return the smaller parts that have to leave a block, the smallest first; None if their leaving is not enough."""
+        """Return the smaller parts that have to leave a block, the smallest first; None if that is not enough."""
         idle = (self._free[server] & block).bit_count()
         leaving: list[_Part] = []
         able = (one for one in self._here[server] if one.row not in self._stay)
@@ -316,9 +316,9 @@ def _best_block(
     """Return a server's best block with enough free leaves, and its cost; None if there is none. All sets are of one
     server.
 
-    The cost compares, in this order: the job's own leaves in the block (more is better), whether the first worker's GPU
-    is among them, leaves that other jobs would have to give up, and idle leaves in the block, in the next larger block
-    around it, and so on.
+    The cost compares, in this order: the job's own leaves in the block (more is better); whether the first worker's GPU
+    is among them; leaves that other jobs would have to give up; idle leaves in the block, then in the larger blocks
+    around it.
     """
     best: tuple[tuple[int, ...], Leaves] | None = None
     for block in _blocks(span, size):

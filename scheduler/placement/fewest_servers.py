@@ -1,8 +1,8 @@
 """Choice of each job's GPUs, given their number (AFS 4.4).
 
-Aims, in this order: every job on the fewest servers, and at most one job per server that communicates with other
-servers; as many jobs as possible keep at least one of their GPUs (a job that keeps none migrates); no job moves that
-needs no change; as many GPUs as possible stay. So:
+The first aim is every job on the fewest servers, and at most one job per server that communicates with other servers.
+Then as many jobs as possible keep at least one of their GPUs (a job that keeps none migrates). Then no job moves that
+needs no change, and as many GPUs as possible stay. So:
 
 * A well-placed job with an unchanged share keeps its GPUs. It moves only if another job cannot be placed well
   otherwise, or if more jobs than this one would lose all of their GPUs instead.

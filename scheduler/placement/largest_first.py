@@ -45,7 +45,7 @@ _NO_WAY: _Way = (2**60, [], [])
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """The GPUs that a job should have on one server. Not frozen, because a frozen one takes twice the time to create."""
+    """The GPUs that a job should have on one server. Not frozen: a frozen object takes twice the time to create."""
 
     job: int
     gpus: int

@@ -79,7 +79,8 @@ _BY_LENGTH = _ByLength()
 
 
 class AfsPParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`unit_s`: how many seconds a job runs before another one takes its turn, where there are too many jobs (AFS 3.3: 7200)."""
+    """`unit_s`: how many seconds a job runs before the next one takes its turn, if there are too many jobs (AFS 3.3:
+    7200)."""
 
     unit_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 7200.0
 
@@ -290,8 +291,9 @@ def _without_lengths(jobs: JobTable, served: Served, rng: random.Random) -> int:
     """Run stage two without lengths: change the shares of jobs that have some. Return how many GPUs are left.
 
     A job beats another, whichever of them is shorter, if its gain is above the other's bar. So a job with a bar of at
-    least the greatest gain of all is unbeaten. One of the unbeaten gets the GPU: a job that has this GPU at present if
-    there is one, so that shares do not change for no reason; otherwise the first in an order that is drawn once.
+    least the greatest gain of all is unbeaten. One of the unbeaten gets the GPU: a job with more GPUs at present than
+    here if there is one, so that shares do not change for no reason. Otherwise it is the first in an order that is
+    drawn once.
     """
     given, free = served.given, served.free
     rows, most, now, then = _growing(jobs, served)

@@ -91,7 +91,7 @@ def free_after(left_s: Floats, shares: Ints, free: int, wanted: int) -> tuple[fl
 
 
 def remaining_s(jobs: JobTable, rows: Ints, gpus: Ints) -> Floats:
-    """Return the remaining times of these rows with `gpus` GPUs each, in seconds; infinite where the length is unknown."""
+    """Return the remaining seconds of these rows with `gpus` GPUs each; infinite where the length is unknown."""
     left_s = jobs.left_s[rows]
     found: Floats = left_s / jobs.speedup(rows, np.minimum(gpus, jobs.curves.most))
     found[left_s >= UNKNOWN_S] = np.inf

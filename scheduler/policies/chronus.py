@@ -107,7 +107,10 @@ class Chronus:
 
 
 def _program(want: Ints, need: Ints, due: Ints, gpus: int) -> Ints:
-    """Return how many leases of the first span (a single lease) each job gets. `due` and `need` are numbers of leases."""
+    """Return how many leases of the first span (a single lease) each job gets.
+
+    `due` and `need` are numbers of leases.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 

@@ -63,7 +63,7 @@ class ElasticFifo:
 
 
 class ElasticBackfillParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`look_ahead_jobs`: how many jobs behind the first that has to wait are examined (as `bf_max_job_test` of Slurm)."""
+    """`look_ahead_jobs`: how many jobs behind the first waiting one are examined (as `bf_max_job_test` of Slurm)."""
 
     look_ahead_jobs: Annotated[int, msgspec.Meta(ge=0)] = 100
 

@@ -74,7 +74,8 @@ class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Elastic:
-    """GPUs one by one to where they raise weighted throughput most; the weights are chosen for the least average JCT."""
+    """GPUs one by one to the job with the largest rise of weighted throughput; the weights are chosen for the least
+    average JCT."""
 
     name = "elastic"
     needs_lengths = True

@@ -13,8 +13,8 @@ a bin that it has reached.
   than the ended jobs do. Otherwise a backlog of a thousand long jobs would make every new job look long, and let it
   wait for days.
 * A job that has reported its length is compared with the fate of others that had: the hazard is one of fractions of the
-  reported length. As long as all reports were true, all three values equal the report; where users err by a factor of
-  two, the values spread as far; where jobs end early, one of the values is early. A job that has exceeded its report
+  reported length. As long as all reports were true, all three values equal the report. Where users err by a factor of
+  two, the values spread as far. Where jobs end early, one of the values is early. A job that has exceeded its report
   takes as long again as those before it that had exceeded theirs.
 
 So nothing has to be configured, and a report counts as much as reports have proved to be worth.

@@ -67,8 +67,8 @@ class Gandiva:
     def _requeued(self, jobs: JobTable, gpus: int, now: float, begun_s: float) -> Served:
         """Serve all jobs at the beginning of a slice.
 
-        First come the jobs that have waited since before the slice, then those that ran until its beginning or have
-        just arrived: the job that has run for the smallest part of its life first.
+        First come the jobs that have waited since before the slice. Then those follow that ran until its beginning or
+        have just arrived, the job that has run for the smallest part of its life first.
         """
         since_s = begun_s - EARLY_S
         line = jobs.line(_LONGEST)

@@ -24,8 +24,8 @@ Differences from the paper and its public simulator:
 * The paper searches with a genetic algorithm over (job, server) matrices. Here only the numbers of GPUs are searched,
   by `power_mean`, with a bound on the distance from the optimum; the placement chooses the GPUs. Throughput counts as
   on the fewest servers, and a move to other GPUs with the same share counts as no change.
-* The paper applies the factor to jobs without GPUs, too. Then a new job would gain nothing by its start, and a job that
-  has waited for some seconds would get more GPUs the less it has waited, since a small speedup counts much. Here a job
+* The paper applies the factor to jobs without GPUs, too. Then a new job would gain nothing by its start. A job that has
+  waited for some seconds would get more GPUs the less it has waited, since a small speedup counts much. Here a job
   without GPUs has nothing to lose.
 * The paper fits a model of throughput to a job's measurements so far, and lets the job have at most twice as many GPUs
   as ever before. Here measured curves are taken as they are (`--curves measured`: as measured so far), without such a

@@ -14,7 +14,7 @@ from .base import Shares, grow, relative_gain, waits_for
 
 
 class RemainingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`peak`: a job asks for the GPUs of its greatest throughput, not for those that its user requested (AFS Fig. 6)."""
+    """`peak`: a job asks for the GPUs of its greatest throughput, not for its requested ones (AFS Fig. 6)."""
 
     peak: bool = False
 

@@ -1,11 +1,11 @@
 """`themis`: finish-time fairness by auctions of leases (Themis, NSDI'20, as AFS 6 sums it up).
 
-A job's unfairness is  rho = (age + left / T(x)) / (isolated time so far + left / T_isolated) : the time that it takes
-with a share of x GPUs from its submission to its end, over the time that it would have taken alone. The isolated share
-is an equal share of the cluster for each of the present jobs, but not more than the job can use. That is the metric of
-Gavel's code and of PCS'. (AFS 6 describes it as the throughput at the peak over the number of jobs, which is the same
-where throughput is linear.) The view does not hold how much work a job has done. It is calculated from the time that
-the job has run with its average share, which is exact while the share stays the same.
+A job's unfairness is  rho = (age + left / T(x)) / (isolated time so far + left / T_isolated) . That is its time from
+submission to end with a share of x GPUs, over the time that it would have taken alone. The isolated share is an equal
+share of the cluster for each of the present jobs, but not more than the job can use. That is the metric of Gavel's code
+and of PCS'. (AFS 6 describes it as the throughput at the peak over the number of jobs, which is the same where
+throughput is linear.) The view does not hold how much work a job has done. It is calculated from the time that the job
+has run with its average share, which is exact while the share stays the same.
 
 The remaining time is not always known: AFS 5.2 counts Themis among the policies that do not know it. With `lengths:
 unknown` a job is expected to take as long again as it has worked, a new one as long as a lease.
@@ -20,8 +20,8 @@ are.
    has nothing the product is 0: so first each gets its minimum, the most unfairly treated first. No job bids for more
    than makes its rho 1: Themis "tries to assign GPUs to this job until it achieves" the speedup of its isolated share
    (AFS 6). Without this limit, jobs that can use many GPUs win far more of them than bring them any notable gain.
-3. Each bidder pays for the cost of its presence to the others (partial allocation: this makes honest bids the best
-   ones): of the GPUs that it wins it keeps the ratio of the others' product with it to their product without it, but at
+3. Each bidder pays for the cost of its presence to the others (partial allocation, which makes honest bids the best
+   ones). Of the GPUs that it wins it keeps the ratio of the others' product with it to their product without it, but at
    least its minimum.
 4. The remaining GPUs go at random, one after the other, to jobs that were not allowed to bid, and then to any job.
 """

@@ -9,8 +9,8 @@ present, V falls by n in a second, which is the Hamilton-Jacobi-Bellman equation
 
     max over shares k of  sum_i  worth_i * s_i(k_i)  =  n,        worth_i = dV/dw_i
 
-Only the job that ends next drops out, so the worths follow one after the other, from the job that ends last: with those
-behind j known, worth_j is the number that makes the equation true for j and those behind it. Job j may take the k GPUs
+Only the job that ends next drops out. So the worths follow one after the other, from the job that ends last: given the
+worths behind j, worth_j is the number that makes the equation true for j and those behind it. Job j may take the k GPUs
 that the others miss least, and delays them by the gain of these GPUs, `rent(k)`. So
 
     worth_j = min over k of (1 + rent_j(k)) / s_j(k)

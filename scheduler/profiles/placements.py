@@ -72,7 +72,7 @@ def placement_times(table: Table) -> Placed:
 
 
 def placement_curves(placed: Placed) -> Iterator[Measured]:
-    """Yield application, batch, type of GPU and iterations per second by share; the largest batch of each comes first."""
+    """Yield application, batch, type of GPU and iterations per second by share, the largest batch of each first."""
     for (app, gpu), by_share in placed.items():
         for batch in reversed(BATCHES.get(app, ())):
             rates = {

@@ -1,10 +1,10 @@
 """Quotas beside any policy that may change shares at any time (ElasticFlow 4.4). Pure.
 
-The policy divides the GPUs as if there were no quotas. A user or a group is a tenant. Where a tenant gets less than its
-guarantee although it could use more, or more than its limit, each tenant gets a number of GPUs, as near to the policy's
-division as the guarantees allow: tenants that have borrowed most give back first. Then the policy divides each tenant's
-GPUs among its jobs alone. GPUs that a tenant cannot use go to the others. Jobs give GPUs back as in any other decision:
-they shrink, or wait with their state kept.
+The policy divides the GPUs as if there were no quotas. A user or a group is a tenant. A tenant may get less than its
+guarantee although it could use more, or more than its limit. Then each tenant gets a number of GPUs, as near to the
+policy's division as the guarantees allow: tenants that have borrowed most give back first. Then the policy divides each
+tenant's GPUs among its jobs alone. GPUs that a tenant cannot use go to the others. Jobs give GPUs back as in any other
+decision: they shrink, or wait with their state kept.
 
 Where the guarantees exceed the GPUs, all guarantees are reduced in proportion. GPUs that no policy can take away
 (`held`: of gangs, and of jobs that start) count first.
@@ -86,7 +86,7 @@ def claims(jobs: JobTable, gpus: int, tenancy: Tenancy) -> dict[str, Claim]:
 
 
 def divide_by_quota(jobs: JobTable, given: Ints, gpus: int, tenancy: Tenancy, ask: Ask) -> Ints:
-    """Return the shares with which every claim is met. `given`: the policy's shares of `gpus` GPUs, by row of `jobs`."""
+    """Return the shares that meet every claim. `given`: the policy's shares of `gpus` GPUs, by row of `jobs`."""
     rows = {tenant: np.array(own, dtype=np.int64) for tenant, own in tenancy.rows().items()}
     claimed = claims(jobs, gpus, tenancy)
     has = {tenant: int(given[own].sum()) for tenant, own in rows.items()}
