@@ -1,2 +1,4 @@
-"""Choice of each job's number of GPUs, and of the GPUs: one pipeline, many policies, for controller, simulator and
-`elasticctl`. Pure."""
+"""Choice of the number of GPUs of each job, and of the GPUs: one pipeline, many policies. Pure.
+
+The controller, the simulator and `elasticctl` use it.
+"""

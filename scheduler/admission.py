@@ -1,5 +1,6 @@
-"""Admission: which jobs are taken into the cluster at all (scheduling.md). A refused job never enters the scheduler's
-view.
+"""Admission: which jobs are taken into the cluster at all (scheduling.md).
+
+A refused job never enters the scheduler's view.
 
 An immediate refusal is kinder than endless waiting, and keeps a queue bounded. An admission is asked once, when a job
 is submitted, and never withdraws its decision. Some rules need a few counts only; others examine all jobs, their curves
@@ -56,8 +57,10 @@ class Admission(Protocol):
         ...
 
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
-        """Return the refused rows of the view with their reasons; rows without one are admitted. All are decided
-        together."""
+        """Return the refused rows of the view with their reasons; rows without one are admitted.
+
+        All are decided together.
+        """
         ...
 
 

@@ -133,8 +133,10 @@ def told_by_hand(view: ClusterView, by_hand: Ints | None) -> str:
 def beside_by_hand(
     view: ClusterView, row: int, share: int, by_hand: Callable[[], str], reason: Reason | None
 ) -> Reason | None:
-    """Return a reason, extended by the manual shares that hold GPUs the job could use. `by_hand`: returns those in
-    words (`told_by_hand`)."""
+    """Return a reason, extended by the manual shares that hold GPUs the job could use.
+
+    `by_hand`: returns those in words (`told_by_hand`).
+    """
     if share >= view.jobs.max_gpus[row] or not (held := by_hand()):
         return reason
     return Reason(reason.code, f"{reason.text}; {held}") if reason is not None else Reason(ReasonCode.MANUAL, held)

@@ -46,8 +46,10 @@ class Ended:
         return cls(np.zeros((KINDS, len(LENGTHS_S)), dtype=np.int64), np.zeros(len(PARTS), dtype=np.int64))
 
     def and_one(self, requested_gpus: int, work_s: float, told_s: float) -> Ended:
-        """Return the counts with one more ended job, of `work_s` seconds of work. `told_s`: its reported work; nan:
-        none."""
+        """Return the counts with one more ended job, of `work_s` seconds of work.
+
+        `told_s`: its reported work; nan: none.
+        """
         lengths = self.lengths.copy()
         lengths[min(requested_gpus.bit_length(), KINDS) - 1, bisect(_LENGTHS_S, work_s) - 1] += 1
         if math.isnan(told_s):

@@ -56,8 +56,10 @@ class Demand:
         )
 
     def options(self, sorts: Iterable[GpuSort]) -> tuple[tuple[GpuSort, ...], ...]:
-        """Return the sets of GPUs among which the job may choose: all of its GPUs belong to one of them. No set is
-        empty."""
+        """Return the sets of GPUs among which the job may choose: all of its GPUs belong to one of them.
+
+        No set is empty.
+        """
         able = [sort for sort in sorts if sort.memory_bytes >= self.memory_bytes]
         if self.types:
             by_word = [[sort for sort in able if is_called(word, sort.name)] for word in self.types]
@@ -120,8 +122,10 @@ def most_gpus(demand: Demand, servers: Sequence[Stock]) -> int:
 
 
 def most_of_each(demands: Sequence[Demand], servers: Sequence[Stock]) -> list[int]:
-    """Return the largest share for each demand. Users may write one demand in several ways: servers are counted once
-    for each set of GPUs."""
+    """Return the largest share for each demand.
+
+    Users may write one demand in several ways: servers are counted once for each set of GPUs.
+    """
     sorts = dict.fromkeys(sort for stock in servers for sort, _ in stock.count)
     known: dict[tuple[tuple[tuple[GpuSort, ...], ...], int], int] = {}
     found = []

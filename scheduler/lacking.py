@@ -19,8 +19,11 @@ BY_OTHERS = "left by jobs that go first"
 
 @dataclass(frozen=True)
 class Usable:
-    """GPUs of which a job may have some. `count`: their number. `given`: by row, how many of them each job gets by this
-    decision. `held`: how many of them jobs hold now."""
+    """GPUs of which a job may have some.
+
+    `count`: their number. `given`: by row, how many of them each job gets by this decision. `held`: how many of them
+    jobs hold now.
+    """
 
     count: int
     given: Mapping[int, int]

@@ -49,8 +49,10 @@ def first_share(total: int, jobs: int) -> int:
 
 
 def smaller_shares(share: int, least: int, server_gpus: int | None) -> tuple[int, ...]:
-    """Return the shares from `share` down to `least`, the largest first. `server_gpus`: GPUs of each server, where
-    shares are packed."""
+    """Return the shares from `share` down to `least`, the largest first.
+
+    `server_gpus`: GPUs of each server, where shares are packed.
+    """
     found: list[int] = []
     below = share // 2
     while below >= max(least, 1):

@@ -24,8 +24,10 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 class WrongOption(OperatorError):
-    """An option is wrong. `field` is its path from the top of the document: "parameters.unit_s"; empty: the document
-    itself."""
+    """An option is wrong.
+
+    `field` is its path from the top of the document: "parameters.unit_s"; empty: the document itself.
+    """
 
     def __init__(self, source: str, field: str, text: str) -> None:
         super().__init__(f"{source}: {field}: {text}" if field else f"{source}: {text}")
@@ -43,8 +45,10 @@ def plain(values: object) -> object:
 
 
 def convert(values: object, into: type[S], source: str, at: str = "") -> S:
-    """Return the plain `values` as an `into`, which is a struct; they are at the field `at` of `source`. Raises
-    WrongOption."""
+    """Return the plain `values` as an `into`, which is a struct; they are at the field `at` of `source`.
+
+    Raises WrongOption.
+    """
     try:
         converted = msgspec.convert(values, into)
     except msgspec.ValidationError as error:

@@ -83,8 +83,10 @@ class PolicyError(OperatorError):
 
 
 class FromFile:
-    """The policy that the class in `path` implements; `parameters` are plain values. Raises PolicyError, or WrongOption
-    naming `source`."""
+    """The policy that the class in `path` implements; `parameters` are plain values.
+
+    Raises PolicyError, or WrongOption naming `source`.
+    """
 
     def __init__(self, path: str, parameters: dict[str, Any], source: str) -> None:
         self.name = path.rpartition("/")[2]
@@ -134,8 +136,10 @@ class FromFile:
 
 
 def load(path: str, parameters: dict[str, Any], source: str) -> FromFile:
-    """Return the policy in the Python file `path`. Raises PolicyError, naming file and line, or WrongOption, naming
-    `source`."""
+    """Return the policy in the Python file `path`.
+
+    Raises PolicyError, naming file and line, or WrongOption, naming `source`.
+    """
     return FromFile(path, parameters, source)
 
 

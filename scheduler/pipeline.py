@@ -55,8 +55,9 @@ def decide(
     deadlines: Deadlines | None = None,
     tenancy: Tenancy | None = None,
 ) -> Decision:
-    """Return all shares and placements. `packing`: shares are regulated (AFS 4.4), except manual ones. `first`: as for
-    `place`.
+    """Return all shares and placements.
+
+    `packing`: shares are regulated (AFS 4.4), except manual ones. `first`: as for `place`.
 
     `deadlines`: the terms on which deadlines are promised; None: they are ignored, or the policy handles them itself.
     `tenancy`: owners of the jobs, and their guarantees; None: there are no quotas. Where not every job may use every
@@ -110,8 +111,10 @@ def divide(
     tenancy: Tenancy | None = None,
     without: Collection[int] = frozenset(),
 ) -> Division:
-    """Return how many GPUs each job gets, where every job may use every GPU. As `decide`; `without`: rows that get
-    none."""
+    """Return how many GPUs each job gets, where every job may use every GPU.
+
+    As `decide`; `without`: rows that get none.
+    """
     by_hand = shares_by_hand(view) if view.manual_shares else None  # None: the policy decides about all
     gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
     rows = _policed(view, gpus, without)

@@ -230,8 +230,10 @@ class _Turns:
         return True
 
     def _ways(self, change: Change, others: Gpus) -> Iterator[tuple[int, Gpus]]:
-        """Yield sets of GPUs with which a job could make do for now, with their ranks (0: best). `others`: GPUs that
-        its circle waits for."""
+        """Yield sets of GPUs with which a job could make do for now, with their ranks (0: best).
+
+        `others`: GPUs that its circle waits for.
+        """
         has, wants = self._held.get(change.row, 0), change.gpus
         if not has or self._view.per_server(change.row):  # the job cannot run on other numbers for a while
             return

@@ -1,5 +1,4 @@
-"""Tables of jobs for trials of a policy: no job, one, few and many, with and without lengths, with dents in their
-throughput."""
+"""Tables of jobs for trials of a policy: from none to many, with and without lengths, with dents in their throughput."""
 
 from __future__ import annotations
 

@@ -43,9 +43,11 @@ PACKINGS = {
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages around the policy. `packing`: whether shares are regulated (AFS 4.4). `deadlines`: the terms on which
-    they are promised. `quotas`: guarantees and limits of users and groups. `reservations`: GPUs that are out of use for
-    a period."""
+    """The stages around the policy.
+
+    `packing`: whether shares are regulated (AFS 4.4). `deadlines`: the terms on which they are promised. `quotas`:
+    guarantees and limits of users and groups. `reservations`: GPUs that are out of use for a period.
+    """
 
     admission: Admission = ADMIT_ALL
     packing: bool = False
@@ -198,8 +200,10 @@ def _known(
 
 
 def document(scheduler: Scheduler) -> dict[str, Any]:
-    """Return a policy file that describes `scheduler` in full. A Python file's name is followed by `code`, a digest of
-    its text."""
+    """Return a policy file that describes `scheduler` in full.
+
+    A Python file's name is followed by `code`, a digest of its text.
+    """
     stages = scheduler.stages
     code = {"code": scheduler.policy.code} if isinstance(scheduler.policy, own.FromFile) else {}
 

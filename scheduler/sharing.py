@@ -308,8 +308,10 @@ class Sharing:
     # -- giving
 
     def _pour(self, homes: Mapping[int, Choice], wanted: Mapping[int, int], room: Room) -> None:
-        """Give each job its share in parts, jobs with the smallest choice first. A job stays in its parts, and in one
-        part, if it can."""
+        """Give each job its share in parts, jobs with the smallest choice first.
+
+        A job stays in its parts, and in one part, if it can.
+        """
         present = self._view.placements
         for row in sorted(wanted, key=lambda row: (self._size[homes[row]], row)):
             need, parts = wanted[row], self._parts_of[homes[row]]
@@ -380,8 +382,10 @@ class Sharing:
             self._pour({row: choice}, {row: share}, self._room)
 
     def _offer(self, rows: Bools) -> None:
-        """Offer the GPUs that are left in each part to the jobs that could use them. `rows`: mask of the rows that the
-        policy decides."""
+        """Offer the GPUs that are left in each part to the jobs that could use them.
+
+        `rows`: mask of the rows that the policy decides.
+        """
         jobs = self._view.jobs
         for part, mask in enumerate(self.parts):
             left = self._room[part]
@@ -423,8 +427,10 @@ class Sharing:
     # -- a fixed number of GPUs on each server
 
     def _seat(self, row: int, wanted: int, room: Room) -> int:
-        """Assign a job its exact GPUs, on as many servers as `wanted` takes, or on fewer. Return the number of GPUs; 0
-        if too few are free."""
+        """Assign a job its exact GPUs, on as many servers as `wanted` takes, or on fewer.
+
+        Return the number of GPUs; 0 if too few are free.
+        """
         each, has = int(self._each[self._code[row]]), self._view.placements.get(row, 0)
         best: list[Gpus] = []
         for choice in self._ways(row) if wanted >= each else ():
@@ -444,8 +450,10 @@ class Sharing:
         return len(best) * each
 
     def _stays(self, able: Gpus, each: int, count: int, has: Gpus, room: Sequence[int]) -> list[Gpus]:
-        """Return the result of `_seats` if it is where the job already is. Most jobs stay, so the other servers need no
-        look-up."""
+        """Return the result of `_seats` if it is where the job already is.
+
+        Most jobs stay, so the other servers need no look-up.
+        """
         found: list[Gpus] = []
         rest = has & able
         while rest:
@@ -488,8 +496,11 @@ class Sharing:
         return np.diff(before[self._offsets])
 
     def _rack_ranks(self, servers: Ints, own: Ints, count: int) -> Ints:
-        """Return the rank of each server's rack for a job, 0 for the best. Racks where the job has GPUs (`own`, by
-        server) come first, then the rack into which the whole job fits most tightly, then the largest."""
+        """Return the rank of each server's rack for a job, 0 for the best.
+
+        Racks where the job has GPUs (`own`, by server) come first, then the rack into which the whole job fits most
+        tightly, then the largest.
+        """
         racks = self._racks[servers]
         number = np.bincount(racks, minlength=len(self._racks))
         there = np.bincount(racks, weights=own, minlength=len(self._racks)) > 0

@@ -44,8 +44,10 @@ Gpus = int  # a set of GPUs: bit i stands for GPU i of the view, where the serve
 
 @dataclass
 class Columns:
-    """All known facts about some jobs, one array per fact. The length of every array is the number of jobs; GPU counts
-    are shares."""
+    """All known facts about some jobs, one array per fact.
+
+    The length of every array is the number of jobs; GPU counts are shares.
+    """
 
     names: Sequence[JobId]
     submitted_s: Floats  # Unix time
@@ -107,8 +109,10 @@ class Curves:
         return {}
 
     def hulls(self, curves: Ints) -> Floats:
-        """Return an array in which the rows of these curves hold their hulls (`hull.concave`). Other rows are
-        undefined."""
+        """Return an array in which the rows of these curves hold their hulls (`hull.concave`).
+
+        Other rows are undefined.
+        """
         found = self._hulls
         unknown = curves[np.isnan(found[curves, 0])]
         for curve in np.unique(unknown).tolist() if len(unknown) else ():
@@ -127,8 +131,10 @@ class Curves:
 
     @cached_property
     def derived(self) -> dict[Any, dict[Any, Any]]:
-        """Values that policies have computed from these curves alone, each under its own key. Cleared when a curve is
-        corrected."""
+        """Values that policies have computed from these curves alone, each under its own key.
+
+        Cleared when a curve is corrected.
+        """
         return {}
 
     def correct(self, curve: int, speedup: Floats) -> None:
@@ -294,8 +300,9 @@ def _nearness(indices: tuple[int, ...], places: tuple[GpuPlace, ...]) -> tuple[N
 
 @dataclass(frozen=True)
 class ServerInView:
-    """A working server with its usable GPUs. Properties of the GPUs are in the GPUs' order; an empty tuple means
-    unknown.
+    """A working server with its usable GPUs.
+
+    Properties of the GPUs are in the GPUs' order; an empty tuple means unknown.
 
     One is built when the server's agent reports the server, not for each decision.
     """
@@ -471,8 +478,9 @@ class Taken(enum.Enum):
 
 @dataclass(frozen=True)
 class Lack:
-    """A job waits for `wanted` GPUs, and too few are not `taken`. `what` follows the number of those: "left by jobs
-    that go first".
+    """A job waits for `wanted` GPUs, and too few are not `taken`.
+
+    `what` follows the number of those: "left by jobs that go first".
 
     A policy may have seen only a part of the jobs and GPUs. So the numbers that users see are counted again, over the
     whole cluster (`lacking`).
@@ -485,8 +493,10 @@ class Lack:
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason for a job's share. `text` is a sentence for users. `lack`: for a job that waits for GPUs, the statement
-    without numbers."""
+    """A reason for a job's share.
+
+    `text` is a sentence for users. `lack`: for a job that waits for GPUs, the statement without numbers.
+    """
 
     code: ReasonCode
     text: str

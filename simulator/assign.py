@@ -53,8 +53,10 @@ def assign(
     random_models: bool = False,
     peaks_known: bool = True,
 ) -> Assigned:
-    """Return the workload of `trace` on a cluster of so many GPUs. `random_models`: ignore the trace's models. Raises
-    UserError if a job cannot be simulated."""
+    """Return the workload of `trace` on a cluster of so many GPUs.
+
+    `random_models`: ignore the trace's models. Raises UserError if a job cannot be simulated.
+    """
     _check_sizes(trace, cluster_gpus)
     if random_models:
         trace = _without_models(trace, profiles)

@@ -1,5 +1,6 @@
-"""Discrete events in virtual time (AFS 5.1). The scheduler of real clusters decides: its policies, packing and
-placement.
+"""Discrete events in virtual time (AFS 5.1).
+
+The scheduler of real clusters decides: its policies, packing and placement.
 
 Theory of operation
 -------------------
@@ -66,8 +67,10 @@ class Simulation:
         watch: Callable[[ClusterView, Decision], None] | None = None,
         measuring: Measuring | None = None,
     ) -> None:
-        """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4). `watch`: called with
-        each decision. `measuring`: how the policy finds out how jobs scale; None: it knows."""
+        """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
+
+        `watch`: called with each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
+        """
         policy, admission = covering(policy, costs), covering(admission, costs)
         self._load = workload
         self._cluster = cluster
@@ -284,8 +287,10 @@ class Simulation:
         self.outcome.preemptions += len(numbers)
 
     def _resize(self, numbers: Ints, places: Ints, held: list[tuple[Gpus, Gpus]], free_s: Floats) -> None:
-        """Resize running jobs. `held`: the GPUs before and after, of each. `free_s`: seconds until its new ones are
-        free."""
+        """Resize running jobs.
+
+        `held`: the GPUs before and after, of each. `free_s`: seconds until its new ones are free.
+        """
         rest = self._progress.goes_on(numbers, places)
         if rest is not None:  # the last step of some is done: these keep their end times
             numbers, held, free_s = numbers[rest], [held[at] for at in rest.tolist()], free_s[rest]

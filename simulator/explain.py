@@ -39,7 +39,8 @@ class Story:
             return
         gpus, wanted = int(decision.shares[at]), int(decision.wanted[at])
         reason = decision.why(at) if gpus < jobs.max_gpus[at] else None
-        here = (gpus, wanted, reason.code if reason else None)  # no text, as it counts GPUs and always changes
+        # The reason's text is left out of the comparison: it contains numbers of GPUs that change all the time.
+        here = (gpus, wanted, reason.code if reason else None)
         if here != self._last:
             self._last = here
             self.moments.append(Moment(view.now, gpus, wanted, reason.text if reason else ""))

@@ -29,8 +29,10 @@ def slowdowns(workload: Workload, end_s: Floats) -> Floats:
 
 
 def finish_time_fairness(workload: Workload, end_s: Floats, gpus: int) -> Floats:
-    """Return rho by job on a cluster of so many GPUs; nan: it never ended. Jobs that never ended do not count for the
-    others."""
+    """Return rho by job on a cluster of so many GPUs; nan: it never ended.
+
+    Jobs that never ended do not count for the others.
+    """
     rho = np.full(len(workload), np.nan)
     over = np.flatnonzero(~np.isnan(end_s))
     if not len(over):

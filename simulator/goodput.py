@@ -1,8 +1,7 @@
-"""Curves of goodput: the training progress of a job with a batch size that is chosen for each share (Pollux, OSDI'21,
-3).
+"""Curves of goodput: the training progress of a job with a batch size chosen for each share (Pollux, OSDI'21, 3).
 
-Goodput is throughput times statistical efficiency. With the gradient noise scale phi, a batch M trains as far as ``(phi
-+ M0) / (phi + M)`` of its samples would with the initial batch M0. So
+Goodput is throughput times statistical efficiency. With the gradient noise scale phi, each sample of a batch M advances
+training by the part ``(phi + M0) / (phi + M)`` of its effect with the initial batch M0. So
 
     goodput(n) = max over M of  rate(n, M) * M * (phi + M0) / (phi + M)
 

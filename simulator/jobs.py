@@ -165,8 +165,10 @@ class Jobs:
         columns.attained_gpu_s[places] += columns.share[places] * passed_s
 
     def give(self, places: Ints, shares: Ints, new: Ints, stops: bool) -> None:
-        """Set the shares of these jobs. `new`: places of jobs with GPUs that had none. `stops`: whether some lose all
-        of theirs."""
+        """Set the shares of these jobs.
+
+        `new`: places of jobs with GPUs that had none. `stops`: whether some lose all of theirs.
+        """
         share = self.columns.share
         share[places] = shares
         if self._lines:

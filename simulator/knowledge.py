@@ -32,8 +32,10 @@ class Knowledge(Protocol):
         ...
 
     def learn(self, running: Ints, now: float) -> bool:
-        """Take over all measurements that are complete by now. Return whether there were any, which calls for a
-        decision."""
+        """Take over all measurements that are complete by now.
+
+        Return whether there were any, which calls for a decision.
+        """
         ...
 
     def sees(self) -> JobTable:
@@ -41,8 +43,10 @@ class Knowledge(Protocol):
         ...
 
     def given(self, jobs: Ints, shares: Ints) -> None:
-        """Note that these jobs have been given other GPUs, or none. They go on with their old ones until the new ones
-        are ready."""
+        """Note that these jobs have been given other GPUs, or none.
+
+        They go on with their old ones until the new ones are ready.
+        """
         ...
 
     def began(self, jobs: Ints, gpus: Ints, speedup: Floats, begin_s: Floats) -> None:

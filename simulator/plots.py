@@ -32,8 +32,10 @@ SPANS_S = ((1.0, "1 s"), (60.0, "1 min"), (3600.0, "1 h"), (DAY_S, "1 d"), (30 *
 
 
 def draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> None:
-    """Write the figure of the policies' results, by label, on a cluster of `gpus` GPUs. The ending of `path` determines
-    the format."""
+    """Write the figure of the policies' results, by label, on a cluster of `gpus` GPUs.
+
+    The ending of `path` determines the format.
+    """
     figure = Figure(figsize=(12, 15), dpi=130, layout="constrained")
     axes = figure.subplots(4, 2)
     series = {label: result.series for label, result in results.items()}

@@ -112,6 +112,7 @@ class Progress:
 
     def free_s(self, numbers: Ints, held: Sequence[tuple[Gpus, Gpus]]) -> Floats:
         """Return how many seconds each of these jobs waits until running jobs have given up the GPUs that it gets.
+
         `held`: as for `resize`.
 
         A job that keeps none of its own GPUs goes on with them until its new ones are ready.
@@ -163,8 +164,10 @@ class Progress:
         return np.flatnonzero(~over) if np.count_nonzero(over) else None
 
     def resize(self, numbers: Ints, places: Ints, held: Sequence[tuple[Gpus, Gpus]], free_s: Floats) -> None:
-        """Resize running jobs. `held`: the GPUs before and after, of each. `free_s`: seconds until its new ones are
-        free."""
+        """Resize running jobs.
+
+        `held`: the GPUs before and after, of each. `free_s`: seconds until its new ones are free.
+        """
         prices = self._prices
         waits_s = self._idle_until_s[numbers] - self.now  # positive: the job has not begun yet, or stands still
         pause_s = np.maximum(waits_s, prices.pause_s[numbers])

@@ -55,8 +55,9 @@ def prepare(
     explain: JobId | None = None,
     tells: Telling | None = None,
 ) -> list[Prepared]:
-    """Return one workload for each seed; files are read once. `tells`: which jobs report their lengths, in place of the
-    trace's reports.
+    """Return one workload for each seed; files are read once.
+
+    `tells`: which jobs report their lengths, in place of the trace's reports.
 
     Raises UserError, naming file and line, if something cannot be simulated.
     """

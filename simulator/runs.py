@@ -124,8 +124,9 @@ def run_all(
     processes: int | None = None,
     own: Mapping[str, Setup] | None = None,
 ) -> dict[str, Result]:
-    """Run every policy, by its label, with at most `processes` processes (as many as there are processors). Raises
-    UserError if the job to explain is unknown, or no job makes progress.
+    """Run every policy, by its label, with at most `processes` processes (as many as there are processors).
+
+    Raises UserError if the job to explain is unknown, or no job makes progress.
 
     `own`: setups of policies that come with stages of their own.
     """

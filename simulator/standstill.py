@@ -1,5 +1,4 @@
-"""Detection of jobs that always fall back to their last checkpoint before they reach the next one, and would run for
-ever.
+"""Detection of jobs that would run for ever, because they always fall back to a checkpoint before the next one.
 
 That happens where a policy takes turns that are shorter than the time between two checkpoints
 (`Costs.checkpoint_every_s`).

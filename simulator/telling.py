@@ -25,8 +25,10 @@ class Telling:
     early: float = 0.0
 
     def told_s(self, work_s: Floats, seed: int) -> Floats | None:
-        """Return the reports of jobs of these lengths; nan: no report; None: all are true. They depend on the seed
-        alone."""
+        """Return the reports of jobs of these lengths; nan: no report; None: all are true.
+
+        They depend on the seed alone.
+        """
         if self == Telling():
             return None
         rng = np.random.default_rng([seed, len(work_s)])
@@ -37,8 +39,10 @@ class Telling:
 
 
 def telling(told: float | None, errors: str | None, early: float | None) -> Telling | None:
-    """Return the model for these options; None if no option is given. `errors`: "0.5,2". Raises UserError if one is
-    invalid."""
+    """Return the model for these options; None if no option is given.
+
+    `errors`: "0.5,2". Raises UserError if one is invalid.
+    """
     if told is None and errors is None and early is None:
         return None
     for name, part in (("told", told), ("early", early)):

@@ -1,5 +1,4 @@
-"""Public job traces, identified by their header (`FORMATS`); the order of columns does not matter, and further ones are
-ignored.
+"""Public job traces, identified by their header (`FORMATS`). The order of columns does not matter; others are ignored.
 
 * AFS's Philly clusters with models (PCS): ``vc,job,submit_s,duration_s,gpus,model``
 * ElasticFlow's: ``job_id,submission_time,duration,num_gpu``, with ``cluster,model_name,batch_size,deadline`` where made
@@ -149,8 +148,10 @@ class Trace:
 
 
 def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
-    """Return the trace in `path`, restricted to rows with one of the values in `where` in each named column. Raises
-    UserError if the file is not such a trace."""
+    """Return the trace in `path`, restricted to rows with one of the values in `where` in each named column.
+
+    Raises UserError if the file is not such a trace.
+    """
     table = read(path)
     form = next((form for form in FORMATS if all(column in table for column in form.required)), None)
     if form is None:

@@ -1,5 +1,4 @@
-"""The number of GPUs of each job now (ElasticFlow 4.2, Algorithm 2), including jobs without deadlines and with soft
-ones (4.4).
+"""The number of GPUs of each job now (ElasticFlow 4.2, Algorithm 2), also without deadlines or with soft ones (4.4).
 
 First each promised job gets the GPUs of its plan for now. The rest goes, one step at a time, to the job with the step
 of the greatest *return*. ElasticFlow measures it in GPU time: the GPU time that a job saves later by getting more now,

@@ -1,5 +1,4 @@
-"""End times of jobs that are served in the order of deadlines, each with a fixed number of GPUs or none, if no further
-job comes."""
+"""End times of jobs that are served by deadlines with fixed numbers of GPUs, if no further job comes."""
 
 from __future__ import annotations
 
@@ -12,8 +11,11 @@ TOLERANCE_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job to serve. `left_s`: remaining seconds on one GPU. `deadline_s`: inf: none. `gpus`: its fixed number of
-    GPUs. `rate`: its speed with them, relative to one GPU. `hard`: whether its deadline must be kept."""
+    """A job to serve.
+
+    `left_s`: remaining seconds on one GPU. `deadline_s`: inf: none. `gpus`: its fixed number of GPUs. `rate`: its speed
+    with them, relative to one GPU. `hard`: whether its deadline must be kept.
+    """
 
     left_s: float
     deadline_s: float
@@ -23,8 +25,10 @@ class Job:
 
 
 def late(jobs: Sequence[Job], gpus: int, now: float) -> int | None:
-    """Return the position of the first job that misses a hard deadline; None if no job does. A job that does not fit is
-    passed over."""
+    """Return the position of the first job that misses a hard deadline; None if no job does.
+
+    A job that does not fit is passed over.
+    """
     order = sorted(range(len(jobs)), key=lambda at: (jobs[at].deadline_s, at))
     left = [one.left_s for one in jobs]
     while any(jobs[at].hard and jobs[at].deadline_s < math.inf for at in order):

@@ -1,5 +1,4 @@
-"""Deadlines beside any policy that may change shares at any time: promised jobs have the GPUs that their promises need,
-whatever the policy gives.
+"""Deadlines beside any policy that may change shares at any time: promised jobs get the GPUs that they need.
 
 A promised job gets the GPUs of its plan for now, and the policy divides the rest among the jobs without promises. GPUs
 that these cannot use go to the promised jobs, also divided by the policy (`divide`). More GPUs than the plan never do
@@ -53,8 +52,11 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Needs:
-    """GPUs that promises need now, by row. `least`: how many GPUs a job must have at least; -1: it has no known
-    promise. `exact`: the job has no spare time for a change, and gets no more than `least`."""
+    """GPUs that promises need now, by row.
+
+    `least`: how many GPUs a job must have at least; -1: it has no known promise. `exact`: the job has no spare time for
+    a change, and gets no more than `least`.
+    """
 
     least: Ints
     exact: Bools

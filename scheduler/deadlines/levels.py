@@ -99,7 +99,9 @@ def _levels(speedup: bytes, least: int, powers: bool) -> Levels:
 
 
 def _below(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float], slack: float) -> bool:
-    """Return whether b lies below the straight line from a to c. Points on it are kept: they are useful where fewer
-    GPUs are free."""
+    """Return whether b lies below the straight line from a to c.
+
+    Points on it are kept: they are useful where fewer GPUs are free.
+    """
     line = a[1] + (c[1] - a[1]) * (b[0] - a[0]) / (c[0] - a[0])
     return b[1] < line - slack

@@ -72,8 +72,10 @@ def latest_start_s(one: Promise) -> float:
 
 
 def _no_higher(plan: Plan, later: Plan) -> bool:
-    """Return whether no job needs a higher share later. With a linear curve that would cost no GPU time, but leave no
-    reserve."""
+    """Return whether no job needs a higher share later.
+
+    With a linear curve that would cost no GPU time, but leave no reserve.
+    """
     return all(filled.level <= plan.found[key].level for key, filled in later.found.items())
 
 

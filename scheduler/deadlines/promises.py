@@ -1,5 +1,4 @@
-"""All promised jobs together: the least that each needs, in the order of their deadlines (ElasticFlow 4.1, Algorithm
-1).
+"""All promised jobs together: the least that each needs, in the order of deadlines (ElasticFlow 4.1, Algorithm 1).
 
 The job with the earliest deadline takes the GPU time that it needs first, and so on. If all jobs find enough, every
 deadline holds.
@@ -71,8 +70,11 @@ class Promise(msgspec.Struct, frozen=True):
 
 @dataclass
 class Plan:
-    """GPUs that each job needs, by key. `broken`: jobs that cannot end in time, in the order of their deadlines.
-    `first`: the keys of jobs that came before that order."""
+    """GPUs that each job needs, by key.
+
+    `broken`: jobs that cannot end in time, in the order of their deadlines. `first`: the keys of jobs that came before
+    that order.
+    """
 
     timeline: Timeline
     first: tuple[int, ...] = ()
@@ -163,8 +165,9 @@ def _fill_running(timeline: Timeline, one: Promise, left_s: float, until_s: floa
 
 
 def plan(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0) -> Plan:
-    """Run Algorithm 1 on the free GPUs of `timeline`, which is changed. Jobs that hold are in the plan, the others in
-    `broken`.
+    """Run Algorithm 1 on the free GPUs of `timeline`, which is changed.
+
+    Jobs that hold are in the plan, the others in `broken`.
 
     `first`: keys of jobs that come before the order of deadlines. `caution`: the pauses that running jobs are planned
     to pay for, if they can. With 0, running jobs pay for a change of their shares now and another one later, so that
@@ -295,8 +298,10 @@ def _is_ending(one: Promise, now: float) -> bool:
 def _for_an_instant(
     one: Promise, now: float, wait_s: float, then: tuple[Filled, list[Piece]] | None
 ) -> tuple[Filled, list[Piece]]:
-    """Let a job keep its GPUs until `wait_s` is over, and continue by its schedule after that. `then`: None: the job
-    has ended."""
+    """Let a job keep its GPUs until `wait_s` is over, and continue by its schedule after that.
+
+    `then`: None: the job has ended.
+    """
     begins_s = now + wait_s
     own = [(now, begins_s, one.share)] if one.share else []
     own += then[1] if then is not None else []

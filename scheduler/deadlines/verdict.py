@@ -62,7 +62,7 @@ class Situation:
 
     def able(self, newcomers: Sequence[Promise]) -> tuple[Situation, Plan | None]:
         """Return the situation without promises that have become impossible to keep, and a plan of the rest with the
-        newcomers."""
+        newcomers; None: there is none."""
         new = {one.key for one in newcomers}
         found = self._anew(newcomers)
         if isinstance(found, Plan):

@@ -28,8 +28,10 @@ def duration(seconds: float) -> str:
 
 
 def refusal_words(view: ClusterView, situation: Situation, job: Promise, verdict: Verdict, terms: Terms) -> str:
-    """Return a sentence for the job's user: why a deadline is not promised, and what would be. Keys are rows of the
-    view."""
+    """Return a sentence for the job's user: why a deadline is not promised, and what would be.
+
+    Keys are rows of the view.
+    """
     deadline_s = told_deadline_s(job.deadline_s, terms)
     ahead = sum(1 for one in situation.promised if one.deadline_s <= job.deadline_s)
     words = f"its deadline, in {duration(max(0.0, deadline_s - view.now))}, cannot be promised"

@@ -313,8 +313,9 @@ class _Arrangement:
 def _best_block(
     size: int, gpus: int, span: int, free: Leaves, own: Leaves, lead: Leaves, claimed: Leaves
 ) -> tuple[tuple[int, ...], Leaves] | None:
-    """Return a server's best block with enough free leaves, and its cost; None if there is none. All sets are of one
-    server.
+    """Return a server's best block with enough free leaves, and its cost; None if there is none.
+
+    All sets are of one server.
 
     The cost compares, in this order: the job's own leaves in the block (more is better); whether the first worker's GPU
     is among them; leaves that other jobs would have to give up; idle leaves in the block, then in the larger blocks

@@ -215,8 +215,9 @@ class Standing:
     def change(
         self, shares: Mapping[int, int], first: Mapping[int, Gpus] | None = None, *, stay: Collection[int] = ()
     ) -> dict[int, tuple[Gpus, Gpus]]:
-        """Place jobs with changed shares (0: the job gets none). Return the GPUs before and after, of all jobs that now
-        have others.
+        """Place jobs with changed shares (0: the job gets none).
+
+        Return the GPUs before and after, of all jobs that now have others.
 
         `first`, `stay` and errors as for `place`. An imperfect placement is tried again even if no share changes; the
         result counts only if it is better.

@@ -56,8 +56,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Fit:
-    """GPUs by job and server, of jobs that were not settled or had to move. `perfect`: on the fewest servers, without
-    conflicts."""
+    """GPUs by job and server, of jobs that were not settled or had to move.
+
+    `perfect`: on the fewest servers, without conflicts.
+    """
 
     amounts: Amounts
     perfect: bool

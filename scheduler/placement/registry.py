@@ -26,8 +26,9 @@ class Standing(Protocol):
         ...
 
     def change(self, shares: Mapping[int, int], *, stay: Collection[int] = ()) -> Mapping[int, tuple[Gpus, Gpus]]:
-        """Place jobs with changed shares (0: the job gets none). Return the GPUs before and after, of all jobs that now
-        have others.
+        """Place jobs with changed shares (0: the job gets none).
+
+        Return the GPUs before and after, of all jobs that now have others.
 
         `stay`: as for `place`.
         """

@@ -79,8 +79,10 @@ class LoadedPolicy(Policy, Protocol):
 
 
 def load_policy(document: object, source: str) -> LoadedPolicy:
-    """Return the policy that `document` (plain values: ``policy``, ``parameters``) describes. Raises OperatorError
-    naming `source`."""
+    """Return the policy that `document` (plain values: ``policy``, ``parameters``) describes.
+
+    Raises OperatorError naming `source`.
+    """
     wanted = convert(document, _Document, source)
     kind = next((kind for kind in POLICIES if kind.name == wanted.policy), None)
     if kind is None:

@@ -79,7 +79,7 @@ _BY_LENGTH = _ByLength()
 
 
 class AfsPParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`unit_s`: how many seconds a job runs before the next one takes its turn, if there are too many jobs (AFS 3.3:
+    """`unit_s`: how many seconds a job runs before another one takes its turn, if there are too many jobs (AFS 3.3:
     7200)."""
 
     unit_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 7200.0
@@ -243,8 +243,10 @@ class _Line:
         return True
 
     def _put(self, job: int, length: float, gain: float, bar: float) -> bool:
-        """Put the top job back with another length, gain and bar. Return whether it displaces records, so that those
-        behind it are already found."""
+        """Put the top job back with another length, gain and bar.
+
+        Return whether it displaces records, so that those behind it are already found.
+        """
         key = length, job
         at = self._block[job] = bisect(self._first, key, 0, self._block[job])
         insort(self._blocks[at], key)

@@ -51,8 +51,9 @@ def relative_gain(row: int, now: float, then: float) -> float:
 
 
 def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None = None) -> int:
-    """Give the rest of `gpus`, one by one, to the job with the greatest gain, up to its maximum. Return how many are
-    still left.
+    """Give the rest of `gpus`, one by one, to the job with the greatest gain, up to its maximum.
+
+    Return how many are still left.
 
     Changes `given`. Of equal gains, the job submitted first comes first. Jobs without GPUs get none. `among`: the rows
     of jobs with GPUs, in ascending order, where they are known.

@@ -117,8 +117,10 @@ class Elastic:
         return given, free, _review_after_s(jobs, given, more_s)
 
     def _weights(self, curves: Sequence[Curve], ends_after_s: Floats, gpus: int, behind: int) -> list[float]:
-        """Return the mean of worth^(1 - constancy) over the copies of each job. All copies are present together, on as
-        many clusters."""
+        """Return the mean of worth^(1 - constancy) over the copies of each job.
+
+        All copies are present together, on as many clusters.
+        """
         power = 1.0 - self.parameters.constancy
         copies = len(ends_after_s) if (ends_after_s[0] < ends_after_s[-1]).any() else 1
         who = ends_after_s[:copies].ravel().argsort(kind="stable") % len(curves)
@@ -130,7 +132,9 @@ class Elastic:
 
     def _fill(self, jobs: JobTable, soon_s: Floats, given: Ints, free: int, gpus: int) -> int:
         """Give the GPUs that the examined jobs cannot use, because their minimums are larger, to the other jobs.
-        Changes `given`. Return how many GPUs are left."""
+
+        Changes `given`. Return how many GPUs are left.
+        """
         others = ((given == 0) & (jobs.min_gpus <= free)).nonzero()[0]
         if not len(others):
             return free

@@ -110,8 +110,10 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
 
 
 def _doubtful_s(ends_in: Ints, at: Ints, part: Floats, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
-    """Return as `_told_s`, for jobs with values that differ from the report. `at`: the jobs' present bins; `ends_in`:
-    the bins where they end."""
+    """Return as `_told_s`, for jobs with values that differ from the report.
+
+    `at`: the jobs' present bins; `ends_in`: the bins where they end.
+    """
     ends = np.maximum(_PART_MIDDLES[ends_in], np.where(ends_in == AS_TOLD, 0.0, (part + _PART_ENDS[ends_in]) / 2))
     left_s = ends * told_s - done_s
     over = np.maximum(left_s, np.where(at < len(PARTS) - 1, RIGHT * told_s, done_s / 2))
@@ -121,8 +123,10 @@ def _doubtful_s(ends_in: Ints, at: Ints, part: Floats, told_s: Floats, done_s: F
 
 
 def _survivors(ended: Ints, here: Ints) -> Floats:
-    """Return how many jobs have come to each bin and ended there or gone on. `here`: unfinished jobs by their present
-    bin."""
+    """Return how many jobs have come to each bin and ended there or gone on.
+
+    `here`: unfinished jobs by their present bin.
+    """
     weight = min(1.0, int(ended.sum()) / max(int(here.sum()), 1))
     found: Floats = _reached(ended) + weight * (_reached(here) - here)
     return found
@@ -135,8 +139,10 @@ def _reached(ended: Ints) -> Ints:
 
 
 def _ends_in(hazard: Floats) -> Ints:
-    """Return the bins in which jobs end: by quantile, kind, and the bin that they have come to. `hazard`: by kind and
-    bin, none above 1."""
+    """Return the bins in which jobs end: by quantile, kind, and the bin that they have come to.
+
+    `hazard`: by kind and bin, none above 1.
+    """
     after = (1.0 - hazard).cumprod(axis=1)
     reach = np.ones_like(after)
     reach[:, 1:] = after[:, :-1]

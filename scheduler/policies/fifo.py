@@ -77,8 +77,10 @@ def in_order(jobs: JobTable, gpus: int) -> InOrder:
 
 
 def first_waiting(given: Ints, rows: Ints, want: Ints, gpus: int, count: int) -> Ints:
-    """Return the first `count` rows that have no share and want no more GPUs than there are. `rows`: those that have a
-    share."""
+    """Return the first `count` rows that have no share and want no more GPUs than there are.
+
+    `rows`: those that have a share.
+    """
     end = len(rows) + count
     while True:
         queue = np.flatnonzero((given[:end] == 0) & (want[:end] <= gpus))

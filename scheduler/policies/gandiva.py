@@ -1,5 +1,4 @@
-"""`gandiva`: time slices round robin (Gandiva, OSDI'18), as ElasticFlow 6.1 uses it: not elastic, and blind to lengths
-and deadlines.
+"""`gandiva`: time slices round robin (Gandiva, OSDI'18), not elastic, without lengths or deadlines (ElasticFlow 6.1).
 
 Gandiva gives each server to jobs that want the same number of GPUs, more of them than fit, and suspends and resumes
 them in turn. A policy here decides about shares, not servers. So the whole cluster takes turns: slices begin and end

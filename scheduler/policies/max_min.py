@@ -47,8 +47,10 @@ class MaxMin:
 
 
 def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
-    """Give each job its minimum, in the order of submission, where it still fits. Return the shares and how many GPUs
-    are left."""
+    """Give each job its minimum, in the order of submission, where it still fits.
+
+    Return the shares and how many GPUs are left.
+    """
     given, free = no_shares(jobs), gpus
     least = jobs.min_gpus
     begin = 0
@@ -64,8 +66,9 @@ def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
 
 
 def level(given: Ints, most: Ints, free: int) -> int:
-    """Raise the smallest positive shares first, one GPU at a time, none above its maximum. Return how many of the
-    `free` GPUs are left.
+    """Raise the smallest positive shares first, one GPU at a time, none above its maximum.
+
+    Return how many of the `free` GPUs are left.
 
     Changes `given`. Of equal shares, the job submitted first comes first.
     """

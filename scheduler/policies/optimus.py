@@ -1,5 +1,4 @@
-"""`optimus`: every GPU where it shortens the remaining times most (Optimus, EuroSys'18, as AFS 5.1 and Elan VI-C use
-it).
+"""`optimus`: every GPU where it shortens the remaining times most (Optimus, EuroSys'18, as in AFS 5.1 and Elan VI-C).
 
 The marginal gain of a job's next GPU is the decrease of its remaining time,  left / T(n) - left / T(n + 1). Optimus
 divides that by a worker's part of the scarcest resource; here that is one GPU for every job. Optimus predicts the
@@ -55,6 +54,7 @@ class Optimus:
 
 def shorten(jobs: JobTable, given: Ints, free: int, among: Ints) -> None:
     """Give `free` GPUs, one by one, to the job with the largest decrease of its remaining time, up to its maximum.
+
     Changes `given`.
 
     Jobs without GPUs get none (`among`: the rows of those that have some, in ascending order); of equal gains the job

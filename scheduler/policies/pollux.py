@@ -51,7 +51,7 @@ MANY_KINDS = 10_000  # with so many combinations, sorting the rows is cheaper th
 
 
 class PolluxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`interval_s`: seconds between two divisions of the GPUs (Pollux: 60).
+    """`interval_s`: every how many seconds the GPUs are divided (Pollux: 60).
 
     `restart_s`: for how many seconds a job stands still at a change of its GPUs, by which changes are weighed (Pollux:
     30). Where training goes on meanwhile, it is less than one.
@@ -100,8 +100,10 @@ class Pollux:
         return Shares(given, why, review_s)
 
     def _settled(self, jobs: JobTable, fitting: Ints, gpus: int, now: float) -> bool:
-        """Return whether no share would change even if changes were free. Then none changes before a job arrives or
-        ends."""
+        """Return whether no share would change even if changes were free.
+
+        Then none changes before a job arrives or ends.
+        """
         return np.array_equal(self._divided(jobs, fitting, gpus, now, 0.0), jobs.share)
 
     def _begun(self, jobs: JobTable, fitting: Ints, gpus: int, given: Ints, now: float) -> Ints:
@@ -149,8 +151,10 @@ class _Kinds:
         self._known: dict[tuple[int, int, int], tuple[Floats, Values]] = {}
 
     def values(self, row: int, share: int, part: float) -> Values:
-        """Return the values by number of GPUs. `part`: the part of its speedup that the job keeps if it does not get
-        its `share`."""
+        """Return the values by number of GPUs.
+
+        `part`: the part of its speedup that the job keeps if it does not get its `share`.
+        """
         speedups, whole = self._of(row)
         if part == 1.0:
             return whole

@@ -7,8 +7,8 @@ and of PCS'. (AFS 6 describes it as the throughput at the peak over the number o
 throughput is linear.) The view does not hold how much work a job has done. It is calculated from the time that the job
 has run with its average share, which is exact while the share stays the same.
 
-The remaining time is not always known: AFS 5.2 counts Themis among the policies that do not know it. With `lengths:
-unknown` a job is expected to take as long again as it has worked, a new one as long as a lease.
+The remaining time is not always known: AFS 5.2 counts Themis among the policies that do not know it. With unknown
+`lengths` a job is expected to take as long again as it has worked, a new one as long as a lease.
 
 GPUs are leased, and all leases end at the same moments. Then all GPUs are up for auction; in between only the free ones
 are.
@@ -254,8 +254,9 @@ def _after_payments(won: dict[int, int], further: Iterator[tuple[float, int]]) -
 
 
 def _scatter(jobs: JobTable, given: Ints, most: Ints, among: Ints, free: int, rng: random.Random) -> int:
-    """Give GPUs to random jobs of these rows: a job without GPUs gets its minimum, another one GPU more. Return how
-    many are left.
+    """Give GPUs to random jobs of these rows: a job without GPUs gets its minimum, another one GPU more.
+
+    Return how many are left.
 
     Changes `given`.
     """

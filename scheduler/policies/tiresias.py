@@ -144,8 +144,10 @@ class ElasticTiresias(TiresiasL):
 
 @dataclass(frozen=True)
 class ByService:
-    """Order by queue, and in each queue by the place there. `halved`: jobs outside the first queue ask for half, but at
-    least for their minimum."""
+    """Order by queue, and in each queue by the place there.
+
+    `halved`: jobs outside the first queue ask for half, but at least for their minimum.
+    """
 
     parameters: TiresiasParameters
     halved: bool = False

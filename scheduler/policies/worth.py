@@ -95,8 +95,10 @@ class Recursion:
         return found
 
     def _together(self, curves: tuple[Curve, ...], kept: Sequence[float]) -> _Together:
-        """Return the worths of jobs that end together. `kept`: the gain of each GPU for jobs that end later, the least
-        first."""
+        """Return the worths of jobs that end together.
+
+        `kept`: the gain of each GPU for jobs that end later, the least first.
+        """
         alike: dict[int, tuple[float, list[float]]] = {}
         found, brought = [], []
         rises = self._rises

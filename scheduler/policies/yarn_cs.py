@@ -1,9 +1,8 @@
-"""`yarn-cs`: YARN's capacity scheduler as the baseline of EasyScale 5.2: FIFO with gang scheduling, "to ensure
-inter-job fairness".
+"""`yarn-cs`: YARN's capacity scheduler as the baseline of EasyScale 5.2, FIFO with gang scheduling.
 
-All jobs belong to one tenant there and have the same priority, so nothing remains of queues and capacities. EasyScale's
-own simulator runs one job after the other, even where the next one would fit beside it, which makes the gain from
-elasticity look larger. Both variants are here.
+EasyScale uses it "to ensure inter-job fairness". All jobs belong to one tenant there and have the same priority, so
+nothing remains of queues and capacities. EasyScale's own simulator runs one job after the other, even where the next
+one would fit beside it, which makes the gain from elasticity look larger. Both variants are here.
 """
 
 from __future__ import annotations

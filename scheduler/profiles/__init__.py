@@ -1,2 +1,1 @@
-"""Tables of measured throughput, read from files: the controller takes known models from them, and so does the
-simulator."""
+"""Tables of measured throughput, read from files, for the controller and the simulator."""

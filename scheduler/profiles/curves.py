@@ -99,8 +99,10 @@ class Profiles:
 
 
 def load(path: Path, gpu_type: str | None = None) -> Profiles:
-    """Return the curves in `path`; only those of `gpu_type` if it is given. Raises UserError if the file is not such a
-    table."""
+    """Return the curves in `path`; only those of `gpu_type` if it is given.
+
+    Raises UserError if the file is not such a table.
+    """
     table = read(path)
     placed: Placed = {}
     if all(column in table for column in PLACEMENT_COLUMNS):

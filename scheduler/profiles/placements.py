@@ -35,8 +35,10 @@ Measured = tuple[str, float | None, str, Mapping[int, list[float]]]
 
 @dataclass(frozen=True)
 class Times:
-    """Median durations of steps with one share, by batch on one GPU, in ascending order. All arrays have the same
-    length."""
+    """Median durations of steps with one share, by batch on one GPU, in ascending order.
+
+    All arrays have the same length.
+    """
 
     local: Floats  # samples on each GPU
     step_s: Floats

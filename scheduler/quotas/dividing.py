@@ -26,8 +26,11 @@ Ask = Callable[[Ints, int], Ints]  # returns the policy's shares of these rows a
 
 @dataclass(frozen=True)
 class Tenancy:
-    """Owners of the jobs. `owners`: the user of each row of the view. `held`: by tenant, GPUs of its jobs that are
-    outside of the view. `stays`: rows of jobs that cannot be resized once they have begun (`lasting`)."""
+    """Owners of the jobs.
+
+    `owners`: the user of each row of the view. `held`: by tenant, GPUs of its jobs that are outside of the view.
+    `stays`: rows of jobs that cannot be resized once they have begun (`lasting`).
+    """
 
     quotas: Quotas
     owners: Sequence[str]
@@ -131,8 +134,10 @@ def _excess(name: str, budget: Mapping[str, int], claimed: Mapping[str, Claim]) 
 
 
 def _hand_on(shares: Ints, rows: Mapping[str, Ints], claimed: Mapping[str, Claim], gpus: int, ask: Ask) -> bool:
-    """Offer the remaining GPUs to each tenant, those that have borrowed least first. Changes `shares`. Return whether
-    any were taken."""
+    """Offer the remaining GPUs to each tenant, those that have borrowed least first.
+
+    Changes `shares`. Return whether any were taken.
+    """
     taken = False
     order = sorted(rows, key=lambda name: (int(shares[rows[name]].sum()) - claimed[name].entitled, name))
     for name in order:

@@ -1,5 +1,4 @@
-"""Quotas where not every job may use every GPU: types, memory, GPUs per server, GPUs that are held for a large job.
-Pure.
+"""Quotas where not every job may use every GPU: types, memory, GPUs per server, GPUs held for a large job. Pure.
 
 As in `dividing`: the policy shares out all GPUs (`sharing`) as if there were no quotas. Where a tenant gets less than
 its claim, or more than its limit, each tenant gets GPUs of each part (`parts`), and the policy shares these out among

@@ -53,8 +53,10 @@ class TimedReservation(
 
 
 def busy(reservations: Iterable[TimedReservation], taken: Mapping[str, int], now: float) -> Iterator[Busy]:
-    """Yield the periods and numbers of usable GPUs that will be out of use. `taken`: by name, a reservation's GPUs that
-    already are."""
+    """Yield the periods and numbers of usable GPUs that will be out of use.
+
+    `taken`: by name, a reservation's GPUs that already are.
+    """
     for one in reservations:
         left = one.gpus - taken.get(one.name, 0)
         if one.to_s > now and left > 0:
