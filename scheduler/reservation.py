@@ -8,8 +8,9 @@ A job that needs more than that waits; if small gangs begin on every GPU that co
 is the usual answer (EASY: D. Lifka, "The ANL/IBM SP scheduling system", 1995): the first job that waits has a
 reservation, and others may pass it only where that does not delay its start.
 
-*Which job.* The first job in the order of submission that has waited for a while, that fits into the present servers,
-and that does not fit beside the gangs. It keeps the reservation until it starts. No other job has one.
+*Which job.* The first job, by priority and then in the order of submission, that has waited for a while, that fits into
+the present servers, and that does not fit beside the gangs. It keeps the reservation until it starts. No other job has
+one.
 
 *Which GPUs.* As many GPUs as the job needs, of one of its choices (`kinds`); for a job with a fixed number per server,
 that number on each of some servers. Each such set is a *region*. Of several possible sets, the one with the fewest

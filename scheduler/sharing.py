@@ -520,7 +520,7 @@ class Sharing:
 
 
 def _parts(view: ClusterView) -> tuple[Gpus, ...]:
-    """Cut the GPUs in view into the largest parts that no option divides."""
+    """Return the GPUs in view, cut into the largest parts that no option divides."""
     parts = [(1 << view.total_gpus) - 1]
     for option in dict.fromkeys(option for limit in view.limits for option in limit.options):
         parts = [piece for part in parts for piece in (part & option, part & ~option) if piece]
