@@ -1,7 +1,8 @@
-"""For loops that belong to somebody else: one item for each *global* step, instead of one for each virtual worker.
+"""Iteration for loops of frameworks: one item for each *global* step, instead of one for each virtual worker.
 
-A host loop (a framework's Trainer) counts steps, calls schedulers, logs and evaluates. All of this is right for any number of
-workers if it sees each global step once, and runs its own step for each virtual worker that this worker hosts inside::
+A host loop (a framework's Trainer) counts steps, calls schedulers, logs and evaluates. All of this is right for any
+number of workers if the loop sees each global step once, and runs its own step for each virtual worker that this worker
+hosts inside::
 
     for step in run.steps():
         for batch in step:
@@ -10,12 +11,14 @@ workers if it sees each global step once, and runs its own step for each virtual
             loss.backward()
         print(step.number, run.shared["loss"].mean)
 
-The inner loop is the host's own step. When it asks for the next batch, the present one's gradient is complete; when it is over,
-the update has been applied. Meanwhile `optimizer.step()` does nothing. If the step has to be repeated, since a worker was lost,
-the inner loop gets its batches again. It has none where this worker's virtual workers have no sample in a short last step.
+The inner loop is the host's own step. When it requests the next batch, the present batch's gradient is complete; when
+it ends, the update has been applied. Meanwhile `optimizer.step()` does nothing. If a step has to be repeated after the
+loss of a worker, the inner loop gets its batches again. It gets no batch if this worker's virtual workers have no
+sample in a short last step.
 
-After each step, and at an epoch's end, random numbers are seeded anew: what the host draws there, such as in an evaluation, is
-the same on every worker. An epoch is over when the host has asked for a step and got none, even if it counts steps itself.
+After each step, and at an epoch's end, random generators are reseeded. Random numbers that the host draws there, such
+as in an evaluation, are therefore the same on every worker. An epoch is over when the host has requested a step and got
+none, even if the host counts steps itself.
 """
 
 from __future__ import annotations
@@ -31,23 +34,25 @@ from .trainer import Trainer
 
 @dataclass(frozen=True)
 class Position:
-    """Where a job is when a script's loop begins. All steps of `epoch` may have been applied: then its end is still to come, with
-    what the script does there."""
+    """Position of a job when a script's loop begins.
 
-    epoch: int  # the number of epochs, if the loop was over
-    steps: int  # applied since the job's beginning
+    All steps of `epoch` may have been applied; then the epoch's end, with the script's work there, is still to come.
+    """
+
+    epoch: int  # equal to the number of epochs if the loop was over
+    steps: int  # global steps applied since the job's beginning
 
 
 class Steps:
-    """The global steps that are left of an epoch. One pass over them is the rest of an epoch; the next pass is the next epoch."""
+    """The remaining global steps of an epoch. One pass is the rest of an epoch; the next pass is the next epoch."""
 
     def __init__(self, trainer: Trainer, counts_epochs: bool) -> None:
-        """counts_epochs: no other loop does."""
+        """counts_epochs: True if no loop over `epochs` counts the epochs."""
         self._trainer = trainer
         self._counts_epochs = counts_epochs
 
     def __len__(self) -> int:
-        """Global steps of a whole epoch. TypeError where nobody knows: shards."""
+        """Return the number of global steps in a whole epoch. Raises TypeError for shards, which have no known length."""
         steps = self._trainer.steps_per_epoch
         if steps is None:
             raise TypeError("an epoch of data that is read in sequence has no length")
@@ -76,12 +81,15 @@ class Step:
         self._trainer = trainer
         self._instruction = instruction
         self.over = False
-        self.missed = False  # others have applied it, and no step is left in its epoch
+        self.missed = False  # other workers have applied it, and no step is left in its epoch
 
     @property
     def number(self) -> int:
-        """Counted from 0 since the job's beginning. It may grow while the step is repeated: this worker then has taken over the
-        state of others who had applied it."""
+        """Number of the step, counted from 0 since the job's beginning.
+
+        It may grow while the step is repeated, if this worker takes over the state of workers that had applied the
+        step.
+        """
         return self._instruction.step
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a training script sees (design: worker-runtime 8)::
+"""The public API of a training script: `join` and `Run` (design: worker-runtime 8)::
 
     import elasticd as elastic
 
@@ -12,10 +12,10 @@
             optimizer.zero_grad()
     run.save(model, "digits.pt")
 
-The script is written for one GPU. The job has N *virtual workers*; a global step trains one micro-batch for each of them and
-applies one update, however many processes share the work. The loop body therefore runs once for each virtual worker that
-this process hosts, and `optimizer.step()` acts when the last of them is done. Outside a cluster one process hosts
-all N, with the same result, bit for bit.
+The script is written for one GPU. The job has N *virtual workers*; a global step trains one micro-batch for each
+virtual worker and applies one update, however many processes share the work. The loop body therefore runs once for each
+virtual worker that this process hosts, and `optimizer.step()` acts when the last of these bodies is done. Outside a
+cluster one process hosts all N virtual workers, with the same result, bit for bit.
 """
 
 from __future__ import annotations
@@ -80,14 +80,16 @@ Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
 def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1) -> Run:
-    """Take this process's place in its job; outside a cluster, as the only worker.
+    """Join this process to its job and return the `Run`; outside a cluster the process is the job's only worker.
 
-    virtual_workers: N outside a cluster, where ELASTIC_VIRTUAL_WORKERS does not say (default 1). In a cluster the job says it,
-    and a different number here raises UserError: the result depends on it.
-    seed: everything random that the runtime seeds is derived from it, the step and the virtual worker. Also the weights of a
-    model that is made afterwards.
-    threads: torch's threads for one operation on a CPU. The bits of a result depend on it.
-    Raises UserError in a process that is not the worker itself (`admission`).
+    - `virtual_workers`: N, the number of micro-batches in a global step, outside a cluster if `ELASTIC_VIRTUAL_WORKERS`
+      is not set (default 1). In a cluster the job defines N, and the result depends on it: another number here raises
+      UserError.
+    - `seed`: the runtime derives every random seed from this number, the step and the virtual worker. It also seeds the
+      initial weights of a model that is created after this call.
+    - `threads`: number of threads that torch uses for one CPU operation. The bits of a result depend on it.
+
+    Raises UserError in a process that is not the worker itself, such as a child process (`admission`).
     """
     check_process(os.environ, Process.present(os.getpid()))
     check_group()
@@ -121,7 +123,7 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
 
 
 class Batches:
-    """The micro-batches of this worker; one pass is the rest of the present epoch."""
+    """The micro-batches of this worker. One pass is the rest of the current epoch."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -130,8 +132,11 @@ class Batches:
         return self._trainer.batches()
 
     def __len__(self) -> int:
-        """Global steps of an epoch. A pass has as many batches for each virtual worker, so for this worker as many times those
-        that it hosts; in a pass that it begins in the middle there are fewer. TypeError where nobody knows: shards."""
+        """Return the number of global steps in an epoch.
+
+        A pass yields one batch per global step and hosted virtual worker, and fewer if it begins in the middle of an
+        epoch. Raises TypeError for data that is read in sequence (`Shards`): the length is unknown.
+        """
         steps = self._trainer.steps_per_epoch
         if steps is None:
             raise TypeError("an epoch of data that is read in sequence has no length")
@@ -139,12 +144,12 @@ class Batches:
 
     @property
     def update(self) -> str:
-        """In the loop body: which of `prepare(…, updates=…)` the present step makes."""
+        """Name of the update, from `prepare(…, updates=…)`, that the current step makes. Read it in the loop body."""
         return self._trainer.update
 
 
 class Run(Together):
-    """This process's part in a job. Made by `join`."""
+    """This process's part in a job, returned by `join`."""
 
     def __init__(
         self,
@@ -164,13 +169,13 @@ class Run(Together):
         self._initial = initial
         self._code: Code | None = None
         self._results = Path(environment.results) if environment is not None else Path()
-        self._fence: Fence | None = None  # there is one in a job, from `prepare` on
-        self._in_epochs = False  # the script has come to a loop over `epochs`
-        self._looping = False  # and has not left it
-        self._over = False  # the script has come to its end, or the training has
+        self._fence: Fence | None = None  # set in a cluster, from `prepare` on
+        self._in_epochs = False  # a loop over `epochs` has begun
+        self._looping = False  # and has not ended
+        self._over = False  # the script or its training has ended
         if cuda and index:
             torch.cuda.set_device(index)
-        warm.prepare()  # better now than in a joiner's first step, for which everybody waits
+        warm.prepare()  # warm up now, since every worker waits for a joining worker's first step
         if cuda:
             warm.on_device(self._device)
             cuda_graphs.refuse()
@@ -180,61 +185,79 @@ class Run(Together):
     # -- the loop
 
     def register(self, name: str, get: Any, set: Callable[[Any], Any] | None = None) -> None:
-        """Let the script's own values travel with the job: `get()` returns numbers, text, lists, mappings and tensors,
-        `set(values)` takes them over on a joiner and after a restart (Elan V-A, RegisterState). Or register an object with
-        `state_dict()` and `load_state_dict()`. Call it before `prepare`. Raises UserError for what cannot travel."""
+        """Let values of the script travel with the job, before `prepare`.
+
+        - `get`: a function that returns numbers, text, lists, mappings and tensors; or an object with `state_dict()`
+          and `load_state_dict()`.
+        - `set`: a function that takes these values over, on a joining worker and after a restart.
+
+        Raises UserError for values that cannot travel, and after `prepare`. Source: Elan V-A, RegisterState.
+        """
         if self._trainer is not None:
             raise UserError(f"register({name!r}) was called after prepare(): call it before")
         self._registered.add(name, get, set)
 
     def state(self, **values: Any) -> State:
-        """An object with these attributes, which travel with the job: `state = run.state(step=0, best=math.inf)`.
+        """Return an object with these attributes, which travel with the job: `state = run.state(step=0,
+        best=math.inf)`.
 
-        Values may be numbers, text, bytes, None, tensors, NumPy's arrays and scalars, generators of random numbers, and lists,
-        tuples, deques, sets, mappings and dataclasses of them. The loop changes them as it likes. In the loop body each virtual
-        worker begins with the job's values, and virtual worker 0's at `optimizer.step()` are the job's; what is set behind it
-        and between steps has to be the same on all workers (`state.script_state`). May be called several times, before the loop.
-        Raises UserError for what cannot travel, for a name that is there already, and in the loop. Source: Elan V-A,
-        RegisterState."""
+        Values may be numbers, text, bytes, None, tensors, NumPy arrays and scalars, random generators, and lists,
+        tuples, deques, sets, mappings and dataclasses of these. The loop may change the attributes:
+
+        - before `optimizer.step()`, each loop body begins with the job's values, and the values of virtual worker 0 at
+          `optimizer.step()` become the job's;
+        - after `optimizer.step()` and between steps, a value must be the same on all workers (`state.script_state`).
+
+        May be called several times before the loop. Raises UserError for a value that cannot travel, for a name that
+        exists already, and in the loop or after it. Source: Elan V-A, RegisterState.
+        """
         if self._epochs:
             raise UserError("run.state() was called in the loop or after it: call it before, with all names at once")
         self._registered.declare(values)
         return self._registered.state.object
 
     def per_virtual_worker(self, **values: Any) -> VirtualWorkerState:
-        """An object whose attributes are of the virtual worker whose body runs: `own = run.per_virtual_worker(hidden=None)`.
+        """Return an object of which each virtual worker has its own attributes: `own =
+        run.per_virtual_worker(hidden=None)`.
 
-        For what follows from one stream of samples: hidden states of recurrent networks, baselines, buffers. Values are as
-        `state` takes them, and each virtual worker begins with these. They are there in the loop body before `optimizer.step()`;
-        elsewhere UserError is raised. Tensors are detached at `optimizer.step()`. Each worker holds the values of all N virtual
-        workers, and those that have changed travel in each step. Call it before the loop. Source: EasyScale 3.2."""
+        For values that follow from one stream of samples: hidden states of recurrent networks, baselines, buffers. The
+        types are those of `state`, and each virtual worker begins with the given values. The attributes exist in the
+        loop body before `optimizer.step()`, which detaches tensors; elsewhere access raises UserError. Every worker
+        holds the values of all N virtual workers, and changed values travel in each step.
+
+        Call it before the loop; raises UserError in the loop and after it. Source: EasyScale 3.2.
+        """
         if self._epochs:
             raise UserError("run.per_virtual_worker() was called in the loop or after it: call it before")
         self._registered.declare_virtual(values)
         return self._registered.virtual.object
 
     def epoch_begin(self, function: Callable[[], T]) -> T:
-        """What `function()` gives at the beginning of this epoch, computed once and carried until the next epoch begins:
-        `teacher = run.epoch_begin(lambda: copy.deepcopy(model))`.
+        """Compute `function()` once at the beginning of an epoch and carry the result until the next epoch: `teacher =
+        run.epoch_begin(lambda: copy.deepcopy(model))`.
 
-        A worker that joins in the middle of the epoch, and a restart from there, get the value as it is, and do not compute it
-        from later weights. It may be a tensor, an array, a list, a mapping, a dataclass, a tuple of these, or a module, which is
-        built by `function` everywhere and then filled. Random numbers in `function` are seeded from the job's seed, the epoch and
-        the number of the call. Call it in the loop over epochs before the loop over batches, on all workers in the same order;
-        elsewhere, and for what cannot travel, UserError is raised."""
+        A worker that joins in the middle of the epoch, or restarts there, receives the value instead of computing it
+        from later weights. The value may be a tensor, an array, a list, a mapping, a dataclass, a tuple of these, or a
+        module, which every worker builds by `function` and then fills. Random numbers in `function` are seeded from the
+        job's seed, the epoch and the number of the call.
+
+        Call it in the loop over epochs before the loop over batches, on all workers in the same order. Raises UserError
+        elsewhere, and for values that cannot travel.
+        """
         return cast(T, self._require_trainer("run.epoch_begin()").of_epoch(function))
 
     def scaler(self, scaler: torch.amp.GradScaler) -> Any:
-        """Make a gradient scaler elastic: `scaler = run.scaler(torch.amp.GradScaler())`, before `prepare`.
+        """Make a gradient scaler elastic, once and before `prepare`: `scaler = run.scaler(torch.amp.GradScaler())`.
 
-        The script uses the result as usual (`scale`, `step`, `update`). Each loss is scaled; the global gradient is scaled back,
-        and applied or, if it has overflowed, skipped, once for each global step.
+        The script uses the result as usual (`scale`, `step`, `update`). Each micro-batch's loss is scaled. The global
+        gradient is unscaled once per global step, then applied, or skipped if it has overflowed. Raises UserError if
+        called twice or after `prepare`.
         """
         if self._trainer is not None or self._scaler is not None:
             raise UserError("scaler() was called twice, or after prepare(): call it once, before")
         scaler.scale(
             torch.zeros(1, device=self._device)
-        )  # it has no scale before the first loss, which a joiner has not seen
+        )  # a scaler creates its scale at the first loss, which a joining worker has not seen
         self._scaler = scaler
         return ElasticScaler(scaler)
 
@@ -265,34 +288,45 @@ class Run(Together):
         scheduler_frequency: int = 1,
         gathers: bool = False,
     ) -> tuple[M, Any, Batches]:
-        """Make a model, its optimizer and a dataset elastic. The same optimizer comes back as an `ElasticOptimizer`;
-        several come back as a tuple, and each is stepped for each batch.
+        """Make a model, its optimizer and a dataset elastic; return the model, the optimizer and the batches.
 
-        dataset: one with an index (map-style), a tuple of tensors with a row for each sample, `elastic.Shards`, or an
-        `IterableDataset` that asks `get_worker_info()` which part it is to give. Or a `DataLoader`, which then says what else is
-        to be said of data (its `batch_size`, `sampler`, `collate_fn` and so on).
-        batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
-        scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
-        updates: several from each batch, one after the other (a GAN's halves): by name, the optimizer or optimizers that are
-        stepped. Each is a global step, in which only their parameters are trained; `batches.update` has its name.
-        max_grad_norm: clips the global gradient to this norm before the update.
-        before_update: called on every worker with the global gradient in the parameters' `grad`, just before the update.
-        after_update: called on every worker after it; the one place where a script may change parameters itself.
-        shuffle: visit the samples in another order in each epoch; of `Shards`: the shards. Default true, unless `sampler` or
-        `batch_sampler` gives the order: one pass over it is an epoch. It is drawn from once for each epoch, under a seed of
-        (seed, epoch). A batch of `batch_sampler` is one virtual worker's micro-batch.
-        drop_last: leave out an epoch's last step if it would have fewer than N * batch_size samples.
-        num_workers: processes that read batches ahead (0: this one, when it needs them), `prefetch_factor` each. They work
-        on a copy of the dataset; one with a method `set_epoch(epoch)` is told the epoch. `worker_init_fn(number)` is called in
-        each when it begins.
-        pin_memory: default true where there is a GPU. generator: shuffles as its `initial_seed()` says, besides the job's seed.
-        overlap: reduce gradients while the backward pass still computes others, where one pass runs for a batch. False: later,
-        and the script may change each micro-batch's gradient before `optimizer.step()`.
-        normalize: the loss is a sum over items, such as tokens, and each body tells how many: `normalize="tokens"` with
-        `run.share(tokens=...)`. The gradient is then that of the mean over all items of the step.
-        scheduler_frequency: global steps between two of a scheduler's.
-        gathers: loop bodies call `run.gather`, for which each runs up to three times in a step.
-        Raises UserError where the arguments cannot work.
+        The optimizer that comes back is the same object, with the methods of `ElasticOptimizer`. Several optimizers
+        come back as a tuple, and the loop body steps each of them.
+
+        - `dataset`: a map-style dataset, a tuple of tensors with one row per sample, `elastic.Shards`, or an
+          `IterableDataset` that divides itself by `get_worker_info()`. A `DataLoader` also brings its `batch_size`,
+          `sampler`, `collate_fn` and so on.
+        - `batch_size`: samples in one virtual worker's micro-batch. The loss must be a mean over them. A global step
+          trains N micro-batches.
+        - `scheduler`: learning-rate schedulers, which the runtime steps after global steps. Pass a scheduler that the
+          script steps per epoch to `register` instead.
+        - `scheduler_frequency`: global steps from one step of the schedulers to the next.
+        - `updates`: several updates from each batch, in this order (the two halves of a GAN): a mapping from a name to
+          the optimizer or optimizers that are stepped. Each update is a global step that trains only their parameters;
+          `batches.update` is its name.
+        - `max_grad_norm`: clip the global gradient to this 2-norm before the update.
+        - `before_update`: function that is called on every worker just before the update, with the global gradient in
+          the parameters' `grad`.
+        - `after_update`: function that is called on every worker after the update, the one place where a script may
+          change parameters.
+        - `shuffle`: visit the samples (of `Shards`: the shards) in a new order in each epoch. Default True, unless
+          `sampler` or `batch_sampler` gives the order.
+        - `sampler`, `batch_sampler`: one pass is an epoch. It is drawn once per epoch, seeded from (seed, epoch). A
+          batch of `batch_sampler` is one virtual worker's micro-batch.
+        - `drop_last`: leave out an epoch's last step if it has fewer than N * `batch_size` samples.
+        - `collate_fn`: as in a `DataLoader`.
+        - `num_workers`: processes that read batches ahead, `prefetch_factor` batches each; 0 reads in this process when
+          a batch is needed. Each process has a copy of the dataset, calls `worker_init_fn(number)` when it begins, and
+          calls the dataset's `set_epoch(epoch)` if that exists.
+        - `pin_memory`: default True on a machine with a GPU.
+        - `generator`: its `initial_seed()` changes the order of the shuffle, together with the job's seed.
+        - `overlap`: reduce gradients while the backward pass still computes others, if a batch has one backward pass.
+          False: reduce at `optimizer.step()`, so that the script may change each micro-batch's gradient before.
+        - `normalize`: name of a count for losses that are sums over items, such as tokens: `normalize="tokens"`, with
+          `run.share(tokens=...)` in each loop body. The gradient is that of the mean over all items of the step.
+        - `gathers`: True if loop bodies call `run.gather`; each body then runs up to three times in a step.
+
+        Raises UserError for arguments that cannot work, and if called twice.
         """
         if self._trainer is not None:
             raise UserError("prepare() was called twice: a run trains one model")
@@ -372,7 +406,7 @@ class Run(Together):
         )
 
     def _likeness(self, data: Any) -> Likeness | None:
-        """Of the data of this worker with that of the others; alone there are none."""
+        """Return the comparison of this worker's data with other workers' data; None outside a cluster."""
         env = self._env
         if env is None:
             return None
@@ -380,10 +414,12 @@ class Run(Together):
         return Likeness(data, f"{env.worker} on {env.address}", SteadyClock().now, equal)
 
     def begin(self, epochs: int, max_steps: int | None = None) -> Position:
-        """Come to the loop, of so many epochs and at most `max_steps` global steps: wait for a place in the job and its state.
+        """Begin the loop, of `epochs` epochs and at most `max_steps` global steps: block until this worker has a place
+        in the job and its state.
 
-        Returns where the job is. `epochs` and `batches`, or `steps`, follow; `epochs` does this by itself where it is not called.
-        Raises UserError where there cannot be such a loop.
+        Returns the job's position. Loops over `epochs` and `batches`, or over `steps`, follow. `epochs` calls `begin`
+        if the script has not. Raises UserError for counts below 1, before `prepare`, if called twice, and after the
+        training has ended.
         """
         trainer = self._require_trainer()
         if epochs < 1 or (max_steps is not None and max_steps < 1):
@@ -394,7 +430,7 @@ class Run(Together):
             raise UserError("begin() was called twice: a run has one loop, with as many epochs as all of it needs")
         check_group()
         self._epochs = epochs
-        at_script_end(self._at_exit)  # others do not wait for threads that the script has left behind
+        at_script_end(self._at_exit)  # threads that the script has left running do not delay the other workers
         atexit.register(self._at_exit)
         _call_with_last_error(trainer.explain, trainer.raised)
         trainer.find(sys._getframe(1), self._local.has)
@@ -402,18 +438,22 @@ class Run(Together):
         return Position(epoch, trainer.applied)
 
     def steps(self) -> Steps:
-        """The global steps that are left of an epoch, one after the other (`hostloop`); sized: steps of a whole epoch. Each gives
-        the batches of this worker's virtual workers, whose gradients are complete when the next one is asked for.
+        """Return the remaining global steps of an epoch; its length is the number of global steps in a whole epoch
+        (`hostloop`).
 
-        A second pass is over the next epoch, unless a loop over `epochs` counts them. After the last, call `finish`.
+        Each step yields the batches of this worker's virtual workers. A batch's gradient is complete when the next
+        batch is requested. A second pass is over the next epoch, unless a loop over `epochs` counts the epochs. Call
+        `finish` after the last epoch.
         """
         return Steps(self._require_trainer("run.steps()"), counts_epochs=not self._in_epochs)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left, up to `count`. A joiner begins in the one that the job is in; a leaver ends inside.
+        """Iterate over the remaining epochs, up to `count`.
 
-        Leaving the loop early (`break`) ends the training of the whole job: decide it from what is the same on all workers.
-        Raises UserError where there cannot be such a loop.
+        A joining worker begins in the job's current epoch; a worker that leaves the job ends inside the loop by
+        SystemExit. Leaving the loop early (`break`) ends the training of the whole job, so the decision must depend on
+        values that are the same on all workers. Raises UserError for a count below 1, before `prepare`, if called
+        twice, and after the training has ended.
         """
         trainer = self._require_trainer()
         if count < 1:
@@ -436,7 +476,7 @@ class Run(Together):
                 if trainer.finished:
                     break
         except GeneratorExit:
-            if not self._over:  # else Python may close what the script has held until its end, when modules are gone
+            if not self._over:  # at the end of Python, the generator may be closed when modules are gone
                 trainer.left_early(by_error=_is_raising(sys._getframe(1)))
             raise
         finally:
@@ -444,15 +484,17 @@ class Run(Together):
         self.finish()
 
     def finish(self) -> None:
-        """The training is over on this worker. `epochs` calls it at its end, `save` before it writes."""
+        """End the training on this worker. `epochs` calls it at its end, `save` before it writes."""
         if self._trainer is not None:
             self._trainer.finish(self._epochs)
             self._over = True
             atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
-        """A script that left the loop by `break` and came to its end has finished. One that failed, or that called `sys.exit` in
-        the middle of its loop, has not."""
+        """Finish the training of a script that left its loop by `break` and came to its end.
+
+        A script that failed, or called `sys.exit` in the middle of its loop, is reported as ended.
+        """
         if self._over:
             return
         self._over = True
@@ -467,31 +509,39 @@ class Run(Together):
         else:
             try:
                 self.finish()
-            except UserError as wrong:  # too late to raise it: Python would end with exit code 0
+            # an exception raised here would be printed, but Python would end with exit code 0
+            except UserError as wrong:
                 trainer.ended(described(wrong))
                 print(described(wrong), file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(1)
 
     def has_failed(self) -> bool:
-        """Has the script been left by an exception, or come to its end with its training unfinished?"""
+        """Return whether an exception has ended the script, or its training is unfinished. Meaningful at the script's
+        end.
+        """
         unfinished = self._trainer is not None and not self._trainer.over
         return unfinished or getattr(sys, "last_value", None) is not None
 
     # -- the result
 
     def save(self, what: torch.nn.Module | Any, path: str | Path) -> None:
-        """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically. A job
-        that runs in a snapshot writes to where it was submitted, if `path` is relative.
+        """Write a model's `state_dict`, or any value that `torch.save` takes, to `path`: once for the job, by the
+        leader, atomically.
 
-        In the loop, also within a step, it is the model after the last applied step. After the loop it ends the training, as
-        `finish`. UserError before the loop. A worker that was cut off, and whose job has gone on elsewhere, writes nothing.
+        In the loop, also within a step, this is the model after the last applied step. After the loop, `save` first
+        ends the training, as `finish` does. If the job runs in a snapshot of its code, a relative path is below the
+        directory of submission.
 
-        Where several workers train, all give the same: what they give is compared, and in the loop the file has its name after
-        the next step (`saves`). If they differ, nothing is written, and the job ends with the reason. Under
-        `if run.is_leader:` nothing is compared."""
+        With several workers, all of them call `save` and their values are compared. In the loop the file gets its name
+        after the next step (`saves`). If the values differ, no file is written and the job ends with the reason. Values
+        saved under `if run.is_leader:` are not compared.
+
+        A worker that was cut off from its job, which has gone on elsewhere, writes nothing. Raises UserError before the
+        loop.
+        """
         trainer = self._in_job("save()", "call it in the loop, or after it")
-        # Who loops over `steps` alone has come to an end when none is left.
+        # A script that loops over `steps` alone is behind its loop when no step is left.
         in_loop = self._looping if self._in_epochs else not trainer.finished
         if not in_loop:
             self.finish()
@@ -515,7 +565,9 @@ class Run(Together):
 def _call_with_last_error(
     before_print: Callable[[BaseException], None], after: Callable[[BaseException], None]
 ) -> None:
-    """Both functions get the error that ends the script: before its traceback is printed, and after."""
+    """Pass the error that ends the script to both functions: to one before its traceback is printed, to the other
+    after.
+    """
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -527,9 +579,10 @@ def _call_with_last_error(
 
 
 def _is_raising(frame: FrameType) -> bool:
-    """Is an exception leaving a loop of `frame` right now? `break` is not one, and leaves no other trace.
+    """Return whether an exception is leaving a loop of `frame` right now, as opposed to `break`, which leaves no trace.
 
-    An exception on its way has made a traceback of where the frame stands. One that was caught before has stood elsewhere.
+    An exception on its way has a traceback that refers to the frame's current instruction. The traceback of an
+    exception that was caught before refers to another instruction.
     """
     return any(
         isinstance(referrer, TracebackType) and referrer.tb_lasti == frame.f_lasti

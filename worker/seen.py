@@ -1,4 +1,4 @@
-"""What a script reads of its job: where it is, and what the last step came to."""
+"""Properties and calls through which a script reads its job: its position, and the results of the last step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .trainer import Trainer
 
 
 class Seen:
-    """The part of `run.Run` that needs no loop of its own. `_trainer` is there from `prepare` on."""
+    """The part of `run.Run` that needs no loop of its own. `_trainer` is set from `prepare` on."""
 
     def __init__(self, virtual_workers: int, device: torch.device) -> None:
         self._virtual_workers = virtual_workers
@@ -24,25 +24,28 @@ class Seen:
 
     @property
     def virtual_workers(self) -> int:
-        """N: how many micro-batches a global step has. The result depends on it, and on nothing of the cluster."""
+        """N, the number of micro-batches in a global step. The result depends on N, but not on the number of GPUs."""
         return self._virtual_workers
 
     @property
     def device(self) -> torch.device:
-        """Where this worker computes. Batches arrive there, and `prepare` moves the model there."""
+        """Device of this worker. Batches arrive there, and `prepare` moves the model there."""
         return self._device
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker speaks for the job: for what is to be done once, such as writing a file. UserError before the
-        loop."""
+        """Whether this worker acts for the job in work that is done once, such as writing a file. Raises UserError
+        before the loop.
+        """
         trainer = self._in_job("is_leader", "what every process may do needs no leader; the rest belongs into the loop")
         trainer.asked_for_place(is_first=trainer.is_leader)
         return trainer.is_leader
 
     @property
     def world_size(self) -> int:
-        """How many workers train now. UserError before the loop, and in the loop body before `optimizer.step()`."""
+        """Number of workers that train now. Raises UserError before the loop, and in the loop body before
+        `optimizer.step()`.
+        """
         if self._trainer is not None and self._trainer.stepping.virtual_worker is not None:
             raise UserError(
                 "run.world_size was read in the loop body before optimizer.step(), and is another number after each resize. What "
@@ -55,18 +58,18 @@ class Seen:
 
     @property
     def rank(self) -> int:
-        """This worker's rank among them. UserError before the loop."""
+        """Rank of this worker in the current roster, from 0. Raises UserError before the loop."""
         trainer = self._in_job("rank", "to tell processes apart in a log, use os.getpid()")
         trainer.asked_for_place(is_first=trainer.rank == 0)
         return trainer.rank
 
     @property
     def steps_done(self) -> int:
-        """Global steps applied since the beginning of the job. UserError before the loop."""
+        """Global steps applied since the beginning of the job. Raises UserError before the loop."""
         return self._in_job("steps_done", "read it in the loop, where the job's state has come").steps_done
 
     def _in_job(self, what: str, instead: str) -> Trainer:
-        """The trainer, as soon as it has a place among the workers."""
+        """Return the trainer if this worker has a place among the workers; raises UserError otherwise."""
         if self._trainer is None or not self._trainer.has_place:
             raise UserError(
                 f"run.{what} is not known before the loop over run.epochs(): this process may come to a job that has trained for "
@@ -76,7 +79,9 @@ class Seen:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global steps of one epoch. Raises UserError before `prepare`, and where nobody knows: shards."""
+        """Number of global steps in an epoch. Raises UserError before `prepare`, and for shards, which have no known
+        length.
+        """
         steps = self._require_trainer("run.steps_per_epoch").steps_per_epoch
         if steps is None:
             raise UserError(
@@ -86,38 +91,50 @@ class Seen:
 
     @property
     def leads(self) -> bool:
-        """Does this worker speak for the job at this moment? For frameworks, which ask also before the loop, when it does not
-        yet. A script asks `is_leader`."""
+        """Whether this worker is the leader at this moment; False before the loop.
+
+        For frameworks, which also ask before the loop. A script reads `is_leader`.
+        """
         return self._trainer is not None and self._trainer.has_place and self._trainer.is_leader
 
     @property
     def finished(self) -> bool:
-        """Have all steps of the job been applied?"""
+        """Whether all steps of the job have been applied."""
         return self._trainer is not None and self._trainer.finished
 
     @property
     def is_behind(self) -> bool:
-        """Is this worker's loop in an epoch that the job's state is past? It has taken over the state of others then, and what it
-        does until its next epoch begins, such as an evaluation, has been done."""
+        """Whether this worker's loop is in an earlier epoch than the job's state.
+
+        The worker has then taken over the state of other workers. Work of the script until its next epoch, such as an
+        evaluation, has been done by them.
+        """
         return self._trainer is not None and self._trainer.is_behind
 
     @property
     def last_lr(self) -> tuple[float, ...]:
-        """The learning rates that the step applied last was made with: of each group of each optimizer. None before the first. In
-        a loop body this and what follows is of the step before, on every worker alike."""
+        """Learning rates of the last applied step, one for each group of each optimizer; empty before the first step.
+
+        In a loop body, this and the following properties describe the previous step, on every worker alike.
+        """
         return self._result.rates
 
     @property
     def grad_norm(self) -> float | None:
-        """The global gradient's 2-norm before clipping, in the step applied last. None: nothing clips. `max_grad_norm=math.inf`
-        measures it and changes nothing."""
+        """2-norm of the global gradient before clipping, in the last applied step; None without clipping.
+
+        `max_grad_norm=math.inf` measures the norm without changing the gradient.
+        """
         norm = self._result.norm
         return None if norm is None else float(norm)
 
     @property
     def shared(self) -> Mapping[str, Shared]:
-        """What the bodies of the step applied last have told (`share`), by name: of all virtual workers, on every worker. In
-        `before_update` it is that of the step that is about to be applied."""
+        """Values that the bodies of the last applied step passed to `share`, by name: of all virtual workers, on every
+        worker.
+
+        In `before_update` these are the values of the step that is about to be applied.
+        """
         return dict(self._result.shared)
 
     @property
@@ -125,57 +142,79 @@ class Seen:
         return self._trainer.result if self._trainer else Result()
 
     def on_leader(self, callback: Callable[[], None]) -> None:
-        """Call this once, as soon as this worker is the job's leader: to open what only the leader writes to. It is called when
-        the loop begins, or later between two steps, on the thread of the script."""
+        """Call `callback` once, as soon as this worker is the leader, to open files or loggers that only the leader
+        writes to.
+
+        The call happens when the loop begins, or later between two steps, on the script's thread.
+        """
         self._require_trainer("run.on_leader()").call_as_leader(callback)
 
     # -- in a loop body
 
     def share(self, **values: int | float | torch.Tensor) -> None:
-        """Tell all workers these values of the present virtual worker: numbers, or tensors of one element. They are there as
-        `run.shared` before the update, exact, on every worker. Call it in the loop body, before `optimizer.step()`; elsewhere it
-        raises UserError."""
+        """Share values of the current virtual worker with all workers: numbers, or tensors of one element.
+
+        Every worker has the exact values as `run.shared` before the update. Call it in the loop body before
+        `optimizer.step()`; raises UserError elsewhere.
+        """
         trainer = self._require_trainer("run.share()")
         trainer.stepping.share(self._body("share"), values)
 
     def mean(self, **values: int | float | torch.Tensor) -> None:
-        """Have numbers of this micro-batch averaged over the step's global batch, in which each sample counts the same:
-        `run.mean(loss=loss)`. It is `share`, under the name of what most scripts want; `means` has the averages."""
+        """Average numbers of this micro-batch over the global batch, each sample with the same weight:
+        `run.mean(loss=loss)`.
+
+        The same call as `share`, under the name that most scripts need; `run.means` has the averages.
+        """
         self.share(**values)
 
     @property
     def means(self) -> Mapping[str, float]:
-        """The averages over the global batch of what bodies have told (`mean`, `share`), by name: of the last applied step in
-        which they have. The same on all workers, and part of the state."""
+        """Averages over the global batch of values passed to `mean` or `share`, by name, from the last applied step
+        that had any.
+
+        The same on all workers, and part of the job's state.
+        """
         return dict(self._result.means)
 
     @property
     def weight(self) -> float:
-        """What the present virtual worker's mean counts in that over all of them: 1 in a full step. In a loop body alone."""
+        """Weight of the current virtual worker's mean in the mean of the step: 1 in a full step. Raises UserError
+        outside a loop body.
+        """
         return self._require_trainer("run.weight").stepping.weight(self._body("weight"))
 
     def gather(self, tensor: torch.Tensor, differentiable: bool = True) -> torch.Tensor:
-        """This tensor of all N virtual workers, one behind the other: from [B, ...] to [N * B, ...], in which the rows of this
-        body begin at `virtual_worker * B`. For losses that compare samples of the whole global batch (CLIP, SimCLR).
+        """Return this tensor of all N virtual workers, concatenated: from shape [B, ...] to [N * B, ...].
 
-        The step's gradient is that of the mean of all virtual workers' losses, each of which depends on the tensors of others,
-        too. differentiable=False: others' tensors count as constants. Needs `prepare(…, gathers=True)`, for which the loop body
-        runs three times in a step, or else twice (`gathering`). All bodies call it alike, with tensors of one shape. Raises
-        UserError elsewhere. Source: Gao et al. 2021."""
+        For losses that compare samples of the whole global batch (CLIP, SimCLR). The rows of this body begin at
+        `virtual_worker * B`. The step's gradient is that of the mean of all virtual workers' losses, each of which also
+        depends on the tensors of others. With `differentiable=False` the tensors of other virtual workers count as
+        constants.
+
+        Needs `prepare(…, gathers=True)`; the loop body then runs three times in a step, or twice with
+        `differentiable=False` (`gathering`). All bodies make the same calls, with tensors of one shape. Raises
+        UserError elsewhere. Source: Gao et al. 2021.
+        """
         trainer = self._require_trainer("run.gather()")
         self._body("gather")
         return trainer.stepping.gather(tensor, differentiable)
 
     @property
     def virtual_worker(self) -> int:
-        """The number of the one whose loop body runs, 0 to N - 1. In a loop body alone, before `optimizer.step()`."""
+        """Number of the virtual worker that the loop body trains, 0 to N - 1. Raises UserError outside the body or
+        after `optimizer.step()`.
+        """
         trainer = self._require_trainer("run.virtual_worker")
         self._body("virtual_worker")
         return trainer.stepping.number
 
     def clip(self, max_norm: float) -> float | None:
-        """Clip the global gradient to this 2-norm before the update. For a body that calls `clip_grad_norm_`: its own gradient is
-        not the global one. Returns `grad_norm`, which is that of the step before. Call it where `share` may be."""
+        """Clip the global gradient to this 2-norm before the update, in place of `clip_grad_norm_`.
+
+        A body sees the gradient of its micro-batch, which is not the global one. Returns `grad_norm` of the previous
+        step. Call it in the loop body before `optimizer.step()`; raises UserError elsewhere.
+        """
         trainer = self._require_trainer("run.clip()")
         trainer.stepping.clip(self._body("clip"), max_norm)
         return self.grad_norm

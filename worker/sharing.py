@@ -1,8 +1,9 @@
 """Values of each virtual worker that travel with its step: every worker has all of them before the update.
 
-A loop body tells a loss or a count of tokens (`Run.share`). In the step's in-band exchange the values of all virtual workers
-reach every worker, joiners and those that host nothing too, as they were told: floating-point numbers of 64 bits. Whatever is
-computed from them is computed in the order of the virtual workers, so it is the same for any number of workers.
+A loop body shares a loss or a count of tokens (`Run.share`). The step's in-band exchange carries the values of all
+virtual workers to every worker, also to joining workers and to those that host no virtual worker, as floating-point
+numbers of 64 bits. Whatever is computed from these values is computed in the order of the virtual workers, so the
+result is the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ Number = int | float | torch.Tensor
 
 @dataclass(frozen=True)
 class Shared:
-    """What the virtual workers have told under one name in one step, in their order; without those that had no sample."""
+    """Values that virtual workers shared under one name in one step, in the order of virtual workers.
+
+    Virtual workers without a sample in the step are left out.
+    """
 
     virtual_workers: tuple[int, ...]
     values: tuple[float, ...]
-    weights: tuple[float, ...]  # by samples: as their gradients are weighted, 1.0 each in a full step
+    weights: tuple[float, ...]  # by samples, as the gradients are weighted: 1.0 each in a full step
 
     @property
     def total(self) -> float:
@@ -51,12 +55,12 @@ class Sharing:
         self._own: dict[int, tuple[float, dict[str, Number]]] = {}
 
     def begin(self) -> None:
-        """A step begins, or begins again."""
+        """Begin a step, or begin it again: discard the values."""
         self.values = {}
         self._own = {}
 
     def tell(self, virtual_worker: int, weight: float, values: Mapping[str, Any]) -> None:
-        """Raises UserError for what is no number."""
+        """Keep values of a virtual worker for this step's letter. Raises UserError for a value that is no number."""
         told = self._own.setdefault(virtual_worker, (weight, {}))[1]
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -66,19 +70,19 @@ class Sharing:
             told[name] = value
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """None: they travel in letters."""
+        """Return no integers: values travel in letters."""
         return ()
 
     def wants(self, part: Part) -> bool:
-        """Whether a body of this worker has told something."""
+        """Return whether a body of this worker has shared a value."""
         return bool(self._own)
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Never called: it has no integers."""
+        """Never called, since there are no integers."""
         return False
 
     def letter(self, part: Part) -> Any:
-        """What this worker's bodies have told. Of those that have told nothing, only that."""
+        """Return the values of this worker's bodies; a body that shared none has an empty mapping."""
         bodies = {virtual_worker: self._own.get(virtual_worker, (1.0, {})) for virtual_worker in part.hosted}
         return [
             [virtual_worker, weight, {name: float(value) for name, value in told.items()}]
@@ -86,7 +90,9 @@ class Sharing:
         ]
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises UserError if one virtual worker has told what another has not."""
+        """Take over the values of all workers. Raises UserError if one virtual worker shared a name that another did
+        not.
+        """
         bodies = sorted((body for letter in letters for body in letter or ()), key=lambda body: int(body[0]))
         names = sorted({name for _, _, told in bodies for name in told})
         for name in names:

@@ -1,12 +1,13 @@
 """Data that can only be read in sequence, as a script describes it: `Shards`, and PyTorch's `IterableDataset`.
 
-A shard is whatever `open` understands: a path, an address, a number. What `open` returns is iterated for samples, and must give
-the same ones in the same order each time it is opened in an epoch. If it has `state_dict()` and `load_state_dict(state)`, as the
-datasets of Hugging Face and of torchdata have, whoever takes a shard over in its middle goes on from such a state. Otherwise
-the shard is opened again and read up to there.
+A shard is any value that `open` understands: a path, an address, a number. The object that `open` returns is iterated
+for samples, and must yield the same samples in the same order each time it is opened in an epoch. A worker that takes
+over a shard in the middle opens it and reads up to the position. If the object has `state_dict()` and
+`load_state_dict(state)`, as the datasets of Hugging Face and of torchdata have, the worker continues from such a state
+instead.
 
-An `IterableDataset` divides itself: it asks `torch.utils.data.get_worker_info()` which part of how many it is to give. Here each
-virtual worker is one such part.
+An `IterableDataset` divides itself: it asks `torch.utils.data.get_worker_info()` which part of how many to yield. Here
+each virtual worker is one such part.
 """
 
 from __future__ import annotations
@@ -24,33 +25,42 @@ from ...protocol.errors import UserError
 
 
 class Shards:
-    """`Shards(paths, open=read)`: a dataset of shards, each read in sequence by one virtual worker at a time.
+    """A dataset of shards, each read in sequence by one virtual worker at a time: `Shards(paths, open=read)`.
 
-    There should be many more shards than virtual workers (EDL 5.3). Where there are fewer, several virtual workers read the same
-    one, each all of it, and each takes its own samples.
+    - `shards`: paths, addresses, numbers or other values, one per shard.
+    - `open`: a function that takes a shard and returns an iterable of its samples, the same in each call within an
+      epoch.
+
+    Use many more shards than virtual workers (EDL 5.3). With fewer shards, several virtual workers read the same shard,
+    each all of it, and each uses its own samples. Raises UserError if there is no shard, or if `open` cannot be called.
     """
 
     def __init__(self, shards: Iterable[Any], open: Callable[[Any], Iterable[Any]]) -> None:
-        """open(shard): its samples. Raises UserError where that cannot be."""
+        """open(shard): returns the samples of the shard. Raises UserError if there is no shard, or if `open` cannot be
+        called.
+        """
         self.shards = [shards] if isinstance(shards, str | PurePath) else list(shards)
         if not self.shards:
             raise UserError("elastic.Shards has no shard: did a pattern match no file?")
         if not callable(open):
             raise UserError(f"open={open!r} cannot be called: it must take a shard and return its samples")
         self._open = open
-        self.source: Any = None  # the `IterableDataset` that these are the parts of
-        self.divided = False  # parts of an `IterableDataset`: read all at once, other ones in each epoch
+        self.source: Any = None  # the `IterableDataset` of which the shards are parts
+        # parts of an `IterableDataset`: all are read at the same time, and samples may change with each epoch
+        self.divided = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the shards: what they are called in errors, and known by after a restart."""
+        """Names of the shards in error messages, which also identify shards after a restart."""
         return tuple(
             str(shard) if isinstance(shard, str | int | PurePath) else f"number {number}"
             for number, shard in enumerate(self.shards)
         )
 
     def open(self, number: int) -> Iterable[Any]:
-        """The samples of one shard. Raises UserError if `open` returns nothing that can be iterated."""
+        """Return the samples of one shard, by its number. Raises UserError if `open` returns an object that cannot be
+        iterated.
+        """
         found = self._open(self.shards[number])
         if not hasattr(found, "__iter__"):
             what = type(found).__name__
@@ -59,7 +69,7 @@ class Shards:
 
 
 def divided(dataset: IterableDataset[Any], parts: int) -> Shards:
-    """An iterable dataset as so many shards, one for each virtual worker."""
+    """Return an iterable dataset as `parts` shards, one for each virtual worker."""
     shards = Shards(range(parts), lambda number: _Part(dataset, number, parts))
     shards.source, shards.divided = dataset, True
     return shards
@@ -76,7 +86,9 @@ def _own_copy(dataset: IterableDataset[Any]) -> IterableDataset[Any]:
 
 
 class _PartInfo:
-    """What `get_worker_info()` returns while a part is read. Notices whether it is asked which part."""
+    """The object that `get_worker_info()` returns while a part is read. Its `asked` records whether the dataset has
+    read `id`.
+    """
 
     def __init__(self, dataset: Any, number: int, parts: int) -> None:
         self.dataset = dataset
@@ -98,7 +110,7 @@ class _Part:
     """The part of an iterable dataset that one virtual worker reads."""
 
     def __init__(self, dataset: IterableDataset[Any], number: int, parts: int) -> None:
-        self._dataset = _own_copy(dataset)  # what an iteration notes in the dataset is its own, as in a data worker
+        self._dataset = _own_copy(dataset)  # an iteration may change the dataset, as in a data worker
         self._info = _PartInfo(self._dataset, number, parts)
         for name in ("state_dict", "load_state_dict", "set_epoch"):
             if callable(method := getattr(self._dataset, name, None)):
@@ -120,7 +132,7 @@ class _Part:
 
 @contextmanager
 def _as_worker(info: _PartInfo) -> Iterator[None]:
-    """`torch.utils.data.get_worker_info()` returns `info` meanwhile. A context of torch's own does not exist."""
+    """Let `torch.utils.data.get_worker_info()` return `info` in this context. torch has no public function for this."""
     module = torch.utils.data._utils.worker
     before, module._worker_info = module._worker_info, info  # type: ignore[assignment]
     try:

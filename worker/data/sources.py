@@ -1,7 +1,8 @@
-"""Files that are read in sequence, and that can be opened anywhere: lines of text, and members of tar archives.
+"""Files that are read in sequence, and that can be opened at any sample: lines of text, and members of tar archives.
 
-Both say by `state_dict()` at which byte the next sample begins, as the datasets of torchdata and Hugging Face say where they
-stand. So whoever takes a shard over (`shards.Shards`) does not read it from its beginning.
+Both classes give by `state_dict()` the byte at which the next sample begins, as the datasets of torchdata and Hugging
+Face give their positions. A worker that takes over a shard (`shards.Shards`) therefore does not read it from its
+beginning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from ...protocol.errors import UserError
 
 
 class Lines:
-    """The lines of a text file, each without its end. `open=elastic.Lines`, or with `parse=json.loads` for JSON Lines."""
+    """The lines of a text file, without line ends: `open=elastic.Lines`, or with `parse=json.loads` for JSON Lines.
+
+    - `path`: the file. A name that ends in `.gz` is decompressed.
+    - `parse`: a function from a line to a sample.
+    - `part`, `parts`: read part number `part` of `parts` parts with about the same number of bytes. A line belongs to
+      the part in which it begins.
+    - `encoding`: of the text.
+
+    Raises UserError for a part that does not exist, and if a compressed file is to be divided.
+    """
 
     def __init__(
         self,
@@ -28,8 +38,7 @@ class Lines:
         parts: int = 1,
         encoding: str = "utf-8",
     ) -> None:
-        """path: a name that ends in `.gz` is decompressed. part: of how many parts of about the same number of bytes; a line
-        belongs to the part in which it begins. Raises UserError if there is no such part, or if a compressed file has several."""
+        """Raises UserError for a part that does not exist, and if a compressed file is to be divided."""
         if not 0 <= part < parts:
             raise UserError(f"{path}: there is no part {part} of {parts}; parts are counted from 0")
         self._compressed = str(path).endswith(".gz")
@@ -39,7 +48,7 @@ class Lines:
             )
         self._path, self._parse, self._encoding = path, parse, encoding
         self._part, self._parts = part, parts
-        self._next: int | None = None  # byte at which the next line begins; None: at the beginning of the part
+        self._next: int | None = None  # byte at which the next line begins; None: the part has not begun
 
     def __iter__(self) -> Iterator[Any]:
         with self._open() as file:
@@ -55,10 +64,11 @@ class Lines:
                 yield self._parse(line.decode(self._encoding).rstrip("\r\n"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next line begins, in bytes."""
+        """Return the position of the next line, in bytes."""
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the position of a `state_dict`."""
         self._next = state["next"]
 
     def _open(self) -> IO[bytes]:
@@ -70,7 +80,7 @@ class Lines:
         return os.path.getsize(self._path) * part // self._parts
 
     def _first(self, file: IO[bytes]) -> int:
-        """Where the first line begins that begins in this part."""
+        """Return the byte at which the first line of this part begins."""
         if self._part == 0:
             return 0
         file.seek(self._bound(self._part) - 1)
@@ -79,11 +89,17 @@ class Lines:
 
 
 class TarSamples:
-    """The samples of a tar archive that is not compressed, as WebDataset has them: neighbouring files with the same name up to
-    its first dot are one sample, a dict from what follows that dot to the bytes, with the name as `__key__`."""
+    """The samples of an uncompressed tar archive in WebDataset's layout: `open=elastic.TarSamples`.
+
+    Neighbouring files with the same name up to the first dot form one sample: a dict from the rest of the name to the
+    bytes, with the common name as `__key__`.
+
+    - `path`: the archive.
+    - `decode`: a function from such a dict to the sample.
+    """
 
     def __init__(self, path: str | Path, decode: Callable[[dict[str, Any]], Any] = dict) -> None:
-        """decode: from such a dict to the sample."""
+        """decode: a function from the dict of a sample to the sample."""
         self._path, self._decode = path, decode
         self._next = 0  # byte at which the next sample begins
 
@@ -98,7 +114,7 @@ class TarSamples:
     def _samples(self, archive: tarfile.TarFile) -> Iterator[Any]:
         sample: dict[str, Any] = {}
         while (member := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined]  # else it remembers all of them
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members in memory
             if not member.isfile():
                 continue
             folder, name = os.path.split(member.name)
@@ -117,8 +133,9 @@ class TarSamples:
             yield self._decode(sample)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next sample begins, in bytes."""
+        """Return the position of the next sample, in bytes."""
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the position of a `state_dict`."""
         self._next = state["next"]

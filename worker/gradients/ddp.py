@@ -24,7 +24,7 @@ from .reduction import TreeAccumulator
 
 @dataclass
 class CanonicalState:
-    """What the hook needs besides a bucket."""
+    """State of the communication hook: the process group, and scratch memory."""
 
     process_group: dist.ProcessGroup | None = None  # None: the default one
     _scratch: dict[tuple[torch.dtype, torch.device, int], tuple[torch.Tensor, torch.Tensor]] = field(
