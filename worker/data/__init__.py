@@ -1,1 +1,1 @@
-"""Which samples each virtual worker reads in each step, and how they are read ahead."""
+"""Which samples each virtual worker reads in each step, and how batches are read ahead."""

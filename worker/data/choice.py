@@ -1,6 +1,6 @@
-"""From what a script calls its dataset to what a step asks of it (`feed`).
+"""From the dataset and the arguments of `prepare` to the feed of a step (`feed`).
 
-The names are PyTorch's. A `DataLoader` may stand in place of the data set.
+The names of arguments are PyTorch's. A `DataLoader` may take the place of the dataset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .streams import Here, Source, Streams
 
 @dataclass(frozen=True)
 class Job:
-    """What does not depend on the data. updates: made from each batch, one step each."""
+    """Parameters that do not depend on the data. updates: number of updates made from each batch, one step each."""
 
     virtual_workers: int
     seed: int
@@ -43,8 +43,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Feed:
-    """A dataset as steps see it. position: what of it travels with the job's state. seeded: generators of the script's that the
-    runtime seeds for each epoch: their states depend on how far a worker has read ahead, and no sample depends on that."""
+    """A dataset as steps use it.
+
+    position: the part that travels with the job's state. seeded: generators of the script that the runtime seeds for
+    each epoch. Their states depend on how far a worker has read ahead, and no sample depends on these states.
+    """
 
     sampling: Sampling
     batching: Batching
@@ -55,7 +58,7 @@ class Feed:
 
 
 def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
-    """Raises UserError where a dataset and what is wanted cannot work together."""
+    """Return the feed of a dataset. Raises UserError if the dataset and the arguments cannot work together."""
     if isinstance(data, DataLoader):
         data, wanted, options = taken_over(data, wanted, options)
     _check(wanted, options)
@@ -112,7 +115,8 @@ def _streams_of(shards: Shards, wanted: Wanted, options: LoaderOptions, job: Job
     if options.num_workers:
         source: Source = Lanes(ShardReader(shards, collate_fn, keeps=True), options)
     else:
-        own = collate_fn is not None  # which may put a sample into a batch as it is, and the script may change it there
+        # a collate_fn of the script may put a sample into a batch as it is, and the script may change it there
+        own = collate_fn is not None
         again = job.updates > 1
         source = Here(ShardReader(shards, collate_fn, keeps=not own or again, copies=own and again))
     return Streams(shards, rules, source, job.device, job.updates)
@@ -128,7 +132,7 @@ def _batch_size(wanted: Wanted) -> int:
 
 
 def map_style(data: Any) -> Any:
-    """A map-style data set, which has `__len__` and `__getitem__`. Raises UserError for any other."""
+    """Return a map-style dataset, with `__len__` and `__getitem__`. Raises UserError for any other object."""
     if isinstance(data, str | Path) or data is None:
         raise UserError(f"the dataset is {data!r}: give an object with `__len__` and `__getitem__`")
     if not hasattr(data, "__getitem__"):

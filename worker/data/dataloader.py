@@ -1,4 +1,4 @@
-"""What a script's own `DataLoader` says about its data, in `prepare`'s words: all that means something here is taken over."""
+"""Conversion of a script's own `DataLoader` into the arguments of `prepare`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .loading import LoaderOptions
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which samples a script wants, as in `Run.prepare`. None: it has not said."""
+    """The samples that a script wants, as in `Run.prepare`. None: not given."""
 
     batch_size: int | None = None  # samples of one virtual worker in a step
     shuffle: bool | None = None
@@ -32,7 +32,7 @@ _DEFAULTS = {**vars(Wanted()), **vars(LoaderOptions())}
 
 
 def taken_over(loader: DataLoader[Any], wanted: Wanted, options: LoaderOptions) -> tuple[Any, Wanted, LoaderOptions]:
-    """Its data set, and what it says of samples and reading. Raises UserError for what is said beside it."""
+    """Return the loader's dataset and its options. Raises UserError for options that were also passed to `prepare`."""
     for name, value in {**vars(wanted), **vars(options)}.items():
         default = _DEFAULTS[name]
         if value is not default and not (isinstance(value, int | float) and value == default):
@@ -50,7 +50,7 @@ def taken_over(loader: DataLoader[Any], wanted: Wanted, options: LoaderOptions) 
     dataset, batches, generator = loader.dataset, loader.batch_sampler, loader.generator
     if isinstance(dataset, IterableDataset):
         return dataset, Wanted(batch_size=loader.batch_size, drop_last=loader.drop_last), taken
-    if batches is None:  # batch_size=None: an item of the data set is a batch
+    if batches is None:  # batch_size=None: an item of the dataset is a batch
         taken = replace(taken, collate_fn=partial(_only_one, loader.collate_fn))
         return dataset, replace(_by_sampler(loader.sampler, False), batch_size=1, generator=generator), taken
     if type(batches) is not BatchSampler:
@@ -60,7 +60,7 @@ def taken_over(loader: DataLoader[Any], wanted: Wanted, options: LoaderOptions) 
 
 
 def _by_sampler(sampler: Any, drop_last: bool) -> Wanted:
-    """What a sampler of a DataLoader means here: PyTorch's usual ones are the runtime's own order."""
+    """Return the meaning of a DataLoader's sampler: PyTorch's usual samplers become the runtime's own order."""
     if isinstance(sampler, DistributedSampler):
         warnings.warn(
             "the DataLoader's DistributedSampler is not used: the runtime divides the samples among the virtual workers itself, "

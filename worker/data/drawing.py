@@ -1,10 +1,11 @@
 """The order that a script's own sampler gives to an epoch.
 
-A sampler is drawn from once per epoch, under a seed of (job seed, epoch), on every worker alike. So the order does not depend on
-who asks, nor on how many epochs a process has seen before. Whatever the sampler draws from is seeded: the global generators, and
-generators that it keeps as attributes. A sampler with `set_epoch(epoch)` is told the epoch, as DistributedDataParallel's is.
+A sampler is drawn from once per epoch, under a seed of (job seed, epoch), on every worker alike. So the order does not
+depend on the process that draws, nor on how many epochs this process has seen before. The sampler's sources of
+randomness are seeded: the global generators, and generators that it keeps as attributes. A sampler with
+`set_epoch(epoch)` gets the epoch, as with DistributedDataParallel.
 
-What else a sampler remembers cannot be seeded. So the workers compare what they have drawn, in band: `OrderWatch`.
+Other state of a sampler cannot be seeded. So the workers compare the drawn orders in band: `OrderWatch`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class DrawnOrder:
     """The order of a sampler, or the batches of a batch sampler."""
 
     def __init__(self, sampler: Any, seed: int, name: str) -> None:
-        """name: of the argument that it was given as. Raises UserError for what has no length, or is no sampler."""
+        """name: of the argument of `prepare`. Raises UserError for an object that has no length, or is no sampler."""
         if not hasattr(sampler, "__iter__") or isinstance(sampler, str | dict):
             raise UserError(f"{name}= takes an object that is iterated once for each epoch, not {_a(sampler)}")
         if iter(sampler) is sampler:
@@ -56,7 +57,7 @@ class DrawnOrder:
         return self._of(epoch)[1]
 
     def forget(self) -> None:
-        """Another state has come, on which what the sampler gives may depend: draw anew."""
+        """Draw again at the next request: another state has come, on which the sampler's order may depend."""
         self._drawn = {}
 
     def _of(self, epoch: int) -> tuple[Sequence[Any], int]:
@@ -82,7 +83,7 @@ class DrawnOrder:
 
 
 def _samplers(sampler: Any) -> list[Any]:
-    """A sampler, and those that it keeps as attributes."""
+    """Return a sampler and the samplers that it keeps as attributes, at any depth."""
     found = [sampler]
     for each in found:
         kept = [value for value in _attributes(each) if isinstance(value, torch.utils.data.Sampler)]
@@ -95,12 +96,14 @@ def _attributes(sampler: Any) -> list[Any]:
 
 
 def seeded_generators(sampler: Any) -> list[Any]:
-    """The generators that a sampler and those within it keep: seeded before each epoch's order is drawn, whoever draws it."""
+    """Return the generators that a sampler and its inner samplers keep. They are seeded before each epoch's order is
+    drawn.
+    """
     return [value for each in _samplers(sampler) for value in _attributes(each) if isinstance(value, _GENERATORS)]
 
 
 def _begin_epoch(sampler: Any, epoch: int, seed: int) -> None:
-    """Tell a sampler, and those that it keeps, the epoch; seed the generators that they keep."""
+    """Pass the epoch to a sampler and its inner samplers; seed the generators that they keep."""
     for each in _samplers(sampler):
         if callable(set_epoch := getattr(each, "set_epoch", None)):
             set_epoch(epoch)
@@ -114,7 +117,9 @@ def _begin_epoch(sampler: Any, epoch: int, seed: int) -> None:
 
 
 class OrderWatch:
-    """Compares the orders that the workers have (`inband.Participant`): two that differ would train samples twice, or never."""
+    """Compares the orders of the workers (`inband.Participant`): with different orders, samples would be trained twice
+    or never.
+    """
 
     name = "order"
     slots = 2
@@ -136,8 +141,10 @@ class OrderWatch:
         return [self._own(part), self._schedule.order.size, part.joins]
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """A newcomer that differs must not join, and the others go on without it. Raises Unlike there, UserError where those who
-        have the state differ among each other."""
+        """Compare the letters of all workers. Raises Unlike on a joining worker that differs, which must not join.
+
+        The other workers continue without it. Raises UserError if workers that have the state differ among each other.
+        """
         told = [letter for letter in letters if letter is not None]
         told = [(own, size) for own, size, joins in told if not joins]
         if part.joins:

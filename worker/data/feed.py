@@ -1,4 +1,4 @@
-"""What a step asks of its data, whether that has an index (`sampling`, `loading`) or is read in sequence (`streams`)."""
+"""Interfaces between a step and its data, with an index (`sampling`, `loading`) or read in sequence (`streams`)."""
 
 from __future__ import annotations
 
@@ -6,58 +6,63 @@ from typing import Any, Protocol
 
 
 class Sampling(Protocol):
-    """Which virtual worker has how many samples in a step."""
+    """How many samples each virtual worker has in a step."""
 
     virtual_workers: int
 
     @property
     def samples_per_step(self) -> int:
-        """Of a full one, or the mean."""
+        """Samples in a full step, or the mean."""
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """None: nobody knows."""
+        """Steps in an epoch; None if unknown."""
 
     @property
     def next_epoch(self) -> int | None:
-        """The epoch of the step to come, where that does not follow from its number."""
+        """Epoch of the next step; None if it follows from the step's number."""
 
     def total_steps(self, epochs: int) -> int | None:
-        """Of a job of so many epochs, if anybody knows."""
+        """Return the number of steps in a job of `epochs` epochs; None if unknown."""
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
-        """Whether the virtual worker has any."""
+        """Return whether the virtual worker has any sample in the step."""
 
     def weight(self, step: int, virtual_worker: int) -> float:
-        """What to multiply its mean gradient by, so that the mean over all N virtual workers is that over the step's samples."""
+        """Return the factor of a mean gradient with which the mean over all N virtual workers is the mean over the
+        step's samples.
+        """
 
 
 class Batching(Protocol):
     """The micro-batches themselves."""
 
-    reads_any: bool  # can this worker read the batch of a virtual worker that another worker hosts?
+    reads_any: bool  # whether this worker can read the batch of a virtual worker that another worker hosts
 
     def assign(self, step: int, hosted: range, end: int | None) -> None:
-        """From `step` on the virtual workers `hosted` are read, until step `end`, if that is known."""
+        """Read for the virtual workers `hosted`, from `step` on until step `end`, if that is known."""
 
     def begin(self, step: int) -> None:
-        """`step` is to come."""
+        """Prepare for `step`."""
 
     def batch(self, step: int, virtual_worker: int) -> Any:
-        """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
+        """Return the micro-batch, on the device. Reading draws random numbers, so the caller seeds the generators
+        afterwards.
+        """
 
     def again(self, step: int) -> Any:
-        """A batch that some worker has trained or trains, for one whose virtual workers have no sample in `step`."""
+        """Return a batch that some worker trains or has trained, for a worker without a sample in `step`."""
 
     def elsewhere(self, step: int, virtual_worker: int) -> Any:
-        """The micro-batch of a virtual worker that another worker hosts, on the device; where `reads_any`."""
+        """Return the micro-batch of another worker's virtual worker, on the device. Only if `reads_any`."""
 
     def example(self, step: int) -> Any:
-        """A micro-batch of `step`, which has been applied, or one of the same form, on the device: for a loop body of which
-        nothing counts."""
+        """Return a micro-batch of the applied `step`, or one of the same form, on the device: for a loop body without
+        effect.
+        """
 
     def applied(self, step: int) -> None:
-        """`step` has been applied."""
+        """Take note that `step` has been applied."""
 
     def close(self) -> None:
-        """The training is over: processes that read end."""
+        """End the processes that read."""

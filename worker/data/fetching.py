@@ -1,4 +1,4 @@
-"""How one batch is read from a map-style data set, and how it gets to the device."""
+"""Reading one batch from a map-style dataset, and moving it to the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 
 def fetch(dataset: Any, indices: Sequence[Any], collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
-    """One batch of a map-style data set."""
+    """Return one batch of a map-style dataset."""
     if collate_fn is None and (found := columns(dataset)) is not None:
         rows = torch.from_numpy(numpy.asarray(indices, dtype=numpy.int64))  # half the time of torch.as_tensor
         return tuple(column[rows.to(column.device)] for column in found)
@@ -25,17 +25,17 @@ def fetch(dataset: Any, indices: Sequence[Any], collate_fn: Callable[[list[Any]]
 
 
 def columns(dataset: Any) -> tuple[torch.Tensor, ...] | None:
-    """The tensors of a data set that does no more than give their rows; None if it is something else."""
+    """Return the tensors of a TensorDataset that only yields their rows; None for any other dataset."""
     if not isinstance(dataset, TensorDataset) or hasattr(dataset, "__getitems__"):
         return None
     return dataset.tensors if type(dataset).__getitem__ is TensorDataset.__getitem__ else None
 
 
 def move_to(batch: Any, device: torch.device) -> Any:
-    """`batch` with all its tensors on `device`, and its types kept.
+    """Return `batch` with all its tensors on `device`, and its types kept.
 
-    Whatever has a method `to` moves itself, as tensors do (a `PackedSequence`, Hugging Face's `BatchEncoding`). Mappings, lists,
-    tuples, named ones too, and dataclasses are followed. All else is kept as it is.
+    An object with a method `to` moves itself, as tensors do (a `PackedSequence`, Hugging Face's `BatchEncoding`).
+    Mappings, lists, tuples, named tuples and dataclasses are traversed. All other values stay as they are.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
@@ -54,13 +54,14 @@ def move_to(batch: Any, device: torch.device) -> Any:
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         moved = copy.copy(batch)
         for field in dataclasses.fields(batch):
-            object.__setattr__(moved, field.name, move_to(getattr(batch, field.name), device))  # a frozen one, too
+            # works for frozen dataclasses, too
+            object.__setattr__(moved, field.name, move_to(getattr(batch, field.name), device))
         return moved
     return batch
 
 
 def _with_values(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """A mapping of the same type, with other values."""
+    """Return a mapping of the same type with other values."""
     if type(mapping) is dict:
         return values
     if not hasattr(mapping, "__setitem__"):

@@ -1,4 +1,4 @@
-"""The global generators, kept as they are while something else draws."""
+"""The global random generators, and a context that restores them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch
 
 
 def digest_of_generators() -> str:
-    """Of the states of Python's, NumPy's and torch's global generators, the present CUDA device's too if CUDA is in use: another
-    one where something else has been drawn since they were seeded."""
+    """Return a digest of the states of Python's, NumPy's and torch's global generators.
+
+    Includes the present CUDA device's generator if CUDA is in use. The digest changes when a random number is drawn.
+    """
     states = [repr(random.getstate()).encode()]
     kind, keys, *rest = numpy.random.get_state()
     states += [repr((kind, rest)).encode(), numpy.asarray(keys).tobytes(), torch.get_rng_state().numpy().tobytes()]
@@ -24,7 +26,7 @@ def digest_of_generators() -> str:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """The global generators are afterwards what they were before: an order is drawn in the middle of a step, too."""
+    """Restore the global generators after the context: an order may be drawn in the middle of a step."""
     python, arrays = random.getstate(), numpy.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:

@@ -1,7 +1,8 @@
-"""Processes that read shards, each for its share of the virtual workers, while this one computes.
+"""Processes that read shards, each for some of the virtual workers, while this process computes.
 
-A sample with an index can be read by anybody; one of a shard only by whoever has the shard open. So the requests of virtual
-worker v always go to the same process, number v mod `workers`. What step s + 1 needs is asked for when step s begins (`streams`).
+Any process can read a sample with an index; a sample of a shard can only be read by the process that has the shard
+open. So the requests of virtual worker v always go to the same process, number v mod `num_workers`. The batches of step
+s + 1 are requested when step s begins (`streams`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
-import torch.multiprocessing  # so that tensors come back in shared memory
+import torch.multiprocessing  # lets tensors come back in shared memory
 
 from .loading import LoaderOptions
 from .reading import Reading, ShardReader, StreamRequest
 
-LOOK_S = 1.0  # how often a reading process looks whether the one that it reads for is still there
+LOOK_S = 1.0  # interval at which a reading process checks that its parent is alive
 
-_reader: ShardReader | None = None  # of a reading process
+_reader: ShardReader | None = None  # set in a reading process
 
 
 class Lanes:
@@ -35,12 +36,13 @@ class Lanes:
     def __init__(self, reader: ShardReader, options: LoaderOptions) -> None:
         self._reader = reader
         self._options = options
-        self._lanes: list[ProcessPoolExecutor] = []  # made when something is first asked for
+        self._lanes: list[ProcessPoolExecutor] = []  # started at the first request
         self._asked: dict[tuple[int, int], tuple[StreamRequest, Future[Reading]]] = {}  # by number and virtual worker
         self._ended: weakref.finalize[..., Lanes] | None = None
 
     def ask(self, request: StreamRequest) -> None:
-        overtaken = [key for key in self._asked if key[0] < request.number - 1]  # of steps that others have applied
+        # of steps that other workers have applied
+        overtaken = [key for key in self._asked if key[0] < request.number - 1]
         for key in overtaken:
             del self._asked[key]
         self._asked[request.key] = request, self._lane(request.virtual_worker).submit(_read, request)
@@ -52,7 +54,7 @@ class Lanes:
             return future.result(self._options.timeout or None)
         except TimeoutError:
             if future.done():
-                raise  # that of the script's own code
+                raise  # raised by the script's own code
             limit_s = self._options.timeout
             raise RuntimeError(f"a batch of shards has not come from its process within timeout={limit_s} s") from None
 
@@ -80,14 +82,14 @@ class Lanes:
 
 
 def _end(lanes: list[ProcessPoolExecutor], end: Event) -> None:
-    """Nobody waits for what the processes read: what they hold up with, a file system that does not answer, is no matter."""
+    """End the processes without waiting for their reads: a read may hang in a file system that does not answer."""
     end.set()
     for lane in lanes:
         lane.shutdown(wait=False, cancel_futures=True)
 
 
 def _begin(reader: ShardReader, end: Event, parent: int, init: Callable[[int], Any] | None, number: int) -> None:
-    """This process reads from now on, as long as its parent lives and has not said that it is the end."""
+    """Initialize a process for reading, which runs as long as its parent lives and has not set `end`."""
     global _reader
     _reader = reader
     torch.set_num_threads(1)
@@ -97,7 +99,7 @@ def _begin(reader: ShardReader, end: Event, parent: int, init: Callable[[int], A
 
 
 def _end_with(end: Event, parent: int) -> None:
-    """A process that is killed leaves nobody behind who waits for its requests."""
+    """End this process when its parent has been killed or sets `end`, so that no orphan waits for requests."""
     while os.getppid() == parent and not end.wait(LOOK_S):
         pass
     os._exit(1)

@@ -1,16 +1,16 @@
-"""Whether two workers have the same data: a few samples of it are read, and what they contain is compared.
+"""Whether two workers have the same data: a few samples are read, and digests of their contents are compared.
 
-A dataset is made by each worker's own script, from what its server has. Files may lack there, be older, or be listed in another
-order. So each worker makes a *fingerprint* of its dataset when it prepares: the length, and digests of some samples, whose
-numbers follow from the length. Where data is read in sequence it has the names and sizes of the files instead. A fingerprint is
-part of the training state. Whoever takes a state over compares it with its own, before it trains anything: a newcomer with the
-worker that has the state, a job that begins again with its checkpoint. So a difference is always the newcomer's, and `difference`
-names it.
+Each worker's own script builds the dataset from the files of its server. Files may be missing there, be older, or be
+listed in another order. So each worker takes a *fingerprint* of its dataset in `prepare`: the length, and digests of
+some samples, with numbers that follow from the length. For data that is read in sequence, the fingerprint has the names
+and sizes of the files instead. A fingerprint is part of the training state. A worker that takes over a state compares
+the state's fingerprint with its own before it trains: a joining worker with that of the sender, a restarting job with
+that of its checkpoint. So a difference is always the newcomer's, and `difference` names it.
 
-Looking at a dataset must not change it, nor take long. Each sample is read twice, with the same seeds: one that differs from
-itself is random beyond the seeded generators, and no evidence. What the dataset and its parts have as attributes, and the global
-generators, are afterwards what they were before. Reading ends after `LIMIT_S`; samples that were not reached, and those that
-cannot be read here and now, are no evidence either.
+Reading the dataset must not change it, nor take long. Each sample is read twice with the same seeds; a sample that
+differs from itself is random beyond the seeded generators, and no evidence. The attributes of the dataset and its
+parts, and the global generators, are restored afterwards. Reading ends after `LIMIT_S`. Samples that were not reached,
+or cannot be read at this time, are no evidence either.
 """
 
 from __future__ import annotations
@@ -38,43 +38,50 @@ from .fetching import columns
 from .generators import generators_kept
 from .shards import Shards
 
-SAMPLES = 3  # of a dataset whose samples may be long to read
-ROWS = 64  # of tensors, and of a list of samples
-FILES = 64  # files of a dataset at most, with their names and sizes in the letter
-NAMES = 100_000  # of a list of files that are looked at
+SAMPLES = 3  # of a dataset with samples that may take long to read
+ROWS = 64  # rows of tensors, or samples of a list
+FILES = 64  # files of a dataset at most that are sent with names and sizes
+NAMES = 100_000  # entries of a list of files that are considered
 LIMIT_S = 1.0
-WHOLE_BYTES = 64 << 20  # of tensors that are compared as a whole
-DEPTH = 8  # of containers in a sample
-ITEMS = 100_000  # of a sample
-OBJECTS = 200  # of a dataset's parts whose attributes are kept as they are
+WHOLE_BYTES = 64 << 20  # tensors up to this size are compared as a whole
+DEPTH = 8  # levels of nested containers in a sample
+ITEMS = 100_000  # items of a sample
+OBJECTS = 200  # parts of a dataset with attributes that are restored
 
 
 class Unlike(UserError):
-    """This worker is not like those that have the job's state. It must not train with them; they go on without it."""
+    """Raised if this worker differs from those that have the job's state. The worker must not train; the others
+    continue without it.
+    """
 
 
 class Likeness:
-    """The fingerprint of one worker's data, and what it comes to beside another's."""
+    """The fingerprint of one worker's data, to be compared with another worker's."""
 
     def __init__(
         self, dataset: Any, worker: str, now: Callable[[], float], samples: bool = True, what: str = "the dataset"
     ) -> None:
-        """worker: its name. samples: whether they have to be equal, or only as many. what: the name of the dataset."""
+        """worker: name of the worker. samples: whether samples have to be equal, or only their number. what: name of
+        the dataset in errors.
+        """
         self._worker, self._now, self._samples, self._what = worker, now, samples, what
         self._own = fingerprint(dataset, now)
         if not samples:
             self._own = {name: value for name, value in self._own.items() if name not in ("samples", "columns")}
 
     def of(self, dataset: Any, what: str) -> Likeness:
-        """That of another dataset of this worker."""
+        """Return the fingerprint of another dataset of this worker. what: name of that dataset in errors."""
         return Likeness(dataset, self._worker, self._now, self._samples, what)
 
     def plain(self) -> dict[str, Any]:
-        """As it travels to others."""
+        """Return the fingerprint as plain values, as part of the training state."""
         return {"of": self._worker, **self._own}
 
     def check(self, theirs: Mapping[str, Any] | None) -> None:
-        """theirs: what came with a state; None: with that of an older version. Raises Unlike if this worker's data differ."""
+        """Compare with the fingerprint of a received state; None, from a state of an older version, passes.
+
+        Raises Unlike if this worker's data differ.
+        """
         found = None
         if theirs is not None:
             found = difference(self._own, theirs, self._worker, str(theirs["of"]), self._what)
@@ -83,9 +90,11 @@ class Likeness:
 
 
 def fingerprint(dataset: Any, now: Callable[[], float]) -> dict[str, Any]:
-    """What `difference` compares, in plain values. dataset: map-style, or `Shards`. now: seconds, for the limit.
+    """Return the plain values that `difference` compares. dataset: map-style, or `Shards`. now: a clock in seconds, for
+    the limit.
 
-    Draws no random numbers and raises nothing, whatever the dataset does."""
+    Draws no random numbers, and raises no error of the dataset.
+    """
     if isinstance(dataset, Shards):
         lists = {name: _names(value) for name, value in _lists(dataset.source)}
         return {"size": len(dataset.shards), "names": _names(dataset.shards), "lists": lists}
@@ -100,7 +109,10 @@ def fingerprint(dataset: Any, now: Callable[[], float]) -> dict[str, Any]:
 
 
 def chosen(size: int, most: int) -> list[int]:
-    """Numbers of samples, in order: spread over the dataset, and not in step with anything in it."""
+    """Return at most `most` sample numbers in ascending order, one from each equal part, at a pseudo-random offset.
+
+    The offset keeps the choice out of step with any pattern in the dataset.
+    """
     if size <= most:
         return list(range(size))
     drawn = (derive_seed(0, "likeness", size, i) % (size // most) + i * (size // most) for i in range(most))
@@ -110,7 +122,7 @@ def chosen(size: int, most: int) -> list[int]:
 def difference(
     own: Mapping[str, Any], theirs: Mapping[str, Any], me: str, them: str, what: str = "the dataset"
 ) -> str | None:
-    """How the data of two workers, called `me` and `them`, differ, in one sentence. None: in nothing that was looked at."""
+    """Return in one sentence how the data of the workers `me` and `them` differ; None if the fingerprints agree."""
     between = f"between {them} and {me}"
     if own["size"] != theirs["size"]:
         kind = "shards" if "names" in own else "samples"
@@ -145,7 +157,9 @@ def _first_difference(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> int 
 
 
 def _reason(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """A list among the dataset's attributes that explains it."""
+    """Return the difference of a list among the dataset's attributes, which explains the difference of a sample; else
+    "".
+    """
     for name, value in own.get("lists", {}).items():
         other = theirs.get("lists", {}).get(name)
         found = None if other is None else _names_differ(value, other)
@@ -158,7 +172,7 @@ def _reason(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _samples(dataset: Any, indices: Sequence[int], now: Callable[[], float]) -> list[list[Any]]:
-    """Numbers and digests of samples that are the same whenever they are read."""
+    """Return numbers and digests of the samples that are the same in two readings."""
     end = now() + LIMIT_S
     told: list[list[Any]] = []
     many = getattr(dataset, "__getitems__", None)
@@ -174,7 +188,8 @@ def _samples(dataset: Any, indices: Sequence[int], now: Callable[[], float]) -> 
                 break
             if read(index) == first:
                 told.append([index, first])
-        except Exception:  # the dataset is the script's, and whatever it lacks now it may have when it is trained
+        # the dataset is the script's: files that are missing now may be there when training reads them
+        except Exception:
             continue
         if now() >= end:
             break
@@ -190,9 +205,12 @@ def _whole(tensor: torch.Tensor) -> str | None:
 
 
 def digest(value: Any) -> str:
-    """Of what a sample contains. Objects of the script's own classes count by their attributes, those of unknown libraries by
-    their type alone: they may have addresses in them. Absolute paths count by their last part: servers keep files in different
-    places."""
+    """Return a digest of a sample's contents.
+
+    Objects of the script's own classes count by their attributes. Objects of unknown libraries count by their type
+    alone, since their attributes may contain addresses. Absolute paths count by their last part, since servers keep
+    files in different places.
+    """
     hashed = hashlib.blake2b(digest_size=12)
     left = ITEMS
 
@@ -231,7 +249,7 @@ _NO_CONTENT = (type, types.ModuleType, types.FunctionType, types.MethodType, typ
 
 
 def _is_scripts(kind: type) -> bool:
-    """Is a class the script's own, or that of a module beside it?"""
+    """Return whether a class is defined in the script or in a module beside it."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is None or kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
         return False
@@ -239,7 +257,7 @@ def _is_scripts(kind: type) -> bool:
 
 
 def _plain_bytes(value: Any) -> bytes | None:
-    """Of what has no parts. None: of anything else."""
+    """Return the bytes of a value without parts; None for any other value."""
     match value:
         case torch.Tensor():
             return _tensor_bytes(value)
@@ -277,7 +295,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _lists(dataset: Any) -> list[tuple[str, Sequence[Any]]]:
-    """Lists of names among a dataset's attributes, as of files."""
+    """Return up to four lists of names, such as file names, among a dataset's attributes."""
     found: list[tuple[str, Sequence[Any]]] = []
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         if isinstance(value, list | tuple) and value and isinstance(_name(value[0]), str):
@@ -286,7 +304,9 @@ def _lists(dataset: Any) -> list[tuple[str, Sequence[Any]]]:
 
 
 def _name(entry: Any) -> str | None:
-    """Of a file; of a file and a class, as torchvision's `samples` have them, or a part of it."""
+    """Return the name of an entry: of a file, or of a file with its class as in torchvision's `samples`; None for other
+    entries.
+    """
     if isinstance(entry, tuple | list) and entry:
         first = _name(entry[0])
         return (
@@ -298,7 +318,9 @@ def _name(entry: Any) -> str | None:
 
 
 def _names(entries: Sequence[Any]) -> dict[str, Any]:
-    """Of a list of files: how many, digests of their names in their order and sorted, and some with their sizes."""
+    """Return the count of a list of files, digests of the names in their order and sorted, and some names with file
+    sizes.
+    """
     names = [_name(each) or "" for each in entries[:NAMES]]
     places = chosen(len(names), FILES)
     return {
@@ -315,7 +337,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _size(entry: Any) -> int | None:
-    """Of a file, in bytes. None: it is none."""
+    """Return the size of an entry's file in bytes; None if there is no such file."""
     if isinstance(entry, tuple | list) and entry:
         entry = entry[0]
     try:
@@ -345,9 +367,11 @@ def _names_differ(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | No
 
 @contextmanager
 def _attributes_kept(dataset: Any) -> Iterator[None]:
-    """What a dataset and its parts have as attributes is afterwards what it was before: counters, caches, files that are opened
-    when they are first read (which processes that read ahead must not share), generators of its own. Queues and locks, which
-    threads may be using, are left alone."""
+    """Restore the attributes of a dataset and its parts after the context.
+
+    These are counters, caches, generators, and files that are opened at the first read, which processes that read ahead
+    must not share. Queues and locks, which threads may be using, are left alone.
+    """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     contents: list[tuple[Any, Any]] = []
     states: list[Callable[[], object]] = []
@@ -388,7 +412,7 @@ def _attributes_kept(dataset: Any) -> Iterator[None]:
 
 
 def _generator_state(each: Any) -> Callable[[], object] | None:
-    """Sets a generator back to where it is now. None: it is none."""
+    """Return a function that sets a random generator back to its present state; None if `each` is no generator."""
     match each:
         case torch.Generator():
             state: Any = each.get_state()

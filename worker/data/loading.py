@@ -1,9 +1,10 @@
-"""Micro-batches for the virtual workers of this worker, read ahead in other processes if that is wanted (EasyScale 3.2, Fig. 7).
+"""Micro-batches for the virtual workers of this worker, optionally read ahead in other processes (EasyScale 3.2, Fig.
+7).
 
-What a batch contains is a pure function of (seed, step, virtual worker): the samples by `sampling.Schedule`, their random
-augmentation by a seed of their own. So it does not matter which process reads it, nor when. The data workers are shared by
-all virtual workers hosted here, and read ahead across steps and epochs. When the assignment changes, what has been read for
-others is dropped, and what is still wanted is kept.
+The content of a batch is a pure function of (seed, step, virtual worker): the samples by `sampling.Schedule`, their
+random augmentation by a seed of their own. So any process may read it at any time. The data workers are shared by all
+virtual workers that are hosted here, and read ahead across steps and epochs. When the assignment changes, batches that
+were read for other workers' virtual workers are dropped, and batches that are still wanted are kept.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .sampling import Schedule
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are read: the arguments of a `DataLoader`, by its names."""
+    """How batches are read: the arguments of a `DataLoader`, under its names."""
 
     collate_fn: Callable[[list[Any]], Any] | None = None
-    num_workers: int = 0  # processes that read ahead; 0: batches are read here, when they are asked for
+    num_workers: int = 0  # processes that read ahead; 0: batches are read in this process when they are needed
     prefetch_factor: int = 2  # batches that each of them reads ahead
     worker_init_fn: Callable[[int], Any] | None = None
-    pin_memory: bool | None = None  # None: if there is a GPU
-    timeout: float = 0  # seconds after which a batch that does not come from a process is an error; 0: never
+    pin_memory: bool | None = None  # None: pinned if there is a GPU
+    timeout: float = 0  # seconds after which a batch that has not come from a process is an error; 0: never
     multiprocessing_context: Any = None
 
 
 class Request(NamedTuple):
-    """One micro-batch, and all that reading it depends on."""
+    """One micro-batch, with everything on which reading depends."""
 
     step: int
     virtual_worker: int
@@ -45,7 +46,7 @@ class Request(NamedTuple):
 
 
 class _Reader(Dataset[Any]):
-    """Reads what a request says. Lives in the data workers' processes, or in this one."""
+    """Reads the batch of a request, in a data worker's process or in this one."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
         self.dataset = dataset
@@ -65,28 +66,28 @@ class _Reader(Dataset[Any]):
 
 
 class Loader:
-    """The micro-batches, in the order in which they are asked for."""
+    """The micro-batches, in the order in which steps request them."""
 
     reads_any = True
 
     def __init__(
         self, dataset: Any, schedule: Schedule, seed: int, device: torch.device, options: LoaderOptions | None = None
     ) -> None:
-        """A dataset with `set_epoch(epoch)` is told the epoch before its first sample."""
+        """A dataset with `set_epoch(epoch)` gets the epoch before its first sample."""
         self._options = options or LoaderOptions()
         self._reader = _Reader(dataset, self._options.collate_fn)
         self._schedule = schedule
         self._seed = seed
         self._device = device
         self._hosted = range(0)
-        self._cursor = (0, 0)  # step, virtual worker: what is to be read ahead next
+        self._cursor = (0, 0)  # step and virtual worker of the batch to be read ahead next
         self._end = 0  # step
         self._results: Iterator[tuple[tuple[int, int], Any]] | None = None
-        self._under_way: set[tuple[int, int]] = set()  # asked for, not yet received
-        self._stock: dict[tuple[int, int], Any] = {}  # received before it was wanted
+        self._under_way: set[tuple[int, int]] = set()  # requested, not yet received
+        self._stock: dict[tuple[int, int], Any] = {}  # received before it was needed
 
     def assign(self, step: int, hosted: range, end: int | None) -> None:
-        """From `step` on the virtual workers `hosted` are read, until step `end`."""
+        """Read for the virtual workers `hosted`, from `step` on until step `end`."""
         assert end is not None, "data with an index has a known number of steps"
         self._hosted = hosted
         self._end = end
@@ -94,18 +95,20 @@ class Loader:
         self._stock = {key: batch for key, batch in self._stock.items() if key[0] >= step and key[1] in hosted}
 
     def begin(self, step: int) -> None:
-        """`step` is to come: nothing has to be done for it."""
+        """Do nothing: data with an index needs no preparation for a step."""
 
     def applied(self, step: int) -> None:
-        """`step` has been applied: likewise."""
+        """Do nothing: data with an index has no state."""
 
     def close(self) -> None:
-        """The training is over. PyTorch ends its processes with their iterator."""
+        """End reading. PyTorch ends its processes with their iterator."""
         self._results = None
         self._stock.clear()
 
     def batch(self, step: int, virtual_worker: int) -> Any:
-        """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
+        """Return the micro-batch, on the device. Reading draws random numbers, so the caller seeds the generators
+        afterwards.
+        """
         if self._options.num_workers == 0:
             _, batch = self._reader[self._request(step, virtual_worker)]
         else:
@@ -113,15 +116,15 @@ class Loader:
         return move_to(batch, self._device)
 
     def again(self, step: int) -> Any:
-        """What virtual worker 0 trains in `step`, for a worker that only looks on. Read here."""
+        """Return virtual worker 0's batch of `step`, for a worker that has none of its own. Read in this process."""
         return self.elsewhere(step, 0)
 
     def elsewhere(self, step: int, virtual_worker: int) -> Any:
-        """The micro-batch of a virtual worker that is hosted elsewhere. Read here."""
+        """Return the micro-batch of a virtual worker that is hosted elsewhere. Read in this process."""
         return move_to(self._reader[self._request(step, virtual_worker)][1], self._device)
 
     def example(self, step: int) -> Any:
-        """What virtual worker 0 has trained in `step`. Read here."""
+        """Return virtual worker 0's batch of `step`. Read in this process."""
         return self.elsewhere(step, 0)
 
     def _request(self, step: int, virtual_worker: int) -> Request:
@@ -136,11 +139,11 @@ class Loader:
         if self._results is None:
             self._results = self._start()
         if key not in self._stock and key not in self._under_way:
-            self._cursor = key  # read before, in a step that is now repeated
+            self._cursor = key  # the batch was read before, in a step that is now repeated
         while key not in self._stock:
             try:
                 received, batch = next(self._results)
-            except StopIteration:  # it had come to the end, and stopped its processes
+            except StopIteration:  # the iterator had come to its end and stopped its processes
                 self._results = self._start()
                 continue
             self._under_way.discard(received)
@@ -166,7 +169,7 @@ class Loader:
         return iter(loader)
 
     def next_request(self) -> Request:
-        """What is to be read next. Raises StopIteration as long as there is nothing."""
+        """Return the next request to read ahead. Raises StopIteration as long as there is none."""
         step, virtual_worker = self._cursor
         while step < self._end:
             for candidate in range(virtual_worker, self._hosted.stop):
@@ -182,7 +185,10 @@ class Loader:
 
 
 class _Requests(Iterator[Request]):
-    """The data loader draws one whenever it has received a batch; unlike a generator it may go on after it had nothing."""
+    """Iterator from which the data loader draws a request after each received batch.
+
+    Unlike a generator, it may continue after a StopIteration.
+    """
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -196,9 +202,11 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _begin_process(worker_init_fn: Callable[[int], Any], number: int) -> None:
-    """A process that reads begins. The script finds its own dataset where PyTorch has it."""
+    """Call the script's `worker_init_fn` in a new process for reading, with the script's dataset in
+    `get_worker_info()`.
+    """
     info = get_worker_info()
     assert info is not None
     assert isinstance(info.dataset, _Reader)
-    object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses other assignments
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # the object refuses ordinary assignments
     worker_init_fn(number)

@@ -1,26 +1,29 @@
-"""Which samples of which shard a virtual worker trains in a step, where shards can only be read in sequence. Pure.
+"""Which samples of which shard a virtual worker trains in a step, if shards can only be read in sequence. Pure.
 
-EDL (5.3) hands partitions out on demand: its leader deals them from a random permutation, each worker tells its offset after
-every mini-batch, and a leaver's rest goes to another. Which sample is trained when then depends on who asked first, which EDL
-accepts. Here the same partitions go to *virtual* workers, and what is handed out is a function of the shards' lengths and the
-seed alone. So the order of samples is the same for every number of workers and after any loss, and nobody has to ask a leader.
+EDL (5.3) hands partitions out on demand: its leader deals them from a random permutation, each worker reports its
+offset after every mini-batch, and the rest of a leaving worker's partition goes to another worker. The order of samples
+then depends on which worker asks first, which EDL accepts. Here the same partitions go to *virtual* workers, and the
+assignment is a function of the shards' lengths and the seed alone. So the order of samples is the same for every number
+of workers and after any loss, and no worker has to ask a leader.
 
-The state of a step (`Stand`) says which part of which shard each *stream* reads, one stream for each virtual worker, and which
-shards wait. Stream j takes `batch_size` samples. If its part ends on the way, it goes on in the same batch with the waiting
-shards number j, j + N, j + 2N and so on, which no other stream touches in this step. Shards that were not begun keep waiting.
-A stream without a part gets the first that waits. If none waits, it gets every second sample of what another has to read: so
-all have work until an epoch's end, and a job may have fewer shards than virtual workers.
+The state of a step (`Stand`) says which part of which shard each *stream* reads, with one stream for each virtual
+worker, and which shards wait. Stream j takes `batch_size` samples. If its part ends on the way, the same batch
+continues with the waiting shards number j, j + N, j + 2N and so on, which no other stream touches in this step. Shards
+that were not begun keep waiting. A stream without a part gets the first waiting shard. If none waits, it gets every
+second sample of another stream's rest: so all streams have work until an epoch's end, and a job may have fewer shards
+than virtual workers.
 
-A shard's length is not known before its end has been read. So the batches of step s + 1 are read before step s ends. The lengths
-that are met there are told in band (`HandOut.learn`), so that at the boundary all workers know those that step s + 1 depends on.
-An epoch ends when no stream has a sample left; by then all lengths are known, and from then on nothing has to be told.
+A shard's length is unknown until its end has been read. So the batches of step s + 1 are read before step s ends. The
+lengths that are found there are sent in band (`HandOut.learn`), so that at the boundary all workers know the lengths on
+which step s + 1 depends. An epoch ends when no stream has a sample left; by then all lengths are known, and no more are
+sent.
 
-Parts of a dataset that divides itself have other lengths in each epoch (`Rules.volatile`), so these are learnt anew. Whether an
-epoch ends is found out only by reading on. So a stream that finds nothing more to read also reads its first batch of the next
-epoch (`HandOut.next_first`), and the ends that it meets there are told as well.
+Parts of a dataset that divides itself have other lengths in each epoch (`Rules.volatile`), so these lengths are learnt
+again in each. Then only reading on reveals the end of an epoch. So a stream with nothing more to read also reads its
+first batch of the next epoch (`HandOut.next_first`), and the ends that it meets there are sent as well.
 
-Towards an epoch's end streams run dry at different times. Those that have samples in a step are moved to the front: the
-virtual workers without any are the last ones, as in a short last step of `sampling`.
+Towards an epoch's end streams run out at different times. Streams with samples in a step are moved to the front: the
+virtual workers without samples are the last ones, as in a short last step of `sampling`.
 """
 
 from __future__ import annotations
@@ -38,20 +41,22 @@ from ..virtual import derive_seed
 
 @dataclass(frozen=True)
 class Partition:
-    """Samples `first`, `first + stride`, ... of a shard, to its end. Counted from 0."""
+    """Samples `first`, `first + stride`, ... of a shard, to its end. Samples are counted from 0."""
 
     shard: int
     first: int = 0
     stride: int = 1
 
     def left(self, length: int | None) -> float:
-        """How many samples that are; infinitely many as far as is known if the shard's length is not."""
+        """Return the number of samples in the partition, for a shard of `length` samples; infinity for None, an unknown
+        length.
+        """
         if length is None:
             return float("inf")
         return max(0, -(-(length - self.first) // self.stride))
 
     def after(self, count: int) -> Partition:
-        """What is left of it after so many samples."""
+        """Return the rest of the partition after its first `count` samples."""
         return replace(self, first=self.first + count * self.stride)
 
 
@@ -65,22 +70,22 @@ class Piece:
 
 @dataclass(frozen=True)
 class Share:
-    """What one virtual worker reads in a step."""
+    """Samples that one virtual worker reads in a step."""
 
-    stream: int  # that it comes from
+    stream: int  # from which the samples come
     pieces: tuple[Piece, ...]
-    rest: Partition | None  # where the stream goes on
-    begun: tuple[int, ...]  # shards that waited before
+    rest: Partition | None  # where the stream continues in the next step
+    begun: tuple[int, ...]  # waiting shards that the stream begins in this step
 
     @property
     def count(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return sum(piece.count for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class Stand:
-    """What each stream reads from one step on, and what waits."""
+    """State of the hand-out at a step: the part that each stream reads, and the shards that wait."""
 
     epoch: int
     parts: tuple[Partition | None, ...]  # by stream
@@ -88,14 +93,17 @@ class Stand:
 
     @property
     def dry(self) -> bool:
-        """Is there nothing left to read in the epoch, as far as lengths are known?"""
+        """Whether nothing is left to read in the epoch, as far as lengths are known."""
         return not self.waiting and all(part is None for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the hand-out depends on beside the lengths. shards: how many there are. batch_size: of one virtual worker. volatile:
-    each epoch has shards of other lengths."""
+    """Parameters of the hand-out beside the lengths.
+
+    shards: their number. batch_size: samples of one virtual worker in a step. volatile: shards have other lengths in
+    each epoch.
+    """
 
     shards: int
     virtual_workers: int
@@ -105,7 +113,7 @@ class Rules:
     volatile: bool = False
 
     def begin(self, epoch: int, lengths: Mapping[int, int]) -> Stand:
-        """An epoch begins."""
+        """Return the state at the beginning of an epoch."""
         order = numpy.arange(self.shards)
         if self.shuffle:  # as in `sampling`: by raw keys, which stay the same in all versions of NumPy
             keys = numpy.random.PCG64(derive_seed(self.seed, "shards", epoch)).random_raw(self.shards)
@@ -114,7 +122,7 @@ class Rules:
         return self._supply(Stand(epoch, empty, tuple(order.tolist())), lengths)
 
     def follow(self, stand: Stand, lengths: Mapping[int, int]) -> Stand:
-        """What holds after the step. lengths: of all shards that end in it, and of others."""
+        """Return the state after the step. lengths: of all shards that end in the step; may include others."""
         shares = self.shares(stand, lengths)
         begun = {shard for share in shares for shard in share.begun}
         waiting = tuple(shard for shard in stand.waiting if shard not in begun) if begun else stand.waiting
@@ -122,16 +130,16 @@ class Rules:
         return self.after(stand.epoch, lengths) if following.dry else following
 
     def after(self, epoch: int, lengths: Mapping[int, int]) -> Stand:
-        """The beginning of the epoch that follows."""
+        """Return the state at the beginning of the epoch after `epoch`."""
         return self.begin(epoch + 1, {} if self.volatile else lengths)
 
     def shares(self, stand: Stand, lengths: Mapping[int, int]) -> list[Share]:
-        """By virtual worker, those with samples first. lengths: as in `follow`."""
+        """Return the samples of each virtual worker in the step, those with samples first. lengths: as in `follow`."""
         found = [self._share(stand, stream, lengths) for stream in range(self.virtual_workers)]
         return _filled_first(found)
 
     def reads(self, stand: Stand, stream: int) -> Iterator[Partition]:
-        """What the stream reads one after the other until its batch is full."""
+        """Yield the partitions that the stream reads one after the other until its batch is full."""
         part = stand.parts[stream]
         own = () if part is None else (part,)
         return chain(own, map(Partition, stand.waiting[stream :: self.virtual_workers]))
@@ -156,7 +164,9 @@ class Rules:
         return Share(stream, tuple(pieces), rest, tuple(begun))
 
     def _supply(self, stand: Stand, lengths: Mapping[int, int]) -> Stand:
-        """Give the streams that have nothing something to read."""
+        """Give each stream without a partition something to read: a waiting shard, or part of another stream's
+        partition.
+        """
         if all(part is not None for part in stand.parts):
             return stand
         parts, waiting = list(stand.parts), [*stand.waiting]
@@ -169,7 +179,7 @@ class Rules:
         return replace(stand, parts=tuple(parts), waiting=tuple(waiting))
 
     def _divide(self, parts: list[Partition | None], stream: int, lengths: Mapping[int, int]) -> None:
-        """Let the stream have every second sample of the longest part there is, if that is more than one batch."""
+        """Give the stream every second sample of the longest partition, if that has more than one batch."""
         longest, least, owner = 0.0, 0, -1
         for other, part in enumerate(parts):
             if part is not None:
@@ -182,7 +192,9 @@ class Rules:
 
 
 def _filled_first(shares: list[Share]) -> list[Share]:
-    """The same, but where one is empty the last that is not takes its place: most stay where they are."""
+    """Return the shares with empty ones at the end. The last filled share takes the place of an empty one, so that most
+    stay.
+    """
     last = len(shares) - 1
     for position in range(len(shares)):
         while last > position and not shares[last].count:
@@ -193,16 +205,18 @@ def _filled_first(shares: list[Share]) -> list[Share]:
 
 
 class HandOut:
-    """Where a job is in its shards, as every worker knows it; it travels with the state."""
+    """A job's position in its shards, as every worker knows it; part of the training state."""
 
     def __init__(self, rules: Rules, names: tuple[str, ...]) -> None:
-        """names: of the shards, for errors, and to know them again."""
+        """names: of the shards, for errors and to recognize them after a restart."""
         self.rules = rules
         self.names = names
-        self._known: dict[int, dict[int, int]] = {}  # by epoch: lengths by shard, as of the step to come
-        self.begun = False  # are the lengths known on which the step to come depends? Not before a job's first step
-        self._stand: Stand | None = None  # of the step to come; None: nothing has been read yet
-        self._learnt: dict[int, dict[int, int]] = {}  # likewise: in the step in progress
+        self._known: dict[int, dict[int, int]] = {}  # by epoch: lengths by shard, as of the next step
+        # whether the lengths are known on which the next step depends; False before a job's first step
+        self.begun = False
+        self._stand: Stand | None = None  # of the next step; None: nothing has been read yet
+        # by epoch: lengths by shard that were learnt in the step in progress
+        self._learnt: dict[int, dict[int, int]] = {}
         self._shares: list[Share] | None = None
         self._following: Stand | None = None
 
@@ -214,7 +228,7 @@ class HandOut:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """By shard, in samples: those that the step to come depends on, and others."""
+        """Known lengths by shard, in samples: those on which the next step depends, and perhaps others."""
         return self._of(self._known, self.epoch)
 
     def _of(self, lengths: dict[int, dict[int, int]], epoch: int) -> dict[int, int]:
@@ -222,26 +236,29 @@ class HandOut:
 
     @property
     def epoch(self) -> int:
-        """Of the step to come."""
+        """Epoch of the next step."""
         return self.stand.epoch
 
     @property
     def shares(self) -> list[Share]:
-        """Of the step to come, by virtual worker."""
+        """Samples of each virtual worker in the next step."""
         if self._shares is None:
             self._shares = self.rules.shares(self.stand, self.lengths)
         return self._shares
 
     @property
     def following(self) -> Stand:
-        """Of the step after the one to come: what has to be read now, to learn which shards end there."""
+        """State after the next step, which has to be read now to learn which shards end there."""
         if self._following is None:
             self._following = self.rules.follow(self.stand, self.lengths)
         return self._following
 
     def next_first(self, stream: int, empty: bool) -> Stand | None:
-        """What the stream has to read of the next epoch now, since it has nothing to read in this one. empty: nothing came of its
-        batch of the step after the one to come. None: it does not have to."""
+        """Return the state of the next epoch if the stream has to read its first batch there now, since this epoch has
+        no more; else None.
+
+        empty: the stream's batch of the step after the next one had no sample.
+        """
         following = self.following
         dry = empty or following.parts[stream] is None
         if self.rules.volatile and following.epoch == self.epoch and dry:
@@ -249,7 +266,10 @@ class HandOut:
         return None
 
     def first(self, lengths: Mapping[int, int]) -> None:
-        """All batches of the step to come have been read, and met these shards' ends. Raises UserError without a sample."""
+        """Take over the lengths of shards of which the ends were met in reading the job's first step.
+
+        Raises UserError if no shard has a sample, or if a length differs from an earlier reading.
+        """
         self._check(lengths, self.epoch)
         self.lengths.update(lengths)
         self.begun = True
@@ -257,12 +277,15 @@ class HandOut:
         self._skip_what_is_dry()
 
     def learn(self, lengths: Mapping[int, int], epoch: int) -> None:
-        """In the step in progress these ends have been met, by whoever read the batches of the next. Raises UserError."""
+        """Take over lengths that some worker found in the step in progress, by reading the next batches.
+
+        Raises UserError if a length differs from an earlier reading.
+        """
         self._check(lengths, epoch)
         self._of(self._learnt, epoch).update(lengths)
 
     def applied(self) -> None:
-        """The step in progress is over: the next one is to come."""
+        """End the step in progress: the state moves on to the next step."""
         self._stand = self.following
         for key, learnt in self._learnt.items():
             self._known.setdefault(key, {}).update(learnt)
@@ -270,13 +293,13 @@ class HandOut:
         self._skip_what_is_dry()
 
     def unknown(self, lengths: Mapping[int, int], epoch: int) -> dict[int, int]:
-        """Those of `lengths` that are not known yet. Raises UserError if others are known to be different."""
+        """Return those of `lengths` that are not known yet. Raises UserError if a known length differs."""
         self._check(lengths, epoch)
         known = self._of(self._known, epoch)
         return {shard: length for shard, length in lengths.items() if shard not in known}
 
     def _skip_what_is_dry(self) -> None:
-        """The end of the epoch may have been found only by reading on."""
+        """Move to the next epoch if the step has no sample: the end of an epoch may be found only by reading on."""
         if not any(share.count for share in self.shares):
             if not any(self.lengths.values()):
                 raise UserError(f"none of the {self.rules.shards} shards has a sample")
@@ -301,7 +324,7 @@ class HandOut:
     # -- as it travels
 
     def state(self) -> dict[str, Any]:
-        """In plain values, as of the boundary before the step to come."""
+        """Return the position in plain values, as of the boundary before the next step."""
         stand = self.stand
         return {
             "names": self._names_digest(),
@@ -317,7 +340,7 @@ class HandOut:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take it over. Raises UserError if it is that of other shards, PeerError if it is none."""
+        """Take over a position. Raises UserError if the position is that of other shards, PeerError if it is malformed."""
         if state["names"] != self._names_digest():
             raise UserError("another dataset: the training state is that of other shards, or of another number of them")
         try:
@@ -337,7 +360,9 @@ class HandOut:
 
 
 def weights(counts: Iterable[int]) -> list[float]:
-    """What to multiply each virtual worker's mean gradient by, so that the mean over all of them is that over their samples."""
+    """Return the weight of each virtual worker's mean gradient, with which the mean over virtual workers is the mean
+    over samples.
+    """
     each = list(counts)
     total = sum(each)
     return [count * len(each) / total for count in each]

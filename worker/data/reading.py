@@ -1,11 +1,14 @@
-"""Reads shards in sequence for the virtual workers of one process (EasyScale 3.2: a data worker serves several of them).
+"""Reads shards in sequence for the virtual workers of one process (EasyScale 3.2: a data worker serves several of
+them).
 
-For each virtual worker one shard is open, and stands at some sample. A request that begins further on reads up to there; one that
-begins before it opens the shard again. The samples of the last batches are kept, so that a step that is repeated reads nothing.
-Samples that know where they stand, by `state_dict()`, are asked now and then (`Mark`); who opens the shard later begins there.
+For each virtual worker one shard is open, at some sample. A request for a later sample reads up to it; a request for an
+earlier one opens the shard again. The samples of the last batches are kept, so that a repeated step reads nothing. If
+the samples' iterable has `state_dict()`, its state is recorded now and then (`Mark`), and a worker that opens the shard
+later begins there.
 
-What is drawn at random while a sample is read depends on the seed, the epoch, the shard and the sample's number alone: the
-generators are seeded for each sample. So it does not matter who reads it, nor from where, nor how far ahead.
+Random numbers that are drawn while a sample is read depend on the seed, the epoch, the shard and the sample's number
+alone: the generators are seeded for each sample. So the sample is the same in any process, from any start, however far
+ahead it is read.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ from .partitions import Partition, Piece
 from .shards import Shards
 
 SPREAD = 0x9E3779B97F4A7C15  # seeds of neighbouring samples differ in all their bits (Steele et al., 2014: SplitMix)
-KEPT_BATCHES = 3  # that of the step in progress, of the next one, and one for a step that another has applied
+KEPT_BATCHES = 3  # of the step in progress, of the next step, and of a step that another worker has applied
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a shard can be opened: before its sample `at`, with this state."""
+    """A position at which a shard can be opened: before its sample `at`, with this state."""
 
     epoch: int
     shard: int
@@ -38,26 +41,26 @@ class Mark:
 
 @dataclass(frozen=True)
 class StreamRequest:
-    """One micro-batch, and all that reading it depends on."""
+    """Request for one micro-batch, with everything on which reading depends."""
 
-    number: int  # of the batch: that of the step, where each step has another
+    number: int  # of the batch; equal to the step if each step has another batch
     virtual_worker: int
     epoch: int
-    part: Partition | None  # that is read first
-    waiting: tuple[int, ...]  # shards that follow it
-    pieces: tuple[Piece, ...] | None  # exactly these instead, where they are known
+    part: Partition | None  # read first
+    waiting: tuple[int, ...]  # shards that are read after `part`
+    pieces: tuple[Piece, ...] | None  # exactly these samples instead, if they are known
     size: int  # samples at most
     seed: int  # of the job
-    marks: tuple[Mark, ...] = ()  # of the shards to be read, if there are any
-    wants_mark: bool = False  # of where it begins
-    peeks: bool = False  # only the ends are wanted: no batch
+    marks: tuple[Mark, ...] = ()  # known marks of the shards to be read
+    wants_mark: bool = False  # a mark is wanted of the position where the request begins
+    peeks: bool = False  # only the ends of shards are wanted, no batch
 
     @property
     def key(self) -> tuple[int, int]:
         return self.number, self.virtual_worker
 
     def partitions(self) -> Iterator[tuple[Partition, int]]:
-        """What is read one after the other, at most so many samples of each."""
+        """Yield the partitions to read one after the other, each with the greatest number of its samples."""
         if self.pieces is not None:
             yield from ((piece.partition, piece.count) for piece in self.pieces)
             return
@@ -68,21 +71,21 @@ class StreamRequest:
 
 @dataclass(frozen=True)
 class Reading:
-    """What came of a request. batch: None if there was no sample. ended: lengths of the shards whose ends were met."""
+    """Result of a request. batch: None without a sample. ended: lengths of the shards of which the ends were met."""
 
     epoch: int
     pieces: tuple[Piece, ...]
     batch: Any
     ended: dict[int, int]
-    mark: Mark | None = None  # at or before its first sample
+    mark: Mark | None = None  # at or before the first sample
 
 
 class _Shard:
-    """One that is open."""
+    """An open shard."""
 
     def __init__(self, shards: Shards, number: int, epoch: int, seed: int, mark: Mark | None) -> None:
         self.number, self.epoch = number, epoch
-        self.at = mark.at if mark is not None else 0  # the sample that comes next
+        self.at = mark.at if mark is not None else 0  # number of the next sample
         self.ended = False
         self._seed = derive_seed(seed, "shard", epoch, number)
         seed_everything(self._seed)
@@ -96,7 +99,7 @@ class _Shard:
         self._iterator = iter(samples)
 
     def next(self) -> Any:
-        """The next sample. Raises StopIteration at the end."""
+        """Return the next sample. Raises StopIteration at the end."""
         seed_everything((self._seed + (self.at + 1) * SPREAD) % 2**63)
         try:
             sample = next(self._iterator)
@@ -107,7 +110,7 @@ class _Shard:
         return sample
 
     def mark(self) -> Mark | None:
-        """Where it stands, if its samples can tell."""
+        """Return a mark of the present position; None if the samples have no `state_dict`."""
         if not self._can_mark or not self.at or self.ended:
             return None
         assert self._state_dict is not None
@@ -119,13 +122,15 @@ class _Shard:
 
 
 class ShardReader:
-    """Reads what requests say. Lives in this process, or in one of its own."""
+    """Reads the samples of requests, in the training process or in a process for reading."""
 
     def __init__(
         self, shards: Shards, collate: Callable[[list[Any]], Any] | None, keeps: bool, copies: bool = False
     ) -> None:
-        """keeps: samples may be kept, since nobody changes them: batches share no memory with them, or are copied on their way.
-        copies: batches are made of copies of the samples, so that they share none."""
+        """keeps: samples may be kept for repeated steps, because no code changes them: batches share no memory with
+        them, or are copied on their way. copies: batches are made of copies of the samples, so that they share no
+        memory.
+        """
         self._shards = shards
         self._collate = collate or default_collate
         self._keeps = keeps
@@ -134,14 +139,14 @@ class ShardReader:
         self._kept: dict[int, dict[tuple[int, int, int], Any]] = {}  # by virtual worker: by epoch, shard and number
 
     def keep_only(self, virtual_workers: Iterable[int]) -> None:
-        """Others are read elsewhere from now on."""
+        """Close the shards of all other virtual workers, which are read elsewhere from now on."""
         wanted = set(virtual_workers)
         for virtual_worker in [each for each in self._open if each not in wanted]:
             self._open.pop(virtual_worker).close()
             self._kept.pop(virtual_worker, None)
 
     def read(self, request: StreamRequest) -> Reading:
-        """Raises UserError if a shard has ended before the samples that it had when it was read before."""
+        """Read a request. Raises UserError if a shard ends before samples that it had in an earlier reading."""
         samples: list[Any] = []
         pieces: list[Piece] = []
         ended: dict[int, int] = {}
@@ -163,7 +168,7 @@ class ShardReader:
         return Reading(request.epoch, tuple(pieces), self._collate(samples), ended, mark)
 
     def _read_part(self, request: StreamRequest, partition: Partition, count: int, ended: dict[int, int]) -> list[Any]:
-        """So many samples of a partition, or all if it has fewer: then its shard's length is in `ended`."""
+        """Return `count` samples of a partition, or all if there are fewer; then `ended` gets the shard's length."""
         found: list[Any] = []
         kept = self._kept.setdefault(request.virtual_worker, {})
         first, stride = partition.first, partition.stride
@@ -185,7 +190,7 @@ class ShardReader:
         return found
 
     def _pull(self, request: StreamRequest, number: int, wanted: int) -> Any:
-        """Sample `wanted` of a shard, from its source. Raises StopIteration if it has none."""
+        """Return sample `wanted` of a shard, from its source. Raises StopIteration if the shard is shorter."""
         shard = self._open.get(request.virtual_worker)
         if shard is None or (shard.number, shard.epoch) != (number, request.epoch) or shard.at > wanted:
             if shard is not None:
@@ -199,7 +204,7 @@ class ShardReader:
         return shard.next()
 
     def _mark(self, request: StreamRequest) -> Mark | None:
-        """Where the shard stands that the request begins with, if that is before its first sample."""
+        """Return a mark of the shard with which the request begins, if the shard is at or before the first sample."""
         shard, part = self._open.get(request.virtual_worker), request.part
         if shard is None or part is None or (shard.number, shard.epoch) != (part.shard, request.epoch):
             return None
@@ -214,6 +219,6 @@ class ShardReader:
 
 
 def _nearest(request: StreamRequest, shard: int, wanted: int) -> Mark | None:
-    """The last mark from which sample `wanted` of a shard can be reached."""
+    """Return the last mark from which sample `wanted` of a shard can be reached."""
     fit = [each for each in request.marks if (each.epoch, each.shard) == (request.epoch, shard) and each.at <= wanted]
     return max(fit, key=lambda each: each.at, default=None)

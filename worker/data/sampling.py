@@ -1,14 +1,15 @@
-"""Data read serially (Elan V-C): the state of the data is one integer, the step.
+"""Data with an index, read serially (Elan V-C): the state of the data is one integer, the step.
 
-An epoch has an order of samples, which is a function of (job seed, epoch). Step s of it takes the next N*B of them, cut into N
-contiguous slices, one for each virtual worker. Whatever happens to the number of workers in between, every epoch visits every
-sample of its order exactly once, and nothing has to be handed over. Where a script has batches of its own (`batch_sampler`), step
-s takes the next N of those, one for each virtual worker.
+An epoch has an order of samples, which is a function of (job seed, epoch). Step s takes the next N * B samples, cut
+into N contiguous slices, one for each virtual worker. Whatever happens to the number of workers, every epoch visits
+every sample of its order exactly once, and no data state has to be handed over. If a script has batches of its own
+(`batch_sampler`), step s takes the next N of these, one for each virtual worker.
 
-The last step of an epoch may be short. Its slices then differ in size, and some may be empty; `weight` makes up for it, so
+The last step of an epoch may be short. Its slices then differ in size, and some may be empty; `weight` compensates, so
 that the mean over virtual workers is the mean over the step's samples. The same holds for batches of different sizes.
 
-A job may make several updates from one batch (`updates`): each is a step, and so many steps after each other have one batch.
+A job may make several updates from one batch (`updates`): each update is a step, and that many consecutive steps have
+the same batch.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from ..virtual import derive_seed
 
 
 class Order(Protocol):
-    """The samples, or batches of samples, of each epoch."""
+    """The order of samples, or of batches of samples, in each epoch."""
 
     size: int  # the same in every epoch
 
     def of(self, epoch: int) -> Sequence[Any]:
-        """Those of one epoch, in their order: the same on every worker, whenever it asks."""
+        """Return the order of one epoch: the same on every worker, whenever it is requested."""
 
     def fingerprint(self, epoch: int) -> int:
-        """63 bits that are different, as good as certainly, where the order is."""
+        """Return 63 bits of a digest of the epoch's order."""
 
 
 class OwnOrder:
-    """A permutation of a data set, or its own order."""
+    """The runtime's own order of a dataset: a permutation, or the dataset's order."""
 
     def __init__(self, size: int, seed: int, shuffle: bool) -> None:
         self.size = size
         self._seed = seed
         self._shuffle = shuffle
         self._drawn: tuple[int, Sequence[Any]] = (-1, ())
-        self._printed = (-1, 0)  # the last fingerprint, which every step of an epoch asks for
+        self._printed = (-1, 0)  # the last fingerprint, which every step of an epoch needs
 
     def of(self, epoch: int) -> Sequence[Any]:
         if not self._shuffle:
@@ -61,7 +62,7 @@ class OwnOrder:
 
 
 class _Numbers(Sequence[int]):
-    """An array whose slices are lists of plain numbers."""
+    """An array of which slices are lists of plain numbers."""
 
     def __init__(self, array: numpy.ndarray[Any, numpy.dtype[numpy.int64]]) -> None:
         self._array = array
@@ -76,10 +77,12 @@ class _Numbers(Sequence[int]):
 class Schedule:
     """Which samples each virtual worker trains in each step of the job (`feed.Sampling`)."""
 
-    next_epoch: int | None = None  # it follows from the step
+    next_epoch: int | None = None  # None: the epoch follows from the step
 
     def __init__(self, order: Order, virtual_workers: int, steps: int, updates: int) -> None:
-        """steps: in which an epoch's data are read. updates: that are made from the batches of each."""
+        """steps: number of steps with different data in an epoch. updates: number of updates made from the batches of
+        each.
+        """
         self.order = order
         self.virtual_workers = virtual_workers
         self.updates = updates
@@ -87,37 +90,39 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Updates in one epoch."""
+        """Number of updates in one epoch."""
         return self._steps * self.updates
 
     @property
     def samples_per_step(self) -> int:
-        """Of a full step, where all have one size; else the mean."""
+        """Samples in a full step; the mean if batches differ in size."""
         raise NotImplementedError
 
     def total_steps(self, epochs: int) -> int | None:
-        """Of a job of so many epochs."""
+        """Return the number of steps in a job of `epochs` epochs."""
         return epochs * self.steps_per_epoch
 
     def epoch(self, step: int) -> int:
-        """To which a step belongs."""
+        """Return the epoch to which a step belongs."""
         return step // self.steps_per_epoch
 
     def indices(self, step: int, virtual_worker: int) -> list[Any]:
-        """Samples of `virtual_worker` in `step`; may be empty in a short last step."""
+        """Return the samples of `virtual_worker` in `step`; may be empty in a short last step."""
         return self._indices(*self._reading(step), virtual_worker)
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
-        """Whether `virtual_worker` has any sample in `step`."""
+        """Return whether `virtual_worker` has any sample in `step`."""
         return self._sizes(*self._reading(step))[virtual_worker] > 0
 
     def weight(self, step: int, virtual_worker: int) -> float:
-        """What to multiply a mean gradient by, so that the mean over all N virtual workers is that over the step's samples."""
+        """Return the factor of a mean gradient with which the mean over all N virtual workers is the mean over the
+        step's samples.
+        """
         sizes = self._sizes(*self._reading(step))
         return sizes[virtual_worker] * self.virtual_workers / sum(sizes)
 
     def _reading(self, step: int) -> tuple[int, int]:
-        """The epoch of a step, and which of its batches it trains."""
+        """Return the epoch of a step, and the number of its batches within the epoch."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return epoch, within // self.updates
 
@@ -125,12 +130,12 @@ class Schedule:
         raise NotImplementedError
 
     def _sizes(self, epoch: int, step: int) -> Sequence[int]:
-        """Samples of each virtual worker."""
+        """Return the number of samples of each virtual worker."""
         raise NotImplementedError
 
 
 class SerialSampler(Schedule):
-    """Slices of an order of samples."""
+    """Schedule that cuts an order of samples into slices."""
 
     def __init__(
         self,
@@ -140,8 +145,11 @@ class SerialSampler(Schedule):
         drop_last: bool = False,
         updates: int = 1,
     ) -> None:
-        """batch_size: samples of one virtual worker in a full step. drop_last: leave out a last step that would be short.
-        Raises UserError where there would be nothing to train."""
+        """batch_size: samples of one virtual worker in a full step. drop_last: leave out a last step that would be
+        short.
+
+        Raises UserError if no step would remain.
+        """
         full = virtual_workers * batch_size
         size = order.size
         if size < 1:
@@ -169,11 +177,14 @@ class SerialSampler(Schedule):
 
 
 class BatchSchedule(Schedule):
-    """Batches of the script's own, handed to the virtual workers in turn."""
+    """Schedule that hands the script's own batches to the virtual workers in turn."""
 
     def __init__(self, order: Order, virtual_workers: int, drop_last: bool = False, updates: int = 1) -> None:
-        """order: of batches, each a list of samples. drop_last: leave out a last step with less than a batch for each virtual
-        worker. Raises UserError where there would be nothing to train."""
+        """order: of batches, each a list of samples. drop_last: leave out a last step with fewer batches than virtual
+        workers.
+
+        Raises UserError if no step would remain.
+        """
         if order.size < 1:
             raise UserError("batch_sampler= has no batch")
         if drop_last and order.size < virtual_workers:
@@ -199,7 +210,7 @@ class BatchSchedule(Schedule):
 
 
 def fingerprint(order: Sequence[Any]) -> int:
-    """63 bits of an order that a script has drawn."""
+    """Return 63 bits of a digest of an order that a script has drawn."""
     try:
         numbers = numpy.asarray(order)
         text = numbers.astype(numpy.int64).tobytes() if numbers.dtype.kind in "iu" else repr(order).encode()

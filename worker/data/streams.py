@@ -1,11 +1,13 @@
-"""The micro-batches of shards that are read in sequence: what `sampling` and `loading` are for data that has an index.
+"""Micro-batches of shards that are read in sequence: the counterpart of `sampling` and `loading` for data with an
+index.
 
-`partitions` says which virtual worker reads what; `reading` reads it. This module keeps what has been read one step ahead, and
-tells the other workers which shards have ended there (`inband.Participant`). So all know at each boundary how many samples each
-virtual worker has in the step to come, and whether there is one in this epoch.
+`partitions` says which virtual worker reads which samples; `reading` reads them. This module keeps the batches that
+have been read one step ahead, and sends other workers the lengths of shards that have ended there
+(`inband.Participant`). So at each boundary all workers know how many samples each virtual worker has in the next step,
+and whether the epoch has another step.
 
-Where a job makes several updates from one batch (`updates`), so many steps after each other have the same *number*, and the same
-batches. What is told, is told in the last of them.
+If a job makes several updates from one batch (`updates`), that many consecutive steps have the same batch *number*, and
+the same batches. Lengths are sent in the last of these steps.
 """
 
 from __future__ import annotations
@@ -25,30 +27,30 @@ from .reading import Mark, Reading, ShardReader, StreamRequest
 from .shards import Shards
 
 MARK_STEPS = (
-    128  # so often all are told where shards stand: whoever takes one over reads no more than the samples since
+    128  # steps between marks: a worker that takes over a shard reads no more than the samples since the last mark
 )
 
 
 class Source(Protocol):
-    """Who reads."""
+    """Reader of shards: in this process, or in processes of its own."""
 
-    reads_at_once: bool  # in `ask`, which may raise what reading raises
+    reads_at_once: bool  # whether `ask` reads, and may raise the errors of reading
 
     def ask(self, request: StreamRequest) -> None:
-        """It will be wanted."""
+        """Announce a request that `get` will fetch."""
 
     def get(self, request: StreamRequest) -> Reading:
-        """What came of it. Raises what reading raised."""
+        """Return the result of a request. Raises the errors of reading."""
 
     def keep_only(self, virtual_workers: range) -> None:
-        """Others are read elsewhere from now on."""
+        """Drop the state of virtual workers other than these: other workers read them from now on."""
 
     def close(self) -> None:
-        """Nothing will be asked for any more."""
+        """End reading: no further request comes."""
 
 
 class Here:
-    """This process reads, as soon as something is asked for: reading draws random numbers, and may do so now."""
+    """Source in this process, which reads in `ask`: reading draws random numbers, and may do so at that time."""
 
     reads_at_once = True
 
@@ -74,11 +76,11 @@ class Streams:
 
     name = "shards"
     slots = 0
-    reads_any = False  # a shard would have to be read from its beginning
-    steps_per_epoch: int | None = None  # nobody knows, before the end of an epoch
+    reads_any = False  # the batch of another worker's virtual worker would need its shard read from the beginning
+    steps_per_epoch: int | None = None  # unknown before the end of an epoch
 
     def __init__(self, shards: Shards, rules: Rules, source: Source, device: torch.device, updates: int = 1) -> None:
-        """updates: that are made from each batch."""
+        """updates: number of updates made from each batch."""
         self.virtual_workers = rules.virtual_workers
         self.batch_size = rules.batch_size
         self.samples_per_step = rules.virtual_workers * rules.batch_size
@@ -91,29 +93,31 @@ class Streams:
         self._end: int | None = None
         self._epochs = 0
         self._last: Any = None
-        self._asked: dict[tuple[int, int], StreamRequest] = {}  # by number and virtual worker: under way
-        self._stock: dict[tuple[int, int], Reading] = {}  # read, and not given away yet
-        self._firsts: dict[tuple[int, int], Reading] = {}  # what an epoch begins with, by epoch and virtual worker
-        self._marks: dict[int, Mark] = {}  # by shard: where it can be opened, as all workers know
+        self._asked: dict[tuple[int, int], StreamRequest] = {}  # by number and virtual worker: requested
+        self._stock: dict[tuple[int, int], Reading] = {}  # read, and not trained yet
+        self._firsts: dict[tuple[int, int], Reading] = {}  # first batches of an epoch, by epoch and virtual worker
+        self._marks: dict[int, Mark] = {}  # by shard: where it can be opened; the same on all workers
 
     # -- which samples
 
     @property
     def next_epoch(self) -> int:
-        """That of the step to come."""
+        """Epoch of the next step."""
         return self._hand_out.epoch
 
     def total_steps(self, epochs: int) -> int | None:
-        """Of a job of so many epochs: nobody knows."""
+        """Return None: the number of steps in `epochs` epochs is unknown. Keeps the number of epochs."""
         self._epochs = epochs
         return None
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
-        """Whether it has any in the step to come."""
+        """Return whether the virtual worker has samples in the next step."""
         return self._share(virtual_worker).count > 0
 
     def weight(self, step: int, virtual_worker: int) -> float:
-        """What to multiply a mean gradient by, so that the mean over all N virtual workers is that over the step's samples."""
+        """Return the factor of a mean gradient with which the mean over all N virtual workers is the mean over the
+        step's samples.
+        """
         return weights(share.count for share in self._hand_out.shares)[virtual_worker]
 
     def _share(self, virtual_worker: int) -> Share:
@@ -122,7 +126,7 @@ class Streams:
     # -- reading
 
     def assign(self, step: int, hosted: range, end: int | None) -> None:
-        """From `step` on the virtual workers `hosted` are read, until step `end`."""
+        """Read for the virtual workers `hosted`, from `step` on until step `end`."""
         self._hosted, self._end = hosted, end
         self._stock = {key: found for key, found in self._stock.items() if key[1] in hosted}
         self._firsts = {key: found for key, found in self._firsts.items() if key[1] in hosted}
@@ -130,7 +134,10 @@ class Streams:
         self._source.keep_only(hosted)
 
     def begin(self, step: int) -> None:
-        """`step` is to come: read what follows it, and that one, too, where nobody has. Raises what reading raises."""
+        """Prepare for `step`: request the batches of the following step, and those of `step` if it is the job's first.
+
+        Raises the errors of reading.
+        """
         if not self._hosted:
             return
         number = step // self._updates
@@ -148,7 +155,9 @@ class Streams:
             self._look_into_next_epoch(number + 1)
 
     def batch(self, step: int, virtual_worker: int) -> Any:
-        """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
+        """Return the micro-batch, on the device. Reading draws random numbers, so the caller seeds the generators
+        afterwards.
+        """
         share, number = self._share(virtual_worker), step // self._updates
         found = self._stock.pop((number, virtual_worker), None)
         if found is None or found.epoch != self.next_epoch or share.stream != virtual_worker:
@@ -165,20 +174,23 @@ class Streams:
         return self._last
 
     def again(self, step: int) -> Any:
-        """The last batch that was trained here, since another's may be long to read; or that of virtual worker 0."""
+        """Return the last batch that was trained here, or that of virtual worker 0; another one may take long to read."""
         return self.batch(step, 0) if self._last is None else self._last
 
     def elsewhere(self, step: int, virtual_worker: int) -> Any:
-        """Nobody asks for that, as `reads_any` says."""
+        """Never called, as `reads_any` is False."""
         raise AssertionError("shards are read by the workers that host their virtual workers")
 
     def example(self, step: int) -> Any:
-        """The last batch that was trained here, or the first samples of the shards, which are quick to read: for those of `step`
-        a shard would have to be read from its beginning."""
+        """Return the last batch that was trained here, or the first samples of the shards, which are quick to read.
+
+        For the samples of `step` a shard would have to be read from its beginning.
+        """
         if self._last is None:
             request = StreamRequest(
                 number=step // self._updates,
-                virtual_worker=self.virtual_workers,  # of none that exists: the streams of those stay where they are
+                # a number that no virtual worker has, so that existing streams keep their positions
+                virtual_worker=self.virtual_workers,
                 epoch=0,
                 part=None,
                 waiting=tuple(range(len(self._hand_out.names))),
@@ -192,14 +204,14 @@ class Streams:
         return self._last
 
     def applied(self, step: int) -> None:
-        """The step in progress has been applied."""
+        """Take note that the step in progress has been applied."""
         if (step + 1) % self._updates:
             return
         number = step // self._updates
         self._hand_out.applied()
         stand = self._hand_out.stand
         if stand.epoch >= self._epochs or self._is_past_end(number + 1):
-            self._hand_out.begun = False  # nobody has looked ahead; but the job may be given more epochs or steps
+            self._hand_out.begun = False  # no worker has read ahead; but the job may get more epochs or steps
         live = {(stand.epoch, part.shard) for part in stand.parts if part is not None}
         self._marks = {shard: mark for shard, mark in self._marks.items() if (mark.epoch, shard) in live}
         self._stock = {key: found for key, found in self._stock.items() if key[0] > number}
@@ -239,13 +251,15 @@ class Streams:
         return tuple(self._marks[shard] for shard in sorted(shards & self._marks.keys()))
 
     def _ends(self, number: int) -> dict[int, int]:
-        """The lengths of shards whose ends the batches of this number meet, all of which have been asked for."""
+        """Return the lengths of shards that end in the batches of this number; all these batches have been requested."""
         for key in [key for key in self._asked if key[0] == number]:
             self._stock[key] = self._source.get(self._asked.pop(key))
         return {shard: n for key, found in self._stock.items() if key[0] == number for shard, n in found.ended.items()}
 
     def _look_into_next_epoch(self, following: int) -> None:
-        """Streams that have no batch of number `following` read what the next epoch begins with, for its shards' ends."""
+        """For streams without a batch of number `following`, read the first batch of the next epoch, to find its
+        shards' ends.
+        """
         self._ends(following)
         for virtual_worker in self._hosted:
             reading = self._stock.get((following, virtual_worker))
@@ -284,7 +298,7 @@ class Streams:
                 )
 
     def _news(self, part: Part) -> tuple[dict[int, dict[int, int]], list[Mark]]:
-        """Lengths that the others may not know, by epoch, and marks that they do not."""
+        """Return lengths and marks that other workers may not know; lengths by epoch."""
         if part.joins or (part.step + 1) % self._updates:
             return {}, []
         hand_out, following = self._hand_out, part.step // self._updates + 1
@@ -304,13 +318,13 @@ class Streams:
         return {**self._hand_out.state(), "marks": marks}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Raises UserError if the state is that of other data."""
+        """Take over a state. Raises UserError if it is that of other data."""
         self._hand_out.load(state)
         marks = (Mark(*unpack(mark)) for mark in state["marks"])
         self._marks = {mark.shard: mark for mark in marks}
 
 
 def _plain(mark: Mark, names: Sequence[str]) -> list[Any]:
-    """As it is told. Raises UserError if a shard's state is nothing that can be."""
+    """Return a mark as it is sent. Raises UserError if a shard's state has values that cannot travel."""
     pack(mark.state, f"state_dict() of shard {names[mark.shard]}")
     return [mark.epoch, mark.shard, mark.at, mark.state]
