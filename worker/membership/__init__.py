@@ -1,1 +1,1 @@
-"""Which generation a worker is in, and how its members come to the next one together. Pure."""
+"""Which generation a worker is in, and how the members of a roster switch to the next one together. Pure."""

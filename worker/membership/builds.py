@@ -1,8 +1,9 @@
-"""The communicators beside the one in use: which attempt is wanted, until when; the others are dropped. Pure.
+"""The communicators beside the one in use: which attempt is wanted, and until when; the others are dropped. Pure.
 
-One that cannot be built is tried again as long as its order stands, and the worker's status says why it could not, how often, and
-since when. A worker without a state to lose ends itself when nothing could be built for `UNREACHABLE_TIMEOUT_S`, so that the
-controller puts another in its place. One that holds the state stays, and one that trains goes on where it is.
+A communicator that cannot be built is tried again as long as its order stands. The worker's status gives the reason,
+the number of failures, and the time of the first one. A worker without a state to lose ends itself when no build has
+succeeded for `UNREACHABLE_TIMEOUT_S`, so that the controller puts another worker in its place. A worker that holds the
+state stays, and a worker that trains continues in its generation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..events import Action, BuildGroup, CloseRendezvous, DropGroup
 
 
 def clock_time(at: float) -> str:
-    """A Unix time as people read it."""
+    """Return a Unix time as text for people, in UTC."""
     return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
 
 
@@ -24,12 +25,12 @@ def clock_time(at: float) -> str:
 class _Build:
     attempt: int
     leads: bool
-    give_up_at: float | None  # None: it stands
+    give_up_at: float | None  # None: the communicator is built
 
 
 @dataclass
 class _Failures:
-    """Since the last communicator that was used."""
+    """Failed builds since the last communicator that was used."""
 
     since: float
     generation: int
@@ -38,7 +39,7 @@ class _Failures:
 
 
 class Builds:
-    """Communicators that stand or are being built, by generation."""
+    """Communicators that are built or being built, by generation."""
 
     def __init__(self, me: WorkerId, device: bool) -> None:
         self._me = me
@@ -50,19 +51,19 @@ class Builds:
         return len(self._builds)
 
     def deadline(self) -> float | None:
-        """When the next one has taken too long (Unix time, s)."""
+        """Return when the next build has taken too long (Unix time, s)."""
         if not self._builds:
             return None
         return min((b.give_up_at for b in self._builds.values() if b.give_up_at is not None), default=None)
 
     def build(self, now: float, roster: Roster, attempt: int, leader_address: str) -> list[Action]:
-        """Begin; an earlier attempt at the same generation is dropped."""
+        """Begin a build. An earlier attempt at the same generation is dropped."""
         dropped = self.drop((roster.generation,))
         self._builds[roster.generation] = _Build(attempt, roster.leader == self._me, now + self.timeout_s)
         return [*dropped, BuildGroup(roster, attempt, leader_address, self.timeout_s)]
 
     def built(self, generation: int, attempt: int) -> list[Action]:
-        """One stands. An attempt that has been overtaken is dropped."""
+        """Take note of a finished build. An attempt that has been overtaken is dropped."""
         build = self._builds.get(generation)
         if build is None or build.attempt != attempt:
             return [DropGroup(generation, attempt)]
@@ -70,7 +71,7 @@ class Builds:
         return []
 
     def failed(self, now: float, generation: int, attempt: int, reason: str) -> list[Action]:
-        """One could not be built: nobody needs to wait in its meeting any more."""
+        """Take note of a failed build, and close its rendezvous."""
         build = self._builds.get(generation)
         if build is None or build.attempt != attempt or build.give_up_at is None:
             return []
@@ -80,7 +81,7 @@ class Builds:
 
     @property
     def note(self) -> str:
-        """What is wrong, for people; empty if nothing is."""
+        """Description of the failures for people; empty without any."""
         if self._failures is None:
             return ""
         found = self._failures
@@ -88,15 +89,15 @@ class Builds:
         return f"cannot connect to the other workers of generation {found.generation}, {tried}: {found.reason}"
 
     def failing_s(self, now: float) -> float:
-        """For so long nothing could be built, though it was tried again."""
+        """Return for how many seconds every build has failed, after at least one retry; else 0."""
         return now - self._failures.since if self._failures is not None and self._failures.times > 1 else 0.0
 
     def out_of_patience(self, now: float) -> bool:
-        """Has nothing been built for so long that somebody who has nothing to lose should make room?"""
+        """Return whether builds have failed for so long that a worker without a state should make room for another."""
         return self._failures is not None and now >= self._failures.since + times.UNREACHABLE_TIMEOUT_S
 
     def overdue(self, now: float) -> list[tuple[int, int]]:
-        """Generation and attempt of those that have taken too long."""
+        """Return generation and attempt of the builds that have taken too long."""
         return [
             (generation, build.attempt)
             for generation, build in sorted(self._builds.items())
@@ -104,7 +105,7 @@ class Builds:
         ]
 
     def drop(self, generations: tuple[int, ...]) -> list[Action]:
-        """These are not wanted any more."""
+        """Drop the communicators of these generations."""
         actions: list[Action] = []
         for generation in generations:
             build = self._builds.pop(generation, None)
@@ -113,7 +114,7 @@ class Builds:
         return actions
 
     def used(self, generation: int) -> list[Action]:
-        """This one is in use from now on: its meeting is over."""
+        """Take note that this communicator is in use now: its rendezvous is closed."""
         self._failures = None
         return self._close(generation, self._builds.pop(generation))
 

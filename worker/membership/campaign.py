@@ -1,8 +1,10 @@
-"""A leader's way to one commit: who has said Ready, which attempt at the communicator stands, who has prepared it. Pure.
+"""A leader's way to one commit: which members are ready, which attempt at the communicator runs, who has prepared it.
+Pure.
 
-An attempt begins when all of the roster are ready from one common base, and rests on what they have said. Whoever moves meanwhile
-says something else, also in its `Prepared`, and the next attempt begins; but not while the number is in flight in a step's
-control word: then the step decides about the attempt that stands (`membership` has the whole protocol).
+An attempt begins when all members of the roster are ready from one common base, and rests on the content of their
+`Ready` messages. A member that moves meanwhile sends other content, also in its `Prepared`, and the next attempt
+begins; but not while the number is in flight in a step's control word: then the step decides about the prepared attempt
+(`membership` has the whole protocol).
 """
 
 from __future__ import annotations
@@ -15,22 +17,22 @@ from ...protocol.model import JobId, Roster, WorkerId
 
 RETRY_INTERVAL_S = times.WORKER_RETRY_S
 
-Said = list[tuple[WorkerId, Prepare]]  # to whom; the leader says it to itself last
+Said = list[tuple[WorkerId, Prepare]]  # receivers and messages; the leader's message to itself is the last
 
 
 @dataclass(frozen=True)
 class Stand:
-    """Where the leader itself stands."""
+    """Position of the leader itself."""
 
-    base: int | None  # the generation that it trains in; 0: it stands still; None: it cannot say yet
-    in_flight: bool  # may the step that runs decide for the attempt that stands?
+    base: int | None  # the generation in which it trains; 0: it stands still; None: between the two
+    in_flight: bool  # whether the step in progress may decide for the prepared attempt
 
 
 class Campaign:
-    """One leader, one order."""
+    """State of one leader for one order."""
 
     def __init__(self, job: JobId, me: WorkerId, roster: Roster, timeout_s: float, attempt: int = 0) -> None:
-        """timeout_s: for an attempt. attempt: the last one that has been made; 0: none."""
+        """timeout_s: limit of an attempt in seconds. attempt: number of the last attempt; 0: none was made."""
         self._job = job
         self._me = me
         self._roster = roster
@@ -40,7 +42,7 @@ class Campaign:
         self._holders: tuple[WorkerId, ...] = ()
         self._deadline = 0.0
         self.attempt = attempt
-        self.base = 0  # that the attempt starts from
+        self.base = 0  # generation from which the attempt starts
 
     @property
     def generation(self) -> int:
@@ -48,7 +50,7 @@ class Campaign:
 
     @property
     def unheard(self) -> tuple[WorkerId, ...]:
-        """The others of the roster that have not said yet what is waited for."""
+        """The other members of the roster of which a message is missing."""
         heard = self._prepared if self.attempt else self._ready.keys()
         return tuple(worker for worker in self._roster.workers if worker != self._me and worker not in heard)
 
@@ -58,20 +60,20 @@ class Campaign:
 
     @property
     def deadline(self) -> float | None:
-        """When `try_again` is wanted (Unix time, s)."""
+        """When `try_again` is wanted (Unix time, s); None: not at all."""
         return None if self.attempt == 0 or self.all_prepared else self._deadline
 
     def anew(self) -> Campaign:
-        """From another base: everybody says Ready again."""
+        """Return a campaign for the same order from another base: every member has to send Ready again."""
         return Campaign(self._job, self._me, self._roster, self._timeout_s, self.attempt)
 
     def knows_already(self, ready: Ready) -> None:
-        """Somebody was ready before the leader had heard of the order."""
+        """Take over a Ready message that came before the leader had received the order."""
         if ready.generation == self.generation and ready.worker in self._roster.workers:
             self._ready[ready.worker] = ready
 
     def on_ready(self, now: float, ready: Ready, stand: Stand) -> Said:
-        """Somebody is ready, perhaps from another place than before."""
+        """Handle a member's Ready message, perhaps from another base or step than its previous one."""
         if ready.generation != self.generation or ready.worker not in self._roster.workers:
             return []
         before = self._ready.get(ready.worker)
@@ -79,11 +81,11 @@ class Campaign:
         if self.attempt and before is not None and _same_place(before, ready):
             if ready.worker in self._prepared or ready.worker == self._me:
                 return []
-            return [(ready.worker, self._message())]  # it has missed the first one
+            return [(ready.worker, self._message())]  # the member has missed the first message
         return self.try_again(now, stand)
 
     def on_prepared(self, now: float, message: Prepared, stand: Stand) -> Said | None:
-        """Somebody's communicator stands, or does not. None: it counts as one that has prepared."""
+        """Handle a member's success or failure to build the communicator. None: the member counts as prepared."""
         if (message.generation, message.attempt) != (self.generation, self.attempt):
             return []
         if message.error:
@@ -104,14 +106,15 @@ class Campaign:
         return None
 
     def try_again(self, now: float, stand: Stand) -> Said:
-        """Start the next attempt if all of the roster are ready from one common base."""
+        """Start the next attempt if all members of the roster are ready from one common base."""
         base, workers = stand.base, self._roster.workers
         self._deadline = now + self._timeout_s
         if base is None or stand.in_flight or set(self._ready) != set(workers):
             return []
         readies = [self._ready[worker] for worker in workers]
         if any(ready.base not in (0, base) for ready in readies):
-            return []  # somebody is about to switch, or to be told that its generation is broken, and will say so
+            # a member is about to switch, or to learn that its generation is broken, and will send Ready again
+            return []
         self.attempt += 1
         self.base = base
         self._holders = self._choose_holders(base, readies)
@@ -138,6 +141,8 @@ class Campaign:
 
 
 def _same_place(one: Ready | Prepared, other: Ready | Prepared) -> bool:
-    """Do both say the same to a leader? How far somebody is who trains goes on changing, and does not matter."""
+    """Return whether both messages are equal to a leader. The applied step of a member that trains goes on changing and
+    is ignored.
+    """
     same_state = (one.applied, one.settled) == (other.applied, other.settled)
     return one.base == other.base and (one.base > 0 or same_state)

@@ -2,42 +2,46 @@
 
 Theory of operation
 -------------------
-A *generation* is a numbered roster with one communicator. The controller orders generations; their numbers only grow. Per
-order one worker is the *leader*. It waits until all of the new roster have said `Ready`, lets all of them build the new
-communicator beside the one in use (`Prepare`), and collects `Prepared`. Then it commits, in one of two ways:
+A *generation* is a numbered roster with one communicator. The controller orders generations; their numbers only grow.
+Per order one worker is the *leader*. The leader waits until all members of the new roster have sent `Ready`, lets all
+of them build the new communicator beside the one in use (`Prepare`), and collects `Prepared`. Then it commits, in one
+of two ways:
 
-* **In band**, while the leader trains in generation `base`. It puts the new number into the control word of a step; the
-  word is the maximum over all members of `base` and comes back with the step's reduction, so that all of them learn the
-  decision in the same step, and switch at the same boundary. Nobody can be late, and nobody leaves before everybody
-  knows. The maximum makes two leaders that overlap (an order named another one) harmless: one number wins, for all.
-  A worker of `base` that is not ready for the chosen generation is not in its roster, and exits. Workers of the new roster
-  that are not in `base` get a `Commit` message.
-* **By message**, where nobody trains: at the start of a job, and after a loss (all communicators that the members could be
-  in are broken, and each has stopped). `base` is 0.
+* **In band**, while the leader trains in generation `base`. It puts the new number into the control word of a step. The
+  word is the maximum over all members of `base` and comes back with the step's reduction, so all of them learn the
+  decision in the same step, and switch at the same boundary. No member can be late, and none leaves before all members
+  know. The maximum makes two leaders that overlap (an order named another leader) harmless: one number wins for all.
+  A worker of `base` that is not ready for the chosen generation is not in its roster, and exits. Workers of the new
+  roster that are not in `base` get a `Commit` message.
+* **By message**, if no member trains: at the start of a job, and after a loss (all communicators that the members could
+  be in are broken, and each member has stopped). `base` is 0.
 
 **Holders** are the members that have the state when a generation begins: in band all that come from `base`; by message
-those with the greatest applied step, and among these those who know the most decisions that the script has taken since
-(`settled`, see `between`); if nobody has any state the leader alone, which reads the last checkpoint or starts anew. All
-others receive the state during the first step and host no virtual worker in it.
+those with the greatest applied step, and among these the ones that know the most decisions of the script since that
+step (`settled`, see `between`). If no member has any state, the leader alone is the holder: it reads the last
+checkpoint or starts from the beginning. All others receive the state during the first step and host no virtual worker
+in it.
 
-**Cancelling**: a newer order ends the older campaign at once, unless its number is in flight in a control word: then the step
-decides. Communicators that do not stand yet are dropped at once. Prepared ones are kept until a generation at or above theirs
-is in use, so a decision that overtakes an order always finds its communicator.
+**Cancelling**: a newer order ends the older campaign at once, unless its number is in flight in a control word: then
+the step decides. Communicators that are not built yet are dropped at once. Prepared ones are kept until a generation at
+or above theirs is in use, so a decision that overtakes an order always finds its communicator.
 
-**Losses**: an order lists the generations that are `broken`. A member in one of them abandons its communicator: its training
-thread comes out of whatever it waits for, says which step it has applied, and stands still until the next commit.
+**Losses**: an order lists the generations that are `broken`. A member in one of them abandons its communicator: its
+training thread returns from the operation that it waits for, reports which step it has applied, and stands still until
+the next commit.
 
-An attempt to prepare rests on what all have said in `Ready`. Whoever moves meanwhile (by a commit of a lower generation that
-was late, or because its communicator broke) says something else, also in its `Prepared`, and the leader starts the next
-attempt; but not while its number is in flight: then the step decides about the attempt that stands. A member that has missed
-the step which carried a decision cannot follow it, since the others count on its state: it waits for the next order.
+An attempt to prepare rests on the content of all `Ready` messages. A member that moves meanwhile (by a late commit of a
+lower generation, or because its communicator broke) sends other content, also in its `Prepared`, and the leader starts
+the next attempt; but not while its number is in flight: then the step decides about the prepared attempt. A member that
+has missed the step which carried a decision cannot follow the decision, since the others count on its state: it waits
+for the next order.
 
-Everything that can be lost is repeated: `Ready` and `Prepared` every `RETRY_INTERVAL_S`, answered by `Commit` where that has
-been decided, `Prepared` also to the leaders of overtaken orders, which may have decided before; a preparation that takes longer
-than `prepare_timeout_s` starts again with the next attempt.
+Every message that can be lost is repeated: `Ready` and `Prepared` every `RETRY_INTERVAL_S`, answered by `Commit` if the
+generation has been committed, `Prepared` also to the leaders of overtaken orders, which may have committed before. A
+preparation that takes longer than `prepare_timeout_s` starts again with the next attempt.
 
-The machine is pure. Its shell (`control`) owns sockets, threads and communicators. The same protocol is written as a model in
-`verification/membership.pml` and searched exhaustively for three workers (`make model-check`).
+The machine is pure. Its shell (`control`) owns sockets, threads and communicators. The same protocol is written as a
+model in `verification/membership.pml` and searched exhaustively for three workers (`make model-check`).
 """
 
 from __future__ import annotations
@@ -86,7 +90,7 @@ MAX_EARLY = 4096
 
 
 class Stage(enum.Enum):
-    """Where a worker's training thread stands among generations."""
+    """Position of a worker's training thread among generations."""
 
     STARTING = "has not come to its loop"
     READY = "waits for its first generation"
@@ -100,7 +104,7 @@ class Stage(enum.Enum):
 _IN_GENERATION = frozenset({Stage.TRAINING, Stage.ABANDONED})
 _ALIVE = frozenset(Stage) - {Stage.LEFT, Stage.FINISHED}
 
-# From where to where. What is not here is a bug.
+# Allowed transitions. Any other one is a bug.
 _TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.STARTING: frozenset({Stage.READY, Stage.FINISHED}),
     Stage.READY: frozenset({Stage.TRAINING, Stage.FINISHED}),
@@ -125,10 +129,10 @@ class _Group:
 
 
 class Membership:
-    """The machine. `handle` is the only way in; the properties tell what a status report needs."""
+    """The state machine. `handle` is the only input; the properties serve status reports."""
 
     def __init__(self, job: JobId, worker: WorkerId, prepare_timeout_s: float = PREPARE_TIMEOUT_S) -> None:
-        """prepare_timeout_s: longer than any communicator takes to be built."""
+        """prepare_timeout_s: limit of an attempt in seconds; longer than any communicator takes to be built."""
         self._job = job
         self._me = worker
         self._prepare_timeout_s = prepare_timeout_s
@@ -137,13 +141,13 @@ class Membership:
         self._attempt = 0
         self._superseded = 0  # a generation committed by message while this worker still trained in a lower one
         self._applied: int | None = None
-        self._settled = 0  # since then
+        self._settled = 0  # decisions of the script since `_applied`
         self._order: Order | None = None
-        self._proposed = 0  # in flight in the present step's control word
-        self._decided = 0  # read from it
+        self._proposed = 0  # generation in flight in the present step's control word; 0: none
+        self._decided = 0  # generation read from that control word; 0: none
         self._groups: dict[int, _Group] = {}
         self._campaign: Campaign | None = None
-        self._early: dict[WorkerId, Ready] = {}  # of orders that have reached a follower before us
+        self._early: dict[WorkerId, Ready] = {}  # for orders that have reached a follower before this worker
         self._retry_at: float | None = None
         self._note = ""
 
@@ -151,7 +155,7 @@ class Membership:
 
     @property
     def generation(self) -> int:
-        """Committed generation, 0 before the first."""
+        """Committed generation; 0 before the first."""
         return self._roster.generation if self._roster else 0
 
     @property
@@ -164,7 +168,7 @@ class Membership:
 
     @property
     def floor(self) -> int:
-        """No generation below this one will be proposed by this worker any more."""
+        """Lowest generation that this worker may still propose."""
         return self._proposed or self.order_generation
 
     @property
@@ -173,8 +177,10 @@ class Membership:
 
     @property
     def unheard(self) -> tuple[WorkerId, ...]:
-        """Of whom this worker has to hear before the newest order can be followed, and has not yet: a leader of each member, a
-        member that stands still of its leader."""
+        """Workers from which a message is missing before the newest order can be followed.
+
+        A leader misses messages of members; a member that stands still misses its leader's.
+        """
         order = self._order
         if order is None or order.generation <= self.generation or self._me not in order.roster.workers:
             return ()
@@ -190,7 +196,7 @@ class Membership:
 
     @property
     def over(self) -> bool:
-        """It has finished or left: nothing changes it any more, and there is nothing more to tell of it."""
+        """Whether the worker has finished or left: no event changes its state, and no report follows."""
         return self._stage is Stage.FINISHED or self._stage is Stage.LEFT
 
     @property
@@ -199,13 +205,13 @@ class Membership:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many entries each of its tables has."""
+        """Number of entries in each of the tables."""
         return {"prepared generations": len(self._groups), "early words": len(self._early)}
 
     # -- the door
 
     def next_deadline(self) -> float | None:
-        """When `TimePassed` is wanted (Unix time, s)."""
+        """Return when `TimePassed` is wanted (Unix time, s); None: never."""
         if self.over:
             return None
         campaign = self._campaign.deadline if self._campaign is not None else None
@@ -215,7 +221,9 @@ class Membership:
         return min(campaign, retry)
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Take one event in. Raises InvalidTransition, changing nothing, where only a bug can have sent it."""
+        """Handle one event and return the actions. Raises InvalidTransition, without a change, for an event that only a
+        bug can send.
+        """
         if self.over:
             return []
         allowed = _ALLOWED.get(type(event), _ALIVE)
@@ -282,14 +290,14 @@ class Membership:
         return actions + self._advance(now)
 
     def _cancel_unbuilt(self, generation: int) -> list[Action]:
-        """Nobody can have decided for a communicator that does not stand here yet: an order cancels those before it."""
+        """Drop communicators below `generation` that are not built here: no leader can have committed to them."""
         cancelled = tuple(sorted(g for g, group in self._groups.items() if g < generation and not group.built))
         for old in cancelled:
             del self._groups[old]
         return [DropGroups(cancelled)] if cancelled else []
 
     def _check_broken(self) -> list[Action]:
-        """Abandon the communicator in use if the newest order says that it has lost a member."""
+        """Abandon the communicator in use if the newest order reports the loss of a member."""
         if self._order is None or self._stage is not Stage.TRAINING:
             return []
         if self.generation not in self._order.broken:
@@ -303,13 +311,13 @@ class Membership:
         return order is not None and order.generation > self.generation and order.roster.leader == self._me
 
     def _base(self) -> int | None:
-        """The generation that this worker trains in, 0 if it stands still, None if it cannot say yet."""
+        """Return the generation in which this worker trains; 0 if it stands still, None if it is between the two."""
         if self._stage in (Stage.READY, Stage.STOPPED):
             return 0
         return self.generation if self._stage is Stage.TRAINING else None
 
     def _advance(self, now: float) -> list[Action]:
-        """Do what the newest order asks for next: say Ready to its leader, or lead."""
+        """Take the next step towards the newest order: send Ready to its leader, or lead."""
         order, base = self._order, self._base()
         self._retry_at = None
         if order is None or order.generation <= self.generation or base is None:
@@ -335,8 +343,11 @@ class Membership:
         return [*overtaken, SendLeader(order.leader_address, ready)]
 
     def _ask_overtaken(self, base: int) -> list[Action]:
-        """Ask the leaders of overtaken orders: they may have committed before they heard of the next, and who stands still learns
-        of that by message alone."""
+        """Ask the leaders of overtaken orders for their commit, if this worker stands still.
+
+        A leader may have committed before it received the next order, and a worker that stands still learns of a commit
+        by message alone.
+        """
         if base:
             return []
         return [
@@ -349,7 +360,9 @@ class Membership:
         ]
 
     def _missed(self, group: _Group) -> bool:
-        """Has this worker, which stands still, missed the step of its generation that would have carried the decision?"""
+        """Return whether this worker, which stands still, has missed the step of its generation that would have carried
+        the decision.
+        """
         return group.base > 0 and group.base == self.generation
 
     def _on_time(self, now: float) -> list[Action]:
@@ -377,7 +390,7 @@ class Membership:
                 return self._on_commit(now, message)
 
     def _repeat_commit(self, message: Ready | Prepared) -> list[Action]:
-        """Somebody of the generation in use has not heard that it is committed."""
+        """Answer a member of the generation in use that has not received its commit."""
         if self._roster is None or message.generation != self.generation or self._roster.leader != self._me:
             return []
         commit = Commit(job=self._job, generation=self.generation, attempt=self._attempt)
@@ -393,7 +406,7 @@ class Membership:
         return self._say(now, campaign.on_ready(now, ready, self._stand()))
 
     def _say(self, now: float, said: Said) -> list[Action]:
-        """What the leader says to its followers, and does itself."""
+        """Return the actions for the leader's messages: sends to followers, and the leader's own build."""
         actions: list[Action] = []
         for worker, message in said:
             actions += self._build(now, message) if worker == self._me else [SendFollower(worker, message)]
@@ -409,7 +422,7 @@ class Membership:
         if self._me not in order.roster.workers or order.generation <= self.generation:
             return []
         if base not in (0, message.base):
-            return []  # sent before our last switch; our next Ready tells
+            return []  # sent before this worker's last switch; its next Ready has the new base
         group = self._groups.get(message.generation)
         if group is not None and group.attempt >= message.attempt:
             return [SendLeader(group.leader_address, self._prepared(group, base, ""))] if group.built else []
@@ -449,7 +462,7 @@ class Membership:
         group.built = not error
         base = self._base()
         if base is None:
-            return []  # about to stop, and to say Ready from another base
+            return []  # the training thread is about to stop; a Ready from another base follows
         message = self._prepared(group, base, error)
         if group.roster.leader == self._me:
             return self._on_prepared(now, message)
@@ -486,13 +499,14 @@ class Membership:
         if self._base() == 0:
             return [] if self._missed(group) else self._switch(now, message.generation)
         if group.base == 0 and self._stage in _IN_GENERATION:
-            # A commit by message of a lower generation reached us late, and the others stand in this one already.
+            # This worker received a commit by message of a lower generation late; the others are in this generation
+            # already.
             self._superseded = message.generation
             self._note = f"generation {message.generation} has superseded {self.generation}"
             if self._stage is Stage.TRAINING:
                 self._go(Stage.ABANDONED)
             return [Abandon(self.generation), Report()]
-        return []  # decided in band: the boundary does it
+        return []  # decided in band: the boundary switches
 
     def _on_step_started(self, last: bool) -> list[Action]:
         campaign = self._campaign
@@ -533,7 +547,7 @@ class Membership:
         return [*newcomers, *self._switch(now, self._decided)]
 
     def _switch(self, now: float, generation: int) -> list[Action]:
-        """Make `generation`, which is committed and stands, the one in use."""
+        """Put a committed generation with a built communicator into use."""
         group = self._groups.pop(generation)
         recovery = group.base == 0
         dropped = tuple(sorted(g for g in self._groups if g < generation))
@@ -547,7 +561,7 @@ class Membership:
         if self._campaign is not None:
             if self._campaign.generation <= generation:
                 self._campaign = None
-            else:  # its preparation started from another base: everybody says Ready anew
+            else:  # its preparation started from another base: every member has to send Ready again
                 self._campaign = self._campaign.anew()
         switch = Switch(group.roster, group.attempt, group.holders, recovery)
         return [switch, DropGroups(dropped), Report(), *self._check_broken(), *self._advance(now)]
@@ -579,7 +593,7 @@ _PHASES = {
     Stage.FINISHED: WorkerPhase.FINISHED,
 }
 
-# In which stages a fact of the training thread may come; any other fact may at any time.
+# Stages in which an event of the training thread may come; any other event may come in every stage that is not over.
 _ALLOWED: dict[type, frozenset[Stage]] = {
     Arrived: frozenset({Stage.STARTING}),
     StepStarted: _IN_GENERATION,

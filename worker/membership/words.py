@@ -1,4 +1,4 @@
-"""The words of `membership`: facts that go into its machine, actions that come out."""
+"""Events and actions of the state machine in `membership`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class OrderReceived:
 
 @dataclass(frozen=True)
 class PeerSaid:
-    """A message of a fellow worker came."""
+    """A message of another worker came."""
 
     message: Ready | Prepare | Prepared | Commit
 
 
 @dataclass(frozen=True)
 class GroupBuilt:
-    """A communicator that `BuildGroup` asked for stands."""
+    """A communicator requested by `BuildGroup` is built."""
 
     generation: int
     attempt: int
@@ -34,7 +34,7 @@ class GroupBuilt:
 
 @dataclass(frozen=True)
 class GroupFailed:
-    """A communicator that `BuildGroup` asked for could not be built."""
+    """A communicator requested by `BuildGroup` could not be built."""
 
     generation: int
     attempt: int
@@ -43,19 +43,19 @@ class GroupFailed:
 
 @dataclass(frozen=True)
 class Arrived:
-    """The training thread has reached its loop: model, optimizer and data are there."""
+    """The training thread has reached its loop: model, optimizer and data exist."""
 
 
 @dataclass(frozen=True)
 class StepStarted:
-    """The training thread begins a step. No commit is proposed in the last one: nobody would be there to follow it."""
+    """The training thread begins a step. The last step carries no proposal, since no step would follow a commit."""
 
     last: bool
 
 
 @dataclass(frozen=True)
 class WordRead:
-    """The control word of the present step came back: the greatest generation that anyone proposed, or 0."""
+    """The control word of the present step came back: the greatest generation that any member proposed, or 0."""
 
     generation: int
 
@@ -65,17 +65,19 @@ class StepApplied:
     """The optimizer has applied `step`; the worker now holds the state of that step."""
 
     step: int
-    settled: int = 0  # decisions taken together since then, which come with the state
+    settled: int = 0  # decisions of the script since that step, which come with the state
 
 
 @dataclass(frozen=True)
 class Settled:
-    """The script's workers have taken a decision together since the last applied step, and this worker knows it."""
+    """The workers have agreed on a decision of the script since the last applied step, and this worker knows the
+    decision.
+    """
 
 
 @dataclass(frozen=True)
 class StateLost:
-    """What this worker holds is not the whole state of any step (any more)."""
+    """This worker does not hold the whole state of one step (any more)."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ Event = (
 
 @dataclass(frozen=True)
 class SendLeader:
-    """Send to the leader at `address`."""
+    """Send a message to the leader at `address`."""
 
     address: str
     message: Ready | Prepared
@@ -131,7 +133,7 @@ class SendLeader:
 
 @dataclass(frozen=True)
 class SendFollower:
-    """Send to a worker that has spoken to us before."""
+    """Send a message to a worker that has connected to this leader before."""
 
     worker: WorkerId
     message: Prepare | Commit
@@ -148,14 +150,14 @@ class BuildGroup:
 
 @dataclass(frozen=True)
 class DropGroups:
-    """Communicators of these generations, built or being built, will not be used (any more)."""
+    """Drop the communicators of these generations, built or being built."""
 
     generations: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Abandon:
-    """Make the training thread come out of the communicator in use."""
+    """Make the training thread leave the communicator in use."""
 
     generation: int
 
@@ -169,12 +171,12 @@ class Propose:
 
 @dataclass(frozen=True)
 class Proceed:
-    """Go on to the next step in the same generation."""
+    """Continue with the next step in the same generation."""
 
 
 @dataclass(frozen=True)
 class Switch:
-    """Train in `roster` from the next step on. `recovery`: the switch did not ride a step (start of a job, or a loss)."""
+    """Train in `roster` from the next step on. `recovery`: the commit came by message (start of a job, or a loss)."""
 
     roster: Roster
     attempt: int
@@ -189,12 +191,12 @@ class Stall:
 
 @dataclass(frozen=True)
 class Leave:
-    """This worker is no longer in the roster, and everybody knows: end."""
+    """End: this worker is no longer in the roster, and all members know."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Something that the controller should know at once has changed."""
+    """Report to the controller at once: the status has changed."""
 
 
 Action = (
