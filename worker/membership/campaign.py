@@ -24,7 +24,7 @@ Said = list[tuple[WorkerId, Prepare]]  # receivers and messages; the leader's me
 class Stand:
     """Position of the leader itself."""
 
-    base: int | None  # the generation in which it trains; 0: it stands still; None: between the two
+    base: int | None  # the generation in which it trains; 0: it stands still; None: neither yet
     in_flight: bool  # whether the step in progress may decide for the prepared attempt
 
 

@@ -311,7 +311,10 @@ class Membership:
         return order is not None and order.generation > self.generation and order.roster.leader == self._me
 
     def _base(self) -> int | None:
-        """Return the generation in which this worker trains; 0 if it stands still, None if it is between the two."""
+        """Return the generation in which this worker trains, or 0 if it stands still.
+
+        None before the loop, and while the training thread leaves an abandoned communicator.
+        """
         if self._stage in (Stage.READY, Stage.STOPPED):
             return 0
         return self.generation if self._stage is Stage.TRAINING else None

@@ -1,1 +1,1 @@
-"""A job's training state: what belongs to it, how it travels to other workers, and how it lies on disk."""
+"""A job's training state: its parts, its transfer to other workers, and its form on disk."""

@@ -1,13 +1,13 @@
-"""Checkpoints: a job's state on disk, for the case that no worker survives.
+"""Checkpoints: a job's state on disk, in case no worker survives.
 
-A checkpoint is one file, named after the generation that has written it and the step whose state it contains. The state is
-copied while the next step is computed, which does not change it until its update: so the training stands still only if copying
-takes longer than a step. It is written in the background under another name, flushed to disk and only then given its name, so
-that a file with a checkpoint's name is complete whenever the process or the machine stops. Its contents are plain values and
-tensors, read without unpickling code. A file that cannot be read all the same (a disk may lie) is passed over for the one
-before it.
+A checkpoint is one file, named after the generation that has written it and the step of its state. The state is copied
+while the next step is computed, which does not change the state until its update: so training stands still only if
+copying takes longer than a step. The file is written in the background under another name, flushed to disk and only
+then given its name. A file with a checkpoint's name is therefore complete whenever the process or the machine stops.
+Its contents are plain values and tensors, which are read without unpickling code. If a file cannot be read all the same
+(disks fail silently), the one before it is used.
 
-Which of several checkpoints is the newest, and who may write or remove one, is decided by `lineages`.
+`lineages` decides which of several checkpoints is the newest, and which writer may write or remove one.
 """
 
 from __future__ import annotations
@@ -51,19 +51,22 @@ _UNREADABLE = (
     zlib.error,
     pickle.UnpicklingError,
 )
-STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
+STALE_AFTER_S = 3600.0  # a temporary file of that age has lost its writer
 
 
 @dataclass(frozen=True)
 class Document:
-    """What a checkpoint contains: see `training_state.TrainingState`."""
+    """Contents of a checkpoint: see `training_state.TrainingState`."""
 
     header: dict[str, Any]
     tensors: list[torch.Tensor]
 
 
 def checkpoints(directory: Path) -> list[Name]:
-    """All files with a checkpoint's name, newest first. Raises OperatorError if the directory is there and cannot be listed."""
+    """Return all files with a checkpoint's name, newest first.
+
+    Raises OperatorError if the directory exists and cannot be listed.
+    """
     try:
         files = os.listdir(directory)
     except FileNotFoundError:
@@ -74,14 +77,14 @@ def checkpoints(directory: Path) -> list[Name]:
 
 
 class Damaged(OperatorError):
-    """A checkpoint's file is there and can be opened, and its contents are not what was written."""
+    """A checkpoint's file can be opened, but its contents are not those that were written."""
 
 
 def load(path: Path) -> Document:
-    """Read a checkpoint; its tensors are on the CPU, mapped from the file.
+    """Read a checkpoint. Its tensors are on the CPU, mapped from the file.
 
-    Raises OperatorError if it cannot be opened, such as for want of rights or of a mounted file system, and Damaged if it is not
-    whole: cut off, of other bits than were written, or on a medium that cannot be read.
+    Raises OperatorError if the file cannot be opened, such as for lack of rights or of a mounted file system, and
+    Damaged if it is truncated, has other bits than were written, or is on a medium that cannot be read.
     """
     try:
         open(path, "rb").close()
@@ -102,31 +105,34 @@ def load(path: Path) -> Document:
 
 
 def _check_sums(path: Path) -> None:
-    """Compare the file's contents with the checksums (CRC-32) that were written with them, at about a gigabyte a second: torch
-    itself does not. Raises ValueError."""
+    """Compare the file's contents with their CRC-32 checksums, at about a gigabyte a second; torch does not. Raises
+    ValueError.
+    """
     with zipfile.ZipFile(path) as file:
         if wrong := file.testzip():
             raise ValueError(f"{wrong} has other bits than were written")
 
 
 def _writes_sums() -> bool:
-    """Are the checksums that torch writes those of the contents? A script may have switched that off."""
+    """Return whether torch writes checksums of the contents. A script may have switched that off."""
     asked = getattr(torch.serialization, "get_crc32_options", None)
     return asked is None or bool(asked())
 
 
 @dataclass(frozen=True)
 class Others:
-    """The checkpoints of another job, from which one that has none of its own goes on. They stay as they are."""
+    """Checkpoints of another job, from which a job without checkpoints of its own resumes. They are not changed."""
 
     directory: Path
-    any_code: bool  # though they were trained with other code or data
+    any_code: bool  # accept checkpoints of other code or data
 
 
 def latest(directory: Path, generation: int | None) -> tuple[Document | None, str, int | None]:
-    """The newest checkpoint that can be read, which becomes one of `generation` (None: it stays what it is); None if there is
-    none. And what is wrong with those that are newer and cannot be read, and the step of the newest of all if that one is
-    damaged."""
+    """Return the newest readable checkpoint (None without any), the errors of newer ones, and the step of the newest if
+    it is damaged.
+
+    The checkpoint becomes one of `generation`; with None it keeps its name.
+    """
     troubles: list[str] = []
     damaged: int | None = None
     try:
@@ -153,16 +159,20 @@ def _take_over(directory: Path, name: Name, generation: int) -> None:
         return
     try:
         os.rename(directory / name.file, directory / own.file)
-    except OSError as error:  # it can be used all the same
+    except OSError as error:  # the checkpoint can be used under its old name
         log.warning("%s cannot be renamed: %s", directory / name.file, error)
 
 
-COPYING = "elasticd-snapshot"  # the thread that copies a state to the host
+COPYING = "elasticd-snapshot"  # name of the thread that copies a state to the host
 
 
 def _stream_beside(tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[object]:
-    """To copy in, beside the training: a stream of its own, behind what the present stream has been given so far. Another
-    thread's present stream is the default one: there a copy would make the training's kernels wait, or not wait for them."""
+    """Return a context with a new stream for copies beside the training, ordered after the work queued on the present
+    stream.
+
+    Another thread's present stream is the default one: copies there would make the training's kernels wait, or not wait
+    for them.
+    """
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     if device is None:
         return contextlib.nullcontext()
@@ -174,13 +184,13 @@ def _stream_beside(tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContex
 class CheckpointWriter:
     """Writes checkpoints in the background, one at a time. `save` and `settle` are for one thread.
 
-    A checkpoint that cannot be written never stops the training: it is logged and told.
+    A checkpoint that cannot be written never stops the training: the failure is logged and reported.
     """
 
     def __init__(self, directory: Path, keep: int, tell: Callable[[CheckpointSaved | CheckpointFailed], None]) -> None:
-        """keep: how many checkpoints to leave in `directory`, which is made if it is not there. tell: called by any thread."""
+        """keep: number of checkpoints to leave in `directory`, which is created if missing. tell: called by any thread."""
         self.directory = directory
-        self.others: Others | None = None  # to begin with, while there is none in `directory`
+        self.others: Others | None = None  # source of the first state, while `directory` has no checkpoint
         self._keep = keep
         self._tell = tell
         self._lock = threading.Lock()
@@ -196,10 +206,10 @@ class CheckpointWriter:
         tensors: Sequence[torch.Tensor],
         mutable: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Begin to copy the state, to be written.
+        """Begin to copy the state, which is then written.
 
-        The tensors must not change until `settle` has returned, except for those in `mutable`, which are copied at once.
-        If the disk is so slow that one is still waiting to be written, this one takes its place.
+        The tensors must not change until `settle` has returned, except for those in `mutable`, which are copied at
+        once. If an earlier checkpoint still waits for a slow disk, this one replaces it.
         """
         self.settle()
         changing = {id(tensor) for tensor in mutable}
@@ -210,7 +220,7 @@ class CheckpointWriter:
         self._copying.start()
 
     def settle(self) -> None:
-        """Until what `save` was given is copied: it may change again."""
+        """Block until the state passed to `save` is copied and may change again."""
         if self._copying is not None:
             self._copying.join()
             self._copying = None
@@ -225,7 +235,7 @@ class CheckpointWriter:
         try:
             with stream:
                 document = Document(header, self._copies.of(tensors))
-        except RuntimeError as error:  # no memory for it
+        except RuntimeError as error:  # out of memory
             log.exception("the state of step %d could not be copied", save.step)
             self._tell(CheckpointFailed(save.number, f"it could not be copied: {error}"))
             return
@@ -244,7 +254,7 @@ class CheckpointWriter:
                 (save, document), self._queued = self._queued, None
             try:
                 self._write(save, document)
-            except Exception as error:  # the edge of this thread: whatever it is must not cost the training
+            except Exception as error:  # the edge of this thread: no error may stop the training
                 log.exception("the checkpoint of step %d could not be written", save.step)
                 self._tell(CheckpointFailed(save.number, f"it could not be written: {error}"))
             else:
@@ -254,7 +264,7 @@ class CheckpointWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._check_not_overtaken(save.generation)
         target = self.directory / Name.of(save.generation, save.step).file
-        # A name of its own: writers on two servers may be processes of the same number.
+        # A random suffix: writers on two servers may have the same process id.
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
             with open(temporary, "wb") as file:
@@ -270,12 +280,12 @@ class CheckpointWriter:
         self._flush_directory()
         try:
             self._prune(save.generation)
-        except (OSError, OperatorError) as error:  # what is superfluous does no harm but for the room that it takes
+        except (OSError, OperatorError) as error:  # superfluous checkpoints only take space
             log.warning("older checkpoints in %s cannot be removed: %s", self.directory, error)
         log.info("wrote the checkpoint %s", target)
 
     def _check_not_overtaken(self, generation: int) -> None:
-        """Raises OperatorError where a newer generation has a checkpoint."""
+        """Raise OperatorError if a newer generation has a checkpoint."""
         newer = overtaken_by(checkpoints(self.directory), generation)
         if newer is not None:
             raise OperatorError(f"generation {newer} of the job goes on, this is generation {generation}")

@@ -1,15 +1,15 @@
-"""Numbers that tell whether two states have the same bits: one for each tensor, and one for plain values.
+"""Digests that show whether two states have the same bits: one for each tensor, and one for plain values.
 
-A tensor's bits are taken as integers of at most 32 bits, each is multiplied by an odd 64-bit number that depends on its
-position, and the products are added modulo 2^64. So one changed integer always changes the sum. (Integers of 64 bits would not
-do: two changes of the highest bit cancel each other, whatever odd numbers they are multiplied by.) Bits are compared, not
-values: NaN equals itself, and -0.0 is not 0.0. Integers have no rounding, so the result does not depend on the order of the
-additions, nor on the device.
+A tensor's bits are read as integers of at most 32 bits, each is multiplied by an odd 64-bit number that depends on its
+position, and the products are added modulo 2^64. So one changed integer always changes the sum. (Integers of 64 bits
+would not do: two changes of the highest bit cancel each other, whatever odd factors they have.) Bits are compared, not
+values: NaN equals itself, and -0.0 is not 0.0. Integers have no rounding, so the result does not depend on the order of
+the additions, nor on the device.
 
-A large tensor costs as much as reading it once: its bits are laid out in rows of `WIDTH` 64-bit integers. The rows are added
-up, and only their sum is multiplied. So changes in one column of the rows may make up for each other. `WIDTH` is a prime, so
-that elements that have to do with each other seldom stand in one column. What is left, and small tensors, are put together in a
-pool, to be multiplied in a few calls. Everything stays on the tensors' device.
+A large tensor costs as much as reading it once: its bits are laid out in rows of `WIDTH` 64-bit integers. The rows are
+added up, and only their sum is multiplied. So changes in one column of the rows may cancel each other. `WIDTH` is a
+prime, so that related elements seldom stand in one column. The rests, and small tensors, are collected in a pool and
+multiplied in a few calls. All work stays on the tensors' device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ ALIGNED = 64  # a part of a tensor should begin at a multiple of so many element
 _ROW_BYTES = 8 * WIDTH
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 _ROWS_AT_ONCE = 512
-_APART = -0x2545F4914F6CDD1D  # odd: tells what is left of a tensor from its rows, which have the same weights
+# odd factor that separates the rest of a tensor from its rows, which have the same weights
+_APART = -0x2545F4914F6CDD1D
 
 
 def digests(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One integer for each of these tensors, which are on one device. Shape [len(parts)], int64, there.
+    """Return one integer for each of these tensors, which are on one device: shape [len(parts)], int64, on that device.
 
-    It depends on the bits of a tensor's elements in their order, and on what stands before it in `parts`: only the results of
-    equally long lists can be compared."""
+    A digest depends on the bits of the tensor's elements in their order, and on the position among `parts`: only
+    results of equal lists of shapes can be compared.
+    """
     device = parts[0].device if parts else torch.device("cpu")
     found = torch.zeros(len(parts), dtype=torch.int64, device=device)
     pools: dict[tuple[torch.dtype, bool], _Pool] = {}
@@ -65,17 +67,17 @@ def digests(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def together(each: torch.Tensor) -> torch.Tensor:
-    """One integer for all of these, in their order; on their device. Shape []."""
+    """Return one integer for all of these digests in their order, on their device: shape []."""
     return (each * _weights(each.numel(), each.device)).sum()
 
 
 def of_values(packed: Any) -> int:
-    """An integer for plain values (`plain.pack`), which differs if a bit of one does. 64 bits, signed."""
+    """Return a digest of plain values (`plain.pack`): 64 bits, signed. It differs if a bit of a value does."""
     return _hashed(msgspec.msgpack.encode(packed))
 
 
 def mixed(numbers: Sequence[int]) -> int:
-    """One of several such integers, in their order."""
+    """Return one digest of several such integers, in their order."""
     return _hashed(b"".join(number.to_bytes(8, "little", signed=True) for number in numbers))
 
 
@@ -100,7 +102,7 @@ class _Pool:
         self.ends.append(self.size)
 
     def add_to(self, found: torch.Tensor) -> None:
-        """Add the sum of each piece to that of its tensor, and be empty."""
+        """Add each piece's sum to its tensor's digest, and empty the pool."""
         if not self.pieces:
             return
         device = found.device
@@ -114,7 +116,7 @@ class _Pool:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements in their order, as integers, with a conjugation or a sign applied that was still to be."""
+    """Return the elements in their order as integers, with a pending conjugation or negation applied."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor.detach().reshape(-1).contiguous().view(_INTEGERS[tensor.element_size()])
@@ -127,8 +129,11 @@ def _whole_words(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _upper_halves(rows: torch.Tensor) -> torch.Tensor:
-    """The rows' upper halves, added up. In the sum of the whole integers two changes of the highest bit cancel each other, and
-    that is the sign of each wide number; of narrow ones it is that of every second or fourth."""
+    """Return the sum of the rows' upper halves.
+
+    In the sum of whole 64-bit integers two changes of the highest bit cancel each other. That bit is the sign of each
+    wide number, and of every second or fourth narrow one.
+    """
     found = torch.zeros(WIDTH, dtype=torch.int64, device=rows.device)
     for part in torch.split(rows, _ROWS_AT_ONCE):
         found += (part >> 32).sum(0)
@@ -136,11 +141,11 @@ def _upper_halves(rows: torch.Tensor) -> torch.Tensor:
 
 
 _known_weights: dict[torch.device, torch.Tensor] = {}
-_known_scratch: dict[torch.device, torch.Tensor] = {}  # memory used for the first time costs more than the sums
+_known_scratch: dict[torch.device, torch.Tensor] = {}  # the first use of memory costs more than the sums
 
 
 def _weights(count: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers without a pattern: SplitMix64 (Steele et al., OOPSLA 2014) of the positions."""
+    """Return odd numbers without a pattern: SplitMix64 (Steele et al., OOPSLA 2014) of the positions."""
     known = _known_weights.get(device)
     if known is None or known.numel() < count:
         size = max(1 << 12, 1 << (count - 1).bit_length())
@@ -163,7 +168,7 @@ def _split_mix(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(numbers: torch.Tensor, places: int) -> torch.Tensor:
-    """To the right, with zeros from the left: torch has only the shift that keeps the sign."""
+    """Shift to the right with zeros from the left: torch only has the arithmetic shift, which keeps the sign."""
     return (numbers >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -1,13 +1,16 @@
-"""What a script derives from the weights at an epoch's beginning (`run.epoch_begin`): computed once, and carried.
+"""Values that a script derives from the weights at an epoch's beginning (`run.epoch_begin`): computed once, then
+carried.
 
-Teachers, pseudo-labels, cluster centres and the old policy of PPO are functions of the weights that the epoch begins with. A
-worker that joins in the middle of the epoch, and a restart from a checkpoint of there, have later weights. So such values are
-part of the job's state until the next epoch begins (Elan V-A, RegisterState), numbered in the order of their calls.
+Teachers, pseudo-labels, cluster centres and the old policy of PPO are functions of the weights at the epoch's
+beginning. A worker that joins in the middle of the epoch, or restarts there from a checkpoint, has later weights. So
+such values are part of the job's state until the next epoch begins (Elan V-A, RegisterState), numbered in the order of
+their calls.
 
-A newcomer gets the state before its script begins the epoch, so the values are there when the script asks. A module is built by
-the script's function, and filled. One that comes in the last step of an epoch begins the next one before it has got what others
-have changed behind that step. Then it computes the values too, and they are filled with the job's, in place, since the script's
-variables name them already. Where that cannot be, as with a number that is another one, the worker ends, to be replaced.
+A joining worker gets the state before its script begins the epoch, so the values exist when the script requests them. A
+module is built by the script's function, and filled. A worker that joins in the last step of an epoch begins the next
+one before it has the changes that others made after that step. Then it computes the values too, and they are filled
+with the job's in place, since variables of the script refer to them already. If a value cannot be filled, such as a
+number that differs, the worker ends and is replaced.
 """
 
 from __future__ import annotations
@@ -28,28 +31,30 @@ NAME = "epoch_begin"
 
 
 class Unfilled(Exception):
-    """The job has another value than the script's variables have, which nothing can be put into."""
+    """The job's value differs from the script's, which cannot be changed in place."""
 
 
 class EpochValues:
-    """Those of the epoch that the job is in."""
+    """The values of the job's current epoch."""
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._values: list[Any] = []  # as the script has them; as they travel, where it has not asked yet
-        self._asked = 0  # so many the script has
-        self._new = False  # there are some that joiners of the present step were not sent
+        self._values: list[Any] = []  # as the script has them; in packed form until the script requests them
+        self._asked = 0  # number of values that the script has requested
+        self._new = False  # whether some values were not sent to workers that join in the present step
 
     def begin(self, epoch: int) -> None:
-        """The script's loop has come to `epoch`."""
+        """Note that the script's loop has come to `epoch`."""
         self._asked = 0
         if epoch > self._epoch:
             self._epoch, self._values = epoch, []
 
     def value(self, epoch: int, function: Callable[[], Any], seed: Callable[[int], None]) -> Any:
-        """What the function has given at the beginning of `epoch`, on the worker that came there first. Raises UserError.
+        """Return the result of `function` at the beginning of `epoch`, as the first worker there computed it.
 
-        seed: seeds what draws for the call of this number."""
+        seed: a function that seeds the generators by a number, before and after the call. Raises UserError for values
+        that cannot travel.
+        """
         number, self._asked = self._asked, self._asked + 1
         seed(2 * number)
         known = epoch == self._epoch and number < len(self._values)
@@ -64,7 +69,7 @@ class EpochValues:
             elif epoch == self._epoch:
                 self._values.append(value)
                 self._new = True
-        seed(2 * number + 1)  # what the script draws next is the same, whether the function has drawn or not
+        seed(2 * number + 1)  # the script's next random numbers are the same, whether the function has drawn any or not
         return value
 
     def _check(self, number: int, value: Any) -> None:
@@ -77,15 +82,15 @@ class EpochValues:
         return bool(self._values)
 
     def get(self) -> list[Any]:
-        """The epoch, and all values."""
+        """Return the epoch and all values."""
         return [self._epoch, [_given(value) for value in self._values]]
 
     def present(self, packed: Any) -> Any:
-        """The same, if they are of the epoch of those that were packed: then they may be written to."""
+        """Return `get()` if the packed values are of the same epoch, so that they may be copied into it; else None."""
         return self.get() if packed["list"][0] == self._epoch else None
 
     def set(self, values: list[Any]) -> None:
-        """Take over what `get` has given."""
+        """Take over the result of `get` of another worker."""
         epoch, given = values
         if epoch != self._epoch:
             self._epoch, self._asked, self._values = epoch, 0, [*given]
@@ -101,11 +106,11 @@ class EpochValues:
     # -- to joiners
 
     def step_begins(self) -> None:
-        """What there is is sent in this step, where a joiner gets the state."""
+        """Begin a step; the present values are sent to workers that join in it."""
         self._new = False
 
     def changes(self) -> Any:
-        """All values, if there are new ones."""
+        """Return all values if some are new; else None."""
         return pack(self.get(), NAME, inline) if self._new else None
 
     def take(self, changes: Any) -> None:
@@ -130,12 +135,15 @@ _MODULE = "tensors of a module"
 
 
 def _module_part(value: Any) -> dict[str, Any] | None:
-    """A module as it travels, or None."""
+    """Return `value` if it is a module in packed form; else None."""
     return value if type(value) is dict and _MODULE in value else None
 
 
 def _fill(target: Any, value: Any, number: int) -> None:
-    """Let `target`, which the script has, be `value`, which has come. Raises UserError for another module; Unfilled."""
+    """Fill `target`, which the script has, with `value`, which has been received.
+
+    Raises UserError for another module, and Unfilled for a value that cannot be changed in place.
+    """
     if target is value:
         return
     if isinstance(target, torch.nn.Module):

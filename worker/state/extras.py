@@ -14,7 +14,7 @@ from .plain import inline, pack, restored, unpack
 
 
 class ExtraState:
-    """That of all modules that have one. Takes part in the step's letters."""
+    """The extra state of all modules that have one. Takes part in the step's letters."""
 
     name = "extra state"
     slots = 0
@@ -23,11 +23,11 @@ class ExtraState:
         """modules: by the prefix of their names; the list may still grow."""
         self._modules = modules
         self._start: dict[str, bytes] = {}
-        self._new: dict[str, bytes] | None = None  # virtual worker 0's
+        self._new: dict[str, bytes] | None = None  # extra state of virtual worker 0
         self.find()
 
     def find(self) -> None:
-        """There may be other modules than before."""
+        """Find the modules with extra state again, since modules may have changed."""
         self._found = {
             path: module
             for prefix, root in self._modules
@@ -36,7 +36,7 @@ class ExtraState:
         }
 
     def values(self) -> dict[str, bytes]:
-        """Packed, by the modules' names. Raises UserError, naming the module, where that cannot be."""
+        """Return the packed states by module name. Raises UserError, naming the module, for a state that cannot travel."""
         found: dict[str, bytes] = {}
         for path, module in self._found.items():
             value = pack(module.get_extra_state(), f"get_extra_state() of {path or type(module).__name__}", inline)
@@ -44,7 +44,7 @@ class ExtraState:
         return found
 
     def set_values(self, values: dict[str, bytes]) -> None:
-        """Take them over, where they differ from those of now."""
+        """Set the states that differ from the present ones. Raises UserError for states of another model."""
         if sorted(values) != sorted(self._found):
             raise UserError(
                 f"another model: there is extra state of {', '.join(values) or 'no module'} in the training state, and of "
@@ -59,20 +59,20 @@ class ExtraState:
     # -- a step
 
     def begin(self) -> None:
-        """A step begins: remember what it begins with."""
+        """Begin a step: record the states of its beginning."""
         self._start, self._new = self.values(), None
 
     def restore(self) -> None:
-        """What the step began with holds again."""
+        """Restore the states of the step's beginning."""
         if self._start:
             self.set_values(self._start)
 
     def keep(self) -> None:
-        """Virtual worker 0 has just run: this is what the job's become."""
+        """Record the states after virtual worker 0's body as the job's next ones."""
         self._new = self.values()
 
     def refuse_changes(self, why: str) -> None:
-        """Raises UserError if virtual worker 0 has changed it."""
+        """Raise UserError if virtual worker 0 has changed a state, with the reason `why` that forbids it."""
         if self._new is not None and self._new != self._start:
             path = next(path for path, value in self._new.items() if value != self._start.get(path))
             kind = type(self._found[path]).__name__
@@ -82,32 +82,32 @@ class ExtraState:
             )
 
     def apply(self) -> None:
-        """The step is applied."""
+        """Set the job's next states."""
         if self._start:
             self.set_values(self._start if self._new is None else self._new)
 
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """None."""
+        """Return no integers: states travel in letters."""
         return ()
 
     def wants(self, part: Part) -> bool:
-        """Virtual worker 0 ran here, and has changed something."""
+        """Return whether virtual worker 0 ran here and has changed a state."""
         return self._new is not None and self._new != self._start
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """No."""
+        """Return False: states do not depend on the step's word."""
         return False
 
     def letter(self, part: Part) -> Any:
-        """What virtual worker 0 has made of it."""
+        """Return virtual worker 0's states, if it ran here."""
         return self._new
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Take virtual worker 0's over."""
+        """Take over virtual worker 0's states."""
         for letter in letters:
             if letter is not None:
                 self._new = letter
         if part.joins and self._new is None:
-            self._start = self.values()  # those that have come
+            self._start = self.values()  # the received states

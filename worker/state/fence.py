@@ -1,11 +1,12 @@
-"""Who was left behind overwrites nothing that the job's later generations have saved.
+"""Fence against overwriting: a worker that was left behind overwrites no file that later generations of its job have
+saved.
 
-A worker that is cut off hears nothing of a newer generation, and may train on. Its checkpoints are fenced by their names
-(`lineages`). What a script saves has the name that the script gives it, wherever that is. So whoever saves leaves a mark with the
-number of its generation among the job's checkpoints, before the file gets its name. Nobody saves where there is a mark, or a
-checkpoint, of a greater generation.
+A worker that is cut off does not learn of a newer generation, and may go on training. Its checkpoints are fenced by
+their names (`lineages`). A file that a script saves has the name and place of the script's choice. So a worker that
+saves leaves a mark with the number of its generation among the job's checkpoints, before the file gets its name. No
+worker saves if there is a mark, or a checkpoint, of a greater generation.
 
-That holds where the servers share the directory of checkpoints, as it does for checkpoints.
+As with checkpoints, this needs a directory of checkpoints that the servers share.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ _MARK = re.compile(r"saved-by-generation-(\d{8,})")
 
 
 class Fence:
-    """Of one job. `generation`: the one that this worker is in now."""
+    """Fence of one job. `generation`: returns this worker's present generation."""
 
     def __init__(self, directory: Path, generation: Callable[[], int]) -> None:
         self._directory = directory
         self._generation = generation
 
     def overtaken_by(self) -> int | None:
-        """The greater generation that goes on elsewhere; None: nothing tells of one."""
+        """Return the greater generation that runs elsewhere; None if there is no sign of one."""
         generation = self._generation()
         try:
             newer = [overtaken_by(checkpoints(self._directory), generation), max(self._marks(), default=0)]
-        except (OSError, OperatorError):  # what cannot be read tells of nobody
+        except (OSError, OperatorError):  # an unreadable directory is no sign of another generation
             return None
         found = max(number or 0 for number in newer)
         return found if found > generation else None
 
     def mark(self) -> None:
-        """This generation saves. Where that cannot be written down, it saves all the same."""
+        """Record that this generation saves. A failure to write the mark is ignored, and the save continues."""
         generation = self._generation()
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
-"""The state that this worker holds: of which step it is, how it is taken over, and how it is written down.
+"""The state that this worker holds: its step, how it is taken over from others, and how it is saved.
 
-Its tensors stand in their places: they are the model's and the optimizers' own. A state is taken over from a checkpoint (`load`)
-or from another worker (`transfers`): its tensors are put in their places first, then follows what is not a tensor.
+Its tensors are the model's and the optimizers' own. A state is taken over from a checkpoint (`load`) or from another
+worker (`transfers`): its tensors are copied into their places first, then the other values follow.
 
-A script may have to run code that the state has behind it already (`values`): the beginning of the epoch that it joins in, and
-the end of the one before, where others were past it. What that code sets is undone when the script's loop over batches has come
-to the state's epoch. Code of an earlier epoch runs with the values that this worker had there (`script_resumes`).
+A script may have to run code that precedes the state (`values`): the beginning of the epoch that it joins, and the end
+of the epoch before, if the other workers were past it. The effects of that code are undone when the script's loop over
+batches reaches the state's epoch. Code of an earlier epoch runs with the values that this worker had there
+(`script_resumes`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from .checkpoint import CheckpointWriter, latest
 from .training_state import TrainingState
 from .values import ScriptValues
 
-SCRIPT = "script"  # in the header of a checkpoint: what the script kept itself, by name
+SCRIPT = "script"  # key in a checkpoint's header: the script's own variables, by name
 
 
 class HeldState:
-    """What one worker has of the job's state. For the training thread."""
+    """The job's state as one worker holds it. For the training thread."""
 
     def __init__(
         self,
@@ -43,53 +44,60 @@ class HeldState:
         """writer, code: None outside a cluster."""
         self.parts = parts
         self.values = values
-        self.next_step = 0  # the state is that after the step before
+        self.next_step = 0  # the state is that before this step
         self._script = script
         self._writer = writer
         self._tell = tell
         self.code = code
         self.settlements = Settlements()
-        self.likeness: Likeness | None = None  # of this worker's data with that of others
-        self.looks: Callable[[], Any] = lambda: None  # what the script keeps itself, for a checkpoint (`crosscheck`)
-        self.resumed = False  # this process has begun with the state of a checkpoint
-        self.script_was: Any = None  # the same, of the checkpoint from which the job goes on
-        self.end: int | None = None  # steps of the whole job, where its script has decided that
-        self.interlude: Interlude | None = None  # the script's code between two steps that runs now
-        self.results = Results()  # of the steps that were applied
-        self.state_epoch = 0  # of the state that was taken over last
-        self.owes_functions = False  # those that come after the last applied step have not been called
-        # Epoch and values of a state that the script's loop is not in yet; and the script's own, while it runs what is before
+        self.likeness: Likeness | None = None  # fingerprint of this worker's data; None outside a cluster
+        # returns the script's own variables for a checkpoint (`crosscheck`)
+        self.looks: Callable[[], Any] = lambda: None
+        self.resumed = False  # whether this process began with the state of a checkpoint
+        self.script_was: Any = None  # the script's own variables in the checkpoint from which the job resumed
+        self.end: int | None = None  # steps of the whole job, if the script has decided to stop
+        self.interlude: Interlude | None = None  # the script's code between two steps, while it runs
+        self.results = Results()  # results of the applied steps
+        self.state_epoch = 0  # epoch of the last state that was taken over
+        self.owes_functions = False  # the functions of `run.every` after the last applied step have not been called
+        # Epoch and values of a state that the script's loop has not reached; and the script's own values while it runs
+        # code before that
         self._taken: tuple[int, dict[str, Any]] | None = None
         self._own: dict[str, Any] | None = None
-        self._with_own = False  # it does
-        self._catches_up = False  # it is behind a step that it has missed, and no step is left in its epoch
+        self._with_own = False  # the script runs with its own values
+        self._catches_up = False  # the worker has missed the last step of the script's epoch
 
     @property
     def about_bytes(self) -> int:
-        """How much a state has, before the optimizers have any: as with Adam, which keeps two values for each parameter."""
+        """Estimated size of the state in bytes before optimizers have theirs: as with Adam, with two values per
+        parameter.
+        """
         parameters = sum(each.numel() * each.element_size() for each in self.parts.model.parameters())
         return 3 * parameters + sum(each.nbytes for each in self.parts.buffers())
 
     @property
     def runs_again(self) -> bool:
-        """Does the script run code that the state has behind it?"""
+        """Whether the script runs code that precedes the state."""
         return self._taken is not None
 
     @property
     def epoch(self) -> int:
-        """That of the state, which may be later than the script's."""
+        """Epoch of the state, which may be later than the script's."""
         return self._script.epoch if self._taken is None else max(self._taken[0], self._script.epoch)
 
     @property
     def is_behind(self) -> bool:
-        """Is the script's loop in an epoch that this state is past?"""
+        """Whether the script's loop is in an earlier epoch than the state."""
         return self._taken is not None and (self._catches_up or self._taken[0] > self._script.epoch)
 
     # -- taking over
 
     def load(self, generation: int) -> CheckpointLoaded | CheckpointMissing:
-        """Take the newest checkpoint over, which becomes one of `generation`; a job without any goes on from that of another, if
-        it is to. Raises OtherCode, Unlike, with nothing changed."""
+        """Take over the newest checkpoint, which becomes one of `generation`.
+
+        A job without checkpoints resumes from another job's, if it was submitted to do so. Raises OtherCode or Unlike,
+        without a change, for a state of other code or data.
+        """
         assert self._writer is not None
         directory, others = self._writer.directory, self._writer.others
         document, trouble, damaged = latest(directory, generation)
@@ -107,22 +115,23 @@ class HeldState:
         return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end, damaged, trouble, not own)
 
     def check(self, header: dict[str, Any]) -> None:
-        """A state is about to be taken over. Raises OtherCode if it is that of a job whose code is not this worker's, and Unlike
-        if it was trained with other data than this worker has."""
+        """Check a state before it is taken over. Raises OtherCode if it comes from other code than this worker's,
+        Unlike if from other data.
+        """
         if self.code is not None:
             self.code.take(header)
         if self.likeness is not None:
             self.likeness.check(header.get("likeness"))
 
     def put(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Put the tensors of a state in their places."""
+        """Copy the tensors of a state into their places."""
         self.settle()
         with torch.no_grad():
             for own, new in zip(self.parts.adopt(header), tensors, strict=True):
                 own.copy_(new)
 
     def take(self, header: dict[str, Any]) -> tuple[int, int]:
-        """The tensors of a state stand in their places: make the rest of it this worker's own. Returns its step and epoch."""
+        """Take over the values of a state of which the tensors are in their places. Returns the state's step and epoch."""
         applied, epoch = int(header["counters"]["applied"]), int(header["counters"]["epoch"])
         behind = self._script.at is not ScriptAt.BEFORE and epoch > self._script.epoch
         if behind and self._own is None:
@@ -130,7 +139,7 @@ class HeldState:
         self.parts.finish(header)
         self.next_step = applied + 1
         self.interlude = None
-        if "results" in header:  # not in a checkpoint of an older version
+        if "results" in header:  # absent in a checkpoint of an older version
             self.results.take(header["results"])
         self.settlements.take(header.get("settlements", {}))
         self.end = end_of(header)
@@ -140,7 +149,7 @@ class HeldState:
         return applied, epoch
 
     def take_changes(self, epoch: int, changes: dict[str, Any]) -> None:
-        """Others, whose loop is in `epoch`, have changed this since the update."""
+        """Take over changes that other workers, whose loop is in `epoch`, have made since the update."""
         self.values.take(changes)
         self._is_of(epoch)
 
@@ -150,14 +159,16 @@ class HeldState:
         self._taken = None if in_it else (epoch, self.values.whole(modules=True))
 
     def epoch_begins(self, epoch: int) -> None:
-        """The script's loop has come to `epoch`."""
+        """Note that the script's loop has come to `epoch`."""
         self._script.epoch = epoch
         if self._taken is not None and self._taken[0] <= epoch:
             self._restore(self._taken[1])
             self._with_own = False
 
     def script_resumes(self) -> None:
-        """The script goes on where it stands, which may be in an epoch before that of the state: with its own values of there."""
+        """Let the script continue in its epoch, which may be before that of the state: then with its own values of that
+        time.
+        """
         if self._own is not None:
             own, self._own = self._own, None
             if self.is_behind:
@@ -165,13 +176,15 @@ class HeldState:
                 self._with_own = True
 
     def catch_up(self) -> None:
-        """Others have applied a step of the script's epoch that this worker has missed, and have run the code behind it."""
+        """Note that other workers have applied the last step of the script's epoch, which this worker has missed."""
         self._catches_up = True
         if self._taken is None:
             self._taken = self._script.epoch, self.values.whole(modules=True)
 
     def batches_begin(self) -> None:
-        """The script's loop over batches begins: if in the state's epoch, it has nothing to run again. Or it has caught up."""
+        """Note that the script's loop over batches begins. In the state's epoch, the effects of code that ran again are
+        undone.
+        """
         self._catches_up = False
         if self._taken is not None and self._taken[0] <= self._script.epoch:
             self._restore(self._taken[1])
@@ -184,7 +197,7 @@ class HeldState:
     # -- giving
 
     def header(self, counters: dict[str, int]) -> dict[str, Any]:
-        """Of the state of now. Its values may belong to a later epoch than the script has come to."""
+        """Return the header of the present state. Its values may belong to a later epoch than the script's."""
         if self._with_own and self._taken is not None:
             own, (_, taken) = self.values.whole(), self._taken
             self.values.restore(taken, modules=False)
@@ -205,11 +218,13 @@ class HeldState:
         return header
 
     def to_give(self, header: dict[str, Any]) -> dict[str, Any]:
-        """This header, as it goes to others: with what is no part of the state, and no worker compares with the others."""
+        """Return this header for another worker, with values beside the state that workers do not compare."""
         return header if self.code is None else {**header, "code": self.code.description()}
 
     def save(self, save: SaveCheckpoint) -> None:
-        """Begin to write the state of now; in the middle of the script's code between two steps, that in which it has begun."""
+        """Begin to write the present state; inside the script's code between two steps, the state in which that code
+        began.
+        """
         assert self._writer is not None
         counters = {"applied": save.step, "epoch": save.epoch, "generation": save.generation}
         if self.interlude is None:
@@ -224,17 +239,17 @@ class HeldState:
         self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
-        """The script's code between two steps begins. after_step: it is what `run.every` has been given."""
+        """Begin the script's code between two steps. after_step: the code is a function of `run.every`."""
         header = self.header({}) if self._writer is not None and interruptible else None
         self.interlude = Interlude(header, self.parts.tensors() if header else [], after_step)
 
     def settle(self) -> None:
-        """A checkpoint of the present state may still be copied: it is about to change."""
+        """Wait until a checkpoint of the present state has been copied, since the state is about to change."""
         if self._writer is not None:
             self._writer.settle()
 
 
 def next_epoch(header: dict[str, Any]) -> int | None:
-    """The epoch of the step after a state, where that does not follow from the step's number."""
+    """Return the epoch of the step after a state; None if it follows from the step's number."""
     data = header.get("data")
     return None if data is None else int(data["epoch"])

@@ -1,11 +1,12 @@
-"""Which of a job's checkpoints is the newest, whose writer has been overtaken, and which are superfluous. Pure.
+"""Which of a job's checkpoints is the newest, which writers are overtaken, and which checkpoints are superfluous. Pure.
 
-A server that is cut off does not hear that its job goes on elsewhere, and may write on. So the newest checkpoint is the one of
-the greatest generation, and only within a generation that of the greatest step. Whoever goes on from a checkpoint gives it the
-number of the own generation first (`taken_over`), and a writer neither writes (`overtaken_by`) nor removes anything
-(`superfluous`) where it sees a greater one.
+A server that is cut off does not learn that its job continues elsewhere, and may go on writing. So the newest
+checkpoint is the one of the greatest generation, and within a generation that of the greatest step. A worker that
+resumes from a checkpoint first gives it the number of its own generation (`taken_over`). A writer neither writes
+(`overtaken_by`) nor removes checkpoints (`superfluous`) if one of a greater generation exists.
 
-Files are `checkpoint`'s. The simulated cluster (`verification.world`), whose checkpoints are no files, decides by the same rules.
+`checkpoint` handles the files. The simulated cluster (`verification.world`), whose checkpoints are no files, decides by
+the same rules.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NAME = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # earlier ve
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """Which state a checkpoint contains. The greatest is the newest."""
+    """Generation and step of a checkpoint's state. The greatest name is the newest."""
 
     generation: int
     step: int
@@ -31,28 +32,32 @@ class Name:
 
     @classmethod
     def parse(cls, file: str) -> Name | None:
-        """The name that a file has; None: that of no checkpoint."""
+        """Return the name of a file; None if it is no checkpoint's."""
         match = _NAME.fullmatch(file)
         return cls(int(match[1] or 0), int(match[2]), file) if match else None
 
 
 def newest_first(names: Iterable[Name]) -> list[Name]:
-    """In the order in which whoever needs a state tries to read them."""
+    """Return the names in the order in which they are tried for reading."""
     return sorted(names, reverse=True)
 
 
 def taken_over(name: Name, generation: int) -> Name:
-    """The name that a checkpoint has from now on, since a worker of `generation` goes on from it."""
+    """Return the name that a checkpoint gets when a worker of `generation` resumes from it."""
     return name if name.generation >= generation else Name.of(generation, name.step)
 
 
 def overtaken_by(names: Iterable[Name], generation: int) -> int | None:
-    """The generation that goes on where these checkpoints are, so that one of `generation` must write none; None: it may."""
+    """Return the greater generation among these checkpoints, which forbids one of `generation`; None: `generation` may
+    write.
+    """
     newest = max((name.generation for name in names), default=0)
     return newest if newest > generation else None
 
 
 def superfluous(names: Iterable[Name], generation: int, keep: int) -> list[Name]:
-    """What a writer of `generation` removes when it has written one, the newest first: all but the `keep` newest."""
+    """Return the checkpoints that a writer of `generation` removes after its write: all but the `keep` newest, newest
+    first.
+    """
     ordered = newest_first(names)
     return [] if overtaken_by(ordered, generation) is not None else ordered[max(keep, 1) :]

@@ -1,9 +1,10 @@
-"""Values as plain data: what MessagePack and a checkpoint can carry, with the types that Python tells apart.
+"""Conversion of values to plain data that MessagePack and a checkpoint can carry, with the types that Python
+distinguishes.
 
-A scalar stands for itself. A container is a mapping of one entry from its kind to its contents, so that a tuple comes back as a
-tuple and a mapping may have numbers for keys. Tensors are numbered, and travel beside; so do NumPy's arrays. NumPy's scalars keep
-their type, since a sum of them is rounded as that type rounds. Generators of random numbers travel as their states. Dataclasses
-and named tuples are made again from the class of that name in the same module.
+A scalar stands for itself. A container is a mapping of one entry from its kind to its contents, so that a tuple comes
+back as a tuple and a mapping may have numbers for keys. Tensors and NumPy arrays are numbered and travel separately.
+NumPy scalars keep their type, since a sum of them is rounded as that type rounds. Random generators travel as their
+states. Dataclasses and named tuples are rebuilt from the class of the same name in the same module.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ import torch
 
 from ...protocol.errors import PeerError, UserError
 
-INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # of MessagePack
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # range of MessagePack's integers
 MAX_DEPTH = 32
 
 
 def no_tensors(tensor: torch.Tensor, where: str) -> int:
-    """Refuses a tensor, where none can be carried."""
+    """Refuse a tensor where none can be carried. Raises UserError."""
     raise UserError(f"{where} is a tensor, which cannot be carried here: use .item() or .tolist()")
 
 
 def inline(tensor: torch.Tensor, where: str) -> list[Any]:
-    """A tensor with all that it contains, for the few and small ones that do not travel beside."""
+    """Return a tensor with its contents as plain data, for the few and small ones that do not travel separately."""
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data]
 
 
 def restored(content: Any) -> torch.Tensor:
-    """The tensor that `inline` was given, on the CPU. Raises PeerError if it was given none."""
+    """Return the tensor of `inline`, on the CPU. Raises PeerError for other data."""
     try:
         kind, shape, data = content
         flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, kind)) if data else None
@@ -48,7 +49,9 @@ def restored(content: Any) -> torch.Tensor:
 
 
 def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no_tensors, depth: int = 0) -> Any:
-    """`value` as plain data. `number` numbers a tensor. Raises UserError, naming the place, where that cannot be."""
+    """Return `value` as plain data. `number` numbers a tensor. Raises UserError, naming the place, for a value that
+    cannot travel.
+    """
     if isinstance(value, torch.Tensor):
         return {"tensor": number(value, where)}
     kind = type(value)
@@ -76,7 +79,7 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
 
 
 def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], Any], depth: int) -> Any:
-    """As `pack`, of types that few scripts have. None: it is of none of them."""
+    """As `pack`, for types that few scripts have. None: the value has none of these types."""
     kind = type(value)
 
     def items(values: Iterable[Any]) -> list[Any]:
@@ -84,7 +87,7 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
 
     if kind is deque:
         return {"deque": [value.maxlen, items(value)]}
-    if kind in (set, frozenset):  # in an order that does not depend on hashes
+    if kind in (set, frozenset):  # in an order that does not depend on hash values
         keys = [pack(key, f"a key of {where}", depth=depth + 1) for key in value]
         return {kind.__name__: sorted(keys, key=msgspec.msgpack.encode)}
     if kind is defaultdict and value.default_factory in _FACTORIES.values():
@@ -125,7 +128,7 @@ def _as_json(state: Any) -> str:
 
 
 def _class(module: str, name: str) -> Any:
-    """The class of that name, or None."""
+    """Return the class of that name, or None."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -133,8 +136,11 @@ def _class(module: str, name: str) -> Any:
 
 
 def unpack(data: Any, tensor: Callable[[Any, Any], Any] | None = None, present: Any = None) -> Any:
-    """The value that was packed. `tensor` gives the tensor of a number; it also gets what `present`, a value of about the same
-    form, has in its place (or None). Raises PeerError if `data` was not made by `pack`."""
+    """Return the value that was packed.
+
+    `tensor` returns the tensor of a number; its second argument is the object at the same place in `present`, a value
+    of about the same form, or None. Raises PeerError if `data` was not made by `pack`.
+    """
     if not isinstance(data, dict):
         return data
     if len(data) != 1:

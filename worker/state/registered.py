@@ -1,7 +1,7 @@
 """Values of the script's own that travel with the job (Elan V-A, RegisterState).
 
-They may contain tensors, which travel as the model's do. What is registered is read at once, so that a value that cannot travel
-is refused where it is registered.
+They may contain tensors, which travel as the model's tensors do. A value is read when it is registered, so that one
+that cannot travel is refused there.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ _Tensors = dict[tuple[str, int], tuple[torch.Tensor, int]]
 
 
 class Registered:
-    """By name: how to get a value and how to set it."""
+    """The registered values by name, each with functions to get and set it."""
 
     def __init__(self, virtual_workers: int = 1) -> None:
         self._values: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
-        # Names of those that follow rules of their own in a step, and are handed over in a way of their own behind it
+        # Names of values with rules of their own in a step, and a handover of their own after it
         self._apart: set[str] = set()
         self.state = ScriptState()
         self.virtual = VirtualState(virtual_workers)
         self.of_epoch = EpochValues()
-        # Tensors by name and number, with their versions. Who is kept here leaves its memory to no other.
-        self._given: _Tensors | None = None  # those that joiners get with the state, in a step in which they get one
-        self._changed: set[tuple[str, int]] = set()  # those that loop bodies have replaced since
-        self._known: _Tensors = {}  # those that joiners have
-        self.watched: list[tuple[str, torch.Tensor]] = []  # tensors, with the name of their value
+        # Tensors by name and number, with their versions. A reference here keeps the memory from being used for another
+        # tensor.
+        # sent to joining workers with the state; None: no state is sent in this step
+        self._given: _Tensors | None = None
+        self._changed: set[tuple[str, int]] = set()  # replaced by loop bodies since then
+        self._known: _Tensors = {}  # tensors that joining workers have
+        self.watched: list[tuple[str, torch.Tensor]] = []  # tensors with the names of their values
         self._versions: list[int] = []
 
     def add(self, name: str, what: Any, set_value: Callable[[Any], Any] | None) -> None:
-        """Raises UserError for what cannot travel."""
+        """Register a value. Raises UserError for a value that cannot travel or be read, and for a name that is in use."""
         if name in self._values:
             raise UserError(f"register({name!r}) was called twice: give each value a name of its own")
         if set_value is not None:
@@ -68,19 +70,19 @@ class Registered:
         self._values[name] = accessors
 
     def declare(self, values: dict[str, Any]) -> None:
-        """Values of `run.state`. Raises UserError for what cannot travel."""
+        """Add values of `run.state`. Raises UserError for values that cannot travel."""
         self.state.declare(values)
         for name in values:
             self.add_apart(PREFIX + name, partial(self.state.get, name), partial(self.state.set, name))
 
     def declare_virtual(self, values: dict[str, Any]) -> None:
-        """Values of `run.per_virtual_worker`. Raises UserError for what cannot travel."""
+        """Add values of `run.per_virtual_worker`. Raises UserError for values that cannot travel."""
         self.virtual.declare(values)
         for name in values:
             self.add_apart(OF_EACH + name, partial(self.virtual.get, name), partial(self.virtual.set, name))
 
     def add_apart(self, name: str, get: Callable[[], Any], set_value: Callable[[Any], None]) -> None:
-        """A value that is in headers and checkpoints and is compared as the others are; all else is its owner's."""
+        """Add a value that is part of headers, checkpoints and comparisons, while its owner does everything else."""
         self._apart.add(name)
         self._values[name] = get, set_value
 
@@ -88,40 +90,40 @@ class Registered:
         return bool(self._values)
 
     def values(self) -> dict[str, Any]:
-        """All of them, as they are."""
+        """Return all values by name."""
         return {name: get() for name, (get, _) in self._values.items()}
 
     def names(self) -> list[str]:
-        """In the order of registration."""
+        """Return the names in the order of registration."""
         return list(self._values)
 
     def pack(self, number: Number) -> dict[str, Any]:
-        """All values, by name. Raises UserError, naming it, for one that cannot travel."""
+        """Return all values as plain data, by name. Raises UserError, naming the value, if one cannot travel."""
         found = {name: pack(get(), _where(name), number) for name, (get, _) in self._values.items()}
         if self.of_epoch:
             found[OF_EPOCH] = pack(self.of_epoch.get(), _where(OF_EPOCH), number)
         return found
 
     def present(self, name: str, packed: Any = None) -> Any:
-        """The value of now, into whose tensors those of `packed` may be put."""
+        """Return the present value, into which the tensors of `packed` may be copied."""
         return self.of_epoch.present(packed) if name == OF_EPOCH else self._values[name][0]()
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those in all values."""
+        """Return the tensors in all values."""
         return [*(tensor for tensor, _ in self._tensors().values()), *self.state.tensors()]
 
     def each(self) -> list[list[torch.Tensor]]:
-        """Those of each value."""
+        """Return the tensors of each value."""
         found: dict[str, list[torch.Tensor]] = {name: [] for name in self._values}
         self._each_tensor(lambda place, tensor: found[place[0]].append(tensor))
         return list(found.values())
 
     def objects(self) -> list[Any]:
-        """Those that have been registered with a state of their own."""
+        """Return the objects that were registered with a state of their own."""
         return [each for get, _ in self._values.values() if (each := getattr(get, "__self__", None)) is not None]
 
     def set(self, values: dict[str, Any]) -> None:
-        """Hand the script its values, unpacked."""
+        """Set the script's values from unpacked ones."""
         for name, (_, set_value) in self._values.items():
             if name in values:
                 set_value(values[name])
@@ -131,12 +133,12 @@ class Registered:
     # -- what has changed since the others got it
 
     def step_begins(self, sends: bool) -> None:
-        """sends: joiners get the values of now in this step."""
+        """Begin a step. sends: joining workers get the present values in this step."""
         self._known, self._changed = {}, set()
         self._given = self._tensors() if sends else None
 
     def update_begins(self) -> None:
-        """What loop bodies have changed so far joiners have not."""
+        """Record which tensors loop bodies have changed: joining workers do not have these changes."""
         if self._given is not None:
             given = self._given
             self._changed = {
@@ -144,12 +146,12 @@ class Registered:
             }
 
     def updated(self) -> None:
-        """What the update has changed joiners have, too: they make it themselves."""
+        """Record the tensors after the update, whose changes joining workers make themselves."""
         if self._given is not None:
             self._known = {place: each for place, each in self._tensors().items() if place not in self._changed}
 
     def pack_changes(self) -> dict[str, Any]:
-        """All values; of a tensor that others have, only its number."""
+        """Return all values; a tensor that joining workers have is replaced by 0."""
 
         def number(place: tuple[str, int], tensor: torch.Tensor) -> Any:
             return 0 if _same(self._known.get(place), tensor) else inline(tensor, place[0])
@@ -162,7 +164,7 @@ class Registered:
         return found
 
     def unpack_changes(self, packed: dict[str, Any]) -> dict[str, Any]:
-        """The values, from what another worker's `pack_changes` has given and the own tensors."""
+        """Return the values of another worker's `pack_changes`, with this worker's own tensors in place of 0."""
 
         def tensor_of(name: str, content: Any, present: Any) -> Any:
             if content != 0:
@@ -177,11 +179,11 @@ class Registered:
         return {name: unpack(packed[name], partial(tensor_of, name), self.present(name)) for name in packed}
 
     def whole(self) -> dict[str, Any]:
-        """All values but those apart, with copies of all tensors."""
+        """Return all values except those added by `add_apart`, with copies of all tensors."""
         return {name: pack(get(), _where(name), inline) for name, get in self._told()}
 
     def set_whole(self, packed: dict[str, Any]) -> None:
-        """Hand the script what `whole` has given."""
+        """Set the script's values from the result of `whole`."""
         self.set({name: unpack(each, lambda content, present: restored(content)) for name, each in packed.items()})
 
     def _each_tensor(self, give: Callable[[tuple[str, int], torch.Tensor], Any]) -> dict[str, Any]:
@@ -203,23 +205,25 @@ class Registered:
     # -- in a step
 
     def watch(self) -> None:
-        """From now on `check` tells of changes to the tensors that are there."""
+        """Watch the present tensors for changes, which `check` reports."""
         self.watched.clear()
         self._each_tensor(lambda place, tensor: self.watched.append((place[0], tensor)))
         self.remember()
 
     def remember(self) -> None:
-        """What has been changed so far may be."""
+        """Accept the changes made so far."""
         self._versions = [tensor._version for _, tensor in self.watched]
 
     def check(self, virtual_workers: int) -> None:
-        """Raises UserError, naming it, if the loop body, which runs for each of several virtual workers, has changed a tensor."""
+        """Raise UserError, naming the value, if the loop body has changed a tensor and runs for several virtual
+        workers.
+        """
         for (name, tensor), version in zip(self.watched, self._versions, strict=True):
             if tensor._version != version:
                 self.refuse(name, virtual_workers)
 
     def refuse(self, name: str, virtual_workers: int) -> None:
-        """The loop body has changed a tensor of this value. Raises UserError where it runs several times for each step."""
+        """Raise UserError for a changed tensor of this value if the loop body runs several times per step."""
         if virtual_workers > 1:
             raise UserError(
                 f"the registered value {name!r} has a tensor that the loop body changes, {virtual_workers} times for each "
@@ -228,12 +232,12 @@ class Registered:
 
 
 def _same(known: tuple[torch.Tensor, int] | None, tensor: torch.Tensor) -> bool:
-    """Is it the one that is known, unchanged?"""
+    """Return whether `tensor` is the known one, unchanged."""
     return known is not None and known[0].data_ptr() == tensor.data_ptr() and known[1] == tensor._version
 
 
 def is_registered(name: str) -> bool:
-    """Is a tensor of this name (`training_state`) among a script's registered values?"""
+    """Return whether a tensor of this name (`training_state`) belongs to a script's registered values."""
     return name.startswith(_PREFIX)
 
 

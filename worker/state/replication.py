@@ -1,26 +1,30 @@
-"""State from those who have it to those who need it: how a plan of transfers is carried out (Elan IV; design: worker-runtime 5).
+"""Transfer of the state from workers that have it to joining workers: execution of a plan (Elan IV; design:
+worker-runtime 5).
 
-`transfer_plan.plan_transfers` says who sends to whom. A transfer sends the header of the state, its length first, and then the
-tensors in pieces, beside whatever collectives run: great ones from where they are, small ones (biases, step counts: most of all
-tensors, and next to nothing of the bytes) together in one buffer, since each piece costs as much as some hundred kilobytes. The
-sender must leave the tensors alone until it is done; those that change earlier (the model's buffers change in every forward
-pass) are copied first. Who has no state yet receives it where it belongs. Who has an older one receives it in new memory, so
-that nothing is lost if the sender dies.
+`transfer_plan.plan_transfers` assigns a sender to each receiver. A transfer sends the header of the state, its length
+first, and then the tensors in pieces, beside whatever collectives run. Large tensors are sent from where they are.
+Small ones (biases, step counts: most of the tensors, and few of the bytes) are sent together in one buffer, since each
+piece costs as much as some hundred kilobytes. The sender must leave the tensors alone until it is done; tensors that
+change earlier (the model's buffers change in every forward pass) are copied first. A worker without a state receives
+into the tensors' places. A worker with an older state receives into new memory, so that nothing is lost if the sender
+dies.
 
 Theory of operation of a plan
 -----------------------------
-Each rank makes a `Replication` of the same plan and plays its part in it; nobody directs. Three things make a plan more than its
-transfers:
+Each rank makes a `Replication` of the same plan and plays its part in it, without a coordinator. Three rules go beyond
+single transfers:
 
-* *Headers go first.* They reach everybody at once, whatever their tensors must wait for: a joiner takes part in the collectives
-  of the others as soon as it has the header, so nobody stands still for a transfer whose turn has not come.
-* *A joiner passes on what it gets*, piece by piece as they arrive, from the memory that it receives into. So along a chain of
-  joiners the last one has the state a few pieces after the first, and the relay's own training does not wait for its sending.
-* *In turn.* A transfer with others before it on its lanes waits for them. The source of those knows by itself when they are
-  complete; their target knows as well, and tells the sources that do not (a *notice*).
+* *Headers go first.* They reach every joining worker at once, whatever the tensors must wait for. A joining worker takes
+  part in the collectives of the others as soon as it has the header, so no worker stands still for a transfer that has
+  to wait for its turn.
+* *A joining worker forwards the state*, piece by piece as the pieces arrive, from the memory into which it receives. So
+  along a chain of joining workers the last one has the state a few pieces after the first, and the relay's own training
+  does not wait for its sending.
+* *In turn.* A transfer with others before it on its lanes waits for them. The source and the target of an earlier transfer
+  know when it is complete; the target sends a *notice* to other sources that wait for it.
 
-What can start at once is started by the caller's thread; what has to wait has a thread of its own. All of them wait through the
-communicator, so that when a peer is lost and it is aborted, they end.
+The caller's thread starts every transfer that can start at once; a transfer that has to wait has a thread of its own.
+All threads wait through the communicator, so they end when a peer is lost and the communicator is aborted.
 """
 
 from __future__ import annotations
@@ -44,13 +48,13 @@ from .transfer_plan import Transfer as Transfer
 from .transfer_plan import plan_transfers as plan_transfers
 
 MAX_DOCUMENT_BYTES = 1 << 30
-PIECE_BYTES = 8 << 20  # of a tensor: what a relay has at least before it passes it on
-SMALL_BYTES = 64 << 10  # tensors up to here travel together
-ALIGNMENT_BYTES = 16  # of each in their buffer: any type can be read there
-HEADER_TAG = 1  # and the next one: length, bytes
+PIECE_BYTES = 8 << 20  # of a tensor; a relay forwards whole pieces
+SMALL_BYTES = 64 << 10  # tensors up to this size travel together
+ALIGNMENT_BYTES = 16  # alignment of tensors in the common buffer, enough for every type
+HEADER_TAG = 1  # HEADER_TAG: length; the next tag: bytes
 TRAILER_TAG = 3
 NOTICE_TAG = 5
-TENSOR_TAG = 16  # of the first piece
+TENSOR_TAG = 16  # of the first piece; later pieces have the following tags
 
 Send = Callable[[torch.Tensor, int, int], dist.Work]
 Places = Callable[[dict[str, Any]], Sequence[torch.Tensor] | None]
@@ -60,15 +64,15 @@ Places = Callable[[dict[str, Any]], Sequence[torch.Tensor] | None]
 
 
 class Pending:
-    """Transfers under way."""
+    """Transfers in progress."""
 
     def __init__(self, communicator: Communicator, works: list[dist.Work], payload: list[torch.Tensor]) -> None:
         self._communicator = communicator
         self._works = works
-        self._payload = payload  # kept alive
+        self._payload = payload  # memory that the transfers use
 
     def wait(self) -> list[torch.Tensor]:
-        """Until all is sent (received). Returns the tensors. Raises CommunicatorBroken."""
+        """Block until all is sent (received). Returns the tensors. Raises CommunicatorBroken."""
         for work in self._works:
             self._communicator.wait(work)
         return self._payload
@@ -76,14 +80,17 @@ class Pending:
 
 @dataclass(frozen=True)
 class Incoming:
-    """A state on its way to us: the header is here."""
+    """A state that is being received. The header is complete."""
 
     header: dict[str, Any]
     pending: Pending
-    places: Sequence[torch.Tensor] | None  # where the tensors belong, if that was told
+    places: Sequence[torch.Tensor] | None  # where the tensors belong; None: they stay in new memory
 
     def wait(self) -> list[torch.Tensor]:
-        """Until the tensors are here, in the header's order: in their places, or in new memory. Raises CommunicatorBroken."""
+        """Block until the tensors have arrived, in the header's order: in their places, or in new memory.
+
+        Raises CommunicatorBroken.
+        """
         received = self.pending.wait()
         if self.places is None:
             return received
@@ -100,7 +107,8 @@ class Incoming:
 class Replication:
     """One rank's part in a plan that all ranks of `communicator` have. For one thread.
 
-    A rank with the state calls `give`, a joiner `take`; afterwards all may exchange a trailer. Each is called once.
+    A rank with the state calls `give`, a joining rank `take`; then all may exchange a trailer. Each method is called
+    once.
     """
 
     def __init__(self, communicator: Communicator, transfers: Sequence[Transfer]) -> None:
@@ -119,20 +127,22 @@ class Replication:
 
     @property
     def source(self) -> int | None:
-        """Who sends the state to this rank; None: nobody, it has the state."""
+        """Rank that sends the state to this rank; None if this rank has the state."""
         return None if self._incoming is None else self._transfers[self._incoming].source_rank
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """To whom this rank sends the state."""
+        """Ranks to which this rank sends the state."""
         return tuple(transfer.target_rank for _, transfer in self._outgoing)
 
     def give(
         self, header: dict[str, Any], tensors: Sequence[torch.Tensor], mutable: Sequence[torch.Tensor] = ()
     ) -> Pending:
-        """Begin to send the state to this rank's targets. Neither blocks nor reads `mutable` tensors after it returns.
+        """Begin to send the state to this rank's targets. Does not block, and does not read `mutable` tensors after it
+        returns.
 
-        The others must not change until `wait` of the result, or `sent`, has returned. Raises CommunicatorBroken.
+        The other tensors must not change until `wait` of the result, or `sent`, has returned. Raises
+        CommunicatorBroken.
         """
         if self._outgoing:
             changing = {id(tensor) for tensor in mutable}
@@ -142,10 +152,12 @@ class Replication:
         return self._sending
 
     def take(self, device: torch.device, places: Places = lambda header: None) -> Incoming:
-        """Wait for the header, begin to receive the tensors, and to pass them on.
+        """Wait for the header, and begin to receive the tensors and to forward them.
 
-        places: from the header, where its tensors belong; None: into new memory. Neither must change until `sent` has
-        returned. device: where new memory is for those that are on an accelerator at the source.
+        places: a function from the header to the places of its tensors; None: receive into new memory. Neither memory
+        may change until `sent` has returned. device: where new memory is allocated for tensors that are on an
+        accelerator at the source.
+
         Raises CommunicatorBroken, PeerError.
         """
         source = self.source
@@ -170,7 +182,7 @@ class Replication:
         return Incoming(header, Pending(self._communicator, list(arriving), payload), own)
 
     def sent(self) -> None:
-        """Until this rank has sent all that it is to send: before the communicator is retired. Raises CommunicatorBroken."""
+        """Block until this rank has sent everything; before the communicator is retired. Raises CommunicatorBroken."""
         self._sending.wait()
 
     def send_trailer(self, document: dict[str, Any]) -> None:
@@ -181,7 +193,7 @@ class Replication:
         self._send_to_all(TRAILER_TAG, _encode(document))
 
     def receive_trailer(self) -> dict[str, Any]:
-        """The document that follows the state; it is passed on as it is. Raises CommunicatorBroken, PeerError."""
+        """Return the document that follows the state, and forward it. Raises CommunicatorBroken, PeerError."""
         source = self.source
         assert source is not None
         data = _receive_bytes(self._communicator, source, TRAILER_TAG)
@@ -198,7 +210,9 @@ class Replication:
         return [work for target in self.targets for work in _send_bytes(self._send, target, tag, data)]
 
     def _serve(self, header: torch.Tensor, pieces: list[torch.Tensor], arriving: list[dist.Work]) -> list[dist.Work]:
-        """Send to all targets: now, or as the pieces arrive (if they do) and each transfer's turn comes."""
+        """Send to all targets: now, or as the pieces arrive and each transfer's turn comes. arriving: empty if this
+        rank has the state.
+        """
         works = self._send_to_all(HEADER_TAG, header)
         notices = self._expect_notices()
         begun: dict[int, list[dist.Work]] = {}
@@ -229,7 +243,7 @@ class Replication:
         return run
 
     def _send_pieces(self, target: int, pieces: list[torch.Tensor], arriving: list[dist.Work]) -> list[dist.Work]:
-        """Each piece when it is there."""
+        """Send each piece as soon as it has arrived."""
         works: list[dist.Work] = []
         for number, piece in enumerate(pieces):
             if arriving:
@@ -240,7 +254,7 @@ class Replication:
     # -- whose turn it is
 
     def _expect_notices(self) -> dict[int, dist.Work]:
-        """Transfers between others that ours come after: what their targets will tell us."""
+        """Post receives for the notices of transfers between other ranks that precede this rank's transfers."""
         rank = self._communicator.rank
         awaited = {earlier for _, transfer in self._outgoing for earlier in transfer.after}
         return {
@@ -250,7 +264,7 @@ class Replication:
         }
 
     def _notify(self, arriving: list[dist.Work]) -> list[dist.Work]:
-        """When all has arrived, tell those who wait for that."""
+        """Send notices when all pieces have arrived, to the sources that wait for this transfer and do not know."""
         knowing = (self._communicator.rank, self.source)
         waiting = sorted(
             {t.source_rank for t in self._transfers if self._incoming in t.after and t.source_rank not in knowing}
@@ -268,12 +282,12 @@ class Replication:
 
 
 class _InBackground(dist.Work):
-    """Something that a thread does, to be waited for like any operation."""
+    """Work of a thread, to be waited for like any operation."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         super().__init__()
         self._run = run
-        self._error = "the thread of a transfer has failed"  # until it has not
+        self._error = "the thread of a transfer has failed"  # cleared on success
         self._completed = threading.Event()
         threading.Thread(target=self._main, name="elasticd-transfer", daemon=True).start()
 
@@ -292,7 +306,7 @@ class _InBackground(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._completed.wait()
         if self._error:
-            raise RuntimeError(self._error)  # what works raise
+            raise RuntimeError(self._error)  # the type that works raise
         return True
 
 
@@ -300,9 +314,9 @@ class _InBackground(dist.Work):
 
 
 def _pack(tensors: list[torch.Tensor], fill: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Contiguous tensors with the small ones moved to common buffers, and their memory in pieces: the same at both ends.
+    """Move small tensors to common buffers, and return all tensors and their memory in pieces: the same at both ends.
 
-    fill: copy what the small ones hold. Empty tensors take part in nothing.
+    fill: copy the contents of small tensors. Empty tensors have no piece.
     """
     placed, pieces = list(tensors), list[torch.Tensor]()
     for on_host in (True, False):
@@ -324,13 +338,13 @@ def _pack(tensors: list[torch.Tensor], fill: bool) -> tuple[list[torch.Tensor], 
 
 
 def _fits(tensor: torch.Tensor, description: list[Any], device: torch.device) -> bool:
-    """Can what is described be received into `tensor` as it comes?"""
+    """Return whether a tensor of this description can be received directly into `tensor`."""
     where = device if description[3] == "device" else torch.device("cpu")
     return tensor.is_contiguous() and tensor.device.type == where.type
 
 
 def _together(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A buffer for tensors of one device, and a place in it for each."""
+    """Return a buffer for tensors of one device, and a view into it for each tensor."""
     sizes = [-(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for tensor in tensors]
     device = tensors[0].device if tensors else torch.device("cpu")
     buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
@@ -347,7 +361,7 @@ def _split(memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _device_of(pieces: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[object]:
-    """A new thread begins with the first accelerator as its present one."""
+    """Return a context with the pieces' device as the current one: a new thread begins with the first accelerator."""
     device = next((piece.device for piece in pieces if piece.device.type == "cuda"), None)
     return contextlib.nullcontext() if device is None else torch.cuda.device(device)
 

@@ -1,8 +1,9 @@
-"""Which part of a state is looked at in which step. Pure.
+"""Which part of a state is compared in which step. Pure.
 
-The state is put on one line: each tensor as long as it takes to digest it. The line is cut into equal *looks*, as few as give
-each of them something to do. They are spread evenly over a *round* of `every` steps, so each element is looked at in one step out
-of `every`, and no step has much to do. All workers know when, without a word about it.
+The state is laid out on one line: each tensor is as long as the time to digest it. The line is cut into equal *looks*,
+as few as keep each of them worth its cost. The looks are spread evenly over a *round* of `every` steps, so each element
+is compared in one step out of `every`, and no step has much to do. All workers compute the schedule themselves, without
+a message.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-LOOK = 8 * 2**20  # least length of a look: what it costs is then that, and not to begin with it
-TENSOR = 32 * 2**10  # what a tensor costs, besides its bytes
-ENUMERATED = 16 * 2**10  # what it costs, per tensor of the state, to find out which there are: once for each look
-DEVICE_FACTOR = 32  # an accelerator reads so many bytes while a CPU reads one
+LOOK = 8 * 2**20  # least length of a look, so that reading dominates its fixed cost
+TENSOR = 32 * 2**10  # fixed cost of a tensor, in bytes
+ENUMERATED = 16 * 2**10  # cost per tensor of the state of listing the tensors, in bytes, once for each look
+DEVICE_FACTOR = 32  # bytes that an accelerator reads while a CPU reads one
 
 
 @dataclass(frozen=True)
@@ -26,25 +27,25 @@ class Piece:
 
 
 def length(size_bytes: int, on_device: bool) -> int:
-    """How much of the line a tensor takes."""
+    """Return the length of a tensor on the line."""
     return TENSOR + (size_bytes // DEVICE_FACTOR if on_device else size_bytes)
 
 
 def count_looks(every: int, lengths: Sequence[int]) -> int:
-    """How many looks a round has, at most one in each step."""
+    """Return the number of looks in a round, at most one per step."""
     least = LOOK + ENUMERATED * len(lengths)
     return max(1, min(every, sum(lengths) // least))
 
 
 def look_of(step: int, every: int, looks: int) -> int | None:
-    """Which look is due in this step; None: none."""
+    """Return the number of the look that is due in this step; None: none."""
     turn = step % every
     look = turn * looks // every
     return look if -(-look * every // looks) == turn else None
 
 
 def pieces(look: int, looks: int, lengths: Sequence[int], elements: Sequence[int], aligned: int) -> Iterator[Piece]:
-    """What a look sees of each tensor. aligned: a piece begins at a multiple of so many elements."""
+    """Yield the elements of each tensor in a look. aligned: a piece begins at a multiple of this number of elements."""
     total = sum(lengths)
     begin, end = total * look // looks, total * (look + 1) // looks
     offset = 0
@@ -58,5 +59,5 @@ def pieces(look: int, looks: int, lengths: Sequence[int], elements: Sequence[int
 
 
 def _element(place: int, long: int, count: int, aligned: int) -> int:
-    """The first element that lies behind `place`, a point of a tensor that is so long."""
+    """Return the first element after `place`, a point of a tensor of length `long` with `count` elements."""
     return count if place == long else place * count // long // aligned * aligned

@@ -1,26 +1,29 @@
 """A script's own values as attributes of one object (`run.state`): part of the job's state, as buffers are.
 
-A script counts steps, keeps the best loss, an average or a replay buffer. Elan's RegisterState (V-A) takes a function that gets
-such a value and one that sets it. Here the object holds the values, so both are known, and the loop may change them anywhere.
+A script counts steps, keeps the best loss, an average or a replay buffer. Elan's RegisterState (V-A) takes a function
+that gets such a value and one that sets it. Here the object holds the values, so both are known, and the loop may
+change the values anywhere.
 
-**In a loop body**, which runs once for each virtual worker, values behave as buffers do. Each body begins with those that the job
-has. Those of virtual worker 0 at its `optimizer.step()` are the job's from the update on, on every worker. Each worker's first
-body tells in the step's word a digest of the plain values that it has come to. Where all digests are the same, as with
-`state.step += 1`, nothing is sent. Otherwise the worker that hosts virtual worker 0 sends the attributes that have changed; of
-their tensors only those that are new or have other contents.
+**In a loop body**, which runs once for each virtual worker, values behave as buffers do. Each body begins with the
+job's values. The values of virtual worker 0 at its `optimizer.step()` are the job's from the update on, on every
+worker. Each worker's first body puts a digest of its resulting plain values into the step's word. If all digests are
+the same, as with `state.step += 1`, nothing is sent. Otherwise the worker that hosts virtual worker 0 sends the
+attributes that have changed; of their tensors only those that are new or have other contents.
 
-**Behind `optimizer.step()`** the update has been made in the last body of each worker, and only there. So what that body sets is
-what the next step begins with, and it has to be the same on all workers: a counter, an average of the weights. A loss of one
-micro-batch is not. The next step's word has a digest of the plain values that it begins with, so a difference is refused by name
-before another update is made. Differences of tensors are found by the workers' comparison.
+**After `optimizer.step()`** the update has been made in the last body of each worker, and only there. So the next step
+begins with the values that this body sets, and they have to be the same on all workers: a counter or an average of the
+weights is, the loss of one micro-batch is not. The next step's word has a digest of the plain values at its beginning,
+so a difference is refused by name before another update is made. Differences of tensors are found by the workers'
+comparison.
 
-**Between steps** values act at once, on each worker.
+**Between steps** values change at once, on each worker.
 
-A joiner gets the values that a step begins with in the state's header, virtual worker 0's in the step, and what code behind the
-update has changed at the next boundary (`changes`).
+A joining worker gets the values of a step's beginning in the state's header, virtual worker 0's in the step, and the
+changes after the update at the next boundary (`changes`).
 
-In-place changes of tensors are found by their versions, which changes by way of `tensor.data` leave alone. So tensors are put
-back before each body whatever their versions say, except those in a deque: a replay buffer has thousands, which stay as they are.
+In-place changes of tensors are found by their versions, which changes through `tensor.data` do not increase. So tensors
+are restored before each body whatever their versions are, except those in a deque: a replay buffer has thousands, so
+its tensors are restored by version only.
 """
 
 from __future__ import annotations
@@ -43,15 +46,15 @@ from ..inband import NOTHING, Part
 from .digests import digests, mixed, together
 from .plain import inline, pack, restored, unpack
 
-HASH_BITS = 62  # of a number in the word, with its negative beside it
-SHOWN = 40  # characters of a value
-INLINE_BYTES = 1 << 16  # a tensor that is larger is broadcast beside the letters
-NEW = -1  # in place of a tensor's number: it was not there before
+HASH_BITS = 62  # bits of a number in the word, which also has the negative of the number
+SHOWN = 40  # characters of a value in a message
+INLINE_BYTES = 1 << 16  # larger tensors are broadcast separately from the letters
+NEW = -1  # in place of a tensor's number: the tensor is new
 PREFIX = "state."
 
 
 class State:
-    """The object that a script has. Its attributes are those of `ScriptState`."""
+    """The object that a script uses. Its attributes are the values of `ScriptState`."""
 
     __slots__ = ("_values",)
 
@@ -84,11 +87,14 @@ class Image:
     """One attribute at one moment, with copies of its tensors."""
 
     def __init__(self, where: str, value: Any, before: Image | None = None) -> None:
-        """where: its name, for messages. before: of the same attribute; its copies of tensors that are still the same are taken.
-        Raises UserError."""
+        """where: name of the attribute, for messages. before: image of the same attribute, of which copies of unchanged
+        tensors are used.
+
+        Raises UserError for a value that cannot travel.
+        """
         self.value = value
         self.by_version = type(value) is deque
-        # Of a deque whose elements cannot change but for their tensors: these elements
+        # The elements of a deque, if only their tensors can change
         self.items = [*value] if self.by_version and all(map(_is_closed, value)) else None
         self.text, self.tensors = _read(where, value)
         self.versions = [tensor._version for tensor in self.tensors]
@@ -102,14 +108,14 @@ class Image:
             self.copies.append(before.copies[number] if same and before and number is not None else tensor.clone())
 
     def holds(self, value: Any) -> bool:
-        """Is it certainly still this value? Costs next to nothing, and is not always found."""
+        """Return True if the value is certainly unchanged. Cheap; False does not mean that the value has changed."""
         if self.items is None:
             return False
         same = value is self.value and len(value) == len(self.items) and all(map(operator.is_, value, self.items))
         return same and [tensor._version for tensor in self.tensors] == self.versions
 
     def put_back(self) -> None:
-        """Let the tensors contain again what they did."""
+        """Restore the contents of the tensors."""
         with torch.no_grad():
             if not self.by_version:
                 torch._foreach_copy_(self.tensors, self.copies) if self.tensors else None
@@ -120,7 +126,7 @@ class Image:
                     self.versions[number] = tensor._version
 
     def restored(self) -> Any:
-        """The value again, with its tensors as they were; the same object, if it can be."""
+        """Return the value with its tensors restored; the same object if possible."""
         self.put_back()
         if self.items is not None:
             self.value.clear()
@@ -129,16 +135,16 @@ class Image:
         return put(self.value, _value(self.text, self.tensors))
 
     def copied(self) -> Any:
-        """The value, of the copies. They are not to be changed."""
+        """Return the value made of the copied tensors, which the caller must not change."""
         return _value(self.text, self.copies)
 
     def numbers(self) -> dict[tuple[Any, ...], int]:
-        """The tensors' numbers, by where they are."""
+        """Return the numbers of the tensors by their places in memory."""
         return {_place(tensor): number for number, tensor in enumerate(self.tensors)}
 
     def has(self, number: int, tensor: torch.Tensor, contents: bool) -> bool:
-        """Has this tensor, which is where its number `number` was, still those contents?"""
-        if self.by_version or not (contents or tensor.device.type == "cpu"):  # an array on the host has no version
+        """Return whether `tensor`, at the place of tensor `number`, still has its contents."""
+        if self.by_version or not (contents or tensor.device.type == "cpu"):  # a NumPy array on the host has no version
             return tensor._version == self.versions[number]
         return torch.equal(tensor, self.copies[number])
 
@@ -146,20 +152,23 @@ class Image:
 class Content(NamedTuple):
     """A tensor of a `Delta`."""
 
-    number: int  # among the tensors before; NEW: it was not there
-    tensor: torch.Tensor | None  # what it contains. None: what it did before
+    number: int  # among the tensors of the image; NEW: not among them
+    tensor: torch.Tensor | None  # new contents; None: unchanged
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What has become of an attribute since an `Image` of it."""
+    """Changes of an attribute since an `Image` of it."""
 
     text: bytes
-    contents: Sequence[Content] | None  # None: of each tensor what there was before
+    contents: Sequence[Content] | None  # None: all tensors are unchanged
 
     @classmethod
     def between(cls, where: str, image: Image, value: Any, contents: bool) -> Delta | None:
-        """What has changed. contents: also look at tensors' contents where versions say nothing. None: nothing has."""
+        """Return the changes since `image`; None without any.
+
+        contents: also compare contents of tensors with unchanged versions.
+        """
         if image.holds(value):
             return None
         text, tensors = _read(where, value)
@@ -178,7 +187,9 @@ class Delta:
         return cls(text, found)
 
     def applied(self, image: Image, present: Any) -> Any:
-        """The value that it has become. `present` is filled, if it can be. The image's tensors are as they were."""
+        """Return the changed value. Fills `present` if possible. The image's tensors must have their contents of the
+        image.
+        """
         tensors: list[torch.Tensor] = []
         for number, content in (
             self.contents if self.contents is not None else map(_unchanged, range(len(image.tensors)))
@@ -201,14 +212,14 @@ class Delta:
     # -- on the way
 
     def plain(self, limit: float = float("inf")) -> list[Any]:
-        """In plain values; of tensors of more bytes than `limit` only what they are."""
+        """Return plain values. Tensors of more than `limit` bytes are described without their contents."""
         if self.contents is None:
             return [self.text, None]
         return [self.text, [[number, None if each is None else _plain(each, limit)] for number, each in self.contents]]
 
     @classmethod
     def of_plain(cls, values: Sequence[Any], device: torch.device) -> Delta:
-        """What `plain` has given; the tensors of which it has not the contents have none yet."""
+        """Return the Delta of `plain` values. Tensors without contents are allocated and still to be filled."""
         text, contents = values
         if contents is None:
             return cls(text, None)
@@ -217,12 +228,12 @@ class Delta:
         )
 
     def large(self, limit: int) -> list[torch.Tensor]:
-        """The tensors whose contents `plain` leaves out."""
+        """Return the tensors whose contents `plain` leaves out."""
         return [each for _, each in self.contents or () if each is not None and each.nbytes > limit]
 
 
 class ScriptState:
-    """All attributes, in a step. Takes part in the step's word and letters."""
+    """All attributes of `run.state`, in a step. Takes part in the step's word and letters."""
 
     name = "script's state"
     slots = 2
@@ -231,26 +242,26 @@ class ScriptState:
         self._live: dict[str, Any] = {}
         self.object = State(self._live)
         self._start: dict[str, Image] = {}
-        self._bodies = 0  # that have begun in this step
-        self._own: dict[str, bytes] | None = None  # texts of the first body here
-        self._new: dict[str, Delta] | None = None  # virtual worker 0's, where it is hosted
-        self._told: dict[str, Delta] | None = None  # virtual worker 0's, where it is not
-        self._base: dict[str, tuple[bytes, int]] = {}  # plain values that the present body goes on with behind the step
+        self._bodies = 0  # bodies that have begun in this step
+        self._own: dict[str, bytes] | None = None  # texts at the end of this worker's first body
+        self._new: dict[str, Delta] | None = None  # changes of virtual worker 0, if this worker hosts it
+        self._told: dict[str, Delta] | None = None  # changes of virtual worker 0, received from its worker
+        self._base: dict[str, tuple[bytes, int]] = {}  # plain values of the present body at `optimizer.step()`
         self._behind: dict[str, tuple[tuple[bytes, int], tuple[bytes, int]]] | None = (
-            None  # of the first body here: these, and what has become of them
+            None  # of this worker's first body: values at `optimizer.step()` and at the end
         )
         self._applied = False
         self._joins = False
-        self._sends = False  # a joiner gets the state in this step
-        self._shared: dict[str, Image] | None = None  # what joiners have, too: behind the update
+        self._sends = False  # a joining worker gets the state in this step
+        self._shared: dict[str, Image] | None = None  # values right after the update, which joining workers have, too
         self._step = 0
-        self._steps = 0  # of this process
-        self.some_look_away = False  # there are workers that run no body in this step
-        self.refuses = ""  # why bodies may change nothing
+        self._steps = 0  # number of steps of this process
+        self.some_look_away = False  # whether some workers run no body in this step
+        self.refuses = ""  # reason why bodies may not change values; "": they may
         self.device = torch.device("cpu")
 
     def declare(self, values: Mapping[str, Any]) -> None:
-        """Raises UserError, naming it, for a value that cannot travel."""
+        """Add attributes. Raises UserError, naming the attribute, for a value that cannot travel and for a bad name."""
         for name, value in values.items():
             if name.startswith("_"):
                 raise UserError(f"run.state({name}=...): a name must not begin with an underscore")
@@ -263,17 +274,17 @@ class ScriptState:
         return bool(self._live)
 
     def get(self, name: str) -> Any:
-        """The value of now."""
+        """Return the present value."""
         return self._live[name]
 
     def set(self, name: str, value: Any) -> None:
-        """Let this be the value."""
+        """Set the value, in place if possible."""
         self._live[name] = put(self._live[name], value)
 
     # -- a step
 
     def begin(self, step: int, sends: bool) -> None:
-        """A step begins. sends: joiners get the values of now."""
+        """Begin a step. sends: joining workers get the present values in this step."""
         self._step, self._steps = step, self._steps + 1
         self._start = self._images(self._start)
         self._bodies, self._own, self._new, self._told = 0, None, None, None
@@ -282,25 +293,28 @@ class ScriptState:
         self.some_look_away = False
 
     def begin_body(self) -> None:
-        """A virtual worker begins."""
+        """Begin the body of a virtual worker with the values of the step's beginning."""
         if self._bodies and self._start:
             self.restore()
         self._bodies += 1
 
     def restore(self) -> None:
-        """What the step began with holds again."""
+        """Restore the values of the step's beginning."""
         for name, image in self._start.items():
             if not image.holds(self._live[name]):
                 self._live[name] = image.restored()
 
     def keep(self, first: bool) -> None:
-        """A body has come to `optimizer.step()`. first: it is virtual worker 0's. Raises UserError for what cannot travel."""
+        """Record the changes of a body that has come to `optimizer.step()`. first: of virtual worker 0.
+
+        Raises UserError for values that cannot travel, and if bodies may not change values.
+        """
         if not self._start:
             return
         self._base = self._texts_behind()
         if self._own is not None and not first:
             return
-        contents = self._steps == 1  # scripts do in the first step what they do in all
+        contents = self._steps == 1  # scripts do the same in every step, so the first one is enough
         deltas = {
             name: delta
             for name, image in self._start.items()
@@ -319,10 +333,11 @@ class ScriptState:
             self._new = deltas
 
     def end_body(self) -> None:
-        """A body is over. Raises UserError if it has set behind `optimizer.step()` what one before has not.
+        """End a body. Raises UserError if it has set another value after `optimizer.step()` than the first body.
 
-        Bodies before the last one see the weights before the update, so only these are compared, and where they went on from the
-        same value."""
+        Bodies before the last one see the weights before the update, so only these are compared with each other, and
+        only attributes that had the same value at `optimizer.step()`.
+        """
         if not self._start or self._applied:
             return
         behind = {name: (self._base[name], text) for name, text in self._texts_behind().items()}
@@ -337,8 +352,10 @@ class ScriptState:
                 )
 
     def _texts_behind(self) -> dict[str, tuple[bytes, int]]:
-        """Values as they are now, each with a digest of its tensors. Tensors are looked at in the first step alone: scripts do
-        there what they do in all."""
+        """Return the present plain values, each with a digest of its tensors.
+
+        Tensors are read in the first step alone: scripts do the same in every step.
+        """
         found: dict[str, tuple[bytes, int]] = {}
         for name, image in self._start.items():
             if not image.by_version and (not image.tensors or self._steps == 1):
@@ -347,12 +364,12 @@ class ScriptState:
         return found
 
     def apply(self, joins: bool) -> None:
-        """The update is about to be made: virtual worker 0's values hold."""
+        """Set virtual worker 0's values; the update follows."""
         self._applied = True
         if not self._live:
             return
         new = self._new if self._new is not None else self._told
-        if new is None and not joins and self._own is not None:  # all have come to the same
+        if new is None and not joins and self._own is not None:  # all workers have the same values
             own = self._own
             new = {name: Delta(own[name], None) for name, image in self._start.items() if own[name] != image.text}
         if not joins:
@@ -362,13 +379,13 @@ class ScriptState:
         self._joins = joins
 
     def updated(self) -> None:
-        """The update has been made, by joiners, too."""
+        """Record the values right after the update, which joining workers have made, too."""
         if self._live and (self._sends or self._joins):
             self._shared = self._images()
 
     @contextmanager
     def as_begun(self) -> Iterator[None]:
-        """Meanwhile what the step began with holds."""
+        """Restore the values of the step's beginning in this context."""
         present = self._images()
         self.restore()
         try:
@@ -379,7 +396,11 @@ class ScriptState:
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """What the first body here has begun with and come to, and its negative: the greatest of both tell whether all agree."""
+        """Return a digest of this worker's first body (its values at the beginning and at the end) and the negative
+        digest.
+
+        All workers agree if the maxima of both numbers are negatives of each other.
+        """
         if part.joins or self._own is None:
             return NOTHING, NOTHING
         texts = [each for name, image in self._start.items() for each in (image.text, self._own[name])]
@@ -387,16 +408,16 @@ class ScriptState:
         return number, -number
 
     def wants(self, part: Part) -> bool:
-        """Virtual worker 0 ran here, and has changed what others cannot know."""
+        """Return whether virtual worker 0 ran here and has made changes that other workers cannot know."""
         changed = (self._new or {}).values()
         return bool(changed) and (self.some_look_away or any(delta.contents is not None for delta in changed))
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Somebody has come to something else."""
+        """Return whether the workers' digests differ."""
         return greatest[0] != NOTHING and greatest[0] != -greatest[1]
 
     def letter(self, part: Part) -> Any:
-        """What it begins with; and what virtual worker 0 has made of it, where it is hosted."""
+        """Return digests of the values of the step's beginning, and virtual worker 0's changes if this worker hosts it."""
         if part.joins or self._own is None:
             return None
         start = {name: [_hashed(image.text), _shown(image)] for name, image in self._start.items()}
@@ -404,7 +425,7 @@ class ScriptState:
         return [start, None if new is None else {name: delta.plain(INLINE_BYTES) for name, delta in new.items()}]
 
     def carry(self, communicator: Communicator, part: Part, letters: Sequence[Any]) -> None:
-        """Virtual worker 0's values come, with the large tensors among them. Raises CommunicatorBroken."""
+        """Take over virtual worker 0's changes, and receive the large tensors among them. Raises CommunicatorBroken."""
         for root, letter in enumerate(letters):
             if letter is None or letter[1] is None:
                 continue
@@ -418,7 +439,7 @@ class ScriptState:
                         tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises UserError if workers have begun with other values."""
+        """Compare the values of the step's beginning. Raises UserError if they differ between workers."""
         if part.joins:
             self._start = self._images()
         present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
@@ -438,16 +459,16 @@ class ScriptState:
         return found
 
     def whole(self) -> dict[str, Image]:
-        """All values of now."""
+        """Return images of all present values."""
         return self._images()
 
     def restore_whole(self, whole: Mapping[str, Image]) -> None:
-        """Let these be the values again."""
+        """Restore the values of `whole`."""
         for name, image in whole.items():
             self._live[name] = image.restored()
 
     def changes(self) -> dict[str, Any]:
-        """What has changed since the update, which joiners have made, too."""
+        """Return the changes since the update, which joining workers have made, too."""
         shared = self._shared or {}
         found: dict[str, Any] = {}
         for name, value in self._live.items():
@@ -457,7 +478,7 @@ class ScriptState:
         return found
 
     def take(self, changes: Mapping[str, Any]) -> None:
-        """Take over what another worker has changed since."""
+        """Take over the `changes` of another worker."""
         shared = self._shared or {}
         for name, values in changes.items():
             image = shared.get(name) or Image(PREFIX + name, None)
@@ -465,7 +486,7 @@ class ScriptState:
             self._live[name] = delta.applied(image, self._live[name])
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those in all values."""
+        """Return the tensors in all values."""
         return [tensor for name, value in self._live.items() for tensor in _read(PREFIX + name, value)[1]]
 
 
@@ -477,7 +498,9 @@ _DIFFER = "state.{name} is {a} on worker {x} and {b} on worker {y} before step {
 
 
 def put(present: Any, value: Any) -> Any:
-    """`value`; or `present`, filled with it, where both are of one kind: then other variables that name it see the change."""
+    """Return `present` filled with `value` if both are of one kind, so that other variables see the change; else
+    `value`.
+    """
     if present is value or type(present) is not type(value):
         return value
     match present:
@@ -507,14 +530,14 @@ def put(present: Any, value: Any) -> Any:
 
 
 def _is_closed(value: Any) -> bool:
-    """Does nothing of it change but its tensors?"""
+    """Return whether nothing but tensors can change in this value."""
     if isinstance(value, tuple):
         return all(map(_is_closed, value))
     return value is None or isinstance(value, torch.Tensor | int | float | str | bytes)
 
 
 def copy_of(image: Image) -> Any:
-    """The value once more, which shares nothing with it."""
+    """Return a copy of the value that shares no memory with it."""
     return _value(image.text, [tensor.clone() for tensor in image.copies])
 
 
@@ -523,7 +546,10 @@ def _unchanged(number: int) -> Content:
 
 
 def _read(where: str, value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The value in bytes, and its tensors as they are numbered there. Raises UserError, naming it, for what cannot travel."""
+    """Return the value as bytes, and its tensors in the order of their numbers there.
+
+    Raises UserError, naming the place, for a value that cannot travel.
+    """
     tensors: list[torch.Tensor] = []
 
     def number(tensor: torch.Tensor, place: str) -> int:

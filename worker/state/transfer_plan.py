@@ -1,28 +1,30 @@
-"""Who sends the state to whom when workers join (Elan IV; design: worker-runtime 5). Pure.
+"""Which worker sends the state to which joining worker (Elan IV; design: worker-runtime 5). Pure.
 
 Theory of operation
 -------------------
-Elan's two rules: each joiner gets the state from the *nearest* worker that has it, one neighbour for each joiner; and all
-transfers go on at once, except that those which would share a contended link go *in turn* (its Figure 9 is a test here).
+Elan's two rules: each joining worker gets the state from the *nearest* worker that has it, one source for each; and all
+transfers run at the same time, except that those which would share a contended link run *in turn* (Elan's Figure 9 is a
+test here).
 
-A plan is made in rounds of transfers that share no lane (`protocol.topology`). In each round every joiner that still waits is
-looked at, and gets the nearest source whose lanes are free; of equally near ones a source that fewer others are nearer to, then
-the one that has sent least, then the lowest rank. What does not fit goes into a later round. Three things go beyond the paper:
+A plan is made in rounds of transfers that share no lane (`protocol.topology`). In each round every joining worker that
+still waits is considered, and gets the nearest source of which the lanes are free. Ties go to the source that is
+nearest to the fewest other joining workers, then to the one that has sent least, then to the lowest rank. Transfers
+that do not fit go into a later round. Three rules go beyond the paper:
 
-* **Joiners serve joiners** (`relays`). The paper's sources are the old workers only. Here a joiner of an earlier round is a
-  source as well: of eight joiners on a new server one is served across the network and the others by it, and the number of
-  sources doubles with each round. So that this begins early, joiners that bring the state nearer to many others go first, and
-  a joiner does not take a far link in a round in which somebody nearer to it is served.
+* **Joining workers forward the state** (`relays`). The paper's sources are the old workers only. Here a joining worker of
+  an earlier round is a source as well: of eight joining workers on a new server one is served across the network and the
+  others by it, and the number of sources doubles with each round. So that this begins early, workers that bring the state
+  nearer to many others go first, and a worker does not take a far link in a round in which a nearer worker is served.
 * **A GPU's own slot is a contended link**: the paper names only L3. Two transfers out of one PCIe slot halve each other.
 * **NVLink** is a level before L1, and never contended.
 
-The choice is greedy: among up to six workers it takes at most a round more than the best plan under the same rules, mostly none.
-No joiner is ever served from farther away than the nearest worker that has the state to begin with.
+The choice is greedy: among up to six workers it takes at most a round more than the best plan under the same rules,
+mostly none. No worker is ever served from farther away than the nearest worker that has the state at the beginning.
 
-How a plan is carried out is `replication`'s business: rounds are not barriers. A transfer begins as soon as those named in
-`after` are complete, which are the earlier ones on each of its lanes; its source need not be complete, and passes on what it
-has. So each lane carries one transfer at a time, whatever each one takes. Sources and `after` point to earlier transfers only, so
-nobody waits in a circle.
+`replication` executes a plan: rounds are not barriers. A transfer begins as soon as those named in `after` are
+complete, which are the earlier ones on each of its lanes. Its source need not be complete, and forwards the pieces that
+it has. So each lane carries one transfer at a time, whatever each one takes. Sources and `after` refer to earlier
+transfers only, so no cycle of waiting is possible.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ NOWHERE = GpuPlace()
 
 @dataclass(frozen=True)
 class Transfer:
-    """Who sends the state to whom.
+    """One transfer of the state.
 
-    The source has the state to begin with, or is the target of an earlier transfer of the plan.
+    The source has the state at the beginning, or is the target of an earlier transfer of the plan.
     """
 
     source_rank: int
     target_rank: int
-    round: int = 0  # the earliest, if each transfer took one round
+    round: int = 0  # the earliest possible, if each transfer takes one round
     after: tuple[int, ...] = ()  # positions, in the plan, of the transfers that must be complete before this one begins
 
 
@@ -56,10 +58,10 @@ def plan_transfers(
     places: Sequence[GpuPlace] = (),
     relays: bool = False,
 ) -> tuple[Transfer, ...]:
-    """One transfer for each joiner: by round, and within a round in the order of `joiners`.
+    """Return one transfer for each joining rank: by round, and within a round in the order of `joiners`.
 
-    gpus, places: of all ranks; without places only servers are told apart. holders: ranks that have the state. relays: may a
-    joiner that has the state serve others? Raises ValueError if nobody has the state.
+    gpus, places: of all ranks; without places only servers are told apart. holders: ranks that have the state. relays:
+    let a joining worker that has the state serve others. Raises ValueError if no rank has the state.
     """
     if joiners and not holders:
         raise ValueError("nobody has the state that the joiners need")
@@ -94,10 +96,10 @@ class _Map:
 
 
 class _Planner:
-    """Makes one round after the other; remembers who has the state, and how often each has sent it."""
+    """Makes one round after the other; remembers which ranks have the state, and how often each has sent it."""
 
     def __init__(self, map_: _Map, farthest: dict[int, Link], holders: list[int], relays: bool) -> None:
-        """farthest: for each joiner, the link that it may be served over at most."""
+        """farthest: for each joining rank, the farthest link over which it may be served."""
         self._map = map_
         self._farthest = farthest
         self._sources = holders
@@ -105,7 +107,7 @@ class _Planner:
         self._load = dict.fromkeys([*holders, *farthest], 0)
 
     def next_round(self, waiting: Sequence[int]) -> dict[int, int]:
-        """The joiners that are served in it (at least one of `waiting`), and by whom."""
+        """Return the joining ranks that are served in this round, at least one of `waiting`, with their sources."""
         busy: set[Lane] = set()
         served: dict[int, int] = {}
         wanted = self._wanted(waiting)
@@ -125,7 +127,7 @@ class _Planner:
         return served
 
     def _wanted(self, waiting: Sequence[int]) -> dict[int, list[int]]:
-        """For each source: how many it may serve over each level of link."""
+        """Return for each source how many joining ranks it may serve over each level of link."""
         wanted = {source: [0] * len(Link) for source in self._sources}
         for source, levels in wanted.items():
             for joiner in waiting:
@@ -134,7 +136,9 @@ class _Planner:
         return wanted
 
     def _source(self, joiner: int, busy: set[Lane], wanted: dict[int, list[int]]) -> int | None:
-        """The best of those whose lanes are free. NVLink is not looked at in who wants a source: it takes none of them."""
+        """Return the best source with free lanes; None without any. Demand over NVLink is ignored, since NVLink
+        occupies no lane.
+        """
         best: tuple[Link, int, int, int] | None = None
         for source in self._sources:
             level = self._map.link(source, joiner)
@@ -150,17 +154,19 @@ class _Planner:
         return any(self._map.link(other, joiner) < level for other in served)
 
     def _seeds_first(self, waiting: Sequence[int]) -> list[int]:
-        """Who brings the state nearer to most of the others first, then who is farther from it; then in the order given."""
+        """Sort: ranks that bring the state nearer to most others first, then those farther from the state, then in the
+        given order.
+        """
         now = {joiner: min(self._map.link(source, joiner) for source in self._sources) for joiner in waiting}
 
         def helped(joiner: int) -> int:
             return sum(other != joiner and self._map.link(joiner, other) < now[other] for other in waiting)
 
-        return sorted(waiting, key=lambda joiner: (-helped(joiner), -now[joiner]))  # sorted() keeps the order of equals
+        return sorted(waiting, key=lambda joiner: (-helped(joiner), -now[joiner]))  # sorted() is stable
 
 
 def _in_turn(transfers: Sequence[Transfer], map_: _Map) -> tuple[Transfer, ...]:
-    """Each transfer after the one that had each of its lanes before."""
+    """Let each transfer follow the previous transfer on each of its lanes."""
     last: dict[Lane, int] = {}
     found: list[Transfer] = []
     for position, transfer in enumerate(transfers):

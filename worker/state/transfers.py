@@ -1,8 +1,9 @@
-"""The state on its way between this worker and others, in the generation in use (Elan IV; design: worker-runtime 5).
+"""Transfers of the state between this worker and others, in the generation in use (Elan IV; design: worker-runtime 5).
 
-Holders begin to send before they compute the generation's first step (`send`), and have sent all before its update (`sent`). A
-joiner gets the header first (`receive`), takes part in that step, and takes the state over when all of it is here (`take`). The
-script's registered values follow at the next boundary (`exchange_values`). How tensors travel: `replication`.
+Holders begin to send before they compute the generation's first step (`send`), and have sent everything before its
+update (`sent`). A joining worker gets the header first (`receive`), takes part in that step, and takes the state over
+when all of it has arrived (`take`). The script's registered values follow at the next boundary (`exchange_values`).
+`replication` carries the tensors.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A state on its way to this worker: the header is here. `instruction`: what to do while the tensors come."""
+    """A state that is being received; the header is complete. `instruction`: the worker's task while the tensors
+    arrive.
+    """
 
     incoming: Incoming
     instruction: Instruction
 
 
 class StateTransfers:
-    """This worker's part in them. For the training thread."""
+    """This worker's part in transfers of the state. For the training thread."""
 
     def __init__(
         self, control: Control, held: HeldState, script: Script, device: torch.device, compiled: Compiled | None = None
@@ -45,21 +48,21 @@ class StateTransfers:
         self._script = script
         self._device = device
         self._compiled = compiled
-        self._replication: Replication | None = None  # of the state to joiners, until all of them are whole
+        self._replication: Replication | None = None  # until all joining workers have the whole state
 
     def enter(self, entered: EnterGeneration, communicator: Communicator) -> None:
-        """These are the transfers of the generation in use."""
+        """Begin a generation with the transfers of its first step."""
         takes_part = any(entered.rank in (each.source_rank, each.target_rank) for each in entered.transfers)
         self._replication = Replication(communicator, entered.transfers) if takes_part else None
 
     def forget(self) -> None:
-        """Nothing of them will be completed."""
+        """Give up the transfers of the generation in use."""
         self._replication = None
 
     # -- giving
 
     def send(self) -> None:
-        """Begin to send the state to this worker's joiners; it must not change until `sent` has returned."""
+        """Begin to send the state to joining workers; it must not change until `sent` has returned."""
         assert self._replication is not None
         held = self._held
         header, tensors = (
@@ -70,19 +73,19 @@ class StateTransfers:
         self._replication.give(header, tensors, mutable=held.parts.changing(tensors))
 
     def sent(self) -> None:
-        """Until this worker has sent all that it is to send. Raises CommunicatorBroken."""
+        """Block until this worker has sent everything. Raises CommunicatorBroken."""
         if self._replication is not None:
             self._replication.sent()
 
     def send_at_the_end(self) -> None:
-        """As `send`; the job has no step left, so nothing is lost if a joiner is gone."""
+        """As `send`, when the job has no step left, so that the loss of a joining worker is harmless."""
         try:
             self.send()
         except CommunicatorBroken:
             log.info("a joiner has gone before the state could be sent to it; the job is over anyway")
 
     def complete(self) -> TransfersCompleted:
-        """As `sent`, likewise."""
+        """As `sent`, when the job has no step left, so that the loss of a joining worker is harmless."""
         try:
             self.sent()
         except CommunicatorBroken:
@@ -92,10 +95,13 @@ class StateTransfers:
     # -- taking
 
     def receive(self, keep_own: bool) -> Arrival:
-        """Wait for the header of the state, and begin to receive its tensors. Raises CommunicatorBroken, OtherCode, Unlike.
+        """Wait for the header of the state, and begin to receive its tensors.
 
-        keep_own: the state that this worker holds stays whole until all of the new one is here: if the sender is lost on the way,
-        a survivor that was one step behind still has its own. A newcomer has nothing to lose but the script's initial values.
+        keep_own: keep this worker's own state whole until all of the new one has arrived. If the sender is lost on the
+        way, a survivor that was one step behind still has its own state. A new worker has nothing to lose but the
+        script's initial values.
+
+        Raises CommunicatorBroken, OtherCode, Unlike.
         """
         assert self._replication is not None
         instruction: Instruction | None = None
@@ -127,9 +133,11 @@ class StateTransfers:
     # -- what the users' code has changed
 
     def hand_over(self) -> None:
-        """Tell joiners what has changed so far in a generation's first step: they are about to run code that sees it.
+        """Send joining workers the changes so far in a generation's first step, before they run code that depends on
+        them.
 
-        A joiner waits for it. Raises CommunicatorBroken."""
+        A joining worker waits for them. Raises CommunicatorBroken.
+        """
         replication = self._replication
         if replication is None:
             return
@@ -140,7 +148,9 @@ class StateTransfers:
             self._held.take_changes(int(theirs["epoch"]), theirs["changes"])
 
     def exchange_values(self) -> ValuesExchanged:
-        """After a generation's first step: hand over what the users' code has changed in it. Raises CommunicatorBroken."""
+        """After a generation's first step, hand over the changes that the script's code has made in it. Raises
+        CommunicatorBroken.
+        """
         replication, self._replication = self._replication, None
         assert replication is not None
         if replication.source is None:

@@ -1,11 +1,11 @@
-"""What the script's own code changes beside the tensors of the state, and hands over once that code has run.
+"""Values that the script's own code changes beside the tensors of the state, and their handover to joining workers.
 
-A step ends with the script's code behind `optimizer.step()`, and after it there may be code between epochs. A joiner has made the
-same update, but has not run that code: it gets what the code has changed at the next boundary (`changes`, `take`).
+A step ends with the script's code after `optimizer.step()`, and there may be code between epochs. A joining worker has
+made the same update, but has not run that code: it gets the changes at the next boundary (`changes`, `take`).
 
-A joiner's script then begins its loop, or goes on in it, with code that the state has behind it already: the beginning of its
-epoch, and for a survivor that was a step behind the end of the epoch before. So what that code sets is undone (`whole`,
-`restore`), weights too: it costs a copy of the state from its arrival to the first batch.
+A joining worker's script then begins its loop, or continues in it, with code that precedes the state: the beginning of
+its epoch, and for a survivor that was a step behind, the end of the epoch before. So the effects of that code are
+undone (`whole`, `restore`), those on weights too: this costs a copy of the state from its arrival to the first batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .training_state import TrainingState
 
 
 class ScriptValues:
-    """Hyper-parameters, schedulers, averaged models and registered values."""
+    """Hyperparameters, schedulers, averaged models and registered values."""
 
     def __init__(self, parts: TrainingState, hyperparameters: Hyperparameters, following: Following) -> None:
         self._parts = parts
@@ -26,12 +26,12 @@ class ScriptValues:
         self._following = following
 
     def updated(self) -> None:
-        """An update has been made, by joiners, too."""
+        """Note that an update has been made, by joining workers, too."""
         self._parts.registered.updated()
         self._parts.registered.state.updated()
 
     def changes(self) -> dict[str, Any]:
-        """What a joiner lacks that has made the last update."""
+        """Return the values that a joining worker lacks after the last update."""
         return {
             "options": self._hyperparameters.values(),
             "schedulers": self._parts.scheduler_states(),
@@ -42,7 +42,7 @@ class ScriptValues:
         }
 
     def take(self, changes: dict[str, Any]) -> None:
-        """Take over what another worker has changed."""
+        """Take over the `changes` of another worker."""
         self._following.replay(changes["calls"])
         self._hyperparameters.set_values(changes["options"])
         self._parts.set_scheduler_states(changes["schedulers"])
@@ -52,8 +52,10 @@ class ScriptValues:
         registered.of_epoch.take(changes["of epoch"])
 
     def whole(self, modules: bool = False) -> dict[str, Any]:
-        """All values of now, with copies of the tensors among them. modules: also what modules and optimizers have: parameters,
-        their state, buffers."""
+        """Return all present values, with copies of the tensors among them.
+
+        modules: also the parameters, optimizer states and buffers.
+        """
         parts = self._parts
         beside: dict[str, Any] = {}
         if modules:
@@ -67,7 +69,7 @@ class ScriptValues:
         }
 
     def restore(self, whole: dict[str, Any], modules: bool = True) -> None:
-        """Let these be the values. modules: also what modules and optimizers have, if it is among them."""
+        """Restore the values of `whole`. modules: also parameters, optimizer states and buffers, if they are included."""
         if modules and "buffers" in whole:
             self._parts.put_back(*whole["tensors"])
             self._parts.put_buffers(whole["buffers"])

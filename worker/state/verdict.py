@@ -1,8 +1,9 @@
-"""Workers' states differ: which of them is wrong, and in what. Pure.
+"""Which of several workers with different states is wrong, and in which value. Pure.
 
-Each worker tells *entries* of its state, all in one order: a name, a digest, and how the value reads. Workers that tell the same
-are of one opinion. If more than half of them are of one, the others are wrong. If not, nobody can tell. Newcomers have no vote
-against those that have given them the state: any number of newcomers may make the same mistake.
+Each worker sends *entries* of its state, all in the same order: a name, a digest, and the value as text. Workers with
+the same entries form one opinion. If more than half of them share an opinion, the others are wrong. Otherwise the wrong
+ones are unknown. New workers have no vote against those that have given them the state: any number of new workers may
+make the same mistake.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Entry = tuple[str, int, str]  # name, digest, how it reads ("": not shown)
+Entry = tuple[str, int, str]  # name, digest, value as text ("": not shown)
 
-SHOWN = 24  # characters of a value
-LISTED = 4  # workers
+SHOWN = 24  # characters of a value in the sentence
+LISTED = 4  # workers in the sentence
 
 _CAUSES = {
     "optimizer": "set hyperparameters from run.steps_done, not from a count of loop bodies",
@@ -26,18 +27,20 @@ _OTHERWISE = "code that changes it on some workers only, or faulty hardware"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the workers' entries say. Ranks that have told nothing are in neither."""
+    """Result of the comparison. Ranks without entries are in neither group."""
 
-    majority: tuple[int, ...]  # ranks that agree, more than half of those that have told something; or empty
+    majority: tuple[int, ...]  # ranks that agree, more than half of the voters; or empty
     wrong: tuple[int, ...]  # the other ranks
-    entry: str  # the first one in which two of them differ
-    reads: Mapping[int, str]  # by rank
-    others: int  # how many more entries differ
+    entry: str  # name of the first entry in which two ranks differ
+    reads: Mapping[int, str]  # the entry's value as text, by rank
+    others: int  # number of further entries that differ
 
 
 def judge(letters: Sequence[Sequence[Entry] | None], newcomers: frozenset[int] = frozenset()) -> Verdict | None:
-    """The verdict on the entries of each rank (None: it has told nothing). None: all agree. newcomers: ranks without a vote, as
-    long as others have told something."""
+    """Return the verdict on the entries of each rank (None: the rank has sent none). None: all agree.
+
+    newcomers: ranks without a vote, as long as other ranks have sent entries.
+    """
     told = {rank: {name: (digest, reads) for name, digest, reads in it} for rank, it in enumerate(letters) if it}
     opinions: dict[frozenset[tuple[str, int]], list[int]] = {}
     for rank, entries in told.items():
@@ -54,7 +57,7 @@ def judge(letters: Sequence[Sequence[Entry] | None], newcomers: frozenset[int] =
 
 
 def sentence(verdict: Verdict, step: int, workers: Sequence[str]) -> str:
-    """What is wrong, with what usually brings it about. workers: by rank, with their GPUs."""
+    """Describe the difference, with its usual cause. workers: names by rank, with their GPUs."""
     reads = verdict.reads
     if verdict.majority:
         verb = "differ" if len(verdict.wrong) > 1 else "differs"
@@ -79,7 +82,7 @@ def _listed(workers: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def value_entries(header: Mapping[str, Any], digest: Callable[[Any], int]) -> list[Entry]:
-    """The plain values of a state's header (`training_state`), each as an entry. digest: of packed values."""
+    """Return the plain values of a state's header (`training_state`) as entries. digest: of packed values."""
     found: list[Entry] = []
 
     def tell(name: str, value: Any) -> None:
@@ -112,7 +115,7 @@ def value_entries(header: Mapping[str, Any], digest: Callable[[Any], int]) -> li
 
 
 def _walk(name: str, packed: Any, tell: Callable[[str, Any], None]) -> None:
-    """Tell each scalar in packed or plain values by the words with which Python gets it."""
+    """Report each scalar in packed or plain values under the Python expression that reads it."""
     if isinstance(packed, list):
         packed = {"list": packed}
     if not isinstance(packed, dict):
@@ -130,6 +133,6 @@ def _walk(name: str, packed: Any, tell: Callable[[str, Any], None]) -> None:
                 _walk(f"{name}[{key!r}]", item, tell)
             return
         if kind == "tensor":
-            return  # it is an entry of its own
+            return  # tensors have entries of their own
     for key, item in packed.items():
         _walk(f"{name}[{key!r}]", item, tell)

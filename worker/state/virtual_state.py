@@ -1,9 +1,11 @@
-"""Values of each virtual worker (`run.per_virtual_worker`): hidden states, baselines, replay buffers of one stream of samples.
+"""Values of each virtual worker (`run.per_virtual_worker`): hidden states, baselines, replay buffers of one stream of
+samples.
 
-A virtual worker is the unit of a training's semantics (EasyScale 3.2), so what follows from its samples alone is its own and
-moves with it. In the body of virtual worker v the object has v's values; those at its `optimizer.step()` are v's in the next
-step. They travel in the step's letters to all workers, each of which holds those of all N. So whoever hosts v next has v's
-values, and so have joiners, survivors and checkpoints. That is N times the values of one, in each step in which they change.
+A virtual worker is the unit of training semantics (EasyScale 3.2), so values that follow from its samples alone belong
+to it and move with it. In the body of virtual worker v the object has v's values; those at its `optimizer.step()` are
+v's in the next step. They travel in the step's letters to all workers, each of which holds the values of all N virtual
+workers. So the next host of v has v's values, and so have joining workers, survivors and checkpoints. The cost is N
+times the values of one virtual worker, in each step in which they change.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ PREFIX = "per_virtual_worker."
 
 
 class VirtualWorkerState:
-    """The object that a script has. Its attributes are those of `VirtualState` of the virtual worker whose body runs."""
+    """The object that a script uses. Its attributes are those of the virtual worker of which the body runs."""
 
     __slots__ = ("_state",)
 
@@ -47,14 +49,14 @@ class VirtualState:
         self._virtual_workers = virtual_workers
         self.object = VirtualWorkerState(self)
         self.device = torch.device("cpu")
-        self.alone = True  # this worker has no other to tell
-        self._kept: dict[str, list[Image]] = {}  # by name, of each virtual worker
-        self._live: dict[str, Any] | None = None  # of the one whose body runs
-        self._steps = 0  # of this process
-        self._new: dict[int, dict[str, Delta]] = {}  # what has changed in this step, here or elsewhere
+        self.alone = True  # there is no other worker
+        self._kept: dict[str, list[Image]] = {}  # by name: images of all virtual workers
+        self._live: dict[str, Any] | None = None  # values of the virtual worker of which the body runs
+        self._steps = 0  # number of steps of this process
+        self._new: dict[int, dict[str, Delta]] = {}  # changes in this step, by virtual worker, here or on other workers
 
     def declare(self, values: Mapping[str, Any]) -> None:
-        """The values that each virtual worker begins with. Raises UserError, naming it, for one that cannot travel."""
+        """Add values with which each virtual worker begins. Raises UserError, naming the value, if one cannot travel."""
         for name, value in values.items():
             if name.startswith("_"):
                 raise UserError(f"run.per_virtual_worker({name}=...): a name must not begin with an underscore")
@@ -66,7 +68,10 @@ class VirtualState:
             self._kept[name] = [Image(PREFIX + name, copy_of(first)) for _ in range(self._virtual_workers)]
 
     def present(self, name: str) -> dict[str, Any]:
-        """The values of the virtual worker whose body runs. Raises UserError where none does; AttributeError."""
+        """Return the values of the virtual worker of which the body runs.
+
+        Raises UserError outside a body, AttributeError for an undeclared name.
+        """
         if name not in self._kept:
             raise AttributeError(
                 f"{name} was not declared: before the loop write run.per_virtual_worker({name}=...), with the value that each "
@@ -80,26 +85,29 @@ class VirtualState:
         return self._live
 
     def get(self, name: str) -> list[Any]:
-        """Those of all virtual workers."""
+        """Return the values of all virtual workers."""
         return [image.copied() for image in self._kept[name]]
 
     def set(self, name: str, values: Sequence[Any]) -> None:
-        """Let these be those of all."""
+        """Set the values of all virtual workers."""
         self._kept[name] = [Image(PREFIX + name, value) for value in values]
 
     # -- a step
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._live, self._new, self._steps = None, {}, self._steps + 1
 
     def begin_body(self, virtual_worker: int) -> None:
-        """Its body begins, with values of its own."""
+        """Begin the body of a virtual worker, with its values."""
         if self._kept:
             self._live = {name: images[virtual_worker].restored() for name, images in self._kept.items()}
 
     def keep(self, virtual_worker: int | None) -> None:
-        """It has come to `optimizer.step()`. None: nothing of it counts. Raises UserError for what cannot travel."""
+        """Record the changes of a body that has come to `optimizer.step()`. None: the body has no effect.
+
+        Raises UserError for values that cannot travel.
+        """
         live, self._live = self._live, None
         if live is None or virtual_worker is None:
             return
@@ -110,7 +118,7 @@ class VirtualState:
                 self._new[virtual_worker][name] = delta
 
     def apply(self) -> None:
-        """The update is about to be made."""
+        """Set the changed values; the update follows."""
         new, self._new = self._new, {}
         for virtual_worker, deltas in new.items():
             for name, delta in deltas.items():
@@ -121,19 +129,19 @@ class VirtualState:
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """None."""
+        """Return no integers: values travel in letters."""
         return ()
 
     def wants(self, part: Part) -> bool:
-        """Something has changed here, and there are others."""
+        """Return whether a value has changed here and there are other workers."""
         return not self.alone and any(self._new.values())
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """No."""
+        """Return False: values do not depend on the step's word."""
         return False
 
     def letter(self, part: Part) -> Any:
-        """What has changed, of the virtual workers that ran here."""
+        """Return the changes of the virtual workers that ran here."""
         return {
             virtual_worker: {name: delta.plain() for name, delta in deltas.items()}
             for virtual_worker, deltas in self._new.items()
@@ -141,7 +149,7 @@ class VirtualState:
         }
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Take the others' over."""
+        """Take over the changes of virtual workers on other workers."""
         for letter in letters:
             for virtual_worker, deltas in (letter or {}).items():
                 if virtual_worker not in part.hosted:
