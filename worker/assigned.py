@@ -1,8 +1,9 @@
-"""Where a training script binds and changes its variables, as its source says: for messages, and to tell state from temporaries.
+"""Where a training script binds and changes its variables, read from its source: for messages, and to tell state from
+temporaries.
 
-The source is read by its syntax alone; nothing of it runs. A name may be that of a variable (`global_step`), of what it holds
-(`ema.num_updates`, `stats['best']`), of a class's attribute (`Counter.total`), of a variable that a function keeps
-(`step.count`) or of a default argument (`remember(seen)`), as `reachable` makes them.
+Only the source's syntax is read; no code of the script runs. A name may be that of a variable (`global_step`), of a
+part of its value (`ema.num_updates`, `stats['best']`), of a class's attribute (`Counter.total`), of a variable that a
+function keeps (`step.count`) or of a default argument (`remember(seen)`), as `reachable` forms them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ MUTATING = frozenset(
     setstate shuffle sort step symmetric_difference_update update update_parameters
     """.split()  # noqa: SIM905
 )
-LONGEST = 60  # characters of an expression that is shown
-REMEMBERED = 1024  # functions, classes and files, of which one script's names are looked up again and again
-MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name: some seconds
+LONGEST = 60  # characters of an expression in a message
+REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
+MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name, which takes some seconds
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Loop = ast.For | ast.AsyncFor | ast.While
@@ -39,7 +40,7 @@ _Loop = ast.For | ast.AsyncFor | ast.While
 class Place(NamedTuple):
     """A line of the script's own code."""
 
-    file: str  # as a reader of the script calls it
+    file: str  # path as a reader of the script would write it
     line: int
 
     def __str__(self) -> str:
@@ -47,23 +48,23 @@ class Place(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A statement that binds a name, or changes what it holds."""
+    """A statement that binds a name, or changes a part of its value."""
 
     line: int
-    value: ast.expr | None  # of a plain assignment
-    scope: ast.AST  # the function, class or module that the statement is directly in
+    value: ast.expr | None  # value of a plain assignment
+    scope: ast.AST  # the innermost function, class or module around the statement
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file."""
+    """One source file."""
 
     file: str
     tree: ast.Module
 
     @staticmethod
     def read(file: str) -> Source | None:
-        """None: it is not there, or is no Python."""
+        """Read and parse a file. None if the file does not exist or is no Python."""
         try:
             return Source(file, ast.parse(_text(file)))
         except (SyntaxError, ValueError, RecursionError):
@@ -75,13 +76,14 @@ def _text(file: str) -> str:
 
 
 class Sources:
-    """Those of one script, and where its loop is in them."""
+    """The source files of one script, and the position of its loop."""
 
     def __init__(
         self, first: Source | None, others: Sequence[str] = (), line: int = 0, function: str = "<module>"
     ) -> None:
-        """first: the file that holds the loop. others: names of the script's other files. line: in the header of the loop over
-        epochs, or within it. function: the name of the one that holds the loop."""
+        """first: the file that contains the loop. others: names of the script's other files. line: a line of the loop
+        over epochs or of its header. function: name of the function that contains the loop.
+        """
         self._first = first
         self._others = others
         self._read: dict[str, Source | None] = {}
@@ -90,7 +92,7 @@ class Sources:
 
     @staticmethod
     def of(frame: FrameType | None) -> Sources:
-        """frame: of the script's loop (`own_code.loop_frame`)."""
+        """Return the sources of a script. frame: of the script's loop (`own_code.loop_frame`)."""
         if frame is None:
             return Sources(None)
         others = [module.get("__file__") for module in own_modules(directories(), frame.f_globals).values()]
@@ -99,16 +101,18 @@ class Sources:
 
     @property
     def first(self) -> Source | None:
-        """The file that holds the loop."""
+        """The file that contains the loop."""
         return self._first
 
     @functools.cached_property
     def saved(self) -> frozenset[str]:
-        """The variables of the loop's file that go into what is saved (`save_calls`)."""
+        """Variables of the loop's file that go into saved files (`save_calls`)."""
         return frozenset() if self._first is None else saved_names(self._first.tree)
 
     def _files(self, word: str) -> list[Source]:
-        """The loop's file, and of the script's others those that this word stands in, at most `MOST_TEXT` of them."""
+        """Return the loop's file, and those of the script's other files that contain this word, up to `MOST_TEXT`
+        characters.
+        """
         if self._first is None:
             return []
         found, length = [self._first], 0
@@ -127,7 +131,7 @@ class Sources:
 
     @functools.cached_property
     def sometimes(self) -> frozenset[str]:
-        """Variables that loop bodies assign in some steps only, and read in others: an earlier body has made the value."""
+        """Variables that loop bodies assign in some steps only and read in others: an earlier body has made the value."""
         flow = self._flow
         if self._loop is None or flow is None:
             return frozenset()
@@ -137,7 +141,7 @@ class Sources:
 
     @functools.cached_property
     def _targets(self) -> frozenset[str]:
-        """Those of the headers of the loop and of the loops in it."""
+        """Target variables in the headers of the loop and of the loops in it."""
         loops = [node for node in _within(self._loop) if isinstance(node, ast.For | ast.AsyncFor)] if self._loop else []
         return frozenset(name for node in loops for name in _names(node.target))
 
@@ -150,8 +154,11 @@ class Sources:
         return flow
 
     def temporaries(self) -> frozenset[str]:
-        """Variables that the loop binds anew before it reads them: the targets of the headers of the loop and of those in it, and
-        those that the loop's body always assigns first."""
+        """Return the variables that the loop binds before it reads them.
+
+        These are the targets in the headers of the loop and of loops in it, and variables that the loop's body always
+        assigns first.
+        """
         flow = self._flow
         if self._scope is None or flow is None:
             return frozenset()
@@ -159,19 +166,25 @@ class Sources:
         return self._targets | (flow.bound - flow.read - elsewhere)
 
     def where(self, name: str, owners: Sequence[str] = ()) -> Place | None:
-        """The line that changes this: the last one in the loop, else in a function or method that does, else before the loop.
-        owners: the classes of what holds it, the outermost first (`kept.Difference`)."""
+        """Return the line that changes a name: the last one in the loop, else in a function or method, else before the
+        loop.
+
+        owners: the classes of the objects that contain the value, the outermost first (`kept.Difference`).
+        """
         found = self._found(name, owners)
         return None if found is None else Place(self._shown(found[0].file), found[1].line)
 
     def is_changed_in_loop(self, name: str, owners: Sequence[str] = ()) -> bool:
-        """Does a line of the loop change this, rather than a method of what holds it?"""
+        """Return whether a line of the loop changes this name, as opposed to a method of an object."""
         found = self._found(name, owners)
         return found is not None and self._is_in_loop(*found)
 
     def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
-        """The expression that the name is bound to before the loop, as the source has it; in_epochs: or else between two epochs.
-        None: it is long, reads a function's own variables, or was not found."""
+        """Return the source of the expression to which the name is bound before the loop; with `in_epochs`, or else
+        between two epochs.
+
+        None if the expression is long, reads a function's own variables, or was not found.
+        """
         changes = [each for each in self._changes(name, owners) if each[1].value is not None]
         before = [each for each in changes if not self._is_in_loop(*each)]
         if in_epochs and not before:
@@ -183,8 +196,11 @@ class Sources:
         return None
 
     def at_epochs(self, name: str, owners: Sequence[str] = ()) -> str | None:
-        """The expression that the name is bound to in each epoch, outside of the loop over batches, if it is computed there, and
-        not from what the name had before. None: there is none."""
+        """Return the expression that computes the name in each epoch, outside of the loop over batches; None without
+        any.
+
+        An expression that reads the name's previous value does not count.
+        """
         found: str | None = None
         for source, change in self._changes(name, owners, only_first=True):
             outside = self._is_in_loop(source, change) and not self._is_in_body(source, change)
@@ -204,7 +220,9 @@ class Sources:
         return found[-1] if found else None
 
     def _acts(self, source: Source, change: Change) -> bool:
-        """Is it in a function that is called later, rather than where an object or a module is made?"""
+        """Return whether the change is in a function that is called later, rather than where an object or a module is
+        created.
+        """
         scope = change.scope
         return scope is not self._scope and _is_function(scope) and getattr(scope, "name", "") != "__init__"
 
@@ -218,7 +236,7 @@ class Sources:
 
     @functools.cached_property
     def _global(self) -> set[str]:
-        """The names that are known everywhere in the loop's file."""
+        """Names that are known everywhere in the loop's file."""
         found = set(dir(builtins))
         for node in _within(self._first.tree) if self._first is not None else ():
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -230,8 +248,10 @@ class Sources:
         return found
 
     def _changes(self, name: str, owners: Sequence[str], only_first: bool = False) -> list[tuple[Source, Change]]:
-        """Of the most specific name for which there are any, in the order of lines, the loop's file first. only_first: in the
-        loop's file alone."""
+        """Return the changes of the most specific name that has any, by line, the loop's file first.
+
+        only_first: search the loop's file alone.
+        """
         first = [] if self._first is None else [self._first]
         while name:
             root, attributes, argument = _parts(name)
@@ -248,7 +268,9 @@ class Sources:
         return []
 
     def _of_variable(self, name: str) -> list[tuple[Source, Change]]:
-        """Of the loop's function or module, or of those that functions declare `global` or `nonlocal`, or find there."""
+        """Return changes in the loop's function or module, and in functions that declare the name `global` or
+        `nonlocal` or read it there.
+        """
         if (first := self._first) is None:
             return []
         found = []
@@ -258,7 +280,8 @@ class Sources:
             elsewhere = change.scope is not self._scope
             if elsewhere and (not _is_function(change.scope) or name in _locals(change.scope)):
                 continue
-            found.append((first, change if text == name else change._replace(value=None)))  # of what it holds: no value
+            # a change of a part has no value
+            found.append((first, change if text == name else change._replace(value=None)))
         if not found and self._scope is not first.tree:
             tree = first.tree
             found = [(first, each) for each, text in _all_changes(tree) if text == name and each.scope is tree]
@@ -283,7 +306,7 @@ class Sources:
                 ]
             if not found and owner == "function":
                 found += [(source, each) for each, text in _all_changes(source.tree) if text == attribute]
-        if not found and len(files) > 1 and "." in path:  # of another module
+        if not found and len(files) > 1 and "." in path:  # a name of another module
             module = path.rpartition(".")[0].replace(".", os.sep)
             found = [
                 (source, change)
@@ -304,14 +327,14 @@ class Sources:
         return found
 
     def _shown(self, file: str) -> str:
-        """Relative to the directory of the loop's file, if it is below it."""
+        """Return the path relative to the directory of the loop's file, if it is below that."""
         directory = "" if self._first is None else os.path.dirname(os.path.abspath(self._first.file))
         path = os.path.abspath(file)
         return os.path.relpath(path, directory) if path.startswith(directory + os.sep) else os.path.basename(path)
 
 
 def _parts(name: str) -> tuple[str, list[str], str | None]:
-    """The variable, attributes, and the argument of a function: `a.b[0].c` is `a`, `b`, `c`."""
+    """Return the variable, the attributes, and the argument of a function: `a.b[0].c` is `a`, `b`, `c`."""
     argument = re.search(r"([^.\[\]()]+)\((\w+)\)$", name)
     if argument:
         return argument[1], [], argument[2]
@@ -320,7 +343,7 @@ def _parts(name: str) -> tuple[str, list[str], str | None]:
 
 
 def _shorter(name: str) -> str:
-    """The name of what holds this."""
+    """Return the name of the object that contains this one."""
     return re.sub(r"(\.[^.\[\]()]*|\[('[^']*'|\"[^\"]*\"|[^\]]*)\]|\(\w*\)|^[^.\[\]()]*)$", "", name)
 
 
@@ -332,7 +355,9 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _within(node: ast.AST, functions: bool = False) -> Iterator[ast.AST]:
-    """The node and what is in it, in the order of the source. Functions and classes in it are not entered, unless asked for."""
+    """Yield the node and its descendants in the order of the source. Inner functions and classes are entered only with
+    `functions`.
+    """
     yield node
     for child in ast.iter_child_nodes(node):
         if functions or not (_is_function(child) or isinstance(child, ast.ClassDef)):
@@ -342,7 +367,7 @@ def _within(node: ast.AST, functions: bool = False) -> Iterator[ast.AST]:
 
 
 def _scope_of(tree: ast.Module, line: int, function: str) -> ast.AST:
-    """The innermost function of this name around the line."""
+    """Return the innermost function of this name around the line."""
     found: ast.AST = tree
     for node in ast.walk(tree):
         named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
@@ -356,7 +381,7 @@ def _around(node: ast.AST, line: int) -> bool:
 
 
 def _loop_of(scope: ast.AST, line: int) -> _Loop | None:
-    """That over `run.epochs()` around the line, or else the innermost one."""
+    """Return the loop over `run.epochs()` around the line, or else the innermost loop."""
     around = [node for node in _within(scope) if isinstance(node, _Loop) and _around(node, line)]
     for node in around:
         if not isinstance(node, ast.While) and _calls(node.iter, "epochs"):
@@ -372,7 +397,7 @@ def _calls(node: ast.AST, method: str) -> bool:
 
 
 def _order(loop: _Loop) -> list[ast.stmt]:
-    """The statements of a loop over epochs as they follow each other from where the first batch comes."""
+    """Return the statements of a loop over epochs in the order of execution from the first batch on."""
     inner = _inner(loop)
     for position, statement in enumerate(loop.body if inner is not None else ()):
         if inner is not None and _around(statement, inner.lineno):
@@ -381,13 +406,13 @@ def _order(loop: _Loop) -> list[ast.stmt]:
 
 
 def _inner(loop: _Loop) -> _Loop | None:
-    """The loop over batches."""
+    """Return the loop over batches."""
     inner = [node for node in _within(loop) if isinstance(node, _Loop) and node is not loop and _calls(node, "step")]
     return inner[0] if inner else None
 
 
 def _names(target: ast.AST) -> Iterator[str]:
-    """The variables that a target binds."""
+    """Yield the variables that a target binds."""
     for node in ast.walk(target):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node.id
@@ -395,7 +420,7 @@ def _names(target: ast.AST) -> Iterator[str]:
 
 @functools.lru_cache(REMEMBERED)
 def _locals(function: ast.AST) -> set[str]:
-    """The names that a function binds itself."""
+    """Return the names that a function binds itself."""
     assert isinstance(function, _Function)
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
@@ -410,7 +435,7 @@ def _locals(function: ast.AST) -> set[str]:
 
 
 def _free(function: ast.AST) -> set[str]:
-    """The names that a function, or one within it, reads of others."""
+    """Return the names that a function, or a function within it, reads from outside."""
     read: set[str] = set()
     for node in _within(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
@@ -423,7 +448,7 @@ def _free(function: ast.AST) -> set[str]:
 
 
 def _reads(node: ast.AST | None) -> set[str]:
-    """The variables that an expression reads, but for those that it binds itself."""
+    """Return the variables that an expression reads, except those that it binds itself."""
     inner = [] if node is None else list(ast.walk(node))
     return {name for each in inner for name in _read(each)} - {name for each in inner for name in _names(each)}
 
@@ -434,7 +459,7 @@ def _read(node: ast.AST) -> Iterator[str]:
 
 
 def _classes(tree: ast.AST, owner: str | None) -> list[ast.ClassDef]:
-    """The classes of this name, and those that they are made of."""
+    """Return the classes of this name, with their base classes."""
     every = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     found: list[ast.ClassDef] = []
     todo = [owner]
@@ -448,12 +473,12 @@ def _classes(tree: ast.AST, owner: str | None) -> list[ast.ClassDef]:
 
 @functools.lru_cache(REMEMBERED)
 def _all_changes(tree: ast.AST) -> Sequence[tuple[Change, str]]:
-    """Every change in it, with the text of what is changed, in the order of the source."""
+    """Return every change below a node, with the source of its target, in the order of the source."""
     return _changes_within(tree, tree)
 
 
 def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
-    """scope: the function, class or module that `tree` is directly in, or `tree` itself."""
+    """Return the changes below `tree`. scope: the innermost function, class or module around `tree`, or `tree` itself."""
     found: list[tuple[Change, str]] = []
 
     def changed(target: ast.AST, value: ast.expr | None) -> None:
@@ -499,7 +524,7 @@ def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
 
 
 def _iterated(node: ast.expr) -> Iterator[ast.expr]:
-    """The variables and attributes whose items a loop goes through: `for a, b in zip(these, others.too)`."""
+    """Yield the variables and attributes over which a loop iterates: `for a, b in zip(these, others.too)`."""
     if isinstance(node, ast.Name | ast.Attribute):
         yield node
     elif isinstance(node, ast.Call):
@@ -510,16 +535,18 @@ def _iterated(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _mutates(method: str) -> bool:
-    """Does a method of this name change its object? In PyTorch those do that end with an underscore."""
+    """Return whether a method of this name changes its object. In PyTorch these are the names with a trailing
+    underscore.
+    """
     return method in MUTATING or (method.endswith("_") and not method.endswith("__"))
 
 
 class _Flow:
-    """Which names statements bind before they read them."""
+    """Names that statements bind before they read them."""
 
     def __init__(self) -> None:
-        self.bound: set[str] = set()  # for certain
-        self.read: set[str] = set()  # perhaps, before they are bound
+        self.bound: set[str] = set()  # bound in every case
+        self.read: set[str] = set()  # possibly read before they are bound
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
@@ -582,7 +609,9 @@ class _Flow:
                 self._expression(statement)
 
     def _branches(self, bodies: Sequence[Sequence[ast.stmt]]) -> None:
-        """One of them is taken. One that goes on with the next round, or ends, leaves nothing to be read behind it."""
+        """Take one of the branches. After a branch that continues with the next iteration, or ends, no statement reads
+        its names.
+        """
         before = set(self.bound)
         after: list[set[str]] = []
         for body in bodies:

@@ -1,15 +1,16 @@
-"""The workers' states are compared while they train, so that none of them differs from the others unnoticed.
+"""Comparison of the workers' states during training, so that no worker differs from the others unnoticed.
 
-All workers hold the same state, bit for bit, when a step begins. In some steps each of them takes a digest of a part of it
-(`rotation` says which part when, `digests` how), and the greatest digest and the least travel in the step's word (`inband`).
-They are equal, or the states differ. Then the workers exchange the digest of each entry of that part, and all of them come to
-the same `verdict` before the step is applied: its gradient has come from states that differ.
+All workers hold the same state, bit for bit, when a step begins. In some steps each of them takes a digest of a part of
+it (`rotation` chooses the part and the step, `digests` computes it), and the maximum and the minimum of the digests
+travel in the step's word (`inband`). If they are not equal, the states differ. Then the workers exchange the digest of
+each entry of that part, and all of them come to the same `verdict` before the step is applied, since its gradient has
+come from states that differ.
 
-Everything is looked at in the second step after each change of workers, when newcomers have all of the state, and after the last
-update of the job; there without registered values, which a loop body may set behind the update, and some bodies have run by then.
-A newcomer tells nothing in its first step: its state is on the way.
+The whole state is compared in the second step after each change of workers, when new workers have all of it, and after
+the last update of the job; there without registered values, which a loop body may set after the update, and only some
+bodies have run by then. A new worker sends nothing in its first step, in which it receives the state.
 
-What belongs to the state is what a newcomer gets: `TrainingState.header` and `TrainingState.tensors`.
+The compared state is the one that a joining worker gets: `TrainingState.header` and `TrainingState.tensors`.
 """
 
 from __future__ import annotations
@@ -37,38 +38,38 @@ _SILENT = (NOTHING,) * 4
 
 @dataclass(frozen=True)
 class Terms:
-    """How a job wants its workers' states compared."""
+    """A job's settings for the comparison of workers' states."""
 
-    every: int = COMPARE_EVERY  # each element is looked at in one of so many steps
-    tensors: bool = True  # or plain values only
+    every: int = COMPARE_EVERY  # each element is compared in one of this number of steps
+    tensors: bool = True  # False: compare plain values only
     on_divergence: OnDivergence = OnDivergence.REPLACE
 
 
 class Comparison:
-    """This worker's part in it. A participant in what is told within a step; for the training thread."""
+    """This worker's part in the comparison. A participant in the exchange within a step; for the training thread."""
 
     name = "comparison"
     slots = 4
 
     def __init__(self, held: HeldState, terms: Terms, cross_check: CrossCheck) -> None:
-        """cross_check: says which workers have just joined, and carries verdicts out."""
+        """cross_check: knows which workers have just joined, and acts on verdicts."""
         self._held = held
         self._cross_check = cross_check
         self._terms = terms
         self._workers: list[str] = []
-        self._begun = 0  # steps of this generation
-        self._looks = 1  # of a round
+        self._begun = 0  # number of steps begun in this generation
+        self._looks = 1  # number of looks in a round
         self._look: _Look | None = None
-        self._differ = False  # the digests of all workers, in this step
+        self._differ = False  # whether the workers' digests differ in this step
 
     def enter(self, entered: EnterGeneration) -> None:
-        """The next steps are another generation's."""
+        """Begin a generation."""
         self._workers = [f"{each.worker} on {each.gpu}" for each in entered.roster.members]
         self._begun = 0
         self._look = None
 
     def begin(self, step: int) -> None:
-        """A step begins: look at the state, if a look is due."""
+        """Begin a step: take digests of the state if a look is due."""
         begun, self._begun = self._begun, self._begun + 1
         self._look = None
         if begun == 0 or len(self._workers) < 2:
@@ -82,7 +83,7 @@ class Comparison:
             self._look = self._part(look)
 
     def at_the_end(self, communicator: Communicator, part: Part) -> None:
-        """The job's last update is made. If the others cannot be reached any more, there is nothing to compare with."""
+        """Compare after the job's last update. Does nothing if the other workers cannot be reached any more."""
         if len(self._workers) < 2:
             return
         self._look = None if part.joins else self._whole(registered=False)
@@ -98,11 +99,11 @@ class Comparison:
     # -- looking
 
     def entries(self, registered: bool) -> list[Entry]:
-        """Digests of the state of now, by name. registered: with the script's registered values."""
+        """Return digests of the present state, by name. registered: include the script's registered values."""
         return self._whole(registered).entries()
 
     def _tensors(self) -> tuple[list[tuple[str, torch.Tensor]], list[int]]:
-        """With how much of a round each of them takes."""
+        """Return the tensors by name, and the length of each in a round."""
         found = self._held.parts.named_tensors() if self._terms.tensors else []
         return found, [rotation.length(each.nbytes, each.device.type != "cpu") for _, each in found]
 
@@ -130,9 +131,9 @@ class Comparison:
 
     def _values(self) -> dict[str, Any]:
         header = self._held.header({})
-        # Some workers may have kept more of these; results are exact, or computed from what is compared.
+        # Workers may keep different numbers of these. Results are exact, or computed from compared values.
         del header["counters"], header["settlements"], header["results"]
-        header.pop("likeness", None)  # each worker's own
+        header.pop("likeness", None)  # differs between workers
         return header
 
     # -- telling
@@ -152,7 +153,7 @@ class Comparison:
         return self._look.entries() if self._differ and self._look is not None else None
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises CommunicatorBroken where the others are to go on without a worker that is wrong."""
+        """Judge the letters. Raises CommunicatorBroken if the others are to continue without a worker that is wrong."""
         newcomers = self._cross_check.newcomers
         verdict = judge(letters, newcomers) if self._differ else None
         if verdict is None:
@@ -162,7 +163,7 @@ class Comparison:
 
 
 class _Look:
-    """The digests of a part of the state at one moment. Those of tensors are computed on their devices meanwhile."""
+    """Digests of a part of the state at one moment. Digests of tensors are computed on their devices in the background."""
 
     def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]], header: dict[str, Any] | None) -> None:
         self._header = header
@@ -183,14 +184,14 @@ class _Look:
 
 
 class _Group:
-    """The digests of tensors on one device."""
+    """Digests of tensors on one device."""
 
     def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         self._names = [name for name, _ in tensors]
         self._each = digests([tensor for _, tensor in tensors])
         number = together(self._each)
         self._copied: torch.cuda.Event | None = None
-        if number.is_cuda:  # it is there long before anybody asks, without waiting for what is queued behind it
+        if number.is_cuda:  # copied long before `number` is called, which then need not wait for work queued later
             self._number = torch.empty((), dtype=torch.int64, pin_memory=True)
             self._number.copy_(number, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

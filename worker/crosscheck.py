@@ -1,29 +1,34 @@
-"""Cross-checks: one micro-batch of a step is computed by every worker, and the results are compared before the step is applied.
+"""Cross-checks: every worker computes one micro-batch of a step, and the results are compared before the step is
+applied.
 
-A micro-batch is a function of the training state, the job's seed, the step and the virtual worker (design: worker-runtime 11). So
-its samples and its gradient have the same bits on every worker. If a worker's differ, then something else goes into them there:
-a Python value that the script keeps (a counter, a hidden state, a moving baseline), other data, other code, or a GPU that
-computes wrongly. Comparing replicas (`comparison`) finds none of these, since all replicas apply the same wrong gradient.
+A micro-batch is a function of the training state, the job's seed, the step and the virtual worker (design:
+worker-runtime 11). So its samples and its gradient have the same bits on every worker. If one worker's differ, its
+computation has another input: a Python value that the script keeps (a counter, a hidden state, a moving baseline),
+other data, other code, or a GPU that computes wrongly. Comparing replicas (`comparison`) finds none of these, since all
+replicas apply the same wrong gradient.
 
-*When.* In the second step of a generation that has newcomers, before they host any virtual worker; soon after, in steps that
-become rarer; and then in one of `every` steps, drawn from the seed. All workers know these steps, so a check needs no message in
-other steps.
+*When.* In the second step of a generation with new workers, before these host any virtual worker; soon after, in steps
+that become rarer; and then in one of `every` steps, drawn from the seed. All workers know these steps, so a check needs
+no message in other steps.
 
-*How.* The loop gives the script the checked batch before its own batches, under the same seeds. Nothing of that body counts for
-gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as a letter of the step (`inband`). In the second
-step only newcomers compute something more. The others run the bodies that they would run without newcomers, so their step is
-right whatever comes of the check, and is applied. In later checks all workers compute the checked micro-batch: one body more.
+*How.* The loop gives the script the checked batch before its own batches, under the same seeds. Nothing of that body
+counts for gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as a letter of the step
+(`inband`). In the second step only new workers compute an additional body. The others run the bodies that they would
+run without new workers, so their step is right whatever the result of the check, and is applied. In later checks all
+workers compute the checked micro-batch: one more body.
 
-*The verdict* is that of a comparison of replicas (`state.verdict`): the minority ends, or the job fails where there is none. But
-newcomers have no vote against the workers that have given them the state, in the whole generation in which they have joined,
-however many they are: one that differs ends with `exits.UNLIKE`, and the others train on without it (`dismiss`).
+*The verdict* is that of a comparison of replicas (`state.verdict`): the minority ends, or the job fails if there is
+none. But new workers have no vote against the workers that have given them the state, in the whole generation in which
+they have joined, however many they are: a new worker that differs ends with `exits.UNLIKE`, and the others train on
+without it (`dismiss`).
 
-A newcomer may also be found out by other participants of the step's letters: a hyperparameter that its script has derived from
-a counter, calls that it has left out. These raise UserError on all workers alike. In newcomers' second step such an error is the
-newcomers', since the others have trained together without them (`blame`).
+Other participants of the step's letters may also reveal a wrong new worker: a hyperparameter that its script has
+derived from a counter, or calls that it has left out. These raise UserError on all workers alike. In the new workers'
+second step such an error is theirs, since the others have trained together without them (`blame`).
 
-A host's loop (`integrations`) is checked alike, since its step runs whatever batches it is given. What it keeps is looked at by
-name only where a gradient differs: much of it is each worker's own. Not checked: jobs with `determinism: none`.
+A host's loop (`integrations`) is checked alike, since its step runs whatever batches it is given. The host's variables
+are read by name only if a gradient differs: many of them are each worker's own. Not checked: jobs with `determinism:
+none`.
 """
 
 from __future__ import annotations
@@ -50,14 +55,18 @@ from .state.digests import mixed, of_values
 from .state.verdict import Verdict, judge
 from .virtual import derive_seed
 
-EVERY = 256  # steps: a body more in one of them is less than half a percent of a step, however few virtual workers a worker hosts
-SOON = frozenset({2, 4, 8, 16, 32, 64, 128})  # checked steps of a generation, counted from 0, beside its second one
+# steps between checks: one more body in so many steps costs less than 0.5 % even with one virtual worker per worker
+EVERY = 256
+# checked steps of a generation, counted from 0, in addition to its second one
+SOON = frozenset({2, 4, 8, 16, 32, 64, 128})
 PROVEN_AFTER = 2  # steps of a generation
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
 class CrossCheck:
-    """This worker's part in it. A participant in the letters of a step (`inband.Participant`); for the training thread."""
+    """This worker's part in cross-checks. A participant in the letters of a step (`inband.Participant`); for the
+    training thread.
+    """
 
     name = "cross-check"
     slots = 0
@@ -71,33 +80,36 @@ class CrossCheck:
         looking: Looking,
         remarks: Remarks,
     ) -> None:
-        """end: ends this process, with this exit code and for this reason. looking: at what the script keeps."""
+        """end: ends this process, with this exit code and for this reason. looking: reads the values that the script
+        keeps.
+        """
         self._looking = looking
         self._remarks = remarks
         self._n = virtual_workers
         self._seed = seed
         self._on_divergence = on_divergence
         self._end = end
-        self._workers: list[str] = []  # by rank, with their GPUs
+        self._workers: list[str] = []  # names with GPUs, by rank
         self._names: list[str] = []
         self._rank = 0
-        self._begun = 0  # steps of this generation
+        self._begun = 0  # number of steps begun in this generation
         self._newcomers: frozenset[int] = frozenset()  # ranks that get the state in the generation's first step
         self._communicator = Communicator.alone()
-        self.dismissed = ""  # why newcomers have been told to end: this generation ends with the step in progress
-        self._proving = False  # in the step in progress newcomers have to agree with the others
-        self._virtual_worker: int | None = None  # checked in it
-        self._computed = False  # by this worker
-        self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # of the workers that have looked, by rank
-        self._look: list[Any] | None = None  # `Looking.plain` of this worker, when such a step begins
+        self.dismissed = ""  # reason why new workers end; the generation then ends with the step in progress
+        self._proving = False  # whether new workers have to agree with the others in the step in progress
+        self._virtual_worker: int | None = None  # the virtual worker that is checked in this step
+        self._computed = False  # whether this worker has computed the checked micro-batch
+        self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # looks of the workers that have taken one, by rank
+        self._look: list[Any] | None = None  # this worker's `Looking.plain` at the beginning of such a step
         self._samples = 0
         self._gradient = 0
-        self._drawn = ""  # a digest of the generators, when the checked micro-batch's gradient is complete
-        self._asked = False  # its loop body has read which worker leads, or this worker's rank
-        self._draws: dict[int, tuple[str, bool]] = {}  # these two of each worker that has computed it, by rank
+        self._drawn = ""  # a digest of the random generators after the checked micro-batch's gradient
+        self._asked = False  # whether its loop body has read `is_leader` or `rank`
+        # `_drawn` and `_asked` of each worker that has computed the micro-batch, by rank
+        self._draws: dict[int, tuple[str, bool]] = {}
 
     def enter(self, entered: EnterGeneration, communicator: Communicator) -> None:
-        """The next steps are another generation's."""
+        """Begin a generation."""
         self._communicator = communicator
         self.dismissed = ""
         self._workers = [f"{each.worker} on {each.gpu}" for each in entered.roster.members]
@@ -108,14 +120,16 @@ class CrossCheck:
         self._virtual_worker = None
 
     def begin(self, step: int, has_samples: Callable[[int, int], bool], by_name: bool) -> int | None:
-        """A step begins. Returns the virtual worker whose micro-batch all workers compute in it, if there is one. by_name: is the
-        loop the script's own, so that what it keeps may be looked at also where no gradient differs?"""
+        """Begin a step. Returns the virtual worker of which all workers compute the micro-batch, or None.
+
+        by_name: the loop is the script's own, so that its variables may be read also if no gradient differs.
+        """
         begun, self._begun = self._begun, self._begun + 1
         self._virtual_worker, self._proving, self._computed, self._look = None, False, False, None
         if by_name:
             self._remarks.step_begins()
         if len(self._workers) < 2 or (begun == 0 and self._newcomers):
-            return None  # newcomers' state is on the way in that step
+            return None  # new workers receive their state in that step
         drawn = derive_seed(self._seed, "cross-check", step)
         self._proving = begun == 1 and bool(self._newcomers)
         if not self._proving and begun not in SOON and drawn % EVERY:
@@ -128,20 +142,22 @@ class CrossCheck:
 
     @property
     def probes(self) -> bool:
-        """Does this worker compute the checked micro-batch though another worker hosts it?"""
+        """Whether this worker computes the checked micro-batch although another worker hosts it."""
         return self._virtual_worker is not None and (not self._proving or self._rank in self._newcomers)
 
     def sampled(self, batch: Any) -> None:
-        """The checked virtual worker's batch, before a loop body has it."""
+        """Record the checked virtual worker's batch, before a loop body gets it."""
         self._samples = of_values(digest(batch))
         self._asked = False
 
     def asked_for_place(self) -> None:
-        """The loop body has read which worker leads, or this worker's rank."""
+        """Record that the loop body has read `is_leader` or `rank`."""
         self._asked = True
 
     def computed(self, gradient: int) -> None:
-        """The digest of the checked virtual worker's gradient; of a step with several evaluations one after the other."""
+        """Record the digest of the checked virtual worker's gradient; in a step with several evaluations, one call for
+        each.
+        """
         self._gradient = mixed([self._gradient, gradient]) if self._computed else gradient
         self._computed = True
         self._drawn = digest_of_generators()
@@ -163,7 +179,7 @@ class CrossCheck:
         return {"entries": entries, "look": self._look, "draws": [self._drawn, self._asked]}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises CommunicatorBroken where the others are to go on without a worker that differs."""
+        """Compare the letters. Raises CommunicatorBroken if the others are to continue without a worker that differs."""
         if self._virtual_worker is None:
             return
         told = {rank: letter for rank, letter in enumerate(letters) if letter is not None}
@@ -178,8 +194,11 @@ class CrossCheck:
             self._remark_on_looks()
 
     def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
-        """Workers differ, for which `text` has the reason. newcomers: those that had no vote. Returns where only newcomers are
-        wrong that host nothing yet; else ends this process, or raises CommunicatorBroken."""
+        """Act on a difference between workers, of which `text` gives the reason. newcomers: ranks that had no vote.
+
+        Returns if only new workers are wrong that host nothing yet. Otherwise ends this process or raises
+        CommunicatorBroken.
+        """
         in_vain = bool(verdict.majority) and newcomers.issuperset(verdict.wrong)
         if in_vain and self._proving:
             self.dismiss(verdict.wrong, text)
@@ -191,22 +210,27 @@ class CrossCheck:
         raise CommunicatorBroken(text)
 
     def dismiss(self, ranks: Iterable[int], text: str) -> None:
-        """These newcomers end. The others apply the step, in which newcomers host nothing, and train on without them. All workers
-        call this in the same step: nobody ends before everybody has read the letters."""
+        """End these new workers. The others apply the step, in which new workers host nothing, and train on without
+        them.
+
+        All workers call this in the same step: no worker ends before all have read the letters.
+        """
         try:
             self._communicator.wait(self._communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))
         except CommunicatorBroken:
-            pass  # a worker has ended, which has read them
+            pass  # a worker has ended, so it had read the letters
         if self._rank in ranks:
             self._end(exits.UNLIKE, text)
         self.dismissed = text
 
     def disagree(self, text: str) -> NoReturn:
-        """Workers that have trained together differ in something of which no number of workers tells what is right."""
+        """End the job's workers: workers that have trained together differ in a value for which no majority can decide."""
         self._end(exits.DISAGREED, text)
 
     def _sentence(self, verdict: Verdict, step: int) -> str:
-        """Called by all workers in the same step: where none of them has looked at what its script keeps, all do."""
+        """Describe the difference. Called by all workers in the same step: if none of them has taken a look, all do
+        now.
+        """
         wrong = ", ".join(self._workers[rank] for rank in verdict.wrong)
         verb = "differ" if len(verdict.wrong) > 1 else "differs"
         whom = "the workers that have the state" if verdict.majority else "each other"
@@ -226,14 +250,17 @@ class CrossCheck:
         return f"{begin}; {why}"
 
     def also_differs(self, verdict: Verdict) -> str:
-        """States differ: what to add of values that the scripts keep themselves, if any differ. Called by all workers in the same
-        step."""
+        """Return a sentence to add to a difference of states, about values that the scripts keep themselves; "" if
+        these agree.
+
+        Called by all workers in the same step.
+        """
         self._look_now()
         why = self._explain(*self._two_of(verdict))
         return "" if why.startswith(advice.UNSEEN) else f". The script keeps values that differ, too: {why}"
 
     def _two_of(self, verdict: Verdict) -> tuple[int, int]:
-        """Two ranks that differ, the one that has had the state for longer first."""
+        """Return two ranks that differ, the one that has had the state for longer first."""
         one, other = self._giver, verdict.wrong[0]
         if not self._newcomers.issuperset(verdict.wrong):
             one, other = sorted((other, next(rank for rank in range(len(self._names)) if rank != other)))
@@ -241,19 +268,26 @@ class CrossCheck:
 
     @property
     def _giver(self) -> int:
-        """The lowest rank that had the state when the generation began: newcomers' looks are compared with this worker's."""
+        """The lowest rank that had the state when the generation began; new workers' looks are compared with this
+        worker's.
+        """
         return next(rank for rank in range(len(self._names)) if rank not in self._newcomers)
 
     def _explain(self, one: int, other: int) -> str:
-        """Why these two workers compute other things: the names under which their scripts keep other values."""
+        """Explain why these two workers compute different results: the names under which their scripts keep different
+        values.
+        """
         if one not in self._looks or other not in self._looks:
             return advice.UNSEEN
         names = self._names[one], self._names[other]
         return self._looking.explain(self._looks[one][0], self._looks[other][0], names)[0]
 
     def _of_draws(self, one: int, other: int) -> str:
-        """Why these two workers compute other things, if they have drawn other random numbers in a loop body that asks which
-        worker it runs on; else nothing. A micro-batch that only one of the two has computed tells nothing."""
+        """Explain the difference by random numbers drawn in a loop body that reads its worker's place; "" if that is
+        not the cause.
+
+        If only one of the two workers has computed the micro-batch, there is nothing to compare.
+        """
         (drawn, asked), (drawn_there, asked_there) = (self._draws.get(rank, ("", False)) for rank in (one, other))
         if "" in (drawn, drawn_there) or drawn == drawn_there or not (asked or asked_there):
             return ""
@@ -263,12 +297,16 @@ class CrossCheck:
         try:
             letters = exchange(self._communicator, {"look": self._looking.plain(sys._getframe())})
         except CommunicatorBroken:
-            return  # all other workers are lost: there is no second script to look at
+            return  # all other workers are lost: there is no second script to compare with
         self._looks = {rank: self._looking.of_plain(letter["look"]) for rank, letter in enumerate(letters)}
 
     def _refuse_derived(self, step: int) -> bool:
-        """Newcomers compute what the others do in this micro-batch. Yet their scripts may have made something else at the epoch's
-        beginning, such as a teacher from later weights, on which other micro-batches depend. Whether any newcomer ends for it."""
+        """Dismiss new workers that have derived another value at the epoch's beginning; return whether any was
+        dismissed.
+
+        They compute the same result in this micro-batch, but other micro-batches may depend on the value, such as a
+        teacher from later weights.
+        """
         derived = {rank: look[1] for rank, look in self._looks.items() if look[1] is not None}
         given = derived.get(self._giver)
         if given is None:
@@ -284,8 +322,10 @@ class CrossCheck:
         return True
 
     def _refuse_saved(self, step: int) -> bool:
-        """No gradient has depended on it so far, yet newcomers lack what goes into a file that the script saves, such as an
-        average of the weights. Whether any newcomer ends for it."""
+        """Dismiss new workers that lack a value that goes into a saved file; return whether any was dismissed.
+
+        No gradient has depended on the value so far, such as an average of the weights.
+        """
         giver = self._giver
         if giver not in self._looks:
             return False
@@ -304,7 +344,7 @@ class CrossCheck:
         return True
 
     def _remark_on_looks(self) -> None:
-        """Newcomers compute what the others do. Yet their scripts may keep other values, on which no gradient has depended."""
+        """Remark on values that differ in the scripts of new workers, although no gradient has depended on them."""
         giver = self._giver
         if self._rank != giver or giver not in self._looks:
             return
@@ -313,8 +353,9 @@ class CrossCheck:
             self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
 
     def blame(self, error: UserError, step: int) -> frozenset[int]:
-        """Letters of the step say that workers differ. In newcomers' second step that is their fault: they end. Returns their
-        ranks; none in other steps."""
+        """Dismiss the new workers in their second step, if letters of the step show a difference. Returns their ranks;
+        none in other steps.
+        """
         if not self._proving:
             return frozenset()
         wrong = ", ".join(self._workers[rank] for rank in sorted(self._newcomers))
@@ -337,5 +378,5 @@ class CrossCheck:
 
     @property
     def names(self) -> list[str]:
-        """Of the workers, by rank."""
+        """Names of the workers, by rank."""
         return self._names

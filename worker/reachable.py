@@ -1,41 +1,45 @@
-"""What a training script keeps beside the job's state, by name: digests of all that its loop can reach.
+"""Values that a training script keeps beside the job's state, by name: digests of everything that its loop can reach.
 
-The runtime carries what it owns (weights, optimizers, buffers, registered values) to a worker that joins. A script may keep more
-in Python: a counter, an average in a list, a replay buffer, a generator of its own. A worker that joins has run no loop body, so
-its copy is that of a script that has just begun. Two workers find such state by looking at the same boundary between two steps:
+The runtime carries the state that it owns (weights, optimizers, buffers, registered values) to a joining worker. A
+script may keep more in Python: a counter, an average in a list, a replay buffer, a generator of its own. A joining
+worker has run no loop body, so its copy is that of a script that has just begun. Two workers find such state by looking
+at the same boundary between two steps:
 
-1. Each *looks* (`look`): from the variables of the frame that holds the loop, the globals of the script's modules, the script's
-   classes and functions it follows attributes, items, closures and defaults, and digests the values. The result (`Reach`) is a
-   tree of names with a digest, a few words that show the value, and no reference to any object of the script. `Reach.plain` and
-   `Reach.of` are its form for MessagePack.
-2. One of them compares (`differences`): names that both have, and both have looked at completely. Each difference is the most
-   specific name that explains it: `ema.num_updates` rather than `ema`, but `shadow` rather than each of its forty items.
+1. Each *looks* (`look`): from the variables of the frame that holds the loop, the globals of the script's modules, the
+   script's classes and functions it follows attributes, items, closures and defaults, and digests the values. The result
+   (`Reach`) is a tree of names, each with a digest, a few words that show the value, and no reference to any object of
+   the script. `Reach.plain` and `Reach.of` convert it for MessagePack.
+2. One of them compares (`differences`) the names that both have, and that both have read completely. Each difference is
+   the most specific name that explains it: `ema.num_updates` rather than `ema`, but `shadow` rather than each of its
+   forty items.
 
-**State and temporaries.** A name is carried if it was bound before the first loop body ran: `names_bound` tells which are, taken
-where `run.epochs()` begins, and once more where the worker's first pass over the batches begins (for what an epoch's beginning
-has made, such as `hidden = None`). A name that is bound in the body only is a temporary. So is one that each body binds anew
-before it reads it, such as the targets of the loops' headers (`assigned.temporaries`).
+**State and temporaries.** A name is carried if it was bound before the first loop body ran. `names_bound` returns these
+names. It is called where `run.epochs()` begins, and again where the worker's first pass over the batches begins (for
+names that the beginning of an epoch binds, such as `hidden = None`). A name that is bound in the body only is a
+temporary. So is a name that each body binds before it reads it, such as the targets of the loops' headers
+(`assigned.temporaries`).
 
-**State and noise.** A name that differs and that neither worker's loop has changed (`Reach.since`) was different from the
-beginning: the time at which the process began, a directory of its own, or a list in another order. Such a difference matters
-only where samples or gradients differ. It is `Difference.changed` that tells.
+**State and noise.** A name that differs, and that neither worker's loop has changed (`Reach.since`), was different from
+the beginning: the time at which the process began, a directory of its own, or a list in another order. Such a
+difference matters only if samples or gradients differ. `Difference.changed` distinguishes the two cases.
 
-**Soundness.** What is said to differ does: a value that is too large is sampled, at places that depend on its own size alone;
-a value that the limits cut off, or that changes while it is read, has no digest. Equal digests prove nothing for what was
-sampled, for iterators and objects of other libraries that cannot be looked into (`Reach.opaque`), and for what only other
-processes hold. Digests depend neither on addresses nor on the hash seed, nor on the device.
+**Soundness.** Every reported difference is one: a value that is too large is sampled, at places that depend on its own
+size alone; a value that the limits cut off, or that changes while it is read, has no digest. Equal digests prove
+nothing for values that were sampled, for iterators and objects of other libraries that cannot be read (`Reach.opaque`),
+and for values in other processes. Digests depend neither on addresses nor on the hash seed, nor on the device.
 
-No code of the script runs: attributes are read from where Python stores them, without properties, `__getattr__`, `__eq__`,
-`__hash__` or `__repr__`.
+No code of the script runs: attributes are read from where Python stores them, without properties, `__getattr__`,
+`__eq__`, `__hash__` or `__repr__`.
 
-How a caller uses it (`looking.Looking` does so for one script)::
+Use by a caller (`looking.Looking` does so for one script)::
 
     bound = names_bound(loop_frame(frame)) - Sources.of(frame).temporaries()    # where the loop begins
     begun = look(frame, bound, carried(state))                                  # before the first body, once
     ...
-    mine = look(frame, bound, carried(state)).since(begun)                      # at a join: on both sides, at the same step
-    found = differences(Reach.of(theirs), mine)                                 # the veteran's first
-    advice.sentences(found, ("s-1.0", "s-1.3"), Sources.of(frame))              # what to tell
+    mine = look(frame, bound, carried(state)).since(begun)                      # at a join: on both sides, at the same
+    step
+    found = differences(Reach.of(theirs), mine)                                 # the older worker's first
+    advice.sentences(found, ("s-1.0", "s-1.3"), Sources.of(frame))              # the message
 """
 
 from __future__ import annotations
@@ -80,18 +84,19 @@ from .own_code import (
 )
 from .state.training_state import TrainingState
 
-SHOWN = 48  # characters of a value's text
-NAMED_ITEMS = 32  # items of a container that have names of their own; those of longer ones have none
-SAMPLED_ITEMS = 512  # of a list that is longer than `WHOLE_ITEMS`, besides those at its ends
-WHOLE_ITEMS = 1024  # of a list of anything but plain values
-WHOLE_VALUES = 1 << 18  # of a list of plain values
-WHOLE_BYTES = 1 << 20  # of a tensor, an array or a text: larger ones are sampled
+SHOWN = 48  # characters of a value's text in messages
+NAMED_ITEMS = 32  # items up to which those of a container have names
+# items that are read of a list longer than `WHOLE_ITEMS`: so many at both ends, and so many between
+SAMPLED_ITEMS = 512
+WHOLE_ITEMS = 1024  # items up to which a list of other than plain values is read completely
+WHOLE_VALUES = 1 << 18  # items up to which a list of plain values is read completely
+WHOLE_BYTES = 1 << 20  # size up to which a tensor, an array or a text is read completely
 SAMPLED_ELEMENTS = 1 << 15
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one look. Whatever is cut off by one of them has no digest."""
+    """Limits of one look. A value that is cut off by one of them has no digest."""
 
     seconds: float = 0.5
     items: int = 50_000
@@ -104,7 +109,7 @@ class Limits:
 
 
 def names_bound(frame: FrameType | None) -> frozenset[str]:
-    """The variables that have a value now: of this frame, and of its module."""
+    """Return the variables that have a value now, of this frame and of its module."""
     if frame is None:
         return frozenset()
     variables = variables_in(frame)
@@ -112,14 +117,17 @@ def names_bound(frame: FrameType | None) -> frozenset[str]:
 
 
 def names_of(frame: FrameType | None, known: Collection[int]) -> frozenset[str]:
-    """The variables of this frame and its module for objects of these ids."""
+    """Return the variables of this frame and its module that refer to objects with these ids."""
     variables = {} if frame is None else {**frame.f_globals, **variables_in(frame)}
     return frozenset(name for name, value in variables.items() if id(value) in known)
 
 
 def leave_out(objects: Iterable[Any]) -> frozenset[int]:
-    """The ids for `look(known=...)` of what the runtime carries itself: modules with all that they consist of, optimizers,
-    schedulers, tensors, datasets' loaders and whatever else is given. They must live as long as the ids are used."""
+    """Return the ids for `look(known=...)` of objects that the runtime carries itself.
+
+    These are modules with all their parts, optimizers, schedulers, tensors, datasets' loaders and any other given
+    object. The objects must live as long as the ids are used.
+    """
     found: set[int] = set()
     for each in objects:
         found.add(id(each))
@@ -132,7 +140,9 @@ def leave_out(objects: Iterable[Any]) -> frozenset[int]:
 
 
 def carried(state: TrainingState) -> frozenset[int]:
-    """The same of what a job carries, as it is now: also objects that the script has registered with `state_dict()`."""
+    """Return the ids of the objects that a job carries at present, with objects that the script has registered by
+    `state_dict()`.
+    """
     objects = [*(module for _, module in state.modules), *state.optimizers, *state.schedulers, state.scaler]
     return leave_out([*objects, *state.registered.objects(), *state.registered.tensors()])
 
@@ -146,14 +156,15 @@ def look(
     beside: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.thread_time,
 ) -> Reach:
-    """What the script keeps: all that can be reached from the frame of its loop and from its modules.
+    """Return the values that the script keeps: everything reachable from the frame of its loop and from its modules.
 
-    frame: as for `loop_frame`. bound: of the frame's variables and its module's, those to be looked at (`names_bound`, without
-    `assigned.temporaries`). known: ids of what the runtime carries (`leave_out`): of such modules and optimizers only
-    attributes of the script's own classes are looked at, of the rest nothing. beside: further objects by name, such as the
-    dataset, for what the script has no variable for.
+    frame: as for `loop_frame`. bound: the variables of the frame and its module to be read (`names_bound`, without
+    `assigned.temporaries`). known: ids of objects that the runtime carries (`leave_out`): of such modules and
+    optimizers only attributes of the script's own classes are read, of the others nothing. beside: further objects by
+    name, such as the dataset, to which no variable of the script refers.
 
-    Costs time and hashing within the limits; never raises for what a script's objects do, and keeps none of them.
+    Takes time and hashing within the limits. Never raises an error of the script's objects, and keeps no reference to
+    them.
     """
     frame = loop_frame(frame)
     walk = _Walk(frozenset(known), limits, clock, directories())
@@ -177,7 +188,7 @@ def _is_hidden(name: Any) -> bool:
 # -- the walk
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-_MARSHAL = 2  # a version that writes neither references nor which strings are interned
+_MARSHAL = 2  # a version that records neither references nor interned strings
 _EMPTY: dict[str, Node] = {}
 
 _ITERATORS: tuple[type, ...] = tuple(
@@ -231,11 +242,11 @@ class _Walk:
         self._items = 0
         self._bytes = 0
         self._names = 0
-        self._seen: dict[int, tuple[Any, Node | None]] = {}  # with the object, whose id is its own while it lives
-        self._classes: dict[str, type] = {}  # of the objects that were found
+        self._seen: dict[int, tuple[Any, Node | None]] = {}  # keeps each object alive, so that its id stays unique
+        self._classes: dict[str, type] = {}  # classes of the objects that were found
 
     def roots(self, roots: Mapping[str, Any]) -> None:
-        """Small values first: a large data set must not leave them without time."""
+        """Read root values, small ones first: a large dataset must not use up their time."""
         for name in sorted(roots, key=lambda name: (_weight(roots[name]), name)):
             value = roots[name]
             if issubclass(type(value), types.ModuleType) or name in self.found:
@@ -245,7 +256,7 @@ class _Walk:
                 self.found[name] = node
 
     def classes(self) -> None:
-        """Attributes of the classes that objects have led to."""
+        """Read attributes of the classes of the objects found."""
         done: set[str] = set()
         while todo := sorted(set(self._classes) - done):
             for name in todo:
@@ -258,7 +269,7 @@ class _Walk:
     # -- one value
 
     def of(self, value: Any, name: str | None, depth: int) -> Node:
-        """name: under which it is shown; None: it is too deep for that."""
+        """Return the node of a value. name: its name in messages; None: nested too deeply to have one."""
         kind = type(value)
         if kind in _PLAIN:
             return self._plain(value, name)
@@ -276,9 +287,7 @@ class _Walk:
         except _Cut as limit:
             self.cut = str(limit)
             node = Node(None, Kind.OTHER, kind.__name__)
-        except (
-            Exception
-        ) as error:  # an odd object, or one that another thread changes meanwhile: that is the script's affair
+        except Exception as error:  # an odd object of the script, or one that another thread changes meanwhile
             self.opaque.append(f"{name or 'a value'}: {type(error).__name__}")
             node = Node(None, Kind.OTHER, kind.__name__)
         self._seen[id(value)] = value, node
@@ -352,7 +361,7 @@ class _Walk:
         text: str,
         keep: bool = True,
     ) -> Node:
-        """A value of parts, each with what its name appends. keep: the parts have names."""
+        """Return the node of a value with parts, each with the suffix of its name. keep: the parts have names."""
         named = name is not None and keep and depth < NAMED_DEPTH
         kept: dict[str, Node] = {}
         digests: list[bytes] = [head]
@@ -423,7 +432,7 @@ class _Walk:
     def _object(
         self, value: Any, kind: type, name: str | None, depth: int, apart: Collection[str] = (), only: Any = None
     ) -> Node:
-        """Attributes, in the order of their names. only: those for whose value it says yes."""
+        """Return a node of the attributes, in the order of their names. only: a predicate on the attributes' values."""
         self._note_class(kind)
         attributes = [
             (f".{attribute}", inner)
@@ -485,7 +494,7 @@ class _Walk:
         return Node(self._hash(str(value.dtype).encode(), value.tobytes()), Kind.PLAIN, kind.__name__, text)
 
     def _generator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """Of random numbers: how far it has been drawn from."""
+        """Return the node of a random generator: its state."""
         state: Any
         if issubclass(kind, torch.Generator):
             state = torch.Generator.get_state(value).cpu().numpy().tobytes()
@@ -498,14 +507,16 @@ class _Walk:
         elif issubclass(kind, numpy.random.RandomState):
             state = numpy.random.RandomState.get_state(value, legacy=False)
         else:
-            state = value.state  # of a bit generator
+            state = value.state  # a bit generator
         digest = self._hash(*_flattened(state))
         module = "numpy.random" if module_of(kind).startswith("numpy.random") else module_of(kind)
         label = f"{module.removeprefix('torch._C') or 'torch'}.{kind.__name__}"
         return Node(digest, Kind.GENERATOR, label, f"a {label}")
 
     def _module(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """A module that the job does not train, with all its tensors: a teacher, or a loss that counts."""
+        """Return the node of a module that the job does not train, with all its tensors: a teacher, or a loss that
+        counts.
+        """
         inner = attributes_of(value, kind)
         parts = [
             (f".{label}", part)
@@ -519,7 +530,7 @@ class _Walk:
         return self._combine(Kind.MODULE, kind, kind.__qualname__.encode(), parts, name, depth, _a(kind))
 
     def _carried(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """What the runtime carries: only what the script's own class keeps beside that."""
+        """Return the node of an object that the runtime carries: only attributes of the script's own class."""
         if issubclass(kind, torch.nn.Module):
             inner = attributes_of(value, kind)
             parts = [(f".{label}", part) for label, part in dict.items(inner.get("_modules") or {}) if part is not None]
@@ -533,7 +544,7 @@ class _Walk:
             else:
                 parts += _attributes_in(
                     value, kind, "p", "momentum"
-                )  # what a schedule may set, of dropout and BatchNorm
+                )  # attributes of dropout and BatchNorm that a schedule may set
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
         if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):
             inner = attributes_of(value, kind)
@@ -542,7 +553,7 @@ class _Walk:
         return self._constant(kind, "carried")
 
     def _of_torch(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        if issubclass(kind, torch.device):  # each worker has its own
+        if issubclass(kind, torch.device):  # each worker has its own device
             return self._constant(kind, value.type)
         if issubclass(kind, torch.dtype | torch.layout | torch.memory_format):
             return Node(self._hash(repr(value).encode()), Kind.PLAIN, kind.__name__, repr(value))
@@ -553,7 +564,7 @@ class _Walk:
         if module_of(kind).startswith("torch.optim"):
             return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
         if module_of(kind) == "torch.utils.data.dataloader":
-            # A loader by what it reads, an iterator of one by how far it has come.
+            # A loader is described by its data, an iterator of one by its position.
             inner = _attributes_in(
                 value, kind, "dataset", "_dataset", "generator", "sampler", "batch_sampler", "_num_yielded"
             )
@@ -561,13 +572,15 @@ class _Walk:
         return self._not_seen(value, kind, name)
 
     def _iterator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """By how it would be copied: of Python's own ones that tells what comes next, and takes nothing from them."""
+        """Return the node of an iterator by its `__reduce__`, which for Python's own iterators shows the next items and
+        consumes none.
+        """
         if kind is itertools.count and not hasattr(kind, "__reduce__"):
             return self._plain(repr(value), name)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # copies of some will not be made in later versions of Python
+            warnings.simplefilter("ignore")  # later versions of Python will not copy some iterators
             described = value.__reduce__()
-        self._seen[id(described)] = described, None  # keep it, so that no other object gets its address
+        self._seen[id(described)] = described, None  # kept alive, so that no other object gets its address
         pairs = ((f"[{number}]", each) for number, each in enumerate(described))
         node = self._combine(Kind.ITERATOR, kind, b"", pairs, None, depth, _short(f"a {kind.__name__}"))
         if node.digest is None and name is not None:
@@ -580,7 +593,7 @@ class _Walk:
         return self._set(frozenset(remaining), frozenset, None, depth)
 
     def _own_iterator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """A generator of the script's: where it stands, and its variables."""
+        """Return the node of a generator function's iterator: its position and its variables."""
         frame = value.gi_frame
         if frame is None or value.gi_running or not is_own_file(frame.f_code.co_filename, self.directories):
             return self._not_seen(value, kind, None if frame is None or value.gi_running else name)
@@ -591,7 +604,7 @@ class _Walk:
     # -- code that keeps something
 
     def _function(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """Attributes, defaults, and the variables of enclosing functions."""
+        """Return the node of a function: attributes, defaults, and the variables of enclosing functions."""
         code = value.__code__
         head = f"{value.__module__}.{value.__qualname__}"
         decorated = value.__dict__.get("__wrapped__")
@@ -640,7 +653,7 @@ class _Walk:
         return self._combine(Kind.OBJECT, kind, b"partial", parts, name, depth, "a partial")
 
     def _spelled(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """A value that its text stands for."""
+        """Return the node of a value that its text represents completely."""
         base = next(each for each in _SPELLED if issubclass(kind, each))
         text = base.__repr__(value) if base is not pathlib.PurePath else str(pathlib.PurePath.__str__(value))
         return Node(self._hash(kind.__name__.encode(), text.encode()), Kind.PLAIN, kind.__name__, _short(text))
@@ -653,7 +666,7 @@ class _Walk:
         return Node(self._hash(_eight(len(value)), data), Kind.ARRAY, kind.__name__, text)
 
     def _derived(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        """Of a class made of one of Python's plain ones."""
+        """Return the node of an instance of a subclass of Python's plain types."""
         exact: Any
         if issubclass(kind, int):
             exact = int.__add__(value, 0)
@@ -697,21 +710,21 @@ _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
     ((bytearray, array.array), _Walk._buffer),
     ((int, float, complex, str, bytes), _Walk._derived),
 )
-_INSIDE = Node(0, Kind.OTHER, "again", again=True)  # a value within itself
+_INSIDE = Node(0, Kind.OTHER, "again", again=True)  # a value that contains itself
 
 
 def shown(value: Any) -> str:
-    """A few words for a plain value."""
+    """Return a few words for a plain value."""
     return _short(repr(value[: 2 * SHOWN] if type(value) in (str, bytes) else value if _is_small(value) else "…"))
 
 
 def _number(value: Any) -> str:
-    """An element of a tensor: as many digits as 32 bits have."""
+    """Return the text of a tensor's element, with the digits of a 32-bit float."""
     return f"{value:.7g}" if type(value) is float else shown(value)
 
 
 def _is_small(value: Any) -> bool:
-    return type(value) is not int or value.bit_length() < 4096  # Python refuses to write larger ones
+    return type(value) is not int or value.bit_length() < 4096  # Python refuses to print larger integers
 
 
 def _short(text: str) -> str:
@@ -732,14 +745,14 @@ def _eight(digest: int | None) -> bytes:
 
 
 def _key(key: Any) -> str | None:
-    """What a key appends to the name of its mapping."""
+    """Return the suffix that a key adds to the name of its mapping."""
     if type(key) is str and len(key) <= SHOWN:
         return f"[{key!r}]"
     return f"[{shown(key)}]" if type(key) in (int, bool) else None
 
 
 def _attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]:
-    """Those attributes that there are of these, in this order."""
+    """Return those of these attributes that exist, in this order."""
     inner = attributes_of(value, kind)
     return [(f".{name}", inner[name]) for name in names if name in inner]
 
@@ -749,7 +762,9 @@ def _is_of(label: str, names: Collection[str]) -> bool:
 
 
 def _sampled(items: list[Any], whole: int) -> list[Any]:
-    """All of them, or so many that it costs little: both ends, and some between, as the length says."""
+    """Return all items, or few enough to cost little: both ends, and some between at places that follow from the
+    length.
+    """
     if len(items) <= whole:
         return items
     ends = SAMPLED_ITEMS // 2
@@ -758,7 +773,7 @@ def _sampled(items: list[Any], whole: int) -> list[Any]:
 
 
 def _strides(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Which elements of a large tensor are read: `SAMPLED_ELEMENTS` at most, everywhere in it."""
+    """Return slices that select about `SAMPLED_ELEMENTS` elements at most, spread over a large tensor."""
     count = 1
     for size in shape:
         count *= size
@@ -771,7 +786,7 @@ def _strides(shape: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _flattened(state: Any) -> Iterator[bytes]:
-    """A generator's state, which is of plain values and arrays."""
+    """Yield the bytes of a generator's state, which consists of plain values and arrays."""
     if isinstance(state, dict):
         for key in sorted(state):
             yield key.encode()
@@ -783,7 +798,7 @@ def _flattened(state: Any) -> Iterator[bytes]:
 
 
 def _weight(value: Any) -> int:
-    """Plain values, then what is soon looked at, then objects, then containers."""
+    """Return the sort key of a root: plain values first, then cheap ones, then objects, then containers."""
     kind = type(value)
     if kind in _PLAIN:
         return 0
