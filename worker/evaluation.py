@@ -1,9 +1,9 @@
-"""Evaluation: the sum of what a function of the script says of each batch of a data set, the same for every number of workers.
+"""Evaluation: the sum of a script's function over the batches of a dataset, the same for every number of workers.
 
-The batches are cut into N runs of neighbours, one for each virtual worker. What is computed for virtual worker v is a function of
-the model's state and of v alone. Its random numbers are derived from (seed, step, v), the model is in eval mode, and sums are
-taken in the order of the batches, first those of v, then over v = 0 … N-1. So it does not matter who computes it. The workers
-divide the virtual workers among themselves; whoever does not get the others' parts computes them, too.
+The batches are cut into N runs of neighbours, one for each virtual worker. The result of virtual worker v is a function
+of the model's state and of v alone: its random numbers are derived from (seed, step, v), the model is in eval mode, and
+sums are taken in the order of the batches, first those of v, then over v = 0 … N-1. So any worker may compute it. The
+workers divide the virtual workers among themselves; a worker that does not get the others' parts computes these, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .data.choice import map_style
 from .data.fetching import fetch, move_to
 from .virtual import derive_seed, seed_everything
 
-NOTHING = None  # what a function says that has nothing to add
+NOTHING = None  # result of a function without a sum
 
 
 class Evaluation:
@@ -49,8 +49,11 @@ class Evaluation:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> None:
-        """seeds: the job's seed, and what tells this evaluation from others. models: those to put into eval mode.
-        Raises UserError where the arguments cannot work."""
+        """seeds: the job's seed, and values that distinguish this evaluation from others. models: to be put into eval
+        mode.
+
+        Raises UserError for arguments that cannot work.
+        """
         if isinstance(dataset, DataLoader):
             batch_size = _batch_size_of(dataset)
             collate_fn, num_workers = dataset.collate_fn, dataset.num_workers
@@ -78,11 +81,11 @@ class Evaluation:
 
     @property
     def dataset(self) -> Any:
-        """What it reads."""
+        """The dataset of the evaluation."""
         return self._reader.dataset
 
     def parts(self, virtual_workers: Sequence[int], progressed: Callable[[], None]) -> dict[int, bytes]:
-        """What these virtual workers come to. progressed: called after each batch."""
+        """Return the encoded results of these virtual workers. progressed: called after each batch."""
         found: dict[int, bytes] = {}
         requests = [self._requests(v) for v in virtual_workers]
         batches = iter(self._loader([request for each in requests for request in each]))
@@ -92,7 +95,7 @@ class Evaluation:
         return found
 
     def _requests(self, virtual_worker: int) -> list[tuple[int, range]]:
-        """A seed and the samples of each of its batches."""
+        """Return the seed and the samples of each of the virtual worker's batches."""
         n, size, batch = self._virtual_workers, self._size, self._batch_size
         count = -(-size // batch)
         own = range(count * virtual_worker // n, count * (virtual_worker + 1) // n)
@@ -103,11 +106,11 @@ class Evaluation:
         ]
 
     def _loader(self, requests: list[tuple[int, range]]) -> DataLoader[Any]:
-        # a generator of its own: the loader draws a number for its workers, from the script's otherwise
+        # a generator of its own: otherwise the loader would draw a seed for its processes from the script's generator
         return DataLoader(
             self._reader,
             batch_size=None,
-            sampler=requests,  # whatever `_Reader` takes
+            sampler=requests,  # requests of `_Reader`
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),
@@ -127,7 +130,7 @@ class Evaluation:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Without gradients, in eval mode; afterwards the models and all generators are as before."""
+        """Run without gradients and in eval mode; restore the models and all generators afterwards."""
         modules = [module for model in self._models for module in model.modules()]
         modes = [module.training for module in modules]
         buffers = [buffer for model in self._models for buffer in model.buffers()]
@@ -153,7 +156,7 @@ class Evaluation:
                 torch.cuda.set_rng_state(device, self._device)
 
     def result(self, parts: Mapping[int, bytes]) -> bytes:
-        """Of all virtual workers' parts."""
+        """Return the encoded sum of all virtual workers' parts."""
         total: Any = NOTHING
         states: list[list[Any]] = [[] for _ in self._metrics]
         for v in range(self._virtual_workers):
@@ -165,7 +168,7 @@ class Evaluation:
         return _encode((total, merged))
 
     def take(self, result: bytes) -> Any:
-        """What the function has said in sum; the metrics get their states."""
+        """Return the sum of the function's results, and set the states of the metrics."""
         total, states = _decode(result)
         for metric, state in zip(self._metrics, states, strict=True):
             _set_state(metric, state, self._device)
@@ -173,7 +176,10 @@ class Evaluation:
 
 
 def _batch_size_of(loader: DataLoader[Any]) -> int:
-    """What a script's own loader says; its samples are read in their order. Raises UserError where that is not all it says."""
+    """Return the batch size of a script's own loader, of which the samples are read in order.
+
+    Raises UserError if the loader has options that an evaluation cannot follow.
+    """
     all_of_it = type(loader.sampler) is SequentialSampler or (
         type(loader.sampler) is RandomSampler and not loader.sampler.replacement and loader.sampler._num_samples is None
     )
@@ -191,7 +197,7 @@ def _batch_size_of(loader: DataLoader[Any]) -> int:
 
 
 class _Reader(Dataset[Any]):
-    """Reads the samples of a request. Lives in the data workers' processes, or in this one."""
+    """Reads the samples of a request, in a data worker's process or in this one."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self.dataset = dataset
@@ -211,7 +217,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _settled(value: Any) -> Any:
-    """What the function has said of one batch, in the types in which it is summed: double precision, 64-bit integers."""
+    """Return a function's result for one batch in the types of the sum: double precision, 64-bit integers."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         if value.is_floating_point():
@@ -234,7 +240,7 @@ def _settled(value: Any) -> Any:
 
 
 def _add(left: Any, right: Any) -> Any:
-    """Raises UserError if they are of different forms."""
+    """Return the sum of two results. Raises UserError if they have different forms."""
     if left is None or right is None:
         return right if left is None else left
     if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
@@ -262,7 +268,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors of one number as numbers."""
+    """Return the result with tensors of one number as numbers."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.dim() == 0 else value
     if isinstance(value, dict):
@@ -286,7 +292,7 @@ def _decode(data: bytes) -> Any:
 
 
 def _metrics_of(metrics: Any) -> list[Any]:
-    """The metrics of one, a list, a mapping, or a MetricCollection. Raises UserError for anything else than torchmetrics."""
+    """Return the metrics of one metric, a list, a mapping, or a MetricCollection. Raises UserError for other types."""
     if metrics is None:
         return []
     if hasattr(metrics, "_reductions"):
@@ -301,13 +307,13 @@ def _metrics_of(metrics: Any) -> list[Any]:
 
 
 def _state(metric: Any) -> dict[str, Any]:
-    """A metric's state after its batches: tensors, and lists of tensors."""
+    """Return a metric's state after its batches: tensors, and lists of tensors."""
     values = {name: getattr(metric, name) for name in metric._reductions}
     return {"updates": metric._update_count, "values": _on_host(values)}
 
 
 def _merge(metric: Any, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """As torchmetrics' `sync` does it among processes, in the order of virtual workers."""
+    """Merge the states as torchmetrics' `sync` does between processes, in the order of virtual workers."""
     used = [state for state in states if state["updates"]] or list(states[:1])
     merged: dict[str, Any] = {}
     for name, reduction in metric._reductions.items():

@@ -1,11 +1,12 @@
-"""The words of a worker's machine (`machine.WorkerMachine`): facts that go in, actions that come out.
+"""Facts and actions of a worker's state machine (`machine.WorkerMachine`): facts go in, actions come out.
 
-Facts come from three sides: from other processes, from the threads that build communicators and write checkpoints, and from the
-*training thread*, which runs the user's script. Actions are for the control thread, except for `Instruction`s: those are for the
-training thread, which carries them out in the order in which they come, and waits when there is none.
-`machine` says which fact answers which instruction.
+Facts come from three sides: from other processes, from the threads that build communicators and write checkpoints, and
+from the *training thread*, which runs the user's script. Actions are for the control thread, except for `Instruction`s:
+those are for the training thread, which carries them out in order, and waits when there is none. `machine` documents
+which fact answers which instruction.
 
-Steps are counted from 0. `applied` is the step whose update a state contains, -1 for the script's initial values.
+Steps are counted from 0. `applied` is the step of which the update is the last one in a state; -1 for the script's
+initial values.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from .state.transfer_plan import Transfer
 
 @dataclass(frozen=True)
 class SuspendReceived:
-    """The agent says that the job is preempted: this worker is to end between two steps, one of them saves the state."""
+    """The agent reports that the job is preempted: this worker is to end between two steps, and one worker saves the
+    state.
+    """
 
     suspend: Suspend
 
 
 @dataclass(frozen=True)
 class CheckpointWanted:
-    """Somebody wants a checkpoint of this step or a later one now."""
+    """A checkpoint of this step, or of a later one, is requested now."""
 
     step: int
 
@@ -55,14 +58,14 @@ class StatusAcknowledged:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """What `SaveCheckpoint` of this number asked for is durable."""
+    """The checkpoint of the `SaveCheckpoint` with this number is durable."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class CheckpointFailed:
-    """What `SaveCheckpoint` of this number asked for could not be written."""
+    """The checkpoint of the `SaveCheckpoint` with this number could not be written."""
 
     number: int
     reason: str
@@ -73,34 +76,38 @@ class CheckpointFailed:
 
 @dataclass(frozen=True)
 class Arrived:
-    """The script has come to its loop: model, optimizer and data are there."""
+    """The script has come to its loop: model, optimizer and data exist."""
 
-    total_steps: int | None  # of the whole job; None: nobody knows
-    steps_per_epoch: int | None  # None: nobody knows; the facts then say to which epoch the step to come belongs
+    total_steps: int | None  # of the whole job; None: unknown
+    steps_per_epoch: int | None  # None: unknown; other facts then give the epoch of the next step
     samples_per_step: int = 0
-    registers_values: bool = False  # of the script's own, which follow the rest of a state (`ExchangeValues`)
-    epochs: int | None = None  # that the script wants, where the number of steps is not known
-    state_bytes: int = 0  # about as much is written for a checkpoint
-    proves: bool = False  # newcomers are compared with the others before they host anything (`crosscheck`)
+    # the script has registered values, which follow the rest of a state (`ExchangeValues`)
+    registers_values: bool = False
+    epochs: int | None = None  # number of epochs, if the number of steps is unknown
+    state_bytes: int = 0  # approximate size of a checkpoint in bytes
+    proves: bool = False  # new workers are compared with the others before they host a virtual worker (`crosscheck`)
 
 
 @dataclass(frozen=True)
 class CheckpointLoaded:
-    """The state after `step` has been read, and stands in its places. `epoch`: where the script's loop was."""
+    """The state after `step` has been read and is in its places. `epoch`: where the script's loop was."""
 
     step: int
     epoch: int
-    next_epoch: int | None = None  # of the step to come, where epochs have no known number of steps
+    next_epoch: int | None = None  # of the next step, if the number of steps in an epoch is unknown
     total_steps: int | None = None  # of the job, where its script has decided that
-    damaged: int | None = None  # step of the newest checkpoint, whose file is there and damaged
-    reason: str = ""  # why newer ones cannot be read, if there are any
-    others: bool = False  # it is another job's, from which this one goes on
+    damaged: int | None = None  # step of the newest checkpoint, if its file is damaged
+    reason: str = ""  # why newer checkpoints cannot be read; "": there are none
+    others: bool = False  # the checkpoint is another job's, from which this job resumes
 
 
 @dataclass(frozen=True)
 class CheckpointMissing:
-    """There is no checkpoint that can be read. `reason`: why those that are there cannot be, if there are any; `damaged`: step of
-    the newest, if its file is there and damaged; `where`: the directory."""
+    """No checkpoint can be read.
+
+    `reason`: why the existing ones cannot be read. `damaged`: step of the newest one, if its file is damaged. `where`:
+    the directory.
+    """
 
     reason: str = ""
     damaged: int | None = None
@@ -109,7 +116,7 @@ class CheckpointMissing:
 
 @dataclass(frozen=True)
 class StateArriving:
-    """The header of the state is here, and its tensors come from now on: into their places, unless the own state is kept."""
+    """The header of the state has arrived. Its tensors follow: into their places, unless the own state is kept."""
 
     applied: int
     next_epoch: int | None = None  # as in CheckpointLoaded
@@ -118,22 +125,24 @@ class StateArriving:
 
 @dataclass(frozen=True)
 class StateTaken:
-    """All tensors of the state stand in their places."""
+    """All tensors of the state are in their places."""
 
     applied: int
     epoch: int
     next_epoch: int | None = None  # as in CheckpointLoaded
-    settled: int = 0  # decisions taken together since that step, which came with the state
+    settled: int = 0  # decisions of the script since that step, which came with the state
 
 
 @dataclass(frozen=True)
 class PartComputed:
-    """This worker's part of the step is computed. What is left of the step waits for the other workers."""
+    """This worker's part of the step is computed. The rest of the step waits for the other workers."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The others' parts have come, and the optimizer evaluates the step's loss once more: this worker's part begins again."""
+    """The other workers' parts have arrived, and the optimizer evaluates the step's loss again: this worker's part
+    begins again.
+    """
 
 
 @dataclass(frozen=True)
@@ -146,29 +155,31 @@ class StepApplied:
 
 @dataclass(frozen=True)
 class StepWanted:
-    """A step is over, or whatever else was instructed: the script asks for its next batch. `epoch`: of its loop."""
+    """A step or another instruction has ended: the script requests its next batch. `epoch`: of its loop."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class ValuesExchanged:
-    """The script's registered values have been handed over to joiners, or taken over. `epoch`: where the job's loop is."""
+    """The script's registered values have been sent to joining workers, or received. `epoch`: of the job's loop."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class CollectiveFailed:
-    """The communicator failed, or was abandoned: what was instructed has not been done, and nothing was changed by it."""
+    """The communicator failed or was abandoned: the instruction was not carried out, and it has changed nothing."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Diverged:
-    """This worker's state or code differs from that of the others, and it has to end; the step in progress is not applied, unless
-    it is the last one."""
+    """This worker's state or code differs from that of the others, and the worker has to end.
+
+    The step in progress is not applied, unless it is the last one.
+    """
 
     code: int  # one of `protocol.exits`
     reason: str
@@ -176,14 +187,14 @@ class Diverged:
 
 @dataclass(frozen=True)
 class LoopEnded:
-    """The script's loop has come to its end, or was left by `break` by a script that then ran to its end."""
+    """The script's loop has come to its end; or a script that left it by `break` has come to its end."""
 
-    epochs: int  # that the script wanted
+    epochs: int  # number of epochs of the script's loop
 
 
 @dataclass(frozen=True)
 class TransfersCompleted:
-    """All that this worker had to send of the state is sent; or its target is gone."""
+    """This worker has sent all its transfers of the state, or their targets are lost."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +206,9 @@ class ScriptEnded:
 
 @dataclass(frozen=True)
 class Progressed:
-    """The script's own code between two steps goes on, and does not hang. Answer: Resume, or what ends this worker.
+    """The script's own code between two steps makes progress. Answer: Resume, or an instruction that ends this worker.
 
-    interruptible: the job may be saved as it was when that code began. It then runs again.
+    interruptible: the job may be saved in the state at which that code began; the code then runs again.
     """
 
     interruptible: bool
@@ -205,10 +216,11 @@ class Progressed:
 
 @dataclass(frozen=True)
 class SharingBegun:
-    """The script's own code between two steps waits for the others. No answer; what follows: SharingEnded or CollectiveFailed.
+    """The script's own code between two steps waits for other workers. No answer; SharingEnded or CollectiveFailed
+    follows.
 
-    resumes: after CollectiveFailed that code goes on where it stands (Resume), even if this worker gets another's state.
-    Otherwise it does only where this worker keeps its own.
+    resumes: after CollectiveFailed that code continues where it is (Resume), even if this worker gets another worker's
+    state. Otherwise it continues only if this worker keeps its own state.
     """
 
     resumes: bool
@@ -216,7 +228,9 @@ class SharingBegun:
 
 @dataclass(frozen=True)
 class SharingEnded:
-    """It waits no longer. No answer. `settled`: a decision has been taken together, which is part of the state from now on."""
+    """The wait of SharingBegun is over. No answer. `settled`: the workers have taken a decision, which is part of the
+    state from now on.
+    """
 
     settled: bool = False
 
@@ -228,14 +242,14 @@ class EndDecided:
 
 @dataclass(frozen=True)
 class MetricsReported:
-    """The script has numbers for people."""
+    """The script reports numbers for people."""
 
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Noticed:
-    """Something that people should find among the job's events. `text`: a sentence."""
+    """A notice for people, to be added to the job's events. `text`: a sentence."""
 
     text: str
 
@@ -285,24 +299,24 @@ Event = (
 
 @dataclass(frozen=True)
 class SendStatus:
-    """Send to the agent."""
+    """Send the status to the agent."""
 
     status: WorkerStatus
 
 
 @dataclass(frozen=True)
 class BuildGroup:
-    """Build the communicator of (`roster.generation`, `attempt`) in the background. Told back: GroupBuilt or GroupFailed."""
+    """Build the communicator of (`roster.generation`, `attempt`) in the background. Answer: GroupBuilt or GroupFailed."""
 
     roster: Roster
     attempt: int
-    leader_address: str  # "" at the leader itself
-    timeout_s: float  # after that long the machine takes it for failed, and drops it
+    leader_address: str  # "" on the leader itself
+    timeout_s: float  # after this time the machine counts the build as failed and drops it
 
 
 @dataclass(frozen=True)
 class DropGroup:
-    """This communicator, built or being built, is not wanted: destroy it, cancel its building. Nothing is told back."""
+    """Destroy this communicator, or cancel its building. No answer."""
 
     generation: int
     attempt: int
@@ -310,7 +324,9 @@ class DropGroup:
 
 @dataclass(frozen=True)
 class CloseRendezvous:
-    """At the leader: the meeting of this attempt is over. Who still waits there is told that it is cancelled."""
+    """On the leader: close the rendezvous of this attempt. Workers that still wait there get an error that it is
+    cancelled.
+    """
 
     generation: int
     attempt: int
@@ -318,7 +334,9 @@ class CloseRendezvous:
 
 @dataclass(frozen=True)
 class RetireGroup:
-    """The communicator in use, of this generation, is not used again: close its connections, so that the others notice."""
+    """Close the connections of this generation's communicator, which is not used again, so that the other workers
+    notice.
+    """
 
     generation: int
 
@@ -338,7 +356,7 @@ class EndProcess:
 class EnterGeneration:
     """Use the communicator of (`roster.generation`, `attempt`) from now on; the one before is not used again.
 
-    transfers: who sends the state to whom in the first step. No answer: another instruction follows at once.
+    transfers: of the state in the first step. No answer: another instruction follows at once.
     """
 
     roster: Roster
@@ -363,11 +381,11 @@ class EnterLoop:
 
 @dataclass(frozen=True)
 class RunStep:
-    """Train `step`: `ranges` says which virtual workers each rank hosts. `proposal` is this worker's control word.
+    """Train `step`: `ranges` are the virtual workers that each rank hosts. `proposal` is this worker's control word.
 
-    send: begin to send the state to this worker's joiners, which must be done before the update.
-    Answers, in this order: PartComputed, WordRead, StepApplied, then StepWanted when the script asks for more. CollectiveFailed
-    in place of either of the first two. Before WordRead there may be Evaluated and PartComputed, any number of times.
+    send: begin to send the state to joining workers, which must be done before the update. Answers, in this order:
+    PartComputed, WordRead, StepApplied, then StepWanted when the script requests more. CollectiveFailed in place of
+    either of the first two. Before WordRead there may be Evaluated and PartComputed, any number of times.
     """
 
     step: int
@@ -378,19 +396,19 @@ class RunStep:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with the script's own code where it stands. No answer."""
+    """Continue the script's own code where it is. No answer."""
 
 
 @dataclass(frozen=True)
 class EndEpoch:
-    """There is no batch left in the script's epoch. Answer: StepWanted in the next one, or LoopEnded."""
+    """End the script's epoch, which has no batch left. Answer: StepWanted in the next one, or LoopEnded."""
 
 
 @dataclass(frozen=True)
 class ReceiveState:
     """Wait for the header of the state that `transfers` brings. Answer: StateArriving before any tensor is received.
 
-    keep_own: receive the tensors in other memory than that of the own state, which must stay whole. CollectiveFailed otherwise.
+    keep_own: receive the tensors into new memory, so that the own state stays whole. On failure: CollectiveFailed.
     """
 
     keep_own: bool
@@ -398,7 +416,7 @@ class ReceiveState:
 
 @dataclass(frozen=True)
 class JoinStep:
-    """Take part in `step` without a part of one's own, while the state arrives.
+    """Take part in `step` without hosting a virtual worker, while the state arrives.
 
     Answers: StateTaken when all of it is in its places (the state is now that of step - 1), WordRead, StepApplied, and
     StepWanted at once. CollectiveFailed in place of either of the first two.
@@ -411,24 +429,28 @@ class JoinStep:
 
 @dataclass(frozen=True)
 class TakeState:
-    """The job has no step left: receive the state without one. Answers: StateTaken and StepWanted, or CollectiveFailed."""
+    """Receive the state without a step, since the job has none left. Answers: StateTaken and StepWanted, or
+    CollectiveFailed.
+    """
 
 
 @dataclass(frozen=True)
 class GiveState:
-    """The job has no step left: begin to send the state to this worker's joiners. No answer: another instruction follows."""
+    """Begin to send the state to joining workers; the job has no step left. No answer: another instruction follows."""
 
 
 @dataclass(frozen=True)
 class ExchangeValues:
-    """Hand the script's registered values to this worker's joiners; as a joiner take them over. Answer: ValuesExchanged."""
+    """Send the script's registered values to joining workers; on a joining worker receive them. Answer:
+    ValuesExchanged.
+    """
 
 
 @dataclass(frozen=True)
 class GiveUpStep:
-    """Forget all that was computed of the step in progress. The communicator in use is not used again.
+    """Discard the results of the step in progress. The communicator in use is not used again.
 
-    restore_buffers: the model's buffers become again what they were when the step began. No answer.
+    restore_buffers: restore the model's buffers of the step's beginning. No answer.
     """
 
     restore_buffers: bool
@@ -436,13 +458,14 @@ class GiveUpStep:
 
 @dataclass(frozen=True)
 class SaveCheckpoint:
-    """Begin to write the state of now, which is that after `step`. Answer, from any thread: CheckpointSaved or CheckpointFailed.
+    """Begin to write the present state, which is that after `step`. Answer, from any thread: CheckpointSaved or
+    CheckpointFailed.
 
-    The training goes on meanwhile if another instruction follows. One that still waits for its turn to be written may be left out
-    when the next comes.
+    Training continues meanwhile if another instruction follows. A checkpoint that still waits to be written may be left
+    out when the next one comes.
     """
 
-    number: int  # grows
+    number: int  # increases with each checkpoint
     step: int
     epoch: int
     generation: int
@@ -450,17 +473,17 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True)
 class CompleteTransfers:
-    """Wait until all of the state is sent that this worker has to send. Answer: TransfersCompleted."""
+    """Wait until this worker has sent all its transfers of the state. Answer: TransfersCompleted."""
 
 
 @dataclass(frozen=True)
 class Continue:
-    """Let the script go on after its loop. No answer."""
+    """Let the script continue after its loop. No answer."""
 
 
 @dataclass(frozen=True)
 class ExitScript:
-    """Make the script end with this exit code: SystemExit, so that its own last handlers run. No answer."""
+    """End the script with this exit code: SystemExit, so that its own last handlers run. No answer."""
 
     code: int
 
@@ -503,25 +526,27 @@ Action = (
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the training thread may take."""
+    """Time limits of the training thread, in seconds."""
 
-    step_timeout_s: float | None = None  # for its own part of a step; None: from the steps measured so far
+    # for this worker's part of a step; None: derived from the steps measured so far
+    step_timeout_s: float | None = None
     pause_timeout_s: float = (
-        PAUSE_TIMEOUT_S  # for the script's code between two steps, for reading or writing a checkpoint
+        PAUSE_TIMEOUT_S  # for the script's code between two steps, and for reading or writing a checkpoint
     )
 
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place in its job: what its machine knows from the beginning."""
+    """A worker's place in its job: values that its machine knows from the beginning."""
 
     job: JobId
     worker: WorkerId
     pid: int
-    address: str  # of its control socket
+    address: str  # address of its control socket
     virtual_workers: int
-    device: bool = False  # communicators connect accelerators, too, which takes longer
-    checkpoint_every_s: float | None = None  # None: there are no checkpoints
-    checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
-    checkpoint_directory: str = ""  # "": not known
+    device: bool = False  # communicators also connect accelerators, which takes longer
+    checkpoint_every_s: float | None = None  # None: no checkpoints
+    # step of a checkpoint that the job has, or an earlier one; None: there may be none
+    checkpoint_step: int | None = None
+    checkpoint_directory: str = ""  # "": unknown
     limits: Limits = field(default_factory=Limits)

@@ -1,13 +1,15 @@
 """Schedulers and averaged models that a script has made: found when its loop begins, and followed from then on.
 
-A script written for one GPU calls `scheduler.step()` and `averaged.update_parameters(model)` in its loop, or between epochs. The
-loop body runs once for each virtual worker, so each call in the body counts once for a global step, after the update: that of the
-last body on each worker acts, others are only compared with it. A joiner, which runs no body in its first step, is told what was
-called (`replay`). Calls between epochs act at once.
+A script written for one GPU calls `scheduler.step()` and `averaged.update_parameters(model)` in its loop, or between
+epochs. The loop body runs once for each virtual worker, so each call in the body counts once for a global step, after
+the update: the call of the last body on each worker acts, and calls of other bodies are only compared with it. A
+joining worker, which runs no body in its first step, receives the list of calls (`replay`). Calls between epochs act at
+once.
 
-A joiner's script runs the beginning of an epoch, which the state that it has got is past. What it calls there does nothing.
+A joining worker's script runs the beginning of an epoch, which the received state already includes. Its calls there do
+nothing.
 
-The objects stay what they are; each gets a class between, with a method of ours.
+The objects stay the script's; each gets a class between it and its own class, with a method of the runtime.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from .state.plain import pack
 
 
 class Where(enum.Enum):
-    """Where the script is when it calls something that is followed."""
+    """Position of the script when it calls a followed object."""
 
     OUTSIDE = "before the loop or behind it"
     AGAIN = "in code whose effects the state already has"
@@ -51,7 +53,7 @@ METRIC = (
 
 
 class Following:
-    """The found objects of one script, and what it calls of them. Takes part in the step's word."""
+    """The followed objects of one script, and the calls to them. Takes part in the step's word."""
 
     name = "calls"
     slots = 2
@@ -65,8 +67,9 @@ class Following:
         by_host: Callable[[], bool],
         has_stepped: Callable[[torch.optim.Optimizer], bool],
     ) -> None:
-        """stepped_here: schedulers that the runtime steps. by_host: is it a host loop that calls? has_stepped: has the present
-        body called this optimizer's `step`?"""
+        """stepped_here: schedulers that the runtime steps. by_host: whether a host loop makes the call. has_stepped:
+        whether the present body has called this optimizer's `step`.
+        """
         self._model = model
         self._optimizers = list(optimizers)
         self._stepped_here = list(stepped_here)
@@ -75,16 +78,16 @@ class Following:
         self._has_stepped = has_stepped
         self.schedulers: list[LRScheduler] = []
         self.averages: list[AveragedModel] = []
-        self.beside: list[tuple[str, torch.nn.Module]] = []  # modules with parameters that only an optimizer knows
+        self.beside: list[tuple[str, torch.nn.Module]] = []  # modules with parameters that only an optimizer contains
         self._bodies: list[list[Any]] = []  # calls of each body in this step
         self._waiting: list[Callable[[], None]] = []  # calls of the present body before its last `optimizer.step()`
-        self._since: list[Any] = []  # what has acted since the last update
+        self._since: list[Any] = []  # calls that have acted since the last update
         self._plateaus: set[str] = set()  # calls that take a metric
         for each in self._stepped_here:
             _intercept(each, "step", self._stepped_by_us)
 
     def find(self, frame: FrameType | None) -> None:
-        """Look for all that there is. frame: of the script's loop, for the names."""
+        """Find all schedulers and averages. frame: of the script's loop, for their names."""
         gc.collect()
         inner = {id(part) for each in self._stepped_here for part in _parts(each)}
         found: list[Any] = []
@@ -102,7 +105,7 @@ class Following:
         names = names_of(frame, found)
         own = {id(each) for each in self._stepped_here}
         found = [each for each in found if id(each) not in inner | own]
-        found.sort(key=lambda each: names.get(id(each), ""))  # the others in the order in which they were made
+        found.sort(key=lambda each: names.get(id(each), ""))  # unnamed ones keep the order of their creation
         self.schedulers = [each for each in found if isinstance(each, LRScheduler)]
         self.beside = self._find_beside(modules)
         averages = [each for each in found if isinstance(each, AveragedModel)]
@@ -115,13 +118,13 @@ class Following:
             _intercept(average, "update_parameters", partial(self._average_updated, name, number))
 
     def _of_this_script(self, averages: list[AveragedModel]) -> list[AveragedModel]:
-        """Those of the model, of a part of it, or of what is trained beside it."""
+        """Return the averages of the model, of a part of it, or of a module that is trained beside it."""
         roots = [self._model, *(module for _, module in self.beside)]
         forms = {_form(module) for root in roots for module in root.modules()}
         return [each for each in averages if _form(each.module) in forms]
 
     def _find_beside(self, modules: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-        """Modules that contain a parameter which only an optimizer knows, and are no part of another such module."""
+        """Return the outermost modules with a parameter that only an optimizer contains."""
         in_model = {id(parameter) for parameter in self._model.parameters()}
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         own = [id(parameter) for group in groups for parameter in group["params"] if id(parameter) not in in_model]
@@ -142,7 +145,7 @@ class Following:
 
     def _stepped_by_us(self, scheduler: LRScheduler, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self._where() not in (Where.UPDATING, Where.OUTSIDE):
-            if self._by_host():  # which does not know that the runtime has done it
+            if self._by_host():  # the host does not know that the runtime has stepped the scheduler
                 return None
             raise UserError(
                 f"{type(scheduler).__name__}.step() was called, but the runtime steps this scheduler, once after every global "
@@ -164,7 +167,8 @@ class Following:
             self._plateaus.add(what)
         if where is Where.BEFORE_STEP and not self._has_stepped(optimizer):
             raise UserError(f"{what} was called before optimizer.step() in the loop over batches: call it behind it")
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # by others, where this worker has joined since
+        # type: ignore[attr-defined]  # this worker may have joined after the optimizer's steps
+        optimizer._opt_called = True
         call = [what, pack([list(arguments), named], f"an argument of {what}", _as_number)]
         return self._called(where, call, partial(act, *arguments, **named))
 
@@ -197,7 +201,7 @@ class Following:
         act()
 
     def _path(self, name: str, model: torch.nn.Module) -> str:
-        """Which part of the model this is."""
+        """Return the path of this module within the model. Raises UserError if it is no part of the model."""
         wanted = [id(parameter) for parameter in model.parameters()]
         for path, module in self._model.named_modules():
             if module is model or [id(parameter) for parameter in module.parameters()] == wanted:
@@ -210,17 +214,17 @@ class Following:
     # -- a step
 
     def begin(self) -> None:
-        """A step begins, or begins again."""
+        """Begin a step, or begin it again."""
         self._bodies.clear()
         self._waiting.clear()
 
     def begin_body(self) -> None:
-        """A virtual worker begins."""
+        """Begin the body of a virtual worker."""
         self._bodies.append([])
         self._waiting.clear()
 
     def end_body(self, step: int) -> None:
-        """A body is over. Raises UserError if it disagrees with one before."""
+        """End a body. Raises UserError if its calls differ from those of the first body."""
         first, last = self._bodies[0], self._bodies[-1]
         if first != last:
             what = _first_difference(first, last)
@@ -231,11 +235,11 @@ class Following:
 
     @property
     def steps_scheduler(self) -> bool:
-        """Has the present body stepped a scheduler?"""
+        """Whether the present body has stepped a scheduler."""
         return any(len(call) == 2 for call in self._bodies[-1])
 
     def applied(self) -> None:
-        """The update has been made: what was called before it, and counts, is done now."""
+        """Take note of the update, and make the calls that wait for it."""
         self._since.clear()
         for act in self._waiting:
             act()
@@ -244,7 +248,7 @@ class Following:
     # -- in band: what was called since the last update is the same everywhere
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """A number for what this worker has called, and its negative."""
+        """Return a digest of this worker's calls since the last update, and its negative."""
         if part.joins:
             return NOTHING, NOTHING
         if not self._since:
@@ -254,19 +258,19 @@ class Following:
         return number, -number
 
     def wants(self, part: Part) -> bool:
-        """No: nothing but disagreement needs a letter."""
+        """Return False: only a difference needs letters."""
         return False
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Do two workers differ?"""
+        """Return whether the workers' calls differ."""
         return greatest[0] != NOTHING and greatest[0] != -greatest[1]
 
     def letter(self, part: Part) -> Any:
-        """What was called."""
+        """Return the calls since the last update; None from a joining worker."""
         return None if part.joins else list(self._since)
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises UserError if workers disagree."""
+        """Compare the letters. Raises UserError if the workers' calls differ."""
         present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
         for rank, letter in present:
             if letter != present[0][1]:
@@ -281,12 +285,14 @@ class Following:
 
     @property
     def calls(self) -> list[Any]:
-        """What has acted since the last update."""
+        """Calls that have acted since the last update."""
         return list(self._since)
 
     def replay(self, calls: Sequence[Any]) -> None:
-        """Others have done this since the update that this worker has made, too. Schedulers' states come by themselves."""
-        known = len(self._since)  # calls that this worker knows already
+        """Make the calls that other workers have made since the update. Schedulers are skipped: their states are
+        transferred.
+        """
+        known = len(self._since)  # calls that this worker has made already
         self._since = [list(call) for call in calls]
         for call in self._since[known:]:
             if len(call) == 3:
@@ -299,9 +305,9 @@ IN_BODY = (Where.BEFORE_STEP, Where.BEHIND_STEP, Where.LAST)
 
 
 def _intercept(target: Any, method: str, handler: Callable[..., Any]) -> None:
-    """Let `handler(target, act, ...)` take each call of the method; `act(...)` does what the call did.
+    """Let `handler(target, act, ...)` take each call of the method; `act(...)` makes the original call.
 
-    By a class between: an attribute of the object would be taken for a part of its state.
+    This inserts a class, since an attribute of the object would be taken for a part of its state.
     """
     kind = type(target)
     original = getattr(kind, method)
@@ -319,13 +325,13 @@ def _form(module: torch.nn.Module) -> tuple[torch.Size, ...]:
 
 
 def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
-    """Those that a scheduler of schedulers steps itself."""
+    """Return the schedulers that a composed scheduler steps itself, at any depth."""
     direct: Sequence[LRScheduler] = getattr(scheduler, "_schedulers", ())
     return [*direct, *(part for each in direct for part in _parts(each))]
 
 
 def names_of(frame: FrameType | None, objects: Sequence[Any]) -> dict[int, str]:
-    """What the script calls them, where it has a variable or an attribute of one for it."""
+    """Return the script's names of these objects: variables, or attributes of `self`."""
     wanted = {id(each) for each in objects}
     names: dict[int, str] = {}
     while frame is not None:
@@ -349,5 +355,5 @@ def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> str:
 
 
 def _as_number(tensor: torch.Tensor, where: str) -> Any:
-    """A metric that is a tensor."""
+    """Return a tensor metric as a number or a list."""
     return tensor.tolist()

@@ -1,23 +1,24 @@
-"""Tensors of all virtual workers in one loop body (`run.gather`): negatives of the whole global batch, as CLIP and SimCLR want.
+"""Tensors of all virtual workers in one loop body (`run.gather`): negatives of the whole global batch, as in CLIP and
+SimCLR.
 
-The loss L_v of virtual worker v depends on embeddings e_u of all virtual workers u, and a step's gradient is that of the mean of
-all L_v. Bodies run one after the other, so no body can wait for the embeddings of the next. As in gradient caching (Gao et al.
-2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") a step's bodies run several times instead, on
-the same batches, with the same random numbers:
+The loss L_v of virtual worker v depends on embeddings e_u of all virtual workers u, and a step's gradient is that of
+the mean of all L_v. Bodies run one after the other, so no body can wait for the embeddings of the next. As in gradient
+caching (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") a step's bodies run
+several times instead, on the same batches, with the same random numbers:
 
-1. In the first *pass* each body gives e_v. What `gather` returns has the right shape and other contents, and nothing of what the
-   body computes counts.
-2. The workers exchange all e_u. In the second pass `gather` returns them, and the gradient of L_v by each e_u is kept. Nothing
-   else counts.
-3. The workers add up these gradients over v, in the order of the canonical tree (`gradients.reduction`). The third pass is the
-   step's own. In it the gradient that flows from `gather` into the graph of e_v is that sum.
+1. In the first *pass* each body gives e_v. The result of `gather` has the right shape and other contents, and nothing that
+   the body computes counts.
+2. The workers exchange all e_u. In the second pass `gather` returns them, and the gradient of L_v by each e_u is kept.
+   Nothing else counts.
+3. The workers add up these gradients over v, in the order of the canonical tree (`gradients.reduction`). The third pass is
+   the step's own. In it the gradient that flows from `gather` into the graph of e_v is that sum.
 
-So one micro-batch's activations are all the memory that a step needs, and each number is a function of the state, the seed, the
-step and the virtual worker: the bits are the same for every number of workers. Where nobody needs the others' gradients
-(`differentiable=False`) the second pass is left out.
+So a step needs memory for the activations of one micro-batch only, and each number is a function of the state, the
+seed, the step and the virtual worker: the bits are the same for every number of workers. If no call needs the gradients
+of other virtual workers (`differentiable=False`), the second pass is left out.
 
-A body that computes another e_v in a later pass, or another gradient, keeps something that changes from pass to pass. That is an
-error that says so.
+A body that computes another e_v in a later pass, or another gradient, keeps a value that changes from pass to pass. The
+resulting error says so.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CHANGES = (
 
 @dataclass
 class _Given:
-    """What a body has given to one call."""
+    """The argument of one call of `gather` in a body."""
 
     tensor: torch.Tensor
     differentiable: bool
@@ -56,7 +57,7 @@ class _Given:
 
 
 class Gathering:
-    """The tensors of one step after the other. For the training thread."""
+    """The gathered tensors of a step. For the training thread."""
 
     def __init__(self, virtual_workers: int, device: torch.device) -> None:
         self._n = virtual_workers
@@ -64,22 +65,25 @@ class Gathering:
         self.begin(-1)
 
     def begin(self, step: int) -> None:
-        """A step begins, or begins again."""
+        """Begin a step, or begin it again."""
         self._step = step
-        self._given: dict[int, list[_Given]] = {}  # by this worker's bodies
-        self._all: list[list[_Given]] = []  # by call and virtual worker
-        self._sums: list[torch.Tensor | None] = []  # by call: the gradient of all losses
-        self._leaves: dict[int, list[torch.Tensor | None]] = {}  # what this worker's bodies have got in the second pass
-        self._got: list[list[torch.Tensor] | None] = []  # gradients of the present body's calls, of each backward pass
+        self._given: dict[int, list[_Given]] = {}  # arguments of this worker's bodies, by virtual worker
+        self._all: list[list[_Given]] = []  # arguments of all bodies, by call and virtual worker
+        self._sums: list[torch.Tensor | None] = []  # by call: the gradient of the sum of all losses
+        self._leaves: dict[int, list[torch.Tensor | None]] = {}  # results of this worker's bodies in the second pass
+        # gradients of the present body's calls, one for each backward pass
+        self._got: list[list[torch.Tensor] | None] = []
         self._calls = 0  # of the present body
         self.number = GIVES
 
     def begin_body(self) -> None:
-        """A virtual worker begins."""
+        """Begin the body of a virtual worker."""
         self._calls, self._got = 0, []
 
     def gather(self, virtual_worker: int, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
-        """This tensor of all virtual workers. Raises UserError."""
+        """Return this tensor of all virtual workers: [N * B, ...]. Raises UserError if the body behaves differently
+        than in a pass before.
+        """
         if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
             raise UserError("run.gather() takes a tensor with a row for each sample")
         call, self._calls = self._calls, self._calls + 1
@@ -114,7 +118,9 @@ class Gathering:
             self._got.append(None)
 
     def end_body(self, virtual_worker: int) -> None:
-        """A body has come to its `optimizer.step()`. Raises UserError where its gradient is not complete, or another one."""
+        """End a body at its `optimizer.step()`. Raises UserError if its gradient is incomplete or has changed since the
+        second pass.
+        """
         if self.number == GIVES:
             return
         if self._calls != len(self._all):
@@ -142,8 +148,11 @@ class Gathering:
     # -- between two passes
 
     def exchange(self, communicator: Communicator) -> None:
-        """A pass is over on this worker: let all know what it has come to, and begin the next. A collective, for joiners, too.
-        Raises CommunicatorBroken; UserError on every worker alike."""
+        """End a pass: exchange its results with the other workers, and begin the next. A collective, also for joining
+        workers.
+
+        Raises CommunicatorBroken; UserError on every worker alike.
+        """
         if self.number == GIVES:
             self._exchange_given(communicator)
             self.number = LOSES if any(rows[0].differentiable for rows in self._all) else COUNTS
@@ -196,7 +205,7 @@ class Gathering:
         return root.buffer.to(kind)
 
     def _told(self, communicator: Communicator, own: dict[int, Any]) -> Iterator[dict[int, Any]]:
-        """What each worker tells, its tensors on this worker's device."""
+        """Yield the values of each worker, with tensors on this worker's device."""
 
         def tensor(content: Any, present: Any) -> torch.Tensor:
             return restored(content).to(self._device)
@@ -206,27 +215,30 @@ class Gathering:
 
 
 class _Gathered(torch.autograd.Function):
-    """The tensors of all virtual workers; backwards the gradient of all losses by that of this one."""
+    """The tensors of all virtual workers; its backward pass returns the gradient of all losses by this virtual worker's
+    tensor.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, own: torch.Tensor, whole: torch.Tensor, total: torch.Tensor, arrived: list[torch.Tensor]
     ) -> torch.Tensor:
-        """own: of this virtual worker, [B, ...]. whole: of all, [N * B, ...]. total: of `own`. arrived: gets each gradient by
-        `whole` that comes."""
+        """own: tensor of this virtual worker, [B, ...]. whole: of all, [N * B, ...]. total: the gradient of all losses
+        by `own`. arrived: collects each gradient by `whole`.
+        """
         ctx.total, ctx.arrived = total, arrived
         return whole.view_as(whole)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Of several backward passes the first brings all of it."""
+        """Return the whole gradient in the first of several backward passes, and zeros in later ones."""
         ctx.arrived.append(gradient.clone())
         return ctx.total if len(ctx.arrived) == 1 else torch.zeros_like(ctx.total), None, None, None
 
 
 def _added(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As autograd adds them up in a leaf."""
+    """Return the sum of the gradients, added in the order in which autograd accumulates them."""
     total = gradients[0].clone()
     for each in gradients[1:]:
         total += each

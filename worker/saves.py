@@ -1,25 +1,28 @@
-"""What a script saves is compared: all workers come to `run.save`, the leader alone writes, and all would write the same.
+"""Comparison of saved values: all workers come to `run.save`, the leader alone writes, and all workers must have the
+same value.
 
-A gradient does not depend on all that a script saves: an average of the weights in a list, a history of losses, the epoch that a
-worker takes for the best. So each worker takes a digest of what it gives to `run.save` (`reachable.look`, which neither runs the
-script's code nor copies large tensors), and the file gets its name when all have told the same.
+A gradient does not depend on all values that a script saves: an average of the weights in a list, a history of losses,
+the epoch that a worker takes for the best. So each worker takes a digest of the value that it passes to `run.save`
+(`reachable.look`, which neither runs the script's code nor copies large tensors), and the file gets its name when all
+workers have reported the same digest.
 
-*A collective must not be where only some workers come.* `if loss < best: run.save(...)` may hold on one worker alone. So a worker
-that saves in the loop waits for nobody. It notes path and digest. The leader writes to another name (`staged`). Two integers of
-the next step's word tell whether all workers have noted the same. If so, the file gets its name when that step is applied, by
-whichever worker is the first, so the leader may be lost meanwhile. If not, letters tell what differs, before the update.
+*A collective must not be in code that only some workers reach.* `if loss < best: run.save(...)` may hold on one worker
+alone. So a worker that saves in the loop waits for no other. It notes path and digest. The leader writes to another
+name (`staged`). Two integers of the next step's word show whether all workers have noted the same. If so, the file gets
+its name when that step is applied, by whichever worker is the first, so the leader may be lost meanwhile. If not,
+letters show the difference, before the update.
 
-*Behind the loop* there is no word any more (`last_saves`).
+*After the loop* there are no more steps to carry the comparison (`last_saves`).
 
-*Loop bodies.* A body runs once for each virtual worker. Only what the last body of a step gives counts, on each worker; a file
-that only others of its bodies save depends on how many bodies there are, and is a difference.
+*Loop bodies.* A body runs once for each virtual worker. Only the value of the last body of a step counts, on each
+worker. A file that only other bodies save depends on the number of bodies, and counts as a difference.
 
-*A difference* is the script's: a vote of workers says nothing about a value of which each has its own. A newcomer that differs in
-the step in which it has to agree with the others does not join, as after a cross-check, and the file is theirs. All else ends the
-job, with the name, and without the file.
+*A difference* is the script's: a vote of workers cannot decide about a value of which each worker has its own. A new
+worker that differs in the step in which it has to agree with the others does not join, as after a cross-check, and the
+file is that of the others. Any other difference ends the job, with the file's name in the reason, and without the file.
 
-Not compared: what stands under a condition that only the leader passes (`if run.is_leader:`), which the leader writes at once;
-code that is run again for a state that is past it; a worker that is alone; jobs with `determinism: none`.
+Not compared: code under a condition that only the leader passes (`if run.is_leader:`), which the leader writes at once;
+code that runs again for a state that already includes it; a worker that is alone; jobs with `determinism: none`.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from .state.verdict import Entry, Verdict, judge
 
 LIMITS = Limits(seconds=2.0, items=200_000)
 REGISTERED = "what the script has registered"
-_ROOT = "saved"  # the name that the look has for what is saved
+_ROOT = "saved"  # root name of a saved value in a look
 _IN_BODY = frozenset({Where.BEFORE_STEP, Where.BEHIND_STEP})
 _DECIDE = "decide it from what is the same on all workers (run.means, run.evaluate, run.agree), or save under `if run.is_leader:`"
 _MEAN = (
@@ -55,19 +58,19 @@ _MEAN = (
 
 @dataclass(frozen=True)
 class Note:
-    """What this worker gives to `run.save`."""
+    """One value that this worker passed to `run.save`."""
 
-    name: str  # the path, as the script has it, or what it is instead of a file
+    name: str  # the script's path, or a description if the value is no file
     reach: Reach
-    target: Path | None = None  # None: it is no file
+    target: Path | None = None  # None: the value is no file
     staged: Path | None = None
-    step: int = 0  # steps that were applied
-    in_body: bool = False  # before the update
-    partly: bool = False  # only some of this worker's loop bodies have saved it
+    step: int = 0  # number of applied steps
+    in_body: bool = False  # saved before the update
+    partly: bool = False  # only some of this worker's loop bodies saved the value
 
     @property
     def digest(self) -> int | None:
-        """None: not all of it was looked at, so nothing can be said."""
+        """Digest of the value; None if it was not read completely, so that nothing can be concluded."""
         node = self.reach.names.get(_ROOT)
         return 0 if node is None else node.digest
 
@@ -76,19 +79,21 @@ class Note:
 
     @staticmethod
     def of(name: str, plain: Any) -> Note:
-        """Raises PeerError for what `plain` has not made."""
+        """Return the Note of `plain` values. Raises PeerError for malformed ones."""
         reach, partly = plain
         return Note(name, Reach.of(reach), partly=bool(partly))
 
     def publish(self) -> None:
-        """The file gets its name, if no other worker has given it that, and if this one sees the directory."""
+        """Give the file its name, unless another worker has done so or this worker does not see the directory."""
         if self.staged is not None and self.target is not None:
             with suppress(FileNotFoundError):
                 os.replace(self.staged, self.target)
 
 
 def by_file(notes: Iterable[Note]) -> dict[str, Note]:
-    """In the order of their files' names. Directories may be each worker's own, with a time in their names."""
+    """Return the notes by the names of their files, in order. Directories are ignored: each worker may have its own,
+    with a time in it.
+    """
     found: dict[str, Note] = {}
     for note in sorted(notes, key=lambda note: os.path.basename(note.name)):
         base = os.path.basename(note.name)
@@ -98,12 +103,14 @@ def by_file(notes: Iterable[Note]) -> dict[str, Note]:
 
 
 def looked_at(value: Any) -> Reach:
-    """Digests of this value by the names of its parts; of tensors beyond a megabyte some elements count."""
+    """Return digests of this value by the names of its parts. Of tensors beyond a megabyte only some elements count."""
     return look(None, (), (), LIMITS, beside={_ROOT: value})
 
 
 class Saves:
-    """This worker's part in it. A participant in the letters of a step (`inband.Participant`); for the training thread."""
+    """This worker's part in the comparison. A participant in the letters of a step (`inband.Participant`); for the
+    training thread.
+    """
 
     name = "saves"
     slots = 2
@@ -111,24 +118,30 @@ class Saves:
     def __init__(
         self, cross_check: CrossCheck, looking: Looking, where: Callable[[], Where], last_body: Callable[[], bool]
     ) -> None:
-        """where: the script is. last_body: is this the last loop body that this worker runs for the step?"""
+        """where: returns the script's position. last_body: whether this is the last loop body that this worker runs for
+        the step.
+        """
         self._cross_check = cross_check
         self._looking = looking
         self._where = where
         self._last_body = last_body
         self._size = 1
-        self._pending: dict[str, Note] = {}  # noted, and not told; by name
-        self._early: dict[str, Note] = {}  # of loop bodies that others follow
-        self._told: dict[str, Note] = {}  # in the step in progress
+        self._pending: dict[str, Note] = {}  # noted but not sent yet, by name
+        self._early: dict[str, Note] = {}  # of loop bodies that are not the last of the step
+        self._told: dict[str, Note] = {}  # sent in the step in progress
         self._differ = False
 
     def enter(self, size: int) -> None:
-        """The next steps are another generation's, of so many workers."""
+        """Begin a generation of `size` workers."""
         self._size = size
 
     def note(self, name: str, value: Any, target: Path, step: int) -> Path | None:
-        """The script saves this in its loop, as of so many applied steps. Returns where the leader writes it: to `target` where
-        nothing is compared. None: nowhere, since another loop body of the step follows."""
+        """Note a value that the script saves in its loop after `step` applied steps. Returns the path that the leader
+        writes.
+
+        This is `target` itself if nothing is compared. None: write nothing, since another loop body of the step
+        follows.
+        """
         where = self._where()
         if self._size == 1 or where is Where.AGAIN or is_for_leader(sys._getframe()):
             return target
@@ -142,7 +155,7 @@ class Saves:
         return note.staged
 
     def begin(self, step: int) -> None:
-        """A step begins. If it is begun anew, its loop bodies save again."""
+        """Begin a step. If it begins again, its loop bodies save again."""
         for name, note in self._early.items():
             if note.step < step:
                 self._pending[name] = replace(note, partly=True)
@@ -151,7 +164,7 @@ class Saves:
         self._told = {}
 
     def applied(self) -> None:
-        """The step is applied: all have told the same."""
+        """Publish the files of the step, since all workers have reported the same digests."""
         for name, note in self._told.items():
             note.publish()
             if self._pending.get(name) is note:
@@ -160,15 +173,17 @@ class Saves:
 
     @property
     def names(self) -> list[str]:
-        """Of the workers, by rank."""
+        """Names of the workers, by rank."""
         return self._cross_check.names
 
     def look(self) -> list[Any]:
-        """At what the script keeps, for `sentence`."""
+        """Take a look at the values that the script keeps, for `sentence`."""
         return self._looking.plain(sys._getframe())
 
     def left(self) -> list[Note]:
-        """What no step's word has told, when the loop is over; or when this worker ends before, for others to go on."""
+        """Return the notes that no step has carried, at the loop's end or when this worker ends earlier and others
+        continue.
+        """
         found = list(self._pending.values())
         self._pending = {}
         return found
@@ -176,7 +191,7 @@ class Saves:
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
-        if part.joins:  # what it has noted is of a step that it has missed
+        if part.joins:  # its notes are of a step that it has missed
             self._pending = {}
             return NOTHING, NOTHING
         self._told = dict(self._pending)
@@ -184,7 +199,7 @@ class Saves:
         if self._told:
             told: list[Any] = [[name, note.digest] for name, note in by_file(self._told.values()).items()]
             if any(note.partly for note in self._told.values()):
-                told.append(self._cross_check.rank)  # so that all read of it
+                told.append(self._cross_check.rank)  # makes the digests differ, so that all workers read letters
             own = of_values(told) >> 1
         return own, -own
 
@@ -202,10 +217,11 @@ class Saves:
         return {"notes": notes, "look": self.look()}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises CommunicatorBroken where the others are to go on without newcomers that differ."""
+        """Judge the letters. Raises CommunicatorBroken if the others are to continue without new workers that differ."""
         if not self._differ:
             return
-        letters = [each or None for each in letters]  # of one who is blamed for something else nothing counts
+        # letters of a worker that was blamed for another difference do not count
+        letters = [each or None for each in letters]
         told = {
             rank: {name: Note.of(name, plain) for name, plain in letter["notes"].items()}
             for rank, letter in enumerate(letters)
@@ -213,7 +229,7 @@ class Saves:
         }
         newcomers = self._cross_check.newcomers
         given = next((notes for rank, notes in sorted(told.items()) if rank not in newcomers), {})
-        for rank in newcomers & told.keys():  # no body of the step before has run there
+        for rank in newcomers & told.keys():  # new workers have run no body of the step before
             told[rank] = {**given, **told[rank]}
         verdict = judge_notes(told, len(letters), newcomers)
         if verdict is None:
@@ -226,8 +242,10 @@ class Saves:
         self._cross_check.carry_out(verdict, newcomers, f"step {part.step}: {sentence}")
 
     def sentence(self, verdict: Verdict, told: Mapping[int, Mapping[str, Note]], looks: Mapping[int, Any]) -> str:
-        """What differs in which file, its values on two workers, and the line to write. told: by rank and name. looks: of
-        `Looking.plain`, by rank."""
+        """Describe the difference in a file, its values on two workers, and the line to write.
+
+        told: notes by rank and name. looks: `Looking.plain` by rank.
+        """
         name = verdict.entry
         one, other = next((a, b) for a in sorted(told) for b in sorted(told) if a < b and _differ(told, name, a, b))
         workers = self._cross_check.names[one], self._cross_check.names[other]
@@ -275,8 +293,11 @@ def _shown(node: Node | None) -> str:
 
 
 def judge_notes(told: Mapping[int, Mapping[str, Note]], size: int, newcomers: frozenset[int]) -> Verdict | None:
-    """Which of so many workers have given other things to `run.save`. told: by rank and name; of who is not in it nothing counts.
-    newcomers: ranks without a vote. None: all have given the same."""
+    """Return the verdict on `size` workers' notes; None if all agree. told: notes by rank and name; absent ranks do not
+    count.
+
+    newcomers: ranks without a vote.
+    """
     names = sorted({name for notes in told.values() for name in notes})
     entries: list[list[Entry] | None] = [None] * size
     unknown = {name for notes in told.values() for name, note in notes.items() if note.digest is None}
@@ -286,7 +307,7 @@ def judge_notes(told: Mapping[int, Mapping[str, Note]], size: int, newcomers: fr
 
 
 def _number(note: Note | None, rank: int, unknown: bool) -> int:
-    """Other numbers for what differs. unknown: what one of the workers gives was not looked at."""
+    """Return a number that differs if notes differ. unknown: some worker's value was not read completely."""
     if note is None:
         return -1
     if note.partly:
