@@ -1,1 +1,1 @@
-"""One process on one GPU: membership, communicators, the gradient reduction, and what a training script sees."""
+"""One process on one GPU: membership, communicators, the gradient reduction, and the API of a training script."""

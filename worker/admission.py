@@ -1,14 +1,15 @@
-"""Whether this process may join: it has to be the one that the cluster, or a person at a desk, has started for it.
+"""Whether this process may join: it has to be the one that the cluster, or a person at a desk, has started for that.
 
-All that a worker starts inherits its variables. A data loader's process that is spawned imports the script anew; without a
-guard around what the script does, each would join as its own parent. Two processes of a launcher would do the same, and outside
-a cluster each would train by itself, unaware of the other. All of these are refused where they call `elastic.join()`.
+All processes that a worker starts inherit its environment. A data loader's process that is spawned imports the script
+again; without a guard around the script's work, each would join in place of its parent. Two processes of a launcher
+would do the same, and outside a cluster each would train on its own, unaware of the other. All of these are refused
+where they call `elastic.join()`.
 
-A worker that has joined leaves its number in the variable `JOINED`, for whatever it starts later. Processes between the cluster
-and the script (a shell, `uv run`, `conda run`) have not joined, and so do not matter.
+A worker that has joined puts its process id into the variable `JOINED`, for processes that it starts later. Processes
+between the cluster and the script (a shell, `uv run`, `conda run`) have not joined, and so do not matter.
 
-At its start a job's processes have the variables of a gang, as under torchrun, since nobody knows whether the script will join.
-A framework that saw them would start a process group of its own: `leave_gang` takes them away.
+At its start a job's processes have the variables of a gang, as under torchrun, since it is unknown whether the script
+will join. A framework that saw them would start a process group of its own: `leave_gang` removes them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ JOINED = "ELASTICD_JOINED"
 WORKER = "ELASTICD_WORKER"
 KEY = "ELASTICD_KEY"
 GUARD = 'if __name__ == "__main__":'
-# What each launcher sets in its processes: a variable that only it sets, and one that says how many there are.
+# Variables of each launcher's processes: one that only this launcher sets, and the number of processes.
 LAUNCHERS = {
     "torchrun, or a launcher like it,": ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"),
     "srun": ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "mpiexec": ("PMI_RANK", "PMI_SIZE"),
 }
-ANY_LAUNCHER = ("a launcher", ("RANK", "WORLD_SIZE"))  # outside a cluster, which sets these itself
+# outside a cluster; the agent of a cluster sets these variables itself
+ANY_LAUNCHER = ("a launcher", ("RANK", "WORLD_SIZE"))
 
 NO_GROUP = (
     "the workers of an elastic job come and go, so there is no process group, and what a script gathers or reduces in one would "
@@ -49,23 +51,24 @@ NO_GROUP = (
 
 @dataclass(frozen=True)
 class Process:
-    """What a process knows of how it was started."""
+    """How this process was started."""
 
     pid: int
-    name: str = "MainProcess"  # as `multiprocessing` calls it
-    spawned: bool = False  # it is importing the script anew, for a process that the script has started
+    name: str = "MainProcess"  # name in `multiprocessing`
+    spawned: bool = False  # it imports the script again, for a process that the script has started
     child: bool = False  # `multiprocessing` has started it
 
     @classmethod
     def present(cls, pid: int) -> Process:
-        """This one."""
+        """Return the description of this process."""
         own = process.current_process()
-        spawned = bool(getattr(own, "_inheriting", False))  # as multiprocessing itself finds a script without a guard
+        # multiprocessing uses the same attribute to detect a script without a guard
+        spawned = bool(getattr(own, "_inheriting", False))
         return cls(pid, own.name, spawned, process.parent_process() is not None)
 
 
 def check_process(environ: Mapping[str, str], own: Process) -> None:
-    """Raises UserError, saying what to write or to submit instead, in a process that is not the worker."""
+    """Raise UserError, with the line to write or the command to submit, in a process that is not the worker."""
     joined = environ.get(JOINED, "")
     if own.spawned:
         raise UserError(
@@ -91,20 +94,24 @@ def check_process(environ: Mapping[str, str], own: Process) -> None:
 
 
 def check_group() -> None:
-    """Raises UserError where the script has made a process group of several processes."""
+    """Raise UserError if the script has created a process group of several processes."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise UserError(f"torch.distributed.init_process_group() was called: {NO_GROUP}")
 
 
 def check_guard(context: Any) -> None:
-    """Raises UserError if processes that read data would import the script anew, and it has no guard against that. context: as
-    a DataLoader takes it."""
+    """Raise UserError if processes that read data would import the script again, and the script has no guard against
+    that.
+
+    context: as a DataLoader takes it.
+    """
     method = context if isinstance(context, str) else (context or multiprocessing).get_start_method(allow_none=True)
-    method = method or multiprocessing.get_all_start_methods()[0]  # to ask for the default would settle it
+    method = method or multiprocessing.get_all_start_methods()[0]  # asking for the default would fix it
     main = sys.modules.get("__main__")
     path, name = getattr(main, "__file__", None), getattr(getattr(main, "__spec__", None), "name", "")
-    if method == "fork" or path is None or name.endswith(".__main__"):  # of a package: multiprocessing leaves it alone
+    # a package's main module, which multiprocessing does not import
+    if method == "fork" or path is None or name.endswith(".__main__"):
         return
     try:
         text = Path(path).read_text(errors="replace")
@@ -118,7 +125,7 @@ def check_guard(context: Any) -> None:
 
 
 def launcher(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """The launcher that has started this process among several, and how many there are."""
+    """Return the launcher that has started this process among several, and their number; None without one."""
     known = list(LAUNCHERS.items())
     if WORKER not in environ:
         known.append(ANY_LAUNCHER)
@@ -137,19 +144,21 @@ def _number(text: str | None) -> int:
 
 
 def gang_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those that the agent has set so that a gang's processes find each other, with their values."""
+    """Return the variables, with values, that the agent has set so that a gang's processes find each other."""
     words = environ.get(GANG, "").split()
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def take_key(environ: MutableMapping[str, str]) -> None:
-    """Take the job's key away, which has been read: nothing that the script starts needs it, and the workers believe whoever
-    has it. It is there until the process joins, since a shell or `uv run` may stand between the cluster and the script."""
+    """Remove the job's key, which has been read, from the environment: the workers trust every process that has it.
+
+    The variable exists until the process joins, since a shell or `uv run` may stand between the cluster and the script.
+    """
     environ.pop(KEY, None)
 
 
 def leave_gang(environ: MutableMapping[str, str]) -> None:
-    """Take the gang's variables away: the process is a worker of an elastic job. Those that the job has set stay."""
+    """Remove the gang's variables: the process is a worker of an elastic job. Variables that the job has set stay."""
     for name, value in gang_variables(environ).items():
         if environ.get(name) == value:
             del environ[name]

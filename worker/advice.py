@@ -1,6 +1,7 @@
-"""What to tell of names under which two workers' scripts keep different values, and the line that the script needs for each.
+"""Messages about names under which two workers' scripts keep different values, with the line that the script needs for
+each.
 
-A sentence names the value on both workers, the line of the script that changes it, and what to write: a value of a worker's own
+A sentence names the value on both workers, the line of the script that changes it, and the remedy: a value of the job
 (`run.state`), one of each virtual worker (`run.per_virtual_worker`), one that is derived at an epoch's beginning
 (`run.epoch_begin`), or an object with a state (`run.register`).
 """
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from .assigned import Sources
 from .kept import Difference, Kind, Node
 
-TOLD = 3  # names in one message; of the others only their number
+TOLD = 3  # names in one message, which gives only the number of the others
 UNSEEN = "code before the loop, or at an epoch's beginning, has made something that cannot be looked into"
 DRAWN = (
     "the loop body draws other random numbers on the leader than on other workers: move what only one worker does, such as "
@@ -32,10 +33,10 @@ def explain(
     opaque: Sequence[str] = (),
     batch_size: int | None = None,
 ) -> str:
-    """Why two workers' gradients differ, as far as it is known: names, or else code before the loop.
+    """Explain why two workers' gradients differ, as far as it is known: by names, or else by code before the loop.
 
-    found: of `kept.differences`. workers: their names, in the order that `differences` was given. opaque: of both looks
-    (`Reach.opaque`). batch_size: of one virtual worker.
+    found: result of `kept.differences`. workers: their names, in the order of the arguments of `differences`. opaque:
+    of both looks (`Reach.opaque`). batch_size: of one virtual worker.
     """
     if found:
         return sentences(found, workers, sources, batch_size)
@@ -45,13 +46,13 @@ def explain(
 def sentences(
     found: Sequence[Difference], workers: tuple[str, str], sources: Sources, batch_size: int | None = None
 ) -> str:
-    """One for each of the first three names, and how many more there are."""
+    """Return one sentence for each of the first three names, and the number of the others."""
     told = [sentence(each, workers, sources, batch_size) for each in found[:TOLD]]
     return "; ".join([*told, *([f"and {len(found) - TOLD} more"] if len(found) > TOLD else [])])
 
 
 def sentence(difference: Difference, workers: tuple[str, str], sources: Sources, batch_size: int | None = None) -> str:
-    """The name that differs with both values, the line that changes it, and the line to write."""
+    """Return the name that differs with both values, the line that changes it, and the line to write."""
     place = sources.where(difference.name, difference.owners)
     at = f" ({place})" if place is not None else ""
     one, other = (_shown(node) for node in (difference.ones, difference.others))
@@ -69,12 +70,12 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
     return f"{what}; {remedy(difference, sources, batch_size)}"
 
 
-# Errors of a script that uses a value which it has not made yet.
+# Errors of a script that uses a value before creating it.
 UNBOUND = (NameError, AttributeError, KeyError, TypeError)
 
 
 def of_error(error: BaseException, sources: Sources) -> str:
-    """Why a newcomer's script has raised this error, of `UNBOUND`, in code that other workers have run."""
+    """Explain why a joining worker's script has raised this error, of `UNBOUND`, in code that other workers have run."""
     reason = of_unbound(error, sources) if isinstance(error, NameError | AttributeError) else None
     if reason is None:
         reason = "the script keeps something that an earlier step has made: register it: run.state(...)"
@@ -82,7 +83,7 @@ def of_error(error: BaseException, sources: Sources) -> str:
 
 
 def of_unbound(error: NameError | AttributeError, sources: Sources) -> str | None:
-    """Why the name is unbound, with the remedy. None: no line of the loop assigns it."""
+    """Explain why the name is unbound, with the remedy. None: no line of the loop assigns it."""
     local = re.search(r"variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
     name = error.name or (local[1] if local else None)  # Python sets no name in an UnboundLocalError
     place = sources.where(name) if name else None
@@ -95,13 +96,13 @@ def of_unbound(error: NameError | AttributeError, sources: Sources) -> str | Non
 
 
 def remedy(difference: Difference, sources: Sources, batch_size: int | None = None) -> str:
-    """What to write, in the imperative, with the line."""
+    """Return what to write, in the imperative, with the line."""
     node, owners = difference.node, difference.owners
-    holder = re.sub(r"(\[[^.]*\]|\(\w*\))+$", "", difference.name)  # of an item: what contains it
+    holder = re.sub(r"(\[[^.]*\]|\(\w*\))+$", "", difference.name)  # of an item: its container
     argument = re.search(r"\((\w+)\)", difference.name)
     root, _, key = holder.rpartition(".")
     root = root.partition(".")[0] or holder
-    if argument is not None:  # a default that the function changes
+    if argument is not None:  # a default argument that the function changes
         holder, key = difference.name, argument[1]
     if node.kind is Kind.GENERATOR:
         whose = _GLOBAL.get(node.type, "NumPy's")
@@ -141,7 +142,7 @@ def _shown(node: Node | None) -> str:
 
 
 def _initial(difference: Difference, holder: str, sources: Sources) -> str:
-    """What a script begins with, as it can be written; else the variable itself."""
+    """Return the expression of the initial value, if it can be written; else the variable itself."""
     owners = difference.owners[: holder.count(".")]
     if (written := sources.initial(holder, owners)) is not None:
         return written
@@ -155,12 +156,14 @@ _WRITTEN = frozenset({"NoneType", "bool", "int", "float", "str"})
 
 
 def _is_part_of_module(difference: Difference) -> bool:
-    """Is it a parameter or a buffer of a module?"""
+    """Return whether the value is a parameter or a buffer of a module."""
     return difference.node.kind is Kind.TENSOR and difference.in_module
 
 
 def _is_of_a_batch(difference: Difference, batch_size: int | None) -> bool:
-    """Is it something like a recurrent network's hidden state: nothing before the first batch, or as long as one?"""
+    """Return whether the value resembles a recurrent network's hidden state: None before the first batch, or as long as
+    a batch.
+    """
     nodes = [node for node in (difference.ones, difference.others) if node is not None]
     shapes = [node.shape for node in nodes if node.shape is not None]
     from_nothing = any(node.type == "NoneType" for node in nodes)

@@ -1,4 +1,4 @@
-"""Whether what a script gives `prepare` can be trained: each wrong object gets the sentence that says what to give instead."""
+"""Checks of the arguments of `prepare`: each wrong object gets an error that says what to pass instead."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SPARSE = (
     "Gradients of all virtual workers are added up in dense memory, in an order that does not depend on who computes them, and "
     "a sparse gradient would be dense: write sparse=False, and torch.optim.Adam in place of SparseAdam"
 )
-_TWO_POINTS = (("first_step", "second_step"), ("ascent_step", "descent_step"))  # methods of optimizers in public code
+_TWO_POINTS = (("first_step", "second_step"), ("ascent_step", "descent_step"))  # names of methods in public optimizers
 
 
 def check_model(model: Any) -> None:
-    """Raises UserError for what is no model, or one that cannot be trained so."""
+    """Raise UserError for an object that is no model, or a model that cannot be trained elastically."""
     if isinstance(model, list | tuple | Mapping):
         raise UserError(
             f"prepare() takes one model, not a {type(model).__name__} of several: put them in one, "
@@ -75,7 +75,9 @@ def check_model(model: Any) -> None:
 
 
 def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
-    """One or several, as a list. Raises UserError for what is none, or another model's."""
+    """Return one or several optimizers as a list. Raises UserError for other objects, and for optimizers of another
+    model.
+    """
     if not isinstance(optimizers, torch.optim.Optimizer | list | tuple):
         raise UserError(
             f"the optimizer is {_a(optimizers)}: give a torch.optim.Optimizer, or a list of them, made before prepare()"
@@ -107,7 +109,7 @@ def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
 
 
 def check_schedulers(schedulers: Any) -> list[LRScheduler]:
-    """None, one or several that are stepped after each global step, as a list. Raises UserError for others."""
+    """Return None, one or several schedulers as a list. Raises UserError for other objects."""
     if schedulers is None:
         return []
     several = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
@@ -123,7 +125,7 @@ def check_schedulers(schedulers: Any) -> list[LRScheduler]:
 
 
 def check_update(max_grad_norm: Any, before_update: Any, after_update: Any) -> None:
-    """Raises UserError for what cannot be meant."""
+    """Raise UserError for arguments of the update that cannot work."""
     number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
     if max_grad_norm is not None and not (number and max_grad_norm > 0):
         raise UserError(f"max_grad_norm is {max_grad_norm!r}; it must be a number greater than 0")
@@ -140,7 +142,7 @@ def check_evaluations(
     normalize: Any,
     gathers: bool,
 ) -> None:
-    """Raises UserError for what cannot be meant with an optimizer that evaluates the loss of a step several times."""
+    """Raise UserError for arguments that do not work with an optimizer that evaluates a step's loss several times."""
     found = [each for each in optimizers if isinstance(each, torch.optim.LBFGS)]
     if not found:
         return

@@ -1,15 +1,17 @@
-"""The code that a job trains with is that with which it began, on every worker and after every restart.
+"""Comparison of code: a job trains with the code with which it began, on every worker and after every restart.
 
-A newcomer runs the script from its beginning, as it lies there by then. If somebody has edited it meanwhile, or if its server
-has another copy or another version of torch, the newcomer would compute something else than the workers that it joins. So each
-worker describes its code when its loop begins: a digest of the script and of each module that it has imported from the working
-directory or from the script's own, the versions of Python and torch, and the kind of device. The description of the job's first
-worker is the job's: it travels with the training state, to newcomers and into checkpoints. Whoever is about to take a state over
-compares first, and ends with the exit code `exits.OTHER_CODE` where its own code is another.
+A joining worker runs the script from its beginning, in its present version. If the script has been edited meanwhile, or
+if the worker's server has another copy or another version of torch, the worker would compute other results than the
+workers that it joins. So each worker describes its code when its loop begins: a digest of the script and of each module
+that it has imported from the working directory or from the script's own, the versions of Python and torch, and the type
+of device. The description of the job's first worker is the job's: it travels with the training state, to joining
+workers and into checkpoints. A worker that is about to take over a state compares first, and ends with the exit code
+`exits.OTHER_CODE` if its own code differs.
 
-Compared are the files that both have imported; a module that only one of them has, such as the leader's logger, says nothing.
-Installed packages (`site-packages`), virtual environments, hidden directories, Python's own library and this package are left
-out. A file's digest is that of the first look, which `elastic.join()` takes: the file may be edited while the process starts.
+Only files that both have imported are compared; a module that only one of them has, such as the leader's logger, is no
+difference. Installed packages (`site-packages`), virtual environments, hidden directories, Python's own library and
+this package are left out. A file's digest is that of the first look, which `elastic.join()` takes: the file may be
+edited while the process starts.
 """
 
 from __future__ import annotations
@@ -26,33 +28,33 @@ import torch
 
 from .own_code import directories, is_own_file
 
-LARGEST_FILE_BYTES = 32 << 20  # of greater ones only the size is compared
+LARGEST_FILE_BYTES = 32 << 20  # of larger files only the size is compared
 MOST_FILES = 4096
-NAMED = 3  # files in a message
-ANY = "any"  # the value of ELASTIC_CODE with which nothing is compared
+NAMED = 3  # number of files named in a message
+ANY = "any"  # the value of ELASTIC_CODE that turns the comparison off
 REPORTED = ("numpy", "torchvision", "transformers", "accelerate", "lightning", "datasets")  # versions, if imported
 TEXT = "the text behind python -c"
 
 
 class OtherCode(Exception):
-    """This worker's code is not the job's. The message names what differs, and what to do."""
+    """This worker's code is not the job's. The message names the difference and the remedy."""
 
 
 class Code:
-    """The code of this process, as far as it has been imported. For the training thread."""
+    """The code that this process has imported. For the training thread."""
 
     def __init__(self, device: torch.device, compared: bool = True) -> None:
-        """compared: False where the job takes whatever code it finds."""
+        """compared: False if the job accepts any code."""
         self._compared = compared
         self._device = device.type
         self._files: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         self._began_s = time.time()
-        self._job: dict[str, Any] | None = None  # the job's description; None: this worker's own
+        self._job: dict[str, Any] | None = None  # the job's description; None: this worker's own is used
         self.look()
 
     def look(self) -> None:
-        """Describe what has been imported since the last look."""
+        """Describe modules that have been imported since the last look."""
         here = _working_directory()
         main = sys.modules.get("__main__")
         own = directories()
@@ -68,8 +70,10 @@ class Code:
                 self._files[name], self._paths[name] = digest, path
 
     def description(self) -> dict[str, Any]:
-        """The job's code, in plain values: `files` (digest by path, relative to the working directory), `versions`, `device`,
-        `began_s` (Unix time)."""
+        """Return the description of the job's code as plain values.
+
+        Keys: `files` (digests by path relative to the working directory), `versions`, `device`, `began_s` (Unix time).
+        """
         if self._job is not None:
             return self._job
         found = {name: getattr(sys.modules.get(name), "__version__", None) for name in REPORTED}
@@ -85,16 +89,18 @@ class Code:
         }
 
     def take(self, header: Mapping[str, Any]) -> None:
-        """The job's code is that of this training state, from now on. Raises OtherCode where this worker's is another."""
+        """Accept the description in a training state as the job's. Raises OtherCode if this worker's code differs."""
         job = header.get("code")
-        if job is None:  # a checkpoint of an older version
+        if job is None:  # a checkpoint of an older version has no description
             return
         if self._compared and (wrong := self._difference(job)):
             raise OtherCode(wrong)
         self._job = dict(job)
 
     def other_versions(self, job: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-        """Of packages, Python's too, that are of another version here than where the job began: here, there. By name."""
+        """Return packages, and Python, with versions that differ between this worker and the job's beginning: (here,
+        there) by name.
+        """
         self._job, mine = None, self._job
         try:
             own = self.description()["versions"]
@@ -104,7 +110,7 @@ class Code:
         return {name: (own[name], theirs[name]) for name in own if name in theirs and own[name] != theirs[name]}
 
     def _difference(self, job: Mapping[str, Any]) -> str:
-        """In words; "": none that makes this worker another one's."""
+        """Describe the difference in words; "": none that excludes this worker."""
         if job["device"] != self._device:
             return f"this worker computes on {self._device}, and the job began on {job['device']}: ask for GPUs of one kind"
         for name, (here, there) in self.other_versions(job).items():
@@ -142,10 +148,10 @@ def _working_directory() -> str:
 
 
 def _file_of(module: Any) -> str | None:
-    """Of an imported module. None: it has none that is a file."""
+    """Return the file of an imported module; None if the module has no file."""
     try:
         path = vars(module).get("__file__")
-    except TypeError:  # something else that has been put into `sys.modules`
+    except TypeError:  # `sys.modules` may contain objects that are no modules
         return None
     return os.path.abspath(path) if isinstance(path, str) and path else None
 
@@ -155,7 +161,7 @@ def _digest(content: bytes) -> str:
 
 
 def _digest_of(path: str) -> str:
-    """ "": it cannot be read any more."""
+    """Return the digest of a file's contents; "" if the file cannot be read any more."""
     try:
         size = os.path.getsize(path)
         return f"{size} bytes" if size > LARGEST_FILE_BYTES else _digest(Path(path).read_bytes())

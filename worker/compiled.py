@@ -1,11 +1,11 @@
-"""What `torch.compile` has compiled goes to newcomers with the state; and a compilation that takes long is told.
+"""Transfer of `torch.compile` artefacts to joining workers, and notices about long compilations.
 
-A newcomer compiles what the others compiled long ago, and they wait for it. So whoever gives the state gives the artefacts of
-its compilations, too (`torch.compiler.save_cache_artifacts`, since torch 2.6), with the state's header, and the newcomer puts
-them in its caches before it runs the model. They are code: the caches are unpickled and called. The network of the training
-proves nobody's identity, so they are taken only with a code that is made of them and the job's secret key, which its workers
-alone have, and not at all where the job has no key, or from another version of torch. They go into no checkpoint. What was
-compiled for another GPU the caches do not find.
+A joining worker would compile code that the others compiled long ago, and they would wait for it. So the worker that
+gives the state also gives the artefacts of its compilations (`torch.compiler.save_cache_artifacts`, since torch 2.6),
+with the state's header, and the joining worker puts them into its caches before it runs the model. Artefacts are code:
+the caches are unpickled and called. The training network does not authenticate peers, so artefacts are accepted only
+with a message authentication code made with the job's secret key, which only its workers have; and not at all without a
+key, or from another version of torch. Artefacts are in no checkpoint. The caches ignore code compiled for another GPU.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from .events import Noticed
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 256 << 20
-TOLD_AFTER_S = 60.0  # of compilation
+TOLD_AFTER_S = 60.0  # seconds of compilation after which a notice is sent
 _PURPOSE = b"compiled"
 
 
 class Compilations:
-    """How long this process has compiled, all graphs together. Called by torch when a compilation begins and ends."""
+    """Time that this process has compiled, all graphs together. torch calls it when a compilation begins and ends."""
 
     def __init__(self, tell: Callable[[Noticed], None]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
         self._watched = False
-        self._began: float | None = None  # of the one under way (monotonic, s)
-        self._before_s = 0.0  # earlier ones
+        self._began: float | None = None  # beginning of the compilation in progress (monotonic, s)
+        self._before_s = 0.0  # duration of earlier compilations
         self._told_s = 0.0
         self._timer: threading.Timer | None = None
 
     def watch(self) -> None:
-        """From now on, if the script has anything to do with torch's compiler."""
+        """Watch compilations from now on, if the script has loaded torch's compiler."""
         if self._watched or "torch._dynamo" not in sys.modules:
             return
         try:
             from torch._dynamo.callback import on_compile_end, on_compile_start
-        except ImportError:  # a torch that does not tell
+        except ImportError:  # this version of torch has no such callbacks
             return
         self._watched = True
         on_compile_start(self.begins)
         on_compile_end(self.ends)
 
     def begins(self, *_: object) -> None:
-        """A compilation begins."""
+        """Take note that a compilation begins."""
         with self._lock:
             if self._began is not None:
                 return
@@ -67,7 +67,7 @@ class Compilations:
                 self._timer.start()
 
     def ends(self, *_: object) -> None:
-        """It has ended. Several in a row are told again when they have become half as long again."""
+        """Take note that a compilation has ended. A further notice is sent when the sum has become half as long again."""
         with self._lock:
             if self._began is None:
                 return
@@ -95,21 +95,21 @@ class Compilations:
 
 
 class Compiled:
-    """The artefacts of this worker's compilations, for newcomers. For the training thread."""
+    """The artefacts of this worker's compilations, for joining workers. For the training thread."""
 
     def __init__(self, key: str, tell: Callable[[Noticed], None]) -> None:
-        """key: the secret that the job's workers share; "": there is none."""
+        """key: the secret that the job's workers share; "": none."""
         self._key = hashlib.blake2b(key.encode(), digest_size=32, person=_PURPOSE).digest() if key else None
         self.compilations = Compilations(tell)
 
     def offer(self) -> dict[str, Any]:
-        """What to add to the header that a newcomer gets: nothing where nothing was compiled, or too much."""
+        """Return the addition to the header for a joining worker: empty if no code was compiled, or too much."""
         save = getattr(torch.compiler, "save_cache_artifacts", None)
         if self._key is None or save is None or "torch._inductor" not in sys.modules:
             return {}
         try:
             saved = save()
-        except Exception:  # the library's caches must not cost the training
+        except Exception:  # an error of the library's caches must not end the training
             log.exception("the artefacts of torch.compile could not be saved: newcomers compile themselves")
             return {}
         if saved is None:
@@ -121,7 +121,9 @@ class Compiled:
         return {"compiled": {"torch": str(torch.__version__), "data": data, "code": self._code(data, self._key)}}
 
     def take(self, header: dict[str, Any]) -> bool:
-        """Put what has come with a state's header into torch's caches, and take it out of the header. Returns whether it did."""
+        """Put artefacts from a state's header into torch's caches, and remove them from the header. Returns whether
+        they were used.
+        """
         offered = header.pop("compiled", None)
         load = getattr(torch.compiler, "load_cache_artifacts", None)
         if not isinstance(offered, dict) or self._key is None or load is None:
@@ -136,7 +138,7 @@ class Compiled:
             return False
         try:
             return load(data) is not None
-        except Exception:  # likewise
+        except Exception:  # as above: an error of the caches must not end the training
             log.exception("the artefacts of torch.compile could not be used: this worker compiles itself")
             return False
 

@@ -1,7 +1,9 @@
-"""Copies of a model that a script holds in lists, tuples and mappings: an average's `shadow_params`, a Lookahead's slow weights.
+"""Copies of a model that a script keeps in lists, tuples and mappings: an average's `shadow_params`, a Lookahead's slow
+weights.
 
-They are found by their shapes, which are those of the model's parameters in their order, from the variables of the script and
-the attributes of its own objects. Each is read again from where the script keeps it, since scripts replace tensors, or the list.
+They are found by their shapes, which are those of the model's parameters in their order, from the variables of the
+script and the attributes of its own objects. Each copy is read again from its place in the script, since scripts
+replace tensors, or the list.
 """
 
 from __future__ import annotations
@@ -25,34 +27,36 @@ from .own_code import (
     variables_in,
 )
 
-DEPTH = 5  # attributes and items between a variable and what is found
-ITEMS = 32  # of a container that is looked into
-OBJECTS = 10_000  # that are looked at
+DEPTH = 5  # attributes and items between a variable and a copy
+ITEMS = 32  # items up to which a container is searched
+OBJECTS = 10_000  # objects that are searched at most
 
 Shapes = tuple[torch.Size, ...]
 
 
 class Copy(NamedTuple):
-    """Tensors in the script's own hands."""
+    """Tensors that the script keeps."""
 
-    name: str  # as the script writes it
-    read: Callable[[], Any]  # what stands there now
+    name: str  # expression in the script
+    read: Callable[[], Any]  # returns the present value
 
 
 def shapes_of(tensors: Sequence[Any]) -> Shapes | None:
-    """None: these are not all tensors."""
+    """Return the shapes of the tensors; None if not all of the values are tensors."""
     return tuple(each.shape for each in tensors) if all(type(each) in _TENSORS for each in tensors) else None
 
 
 def tensors_in(value: Any) -> Sequence[Any]:
-    """The items of a list, a tuple or a mapping; of anything else none."""
+    """Return the items of a list, a tuple or a mapping; of any other value none."""
     if type(value) in (list, tuple):
         return list(value)
     return list(dict.values(value)) if issubclass(type(value), dict) else []
 
 
 def held(frame: FrameType | None, wanted: set[Shapes]) -> list[Copy]:
-    """The script's lists, tuples and mappings of tensors with one of these sequences of shapes. frame: as for `loop_frame`."""
+    """Return the script's lists, tuples and mappings of tensors with one of these sequences of shapes. frame: as for
+    `loop_frame`.
+    """
     frame = loop_frame(frame)
     if frame is None:
         return []
@@ -71,7 +75,7 @@ _Found = tuple[str, Callable[[], Any], Any]
 
 
 class _Held:
-    """Whatever the variables of a script lead to: names, how to read them again, and values."""
+    """All values reachable from the variables of a script: names, functions that read them again, and values."""
 
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame

@@ -1,10 +1,11 @@
-"""Asking torch for results that repeat, on the device that a job has (docs/design/gpus.md).
+"""Settings of torch for repeatable results on the job's device (docs/design/gpus.md).
 
-Where torch has a deterministic algorithm it takes that one. Two kinds of operation are left: those that have none, and attention
-on a GPU, whose deterministic backward pass is only taken where torch may raise errors instead of warnings
-(`aten/src/ATen/native/transformers/cuda/attention_backward.cu`; cuDNN's attention is then left out, `sdp_utils.cpp`). So errors
-are asked for wherever an operation of the first kind could really differ: on GPUs, and on processors with several threads. One
-thread of a processor adds in the order of the program, whatever torch's list says.
+Where torch has a deterministic algorithm, the settings select it. Two kinds of operation are left: those that have
+none, and attention on a GPU, whose deterministic backward pass is only selected if torch may raise errors instead of
+warnings (`aten/src/ATen/native/transformers/cuda/attention_backward.cu`; cuDNN's attention is then left out,
+`sdp_utils.cpp`). So errors are requested wherever an operation of the first kind could really differ: on GPUs, and on
+processors with several threads. One thread of a processor adds in the order of the program, even for operations on
+torch's list.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from ..protocol.model import Determinism
 from ..protocol.variables import REPEATABLE
 from .admission import NO_GROUP
 
-# As torch 2.13 words it: `at::Context::alertNotDeterministic`.
+# The message of torch 2.13: `at::Context::alertNotDeterministic`.
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
-# As torch.distributed words it where a script calls a collective, or makes a group, in a worker that has joined.
+# Messages of torch.distributed for a collective, or a new group, in a worker that has joined.
 _NO_GROUP = ("Default process group has not been initialized", "environment variable RANK expected, but not set")
 
 
 def before_cuda(environ: MutableMapping[str, str]) -> None:
-    """Complete what cuBLAS reads when it is first used. In a cluster the agent has done so; torch refuses matrix products
-    without it."""
+    """Set missing variables that cuBLAS reads at its first use. In a cluster the agent has set them.
+
+    Without them torch refuses matrix products.
+    """
     for name, value in REPEATABLE.items():
         environ.setdefault(name, value)
 
 
 def ask_for(determinism: Determinism, device: torch.device) -> None:
-    """Set torch's global settings as a job's `determinism` wants them.
+    """Set torch's global settings according to a job's `determinism`.
 
-    Memory is not filled before its first use, which torch does besides by default and which costs a kernel for each `empty`: the
-    runtime reads none that it has not written. A script that has itself asked for deterministic algorithms keeps its setting.
+    Memory is not filled before its first use, as torch does by default at the cost of a kernel for each `empty`: the
+    runtime reads no memory that it has not written. A script that has itself enabled deterministic algorithms keeps its
+    setting.
     """
     if determinism is Determinism.NONE:
         return
@@ -51,8 +55,9 @@ def ask_for(determinism: Determinism, device: torch.device) -> None:
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about an operation that torch has refused as not deterministic, or for want of a process group; empty if `error`
-    is something else."""
+    """Return what to do about an operation that torch has refused as not deterministic, or for lack of a process group;
+    else "".
+    """
     if isinstance(error, ValueError) and any(each in str(error) for each in _NO_GROUP):
         return NO_GROUP
     found = _REFUSED.search(str(error)) if isinstance(error, RuntimeError) else None
@@ -66,12 +71,12 @@ def remedy(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error that has ended a script, in one line, with its remedy if we know one."""
+    """Return an error that has ended a script in one line, with its remedy if one is known."""
     return ": ".join(filter(None, (type(error).__name__, remedy(error) or str(error))))
 
 
 class _Explaining:
-    """Prints a script's last error as before, and below it what to do."""
+    """Prints a script's last error as before, with the remedy below it."""
 
     def __init__(self) -> None:
         self._before = sys.excepthook

@@ -1,4 +1,4 @@
-"""What the agent tells a worker through its environment; read once, when the training script joins."""
+"""Settings that the agent passes to a worker in its environment; read once, when the training script joins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClusterEnvironment:
     job: JobId
     worker: WorkerId
     agent_address: str
-    address: str  # IP address that fellow workers reach this one at
+    address: str  # IP address at which other workers reach this one
     gpu_kind: GpuKind
     virtual_workers: int
     determinism: Determinism
@@ -30,18 +30,18 @@ class ClusterEnvironment:
     checkpoint_keep: int
     max_steps: int | None
     key: str = field(default="", repr=False)  # secret key (Z85) of the job, which all its workers share
-    checkpoint_step: int | None = None  # a first holder must find a checkpoint of this step or a later one
+    checkpoint_step: int | None = None  # the first holder must find a checkpoint of this step or of a later one
     limits: Limits = field(default_factory=Limits)
-    gpu_index: int = 0  # of its own GPU, among those that it sees
+    gpu_index: int = 0  # of this worker's GPU among the visible ones
     compare_every: int = COMPARE_EVERY
     on_divergence: OnDivergence = OnDivergence.REPLACE
-    results: str = ""  # the directory that paths of results are relative to; "": the present one
-    any_code: bool = False  # the job takes whatever code it finds (`code`)
-    resume_from: str = ""  # a job without checkpoints begins with the newest one in this directory; "": anew
-    resume_any_code: bool = False  # though that was trained with other code or data
+    results: str = ""  # base directory of relative paths of results; "": the working directory
+    any_code: bool = False  # the job accepts any code (`code`)
+    resume_from: str = ""  # a job without checkpoints begins with the newest one in this directory; "": from the start
+    resume_any_code: bool = False  # accept a checkpoint of other code or data
 
     def place(self, pid: int, address: str) -> Place:
-        """What the worker's machine is told of it. address: of its control socket."""
+        """Return the part that the worker's machine needs. address: of its control socket."""
         return Place(
             job=self.job,
             worker=self.worker,
@@ -57,8 +57,10 @@ class ClusterEnvironment:
 
 
 def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
-    """The worker's place, or None outside a cluster. Raises OperatorError if the agent's variables are incomplete, UserError in a
-    process that is none of a worker."""
+    """Return the worker's place, or None outside a cluster.
+
+    Raises OperatorError if the agent's variables are incomplete, UserError in a process that is no worker.
+    """
     if "ELASTICD_WORKER" not in environ:
         return None
     if "ELASTICD_PER_SERVER" in environ:
@@ -106,7 +108,9 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
 
 
 def read_virtual_workers(environ: Mapping[str, str], given: int | None) -> int:
-    """N outside a cluster: ELASTIC_VIRTUAL_WORKERS, else what the script gave, else 1. Raises UserError."""
+    """Return N outside a cluster: ELASTIC_VIRTUAL_WORKERS, else the script's number, else 1. Raises UserError for a bad
+    number.
+    """
     text = environ.get("ELASTIC_VIRTUAL_WORKERS")
     if text is not None:
         if not text.isdecimal() or int(text) < 1:

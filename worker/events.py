@@ -546,7 +546,7 @@ class Place:
     virtual_workers: int
     device: bool = False  # communicators also connect accelerators, which takes longer
     checkpoint_every_s: float | None = None  # None: no checkpoints
-    # step of a checkpoint that the job has, or an earlier one; None: there may be none
+    # the job has a checkpoint of this step or of a later one; None: it may have none
     checkpoint_step: int | None = None
     checkpoint_directory: str = ""  # "": unknown
     limits: Limits = field(default_factory=Limits)

@@ -73,7 +73,7 @@ class Gathering:
         self._leaves: dict[int, list[torch.Tensor | None]] = {}  # results of this worker's bodies in the second pass
         # gradients of the present body's calls, one for each backward pass
         self._got: list[list[torch.Tensor] | None] = []
-        self._calls = 0  # of the present body
+        self._calls = 0  # number of calls in the present body
         self.number = GIVES
 
     def begin_body(self) -> None:

@@ -1,4 +1,6 @@
-"""Which worker hosts which virtual workers: a pure function of who hosts, so nobody has to be told (EasyScale 3.2)."""
+"""Which worker hosts which virtual workers: a pure function of the hosting workers, so no message is needed (EasyScale
+3.2).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from collections.abc import Sequence
 
 
 def assign(virtual_workers: int, hosts: Sequence[bool]) -> tuple[range, ...]:
-    """The virtual workers of each rank: contiguous ranges in rank order, whose sizes differ by at most one.
+    """Return the virtual workers of each rank: contiguous ranges in rank order, with sizes that differ by at most one.
 
-    hosts: by rank, whether it hosts any; the others get an empty range. With more hosts than virtual workers the last hosts
-    get empty ranges too. Raises ValueError if nobody hosts.
+    hosts: by rank, whether it hosts any; the others get an empty range. With more hosts than virtual workers the last
+    hosts get empty ranges, too. Raises ValueError without a host.
     """
     hosting = sum(hosts)
     if virtual_workers < 1 or not hosting:

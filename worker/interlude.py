@@ -1,13 +1,15 @@
-"""The script's own code between two steps: where it runs, what it has found out there, and what of it has to outlive a loss.
+"""The script's own code between two steps: where it runs, the values that it agrees on, and which of these survive a
+loss.
 
-Such code runs between two epochs, at an epoch's beginning, and in functions that `run.every` was given. It runs on every worker,
-in the same state. What the workers find out there together (`run.evaluate`, `run.agree`) is kept as a *settlement*: the value, by
-place and by its number there. Settlements are a part of the state. A worker whose script has still to run code that the others
-are past, since it has missed a step, gets their state and their settlements, and finds the same values (`Settlements.find`).
+Such code runs between two epochs, at an epoch's beginning, and in functions of `run.every`. It runs on every worker, in
+the same state. A result on which the workers agree there (`run.evaluate`, `run.agree`) is kept as a *settlement*: a
+value, by place and by its number at that place. Settlements are a part of the state. A worker that has missed a step
+has still to run code that the others have completed. It gets their state and their settlements, and finds the same
+values (`Settlements.find`).
 
-Code that has begun is part of no state: the script may have changed half of what it is to change. If the job is preempted in the
-middle, what is saved is the state in which that code began (`Interlude`), and it runs again after the next start, with what has
-been settled already.
+The middle of such code is part of no state: the script may have made half of its changes. If the job is preempted
+there, the saved state is the one in which the code began (`Interlude`), and the code runs again after the next start,
+with the values that have been settled already.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import torch
 
 PLACES_KEPT = 64
 BYTES_KEPT = 1 << 22
-FEWEST_PLACES = 4  # whatever they take: a worker that has missed a step still has to come to them
+FEWEST_PLACES = 4  # kept in any size: a worker that has missed a step still has to come to them
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where code between two steps runs: `kind` is "begin" or "end" of epoch `number`, or "after" so many steps."""
+    """Place of code between two steps: `kind` is "begin" or "end" of epoch `number`, or "after" so many steps."""
 
     kind: str
     number: int
@@ -39,26 +41,27 @@ class Place:
 
 
 class Settlements:
-    """What was found out together, by place and number; the newest places last."""
+    """Agreed results, by place and number; the newest places last."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[bytes]] = {}
-        self.decisions = 0  # since the last applied step
+        self.decisions = 0  # number of decisions since the last applied step
 
     def find(self, place: Place, number: int) -> bytes | None:
-        """What the call with this number at this place came to, if anybody has told."""
+        """Return the result of the call with this number at this place; None if it is not known."""
         found = self._found.get(place.key, [])
         return found[number] if number < len(found) else None
 
     def record(self, place: Place, number: int, value: bytes, decision: bool) -> None:
-        """The call with this number has come to this. decision: it could have been another value."""
+        """Record the result of the call with this number. decision: the result could have been another value."""
         found = self._found.setdefault(place.key, [])
         assert len(found) == number, "settlements come in their order"
         found.append(value)
         self.decisions += decision
         total = sum(len(each) for values in self._found.values() for each in values)
         while len(self._found) > FEWEST_PLACES and (len(self._found) > PLACES_KEPT or total > BYTES_KEPT):
-            # Whoever joins in the middle of an epoch runs its beginning, however many steps there have been since.
+            # A worker that joins in the middle of an epoch runs its beginning, however many steps there have been
+            # since.
             steps = [key for key in self._found if key.startswith("after ")]
             oldest = steps[0] if len(steps) > FEWEST_PLACES else next(iter(self._found))
             total -= sum(len(each) for each in self._found.pop(oldest))
@@ -67,20 +70,20 @@ class Settlements:
         self.decisions = 0
 
     def plain(self) -> dict[str, Any]:
-        """For a header."""
+        """Return plain values for a header."""
         return {"decisions": self.decisions, "found": [[key, list(values)] for key, values in self._found.items()]}
 
     def take(self, plain: Mapping[str, Any]) -> None:
-        """Another's state has come, with its settlements."""
+        """Take over the settlements of another worker's state."""
         self.decisions = int(plain.get("decisions", 0))
         self._found = {key: list(values) for key, values in plain.get("found", [])}
 
 
 class Interlude:
-    """Code between two steps that has begun, and the state in which it has."""
+    """Code between two steps that has begun, and the state in which it began."""
 
     def __init__(self, header: dict[str, Any] | None, tensors: Sequence[torch.Tensor], after_step: bool) -> None:
-        """header: of that state; None: it is not known. tensors: those of it."""
+        """header, tensors: of that state. header None: unknown."""
         self._header = header
         self._tensors = tensors
         self._versions = self._now()
@@ -91,21 +94,23 @@ class Interlude:
 
     @property
     def interruptible(self) -> bool:
-        """Can the state in which it began still be saved? Not once the code has changed a tensor of it."""
+        """Whether the state in which the code began can still be saved: not once the code has changed one of its
+        tensors.
+        """
         return self._header is not None and self._versions == self._now()
 
     def header(self, counters: Mapping[str, int], settlements: Settlements) -> dict[str, Any]:
-        """Of the state in which it began, with all that has been settled since."""
+        """Return the header of the state in which the code began, with everything that has been settled since."""
         assert self._header is not None
         own = {"owes_functions": int(self._after_step)}
         return {
             **self._header,
-            "counters": {**counters, **self._header["counters"], **own},  # a deferred epoch is the header's
+            "counters": {**counters, **self._header["counters"], **own},  # a deferred epoch in the header wins
             "settlements": settlements.plain(),
         }
 
 
 def end_of(header: Mapping[str, Any]) -> int | None:
-    """Steps of the whole job, where its script has decided that."""
+    """Return the number of steps of the whole job, if its script has decided to stop; else None."""
     end = header["counters"].get("end")
     return None if end is None else int(end)

@@ -1,4 +1,4 @@
-"""A class between an object and its own: the object stays what it is, and one of its methods is ours."""
+"""Insertion of a class between an object and its own class: the object stays the same, and gets methods of the runtime."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 
 def put_between(target: Any, members: dict[str, Any], *bases: type) -> None:
-    """Give `target` a class that has these members, then those of `bases`, then its own. Copies of it, and what is pickled, are
-    of the original class."""
+    """Give `target` a class that has these members, then those of `bases`, then its own. Copies and pickles have the
+    original class.
+    """
     kind = type(target)
     reduce: Any = kind.__reduce_ex__
 
@@ -20,5 +21,5 @@ def put_between(target: Any, members: dict[str, Any], *bases: type) -> None:
 
 
 def new(kind: type, *arguments: Any) -> Any:
-    """An object without its state, as `copyreg` makes it; of that pickle wants to know better."""
+    """Return an object without its state, like `copyreg.__newobj__`, for which pickle has checks of its own."""
     return kind.__new__(kind, *arguments)

@@ -1,4 +1,6 @@
-"""What a script keeps, as one worker has seen it: names, digests and a few words; and how two workers' differ (`reachable`)."""
+"""Values that a script keeps, as seen by one worker: names, digests and a few words; and differences of two workers
+(`reachable`).
+"""
 
 from __future__ import annotations
 
@@ -9,36 +11,36 @@ from typing import Any, NamedTuple
 
 from ..protocol.errors import PeerError
 
-NAMED_DEPTH = 6  # parts of a name
+NAMED_DEPTH = 6  # depth up to which parts of a value have names
 
 
 class Kind(enum.StrEnum):
-    """Of a value, as far as it matters for what a script should write instead; the likeliest causes of a difference first."""
+    """Kind of a value, as far as it matters for the remedy; the likeliest causes of a difference come first."""
 
     PLAIN = "plain"
     CONTAINER = "container"
     TENSOR = "tensor"
     ARRAY = "array"
-    GENERATOR = "generator"  # of random numbers
+    GENERATOR = "generator"  # a random generator
     ITERATOR = "iterator"
     MODULE = "module"
     OBJECT = "object"
-    DATA = "data"  # a data set, or what reads one
+    DATA = "data"  # a dataset, or an object that reads one
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value that was looked at."""
+    """A value in a look."""
 
-    digest: int | None  # 63 bits; None: not all of it was looked at
+    digest: int | None  # 63 bits; None: the value was not read completely
     kind: Kind
-    type: str  # the name of its class
+    type: str  # name of its class
     shown: str = ""
-    shape: tuple[int, ...] | None = None  # of a tensor or array; of the first one in a short list
-    again: bool = False  # it has another name, too, which stands before this one
-    changed: bool = True  # since the loop began, as far as is known
-    parts: Mapping[str, Node] = field(default_factory=dict)  # by what is to be appended to the name
+    shape: tuple[int, ...] | None = None  # of a tensor or array; of the first item of a short list
+    again: bool = False  # the value has another name, too, which precedes this one
+    changed: bool = True  # whether the value may have changed since the loop began
+    parts: Mapping[str, Node] = field(default_factory=dict)  # by the suffix to the name
 
     def plain(self) -> list[Any]:
         shape = None if self.shape is None else list(self.shape)
@@ -47,7 +49,7 @@ class Node:
 
     @staticmethod
     def of(plain: Any, depth: int = 0) -> Node:
-        """Raises ValueError and TypeError for what `plain` has not made."""
+        """Return the Node of `plain` values. Raises ValueError and TypeError for malformed ones."""
         digest, kind, type_, shown, shape, again, changed, parts = plain
         if depth > NAMED_DEPTH or not (digest is None or isinstance(digest, int)):
             raise ValueError("a digest is an integer, and names are short")
@@ -71,19 +73,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Reach:
-    """What one worker's script keeps, at one moment."""
+    """Values that one worker's script keeps, at one moment."""
 
     names: Mapping[str, Node]
-    opaque: tuple[str, ...] = ()  # names of what cannot be looked into
-    cut: str | None = None  # which limit has cut something off
+    opaque: tuple[str, ...] = ()  # names of values that cannot be read
+    cut: str | None = None  # the limit that has cut values off; None: none has
 
     def plain(self) -> list[Any]:
-        """For MessagePack: plain values, at most some hundred kB with the default limits, in the order of the look."""
+        """Return plain values for MessagePack, at most some hundred kB with the default limits, in the order of the
+        look.
+        """
         return [{name: node.plain() for name, node in self.names.items()}, list(self.opaque), self.cut]
 
     @staticmethod
     def of(plain: Any) -> Reach:
-        """The reverse of `plain`. Raises PeerError for anything else."""
+        """Return the Reach of `plain` values. Raises PeerError for malformed ones."""
         try:
             names, opaque, cut = plain
             nodes = {str(name): Node.of(node) for name, node in names.items()}
@@ -92,11 +96,11 @@ class Reach:
             raise PeerError(f"these are no digests of a script's values: {error}") from None
 
     def since(self, begun: Reach) -> Reach:
-        """The same, with `changed` false for what is as it was in `begun`, an earlier look of the same process."""
+        """Return a copy with `changed` False for values equal to those in `begun`, an earlier look of the same process."""
         return replace(self, names={name: node.since(begun.names.get(name)) for name, node in self.names.items()})
 
     def without(self, names: Callable[[str], bool]) -> Reach:
-        """The same, without the names and parts for which `names` says yes (`local_names`)."""
+        """Return a copy without the names and parts for which `names` is true (`local_names`)."""
 
         def kept(name: str, node: Node) -> Node:
             parts = {each: kept(name + each, part) for each, part in node.parts.items() if not names(name + each)}
@@ -107,17 +111,17 @@ class Reach:
 
 
 class Difference(NamedTuple):
-    """A name under which two workers' scripts keep different values."""
+    """A name under which the scripts of two workers keep different values."""
 
     name: str
-    ones: Node | None  # None: there is no such attribute or key there
+    ones: Node | None  # None: that worker has no such attribute or key
     others: Node | None
-    owners: tuple[str, ...] = ()  # the classes of what holds it, the outermost first
+    owners: tuple[str, ...] = ()  # the classes of the objects that contain the value, the outermost first
     holders: tuple[Kind, ...] = ()
 
     @property
     def node(self) -> Node:
-        """The one of the two that tells more of the value."""
+        """The node that describes the value better."""
         first, second = self.ones, self.others
         if first is None or (second is not None and first.type == "NoneType"):
             assert second is not None
@@ -126,23 +130,25 @@ class Difference(NamedTuple):
 
     @property
     def in_data(self) -> bool:
-        """Does a data set hold it?"""
+        """Whether a dataset contains the value."""
         return Kind.DATA in self.holders
 
     @property
     def in_module(self) -> bool:
-        """Does a module hold it itself?"""
+        """Whether a module contains the value directly."""
         return self.holders[-1:] == (Kind.MODULE,)
 
     @property
     def changed(self) -> bool:
-        """Has one of the two loops changed it? If not, the two scripts were different from their beginning."""
+        """Whether one of the two loops has changed the value. If not, the scripts differed from their beginning."""
         return any(node is not None and node.changed for node in (self.ones, self.others))
 
 
 def differences(ones: Reach, others: Reach) -> list[Difference]:
-    """The names that both have, completely, with different digests; the likeliest causes first: what a loop has changed, and
-    among that numbers, then containers, then tensors."""
+    """Return the names that both looks have, read completely, with different digests; the likeliest causes first.
+
+    Values that a loop has changed come first, and among these numbers, then containers, then tensors.
+    """
     found: list[Difference] = []
     for name, node in ones.names.items():
         other = others.names.get(name)
@@ -150,7 +156,7 @@ def differences(ones: Reach, others: Reach) -> list[Difference]:
             found += _between(name, node, other, (), ())[0]
     order = list(Kind)
     found.sort(key=lambda each: (not each.changed, order.index(each.node.kind), each.name.count("."), each.name))
-    # A plain value of one variable may have been found by two ways, such as that of a function's variable by one within it.
+    # A variable's plain value may have been found in two ways, such as a function's variable through an inner function.
     same = {(each.name.rpartition(".")[2], _digest(each.ones), _digest(each.others)): each for each in reversed(found)}
     return [each for each in found if any(each is kept for kept in same.values())]
 
@@ -162,7 +168,9 @@ def _digest(node: Node | None) -> int | None:
 def _between(
     name: str, one: Node, other: Node, owners: tuple[str, ...], holders: tuple[Kind, ...]
 ) -> tuple[list[Difference], bool]:
-    """The most specific differences of two values of one name, and whether there are any, here or under another name."""
+    """Return the most specific differences of two values of one name, and whether there are any, here or under another
+    name.
+    """
     differ = one.digest is not None and other.digest is not None and one.digest != other.digest
     if one.again and other.again:
         return [], differ
@@ -170,7 +178,7 @@ def _between(
         return [], False
     parts = list({**one.parts, **other.parts})
     inner: list[Difference] = []
-    count = 0  # parts that differ
+    count = 0  # number of parts that differ
     elsewhere = False
     inside = (*owners, one.type), (*holders, one.kind)
     if one.type == other.type:

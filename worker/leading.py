@@ -1,9 +1,10 @@
-"""What one worker alone does in a loop body before `optimizer.step()`, and what it may draw from the global generators there.
+"""Code in a loop body that only the leader runs before `optimizer.step()`, and that may draw random numbers.
 
-A loop body is a function of the state, the seed, the step and the virtual worker. `if run.is_leader: estimate_loss()` in it is
-not: the leader's draws shift its dropout masks, those of other workers not. A check of micro-batches (`crosscheck`) may fall into
-another step, since such code runs every thousand steps. So the source is looked at where the leader is asked for, and a script
-whose `if` calls what may draw is told so, once, if anything is drawn between there and `optimizer.step()`.
+A loop body is a function of the state, the seed, the step and the virtual worker. `if run.is_leader: estimate_loss()`
+in it is not: the leader's random numbers shift its dropout masks, and other workers' masks stay. A check of
+micro-batches (`crosscheck`) may miss it, since such code runs in one of a thousand steps. So the source around a read
+of `is_leader` is examined. If its `if` calls code that may draw, and random numbers are drawn between there and
+`optimizer.step()`, the script gets a warning, once.
 """
 
 from __future__ import annotations
@@ -19,19 +20,91 @@ from .assigned import Source
 from .data.generators import digest_of_generators
 from .own_code import loop_frame
 
-CHECKED = 64  # bodies, of a script whose code draws nothing at first
-# Calls that draw nothing, by their last name: of loggers, progress bars, writers, tensors and containers.
-# fmt: off
-DRAWS_NOTHING = frozenset({
-    "print", "log", "report", "save", "info", "debug", "warning", "error", "write", "flush", "add_scalar",
-    "add_scalars", "add_histogram", "add_text", "set_postfix", "set_description", "set_postfix_str", "refresh",
-    "update", "append", "extend", "item", "tolist", "detach", "cpu", "numpy", "mean", "sum", "max", "min", "abs",
-    "norm", "format", "join", "len", "float", "int", "str", "bool", "round", "range", "enumerate", "zip", "sorted",
-    "time", "perf_counter", "strftime", "dict", "list", "tuple", "get", "items", "keys", "values", "get_last_lr",
-    "state_dict", "dump", "dumps", "makedirs", "isnan", "isinf", "isfinite", "any", "all", "sqrt", "log10", "exp",
-    "local", "now", "memory_allocated", "max_memory_allocated", "is_leader", "no_grad", "inference_mode", "eval",
-    "train", "define_metric", "log_metrics", "log_metric",
-})
+CHECKED = 64  # bodies that are examined of a script that draws no numbers at first
+# Calls that draw no random numbers, by last name: of loggers, progress bars, writers, tensors and containers. fmt: off
+DRAWS_NOTHING = frozenset(
+    {
+        "print",
+        "log",
+        "report",
+        "save",
+        "info",
+        "debug",
+        "warning",
+        "error",
+        "write",
+        "flush",
+        "add_scalar",
+        "add_scalars",
+        "add_histogram",
+        "add_text",
+        "set_postfix",
+        "set_description",
+        "set_postfix_str",
+        "refresh",
+        "update",
+        "append",
+        "extend",
+        "item",
+        "tolist",
+        "detach",
+        "cpu",
+        "numpy",
+        "mean",
+        "sum",
+        "max",
+        "min",
+        "abs",
+        "norm",
+        "format",
+        "join",
+        "len",
+        "float",
+        "int",
+        "str",
+        "bool",
+        "round",
+        "range",
+        "enumerate",
+        "zip",
+        "sorted",
+        "time",
+        "perf_counter",
+        "strftime",
+        "dict",
+        "list",
+        "tuple",
+        "get",
+        "items",
+        "keys",
+        "values",
+        "get_last_lr",
+        "state_dict",
+        "dump",
+        "dumps",
+        "makedirs",
+        "isnan",
+        "isinf",
+        "isfinite",
+        "any",
+        "all",
+        "sqrt",
+        "log10",
+        "exp",
+        "local",
+        "now",
+        "memory_allocated",
+        "max_memory_allocated",
+        "is_leader",
+        "no_grad",
+        "inference_mode",
+        "eval",
+        "train",
+        "define_metric",
+        "log_metrics",
+        "log_metric",
+    }
+)
 # fmt: on
 TOLD = (
     "`if {test}:` ({place}) is read in the loop body before optimizer.step(), and calls {call}(). Whatever it draws from "
@@ -41,18 +114,20 @@ TOLD = (
 
 
 class LeadersCode:
-    """That of one script. For the training thread."""
+    """The leader's code in one script. For the training thread."""
 
     def __init__(self, notice: Callable[[str], None]) -> None:
-        """notice: makes a sentence an event of the job."""
+        """notice: reports a sentence as an event of the job."""
         self._notice = notice
-        self._known: dict[tuple[CodeType, int], str] = {}  # by place: what to tell, or nothing
+        self._known: dict[tuple[CodeType, int], str] = {}  # warnings by place; "": none
         self._left = CHECKED
-        self._text = ""  # of the present body
+        self._text = ""  # warning about the present body; "": none
         self._drawn = ""
 
     def reads(self) -> None:
-        """A loop body asks which worker it runs on, before its `optimizer.step()`, and this one is the leader, or the first."""
+        """Take note that a loop body has read its worker's place before `optimizer.step()`, on the leader or the first
+        worker.
+        """
         if self._left <= 0 or self._text:
             return
         frame = loop_frame(sys._getframe(1))
@@ -65,7 +140,7 @@ class LeadersCode:
             self._text, self._drawn = self._known[place], digest_of_generators()
 
     def steps(self) -> None:
-        """The body has come to its `optimizer.step()`."""
+        """Take note that the body has come to its `optimizer.step()`; warn if random numbers were drawn."""
         text, self._text = self._text, ""
         if not text:
             return
@@ -77,7 +152,9 @@ class LeadersCode:
 
 
 def _told(frame: FrameType) -> str:
-    """What to tell of the code that depends on what this frame reads just now; empty: it draws nothing."""
+    """Return the warning about the code that depends on the frame's current read; "" if that code draws no random
+    numbers.
+    """
     source = Source.read(frame.f_code.co_filename)
     if source is None:
         return ""
@@ -91,7 +168,7 @@ def _told(frame: FrameType) -> str:
 
 
 def _ifs(tree: ast.AST, line: int) -> Iterator[tuple[ast.expr, list[ast.If]]]:
-    """The `if`s whose test is on this line, or uses the variable that is assigned there."""
+    """Yield the `if`s with a test on this line, or with a variable that is assigned there."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and _is_on(node.test, line):
@@ -110,7 +187,7 @@ def _is_on(node: ast.expr | ast.stmt, line: int) -> bool:
 
 
 def _calls(statement: ast.stmt) -> Iterator[str]:
-    """What it calls that may draw."""
+    """Yield the calls of a statement that may draw random numbers."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
             words = ast.unparse(node.func)

@@ -1,12 +1,13 @@
 """Threads that keep a worker's process alive when its script has come to its end.
 
-Python waits at its end for every thread that is no daemon: for an upload that has to be finished, but also for a loop without an
-end. Meanwhile the worker keeps its GPU and its job is not over, with nothing to see. So after some seconds the threads that are
-left are named in the job's log and among its events. They have as long as the script's own code between two steps may take
-(`pause_timeout`), since they may be writing results. Then each is asked to end, by a SystemExit where it executes Python. If
-that does not help, the process ends without them, which is said.
+Python waits at its end for every thread that is no daemon: for an upload that has to be finished, but also for an
+endless loop. Meanwhile the worker keeps its GPU and its job does not end, without a visible reason. So after some
+seconds the remaining threads are named in the job's log and among its events. They may run as long as the script's own
+code between two steps may take (`pause_timeout`), since they may be writing results. Then each is asked to end, by a
+SystemExit raised in its Python code. If that does not help, the process ends without them, with a message.
 
-The hook is `threading._register_atexit`, as `concurrent.futures` uses it: `atexit` itself comes after the threads have ended.
+The hook is `threading._register_atexit`, as `concurrent.futures` uses it: functions of `atexit` run after the threads
+have ended.
 """
 
 from __future__ import annotations
@@ -25,26 +26,29 @@ from ..protocol.texts import span
 LOOK_S = 0.1
 TOLD_AFTER_S = 10.0
 LIBRARY, OTHERS = os.path.dirname(threading.__file__) + os.sep, f"{os.sep}site-packages{os.sep}"
-OBEYS_WITHIN_S = 5.0  # a thread that is asked to end
+OBEYS_WITHIN_S = 5.0  # time that a thread has to end after SystemExit
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long threads are waited for (s), from the end of the script on. 0 < told_after_s < limit_s."""
+    """How long remaining threads are waited for, in seconds from the end of the script. 0 < told_after_s < limit_s."""
 
     told_after_s: float
     limit_s: float
-    obeys_within_s: float = OBEYS_WITHIN_S  # beyond the limit
+    obeys_within_s: float = OBEYS_WITHIN_S  # after the limit
 
     @classmethod
     def of(cls, limit_s: float) -> Patience:
-        """With a limit of so many seconds (> 0)."""
+        """Return the times for a limit in seconds (> 0)."""
         return cls(min(TOLD_AFTER_S, limit_s / 2), limit_s)
 
 
 def watch(patience: Patience, tell: Callable[[str], None], failed: Callable[[], bool]) -> None:
-    """From now on threads that are left at the end of this process's script are watched. tell: a sentence for the job's events.
-    failed: has the script not done what it was to do? Then a process that has to be ended ends with exit code 1, else with 0."""
+    """Watch threads that are left at the end of this process's script.
+
+    tell: reports a sentence as an event of the job. failed: whether the script has failed. A process that has to be
+    ended then ends with exit code 1, else with 0.
+    """
 
     def script_ended() -> None:
         if left():
@@ -55,8 +59,10 @@ def watch(patience: Patience, tell: Callable[[str], None], failed: Callable[[], 
 
 
 def at_script_end(function: Callable[[], None]) -> None:
-    """Call it when the main thread has come to its end, before Python waits for others. What was registered last comes first.
-    Never in a process that is forked meanwhile, nor where this Python has no such hook."""
+    """Call `function` when the main thread has come to its end, before Python waits for other threads.
+
+    Functions run in reverse order of registration. Not called in a forked process, nor if this Python has no such hook.
+    """
     owner = os.getpid()
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
@@ -64,20 +70,20 @@ def at_script_end(function: Callable[[], None]) -> None:
 
 
 def left() -> list[threading.Thread]:
-    """The threads that Python waits for, but the main one."""
+    """Return the threads other than the main thread for which Python waits."""
     main = threading.main_thread()
     return [each for each in threading.enumerate() if not each.daemon and each is not main and each.is_alive()]
 
 
 def described(threads: Sequence[threading.Thread]) -> str:
-    """ "thread 'upload' (in send, train.py:37)": which they are, and where each is."""
+    """Return the threads' names and places: "thread 'upload' (in send, train.py:37)"."""
     frames = sys._current_frames()
     words = [f"{each.name!r}{_place(frames.get(each.ident or 0))}" for each in threads]
     return f"thread{'s' if len(words) > 1 else ''} {', '.join(words)}"
 
 
 def _place(innermost: FrameType | None) -> str:
-    """Where a thread is, after its name: in code of somebody else's than Python's own library, if there is any."""
+    """Return the place of a thread, in code outside of Python's own library if there is any."""
     frame = innermost
     while frame is not None and frame.f_code.co_filename.startswith(LIBRARY) and OTHERS not in frame.f_code.co_filename:
         frame = frame.f_back
@@ -109,7 +115,7 @@ def _wait(patience: Patience, tell: Callable[[str], None], failed: Callable[[], 
 
 
 def _gone_by(deadline: float) -> bool:
-    """Wait until no such thread is left, no longer than up to `deadline` (monotonic, s)."""
+    """Wait until no such thread is left, until `deadline` (monotonic, s) at most. Returns whether none is left."""
     while left():
         if time.monotonic() >= deadline:
             return False
@@ -118,4 +124,4 @@ def _gone_by(deadline: float) -> bool:
 
 
 def _say(text: str) -> None:
-    os.write(2, f"{text}\n".encode())  # not `sys.stderr`, which a thread that is left may have locked
+    os.write(2, f"{text}\n".encode())  # not `sys.stderr`, which a remaining thread may have locked

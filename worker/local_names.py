@@ -1,4 +1,4 @@
-"""Names under which each worker's script may keep something else: `run.local("running_loss")`, for what only a log reads."""
+"""Names whose values may differ between workers: `run.local("running_loss")`, for values that only a log reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 class LocalNames:
-    """Those of one script."""
+    """The local names of one script."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
     def add(self, names: tuple[str, ...], frame: FrameType | None) -> None:
-        """frame: of the caller. Raises UserError, with nothing added, for a name that neither it nor its module has."""
+        """Add names. frame: of the caller. Raises UserError, adding none, for a name that neither the frame nor its
+        module has.
+        """
         if not names:
             raise UserError('local() was called without a name: give those that may differ, run.local("running_loss")')
         for name in names:
@@ -32,7 +34,7 @@ class LocalNames:
         self._names.update(names)
 
     def has(self, name: str) -> bool:
-        """Is it one of these, or held by one?"""
+        """Return whether a name is one of these, or a part of one."""
         return name in self._names or any(
             name.startswith(each) and name[len(each)] in ".[(" for each in self._names if len(name) > len(each)
         )
@@ -45,5 +47,5 @@ def _knows(frame: FrameType | None, name: str) -> bool:
     own = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
     if name in own or name in frame.f_globals:
         return True
-    # A module's code has no variables of its own: it names those that it will bind.
+    # A module's code has no local variables: its names include those that it will bind.
     return name in code.co_names and frame.f_locals is frame.f_globals and not hasattr(builtins, name)

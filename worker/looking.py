@@ -1,8 +1,10 @@
-"""One script's values from its loop's beginning on: what was bound there, how it was, and how it is now (`reachable`).
+"""One script's own values from its loop's beginning on: which names were bound there, and the values then and now
+(`reachable`).
 
-A worker makes one of these where its loop begins (`begin`, at `run.epochs()`), and looks where its first pass over the batches
-begins (`first_batches`), before any loop body has run. From then on `now` gives what is to be compared with another worker's, at
-the same boundary between two steps, after registered values have come. All of this is for the thread that runs the script.
+A worker creates a `Looking` where its loop begins (`begin`, at `run.epochs()`), and takes a look where its first pass
+over the batches begins (`first_batches`), before any loop body has run. From then on `now` returns the values to be
+compared with another worker's, at the same boundary between two steps, after registered values have arrived. All calls
+are for the thread that runs the script.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ def _nothing_is_local(name: str) -> bool:
 
 @dataclass
 class Looking:
-    """Of one script.
+    """Looks at the values of one script.
 
-    state: what the job carries, which is left out. is_local: may this name differ (`local_names`)? beside: objects to look at for
-    which the script may have no variable, by the name to tell: `{"dataset": dataset}`. known: ids of further objects to leave out
+    state: the job's state, which is left out. is_local: whether a name may differ (`local_names`). beside: objects, by
+    name, to which the script may have no variable: `{"dataset": dataset}`. known: ids of further objects to leave out
     (`reachable.leave_out`), such as the run and its batches.
     """
 
@@ -42,25 +44,27 @@ class Looking:
     known: frozenset[int] = frozenset()
     batch_size: int | None = None  # of one virtual worker
     limits: Limits = field(default_factory=Limits)
-    _code: CodeType | None = None  # of the function or module that holds the loop
+    _code: CodeType | None = None  # of the function or module that contains the loop
     _sources: Sources = field(default_factory=lambda: Sources(None))
     _bound: frozenset[str] = frozenset()
     _begun: Reach | None = None
-    _derived: frozenset[str] = frozenset()  # variables that the code at an epoch's beginning computes in each epoch
-    _epoch: Reach | None = None  # these, when the present pass began
+    _derived: frozenset[str] = frozenset()  # variables that code at an epoch's beginning computes in each epoch
+    _epoch: Reach | None = None  # the values of `_derived` when the present pass began
     _carried: frozenset[str] = (
         frozenset()
-    )  # variables for what the job carries: what else such an object keeps is not saved
+    )  # variables that refer to objects of the job: other values in these objects are not saved
 
     def begin(self, frame: FrameType | None) -> None:
-        """The loop over epochs begins. frame: any from that of its call inwards."""
+        """Begin the loop over epochs. frame: of its call or inside it."""
         frame = loop_frame(frame)
         self._code = None if frame is None else frame.f_code
         self._sources = Sources.of(frame)
         self._bound = names_bound(frame)
 
     def first_batches(self, frame: FrameType | None) -> None:
-        """A pass over the batches begins. Before the first one no loop body has run: the script's values are noted then."""
+        """Begin a pass over the batches. Before the first pass no loop body has run: the script's values of that time
+        are kept.
+        """
         frame = loop_frame(frame, self._code)
         if self._begun is None:
             before, self._bound = self._bound, (self._bound | names_bound(frame)) - self._sources.temporaries()
@@ -71,7 +75,7 @@ class Looking:
                 name
                 for name, node in self._begun.names.items()
                 if node.kind is not Kind.PLAIN
-                and name not in self.beside  # made before the loop, though no variable of the script has it
+                and name not in self.beside  # made before the loop, although no variable refers to it
                 and (name not in before or self._sources.at_epochs(name) is not None)
             )
         if self._derived:
@@ -79,22 +83,25 @@ class Looking:
 
     @property
     def derived(self) -> Reach | None:
-        """Teachers, pseudo-labels and other values, but for numbers, that the code at the present epoch's beginning has made, as
-        they were before the epoch's first loop body. None: there is no such code."""
+        """Values that code at the present epoch's beginning has made, such as teachers and pseudo-labels, but not
+        numbers.
+
+        They are as before the epoch's first loop body. None: there is no such code.
+        """
         return self._epoch
 
     def now(self, frame: FrameType | None) -> Reach:
-        """What the script keeps now, without the names that may differ. frame: any within the loop."""
+        """Return the values that the script keeps now, without names that may differ. frame: within the loop."""
         seen = self._look(loop_frame(frame, self._code), self._bound)
         return seen.since(self._begun if self._begun is not None else seen)
 
     def plain(self, frame: FrameType | None) -> list[Any]:
-        """`now` and `derived`, for MessagePack. `of_plain` is the reverse. frame: as for `now`."""
+        """Return `now` and `derived` for MessagePack. frame: as for `now`."""
         return [self.now(frame).plain(), self._epoch.plain() if self._epoch is not None else None]
 
     @staticmethod
     def of_plain(plain: Any) -> tuple[Reach, Reach | None]:
-        """Raises PeerError for what `plain` has not made."""
+        """Return the looks of `plain` values. Raises PeerError for malformed ones."""
         try:
             now, derived = plain
         except (TypeError, ValueError) as error:
@@ -102,16 +109,21 @@ class Looking:
         return Reach.of(now), Reach.of(derived) if derived is not None else None
 
     def lost(self, theirs: Reach, mine: Reach) -> list[Difference]:
-        """The names that a loop has changed on one side and that the other side does not have so. A dataset with a method
-        `set_epoch` may derive values of its own there, and a new process' dataset has still to be told the epoch: those do not
-        count."""
+        """Return the names that a loop has changed on one side and that differ on the other side.
+
+        A dataset with a method `set_epoch` may derive its own values there, and in a new process it has not received
+        the epoch yet: such values do not count.
+        """
         told = any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
         found = [each for each in differences(theirs, mine) if each.changed]
         return [each for each in found if not (told and _is_of_data(each))]
 
     def explain(self, theirs: Reach, mine: Reach, workers: tuple[str, str]) -> tuple[str, list[Difference]]:
-        """Why the two workers differ, as far as it is known, and the names that differ because a loop has changed them; if there
-        are none, those that differ from the beginning. workers: names for people, theirs first."""
+        """Explain why the two workers differ, as far as it is known, and return the names that differ because a loop
+        changed them.
+
+        Without such names, those that differed from the beginning. workers: names for people, theirs first.
+        """
         found = differences(theirs, mine)
         found = [each for each in found if each.changed] or found
         opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
@@ -119,35 +131,39 @@ class Looking:
         return text, found
 
     def sentences(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
-        """One for each of the first of these names: its value on both workers, the line that changes it, the line to write."""
+        """Return a sentence for each of the first names: its value on both workers, the line that changes it, and the
+        line to write.
+        """
         return advice.sentences(found, workers, self._sources, self.batch_size)
 
     def of_error(self, error: BaseException) -> str:
-        """Why a newcomer's script has raised this error in code that other workers have run."""
+        """Explain why a joining worker's script has raised this error in code that other workers have run."""
         return advice.of_error(error, self._sources)
 
     def reason(self, error: NameError | AttributeError) -> str | None:
-        """Why the name is unbound, where the loop assigns it in some steps only, and the remedy."""
+        """Explain why the name is unbound if the loop assigns it in some steps only, with the remedy; else None."""
         return advice.of_unbound(error, self._sources)
 
     def is_cache(self, difference: Difference) -> bool:
-        """Has the dataset itself changed this, as one that keeps what it has read, and no line of the loop?"""
+        """Return whether the dataset itself has changed this value, such as a cache, and no line of the loop has."""
         return _is_of_data(difference) and not self._sources.is_changed_in_loop(difference.name, difference.owners)
 
     def is_saved(self, difference: Difference) -> bool:
-        """Does the script's source say that this goes into a file, or decides when one is saved or the loop ends?"""
+        """Return whether the value goes into a saved file, or decides when one is saved or the loop ends, by the
+        script's source.
+        """
         path = re.split(r"[\[(]", difference.name, maxsplit=1)[0]
         return path.partition(".")[0] not in self._carried and is_part(path, self._sources.saved)
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
-        """What the loop has changed in the dataset since it began. frame: as for `now`."""
+        """Return the values of the dataset that the loop has changed since it began. frame: as for `now`."""
         if self._begun is None:
             return []
         found = differences(self._begun, self.now(frame))
         return [each for each in found if _is_of_data(each)]
 
     def places(self, found: Sequence[Difference]) -> str:
-        """These names, each with the line that changes it."""
+        """Return these names, each with the line that changes it."""
         lines = [(each.name, self._sources.where(each.name, each.owners)) for each in found]
         return ", ".join(f"{name} ({place})" if place is not None else name for name, place in lines)
 

@@ -1,4 +1,6 @@
-"""Which code is the script's own: that in its directory or the one it works in, neither installed nor of this package."""
+"""Which code is the script's own: code below its directory or the working directory, neither installed nor of this
+package.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from typing import Any
 
 
 def loop_frame(frame: FrameType | None, code: CodeType | None = None) -> FrameType | None:
-    """The innermost frame of the script's own code, from `frame` outwards: neither this package's nor an installed library's. Of
-    this code, if it is given and there is one."""
+    """Return the innermost frame of the script's own code, from `frame` outwards: neither this package's nor an
+    installed library's.
+
+    code: prefer a frame of this code, if there is one.
+    """
     own = directories()
     found: FrameType | None = None
     while frame is not None:
@@ -33,7 +38,7 @@ def _normal(path: str) -> str:
     return os.path.normcase(os.path.abspath(path))
 
 
-# Installed for development, the package is a directory of links.
+# In a development install the package is a directory of links.
 _PACKAGE = tuple(_normal(str(path)) + os.sep for path in (Path(__file__).parents[1], Path(__file__).resolve().parent))
 _STDLIB = tuple(
     _normal(path) + os.sep for key in ("stdlib", "platstdlib") if (path := sysconfig.get_paths().get(key)) is not None
@@ -42,21 +47,23 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def directories() -> tuple[str, ...]:
-    """Where the script's own code is: its directory, and the one that it works in."""
+    """Return the directories of the script's own code: the script's directory, and the working directory."""
     main = sys.modules.get("__main__")
     file = None if main is None else variables_of(main).get("__file__")
     found = [os.path.dirname(_normal(file))] if type(file) is str else []
     try:
         found.append(_normal(os.getcwd()))
-    except OSError:  # it is there no more
+    except OSError:  # the working directory has been removed
         pass
     return tuple(dict.fromkeys(each.rstrip(os.sep) + os.sep for each in found))
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
-    """Is this file of code in one of the directories, in none that is hidden, and the script's own?"""
-    if file.startswith("<"):  # a notebook's cell, or what a program has made
+    """Return whether this file of code is the script's own: in one of the directories, in no hidden one, and not
+    installed.
+    """
+    if file.startswith("<"):  # a notebook's cell, or generated code
         return file.startswith(("<ipython", "<stdin"))
     path = _normal(file)
     if f"{os.sep}ipykernel_" in path:
@@ -68,9 +75,12 @@ def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def is_installed(file: str, directories: tuple[str, ...] = ()) -> bool:
-    """Is this file Python's, this package's, a virtual environment's, or in a directory that an installer has filled: one that is
-    called `site-packages`, or one on `sys.path` with a `*.dist-info` (`pip install --target`)? directories: the script's own,
-    which none of the latter contains."""
+    """Return whether this file belongs to Python, to this package, to a virtual environment or to an installed package.
+
+    Packages are installed in directories named `site-packages`, or in directories on `sys.path` with a `*.dist-info`
+    (`pip install --target`). directories: the script's own; a directory of packages that contains one of them does not
+    count.
+    """
     path = _normal(file)
     root = _nearest(path, directories)
     environment = [sys.prefix] if sys.prefix != sys.base_prefix else []
@@ -84,7 +94,7 @@ def is_installed(file: str, directories: tuple[str, ...] = ()) -> bool:
 
 
 def _nearest(path: str, directories: tuple[str, ...]) -> str:
-    """The innermost of these directories that the path is in. "": it is in none."""
+    """Return the innermost of these directories that contains the path; "" without any."""
     return max((each for each in directories if path.startswith(each)), key=len, default="")
 
 
@@ -92,7 +102,7 @@ def _nearest(path: str, directories: tuple[str, ...]) -> str:
 def _has_distributions(directory: str) -> bool:
     try:
         return any(name.endswith(".dist-info") for name in os.listdir(directory))
-    except OSError:  # an archive, or nothing at all
+    except OSError:  # an archive, or no such directory
         return False
 
 
@@ -100,13 +110,15 @@ _VARIABLES: Any = vars(types.ModuleType)["__dict__"]
 
 
 def variables_of(module: types.ModuleType) -> dict[str, Any]:
-    """A module's, from where Python keeps them."""
+    """Return a module's variables from Python's own storage."""
     found: dict[str, Any] = _VARIABLES.__get__(module)
     return found
 
 
 def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The variables of the script's own modules, by and in the order of their names. apart: those of one to leave out."""
+    """Return the variables of the script's own modules, sorted by module name. apart: the variables of a module to
+    leave out.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, module in list(sys.modules.items()):
         if type(name) is not str or not issubclass(type(module), types.ModuleType) or name in MAIN:
@@ -119,7 +131,7 @@ def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> dict[
 
 
 def own_names(directories: tuple[str, ...]) -> frozenset[str]:
-    """The names of the script's own modules, as classes have them."""
+    """Return the names of the script's own modules, as classes record them."""
     names = set(own_modules(directories, {}))
     main = sys.modules.get("__main__")
     file = None if main is None else variables_of(main).get("__file__")
@@ -131,15 +143,18 @@ def own_names(directories: tuple[str, ...]) -> frozenset[str]:
 MAIN = ("__main__", "__mp_main__")
 
 
-# -- what there is, from where Python keeps it: none of the script's code runs
+# -- reading objects from Python's own storage: no code of the script runs
 
 _SNAPSHOT_USERS = frozenset({"locals", "vars", "eval", "exec", "dir"})
-_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: a function's code
+_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the flag of a function's code
 
 
 def variables_in(frame: FrameType) -> dict[str, Any]:
-    """A function's variables. Up to Python 3.12 the frame keeps what `f_locals` has given, and with it the last losses and their
-    graphs: that is emptied, unless the function may have given it to the script by `locals()`."""
+    """Return a function's variables.
+
+    Up to Python 3.12 the frame keeps the dict of `f_locals`, and with it the last losses and their graphs. The dict is
+    emptied, unless the function may have given it to the script by `locals()`.
+    """
     if not frame.f_code.co_flags & _OPTIMIZED:
         return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
     snapshot = frame.f_locals
@@ -154,19 +169,19 @@ _NAMES = type.__dict__["__dict__"]
 
 
 def mro_of(kind: type) -> tuple[type, ...]:
-    """A class, and those that it is made of."""
+    """Return a class and its base classes."""
     found: tuple[type, ...] = _MRO.__get__(kind)
     return found
 
 
 def module_of(kind: type) -> str:
-    """The name of the module that a class is in."""
+    """Return the name of the module that defines a class."""
     module = type.__dict__["__module__"].__get__(kind)
     return module if type(module) is str else ""
 
 
 def attributes_of(value: Any, kind: type) -> dict[str, Any]:
-    """Those of the object itself, in `__dict__` and `__slots__`, from where Python keeps them."""
+    """Return the object's own attributes, in `__dict__` and `__slots__`, from Python's own storage."""
     found: dict[str, Any] = {}
     inner: Any = None
     for each in mro_of(kind):

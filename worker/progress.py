@@ -1,4 +1,4 @@
-"""How fast a worker steps, and what each switch of generations cost it (design: worker-runtime 7)."""
+"""Pace of a worker's steps, and the cost of each switch of generations (design: worker-runtime 7)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from statistics import median
 from ..protocol.model import Resize, Steady
 
 STEPS_KEPT = 128
-MEDIAN_STEPS = 32  # of which a pace is the median
-STEADY_STEPS = 32  # the pace of a generation is the median of so many of its last steps
-STEPS_BEFORE = 2  # the gap is looked for from this many steps before a switch
-STEPS_AFTER = 4  # to this many after it
+MEDIAN_STEPS = 32  # number of step times of which the pace is the median
+STEADY_STEPS = 32  # the pace of a generation is the median of this number of its last steps
+STEPS_BEFORE = 2  # the longest gap is searched from this number of steps before a switch
+STEPS_AFTER = 4  # to this number of steps after it
 RESIZES_KEPT = 32
 
 
@@ -28,36 +28,38 @@ class _Pending:
 
 
 class StepTimes:
-    """When each step was applied (monotonic seconds), and the gaps around switches."""
+    """Times at which steps were applied (monotonic seconds), and the gaps around switches."""
 
     def __init__(self) -> None:
         self._applied: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
         self._pending: list[_Pending] = []
         self._resizes: deque[Resize] = deque(maxlen=RESIZES_KEPT)
-        self._generation = 0  # that the training thread is in; 0: it has joined in the middle
-        self._own = 0  # steps applied since then
+        self._generation = 0  # generation of the training thread; 0: it has joined in the middle
+        self._own = 0  # steps applied in this generation
 
     @property
     def resizes(self) -> tuple[Resize, ...]:
         return tuple(self._resizes)
 
     def median_step_s(self) -> float:
-        """Median time between two applied steps over the last ones, 0 if there are none."""
+        """Return the median time between the last applied steps in seconds; 0 without any."""
         times = [at for _, at in list(self._applied)[-MEDIAN_STEPS - 1 :]]
         gaps = [b - a for a, b in pairwise(times)]
         return median(gaps) if gaps else 0.0
 
     def steady(self) -> Steady:
-        """The pace with the present workers alone, which the scheduler wants: a generation's first step was the switch itself."""
+        """Return the pace with the present workers alone, for the scheduler. A generation's first step, the switch
+        itself, does not count.
+        """
         own = min(self._own - 1, STEADY_STEPS + 1)
         times = [at for _, at in list(self._applied)[-own:]] if own > 1 and self._generation else []
         gaps = [b - a for a, b in pairwise(times)]
         return Steady(generation=self._generation, step_s=median(gaps), steps=len(gaps)) if gaps else Steady()
 
     def switched(self, generation: int, before: int, after: int, recovery: bool) -> None:
-        """A switch after the last applied step. Measured only where this worker had been training before.
+        """Record a switch after the last applied step. Measured only if this worker had been training before.
 
-        If no step has been applied since the switch before it, both are one, with one pause.
+        If no step has been applied since the previous switch, both count as one, with one pause.
         """
         self._generation, self._own = generation, 0
         if not self._applied:
@@ -69,7 +71,7 @@ class StepTimes:
         self._pending.append(_Pending(generation, step, before, after, recovery, self.median_step_s()))
 
     def applied(self, step: int, at: float) -> bool:
-        """`step` was applied at `at`. True if a switch has been measured thereby."""
+        """Record that `step` was applied at `at`. Returns True if this completes the measurement of a switch."""
         self._applied.append((step, at))
         self._own += 1
         done = [p for p in self._pending if step >= p.step + STEPS_AFTER]
@@ -79,7 +81,7 @@ class StepTimes:
         return bool(done)
 
     def restarted(self) -> None:
-        """The state was replaced: gaps across this point say nothing."""
+        """Forget all times, since the state was replaced: gaps across this point mean nothing."""
         self._applied.clear()
         self._pending.clear()
         self._generation = self._own = 0

@@ -1,9 +1,9 @@
-"""Remarks on the values that a script keeps itself: what the job's user is told once, by name, as an event of the job.
+"""Remarks on values that a script keeps itself: the job's user gets each once, by name, as an event of the job.
 
-A remark is no refusal. Where a newcomer computes other gradients it does not join (`crosscheck`). Here a value is other than it
-would be in a training that loses no worker, and no gradient is known to depend on it: the loop bodies before have not changed a
-newcomer's; a restart from a checkpoint has lost it; loop bodies of a step that was given up have changed it, and change it again.
-`run.local` says that only a log reads such a value.
+A remark is no refusal. A new worker that computes other gradients does not join (`crosscheck`). A remark is about a
+value that differs from a training without losses of workers, while no gradient is known to depend on it: the loop
+bodies before have not changed a new worker's value; a restart from a checkpoint has lost it; loop bodies of a step that
+was given up have changed it, and change it again. `run.local` declares that only a log reads such a value.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ from typing import Any
 from .kept import Difference, Reach, differences
 from .looking import Looking
 
-NAMED = 3  # in the line to write
+NAMED = 3  # names in the suggested line
 
 
 class Remarks:
-    """Those of one worker. For the training thread."""
+    """The remarks of one worker. For the training thread."""
 
     def __init__(self, looking: Looking, notice: Callable[[str], None]) -> None:
-        """notice: makes a sentence an event of the job."""
+        """notice: reports a sentence as an event of the job."""
         self._looking = looking
         self._notice = notice
-        self._told: set[str] = set()  # names, each of which is told once
-        self._repeats = False  # loop bodies have run for a step that was given up
-        self._before: Reach | None = None  # what the script kept before they run again
+        self._told: set[str] = set()  # names that have had their remark
+        self._repeats = False  # whether loop bodies have run for a step that was given up
+        self._before: Reach | None = None  # values that the script kept before these bodies run again
 
     def on_newcomer(self, given: Reach, newcomer: Reach, workers: tuple[str, str]) -> None:
-        """A newcomer computes what the others do. given: what the script of a worker keeps that has given it the state. A
-        dataset's cache is no matter for a remark: cross-checks compare the samples."""
+        """Remark on a new worker, which computes the same gradients. given: values of the worker that has given it the
+        state.
+
+        A dataset's cache gets no remark, since cross-checks compare the samples.
+        """
         self._tell(
             [each for each in self._looking.lost(given, newcomer) if not self._looking.is_cache(each)],
             lambda found, names: (
@@ -42,8 +45,11 @@ class Remarks:
         )
 
     def on_restart(self, was: Any, same_epoch: bool) -> None:
-        """The job goes on from a checkpoint in a new process, and no loop body has run. was: `Looking.plain` of the worker that
-        wrote the checkpoint. same_epoch: the checkpoint is of the middle of the present epoch."""
+        """Remark on a restart from a checkpoint in a new process, before any loop body.
+
+        was: `Looking.plain` of the worker that wrote the checkpoint. same_epoch: the checkpoint is from the middle of
+        the present epoch.
+        """
         looking = self._looking
         (before, before_derived), derived = looking.of_plain(was), looking.derived
         found = looking.lost(before, looking.now(sys._getframe()))
@@ -62,16 +68,20 @@ class Remarks:
     # -- steps that are given up
 
     def step_given_up(self) -> None:
-        """Loop bodies have run for it: bodies of that step, or of the next, run again."""
+        """Record that loop bodies have run for a step that was given up: bodies of that step, or of the next, run
+        again.
+        """
         self._repeats = True
 
     def step_begins(self) -> None:
-        """None of its loop bodies has run here."""
+        """Begin a step, before any of its loop bodies."""
         if self._repeats:
             self._repeats, self._before = False, self._looking.now(sys._getframe())
 
     def bodies_have_run(self, step: int) -> None:
-        """All of this worker's. What they have changed, those before have changed, too."""
+        """Compare after all of this worker's bodies: values that they have changed were also changed by the bodies
+        given up.
+        """
         if self._before is None:
             return
         before, self._before = self._before, None
@@ -85,7 +95,7 @@ class Remarks:
         )
 
     def _tell(self, found: Sequence[Difference], text: Callable[[Sequence[Difference], str], str]) -> None:
-        """text: of the names that were not told before, and of the first of them as arguments of `run.local`."""
+        """Send a remark. text: a function of the new names, and of the first of them as arguments of `run.local`."""
         news = [each for each in found if each.name not in self._told]
         if news:
             self._told |= {each.name for each in news}

@@ -1,8 +1,8 @@
-"""When a worker reports to its agent, and what. Pure.
+"""When a worker reports to its agent, and the contents of a report. Pure.
 
-A status is due at once when something changes that the controller should know, and at every heartbeat. Each has a number; the
-agent acknowledges it. A worker that ends waits for the acknowledgement of its last status, but not for ever: without an agent
-its end shows as a loss.
+A status is due at once after a change that the controller should know, and at every heartbeat. Each has a number, which
+the agent acknowledges. A worker that ends waits for the acknowledgement of its last status for a limited time: without
+an agent its end counts as a loss.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class Reporting:
         self._acknowledged = 0
 
     def change(self, now: float) -> None:
-        """Something has changed: a status is due."""
+        """Make a status due now."""
         self._due_at = min(self._due_at, now)
 
     def notice(self, now: float, text: str) -> None:
-        """People should find this among the job's events."""
+        """Add a sentence to the next status, for the job's events."""
         self._news = text
         self.change(now)
 
     def measured(self, metrics: Mapping[str, float]) -> None:
-        """What the script has reported of itself. A status must stay small: of too many figures the first are kept."""
+        """Keep the script's own metrics. A status must stay small: of too many metrics the first are kept."""
         self.metrics = dict([*self.metrics.items(), *_within_bounds(metrics)])
         if len(self.metrics) > MAX_METRICS:
             self.metrics = dict(list(self.metrics.items())[:MAX_METRICS])
 
     def acknowledged(self, sequence: int) -> None:
-        """The agent has this one, and with it all before."""
+        """Take note that the agent has this status and all before it."""
         self._acknowledged = max(self._acknowledged, min(sequence, self._sequence))
 
     @property
     def next_sequence(self) -> int:
-        """Of the status that is made next."""
+        """Number of the next status."""
         return self._sequence + 1
 
     def has_arrived(self, sequence: int) -> bool:
@@ -78,7 +78,7 @@ class Reporting:
         unconnected_s: float,
         note: str,
     ) -> WorkerStatus:
-        """The next status; the heartbeat begins anew."""
+        """Return the next status; the next heartbeat is due one interval from now."""
         self._due_at = now + WORKER_HEARTBEAT_S
         self._sequence += 1
         membership = self._membership

@@ -1,7 +1,7 @@
-"""Calls of `run.save` in a script's source: what they read, and which of them only the leader comes to.
+"""Calls of `run.save` in a script's source: the variables that they read, and the calls that only the leader reaches.
 
-The source is read by its syntax alone. A condition that names a leader, a rank or a main process is taken for one that one worker
-passes: `if run.is_leader:`, `if rank == 0:`, `if not args.is_main_process: return`.
+Only the source's syntax is read. A condition that names a leader, a rank or a main process is assumed to hold on one
+worker only: `if run.is_leader:`, `if rank == 0:`, `if not args.is_main_process: return`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from .own_code import directories, is_own_file
 
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
 _KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
-ROUNDS = 4  # of assignments that are followed backwards
+ROUNDS = 4  # number of assignments that are followed backwards
 
 _Block = Sequence[ast.stmt]
 
 
 def is_for_leader(frame: FrameType | None) -> bool:
-    """Does the script come here only where it is the leader, as far as its source tells? frame: any from the call inwards."""
+    """Return whether the script reaches this call only on the leader, according to its source. frame: of the call or
+    inside it.
+    """
     own = directories()
     while frame is not None:
         file, line = frame.f_code.co_filename, frame.f_lineno
@@ -43,7 +45,7 @@ def _leaders_lines(file: str) -> tuple[range, ...]:
 
 
 def _of_leader(tree: ast.Module) -> Iterator[range]:
-    """The lines that only the leader comes to."""
+    """Yield the lines that only the leader reaches."""
     for node in ast.walk(tree):
         match node:
             case ast.If(test=test, body=body, orelse=orelse) if _names_leader(tree, test):
@@ -57,7 +59,7 @@ def _of_leader(tree: ast.Module) -> Iterator[range]:
 
 
 def _behind_return(tree: ast.Module, block: _Block) -> Iterator[range]:
-    """The rest of a block behind `if not run.is_leader: return`."""
+    """Yield the rest of a block after `if not run.is_leader: return`."""
     for position, statement in enumerate(block):
         if not isinstance(statement, ast.If) or not isinstance(statement.body[-1], ast.Return | ast.Continue):
             continue
@@ -79,7 +81,7 @@ def _is_not(test: ast.expr) -> bool:
 
 
 def _names_leader(tree: ast.Module, test: ast.expr) -> bool:
-    """Does a condition, or what a variable in it was bound to, name a leader?"""
+    """Return whether a condition, or the value of a variable in it, names a leader."""
     if _LEADER.search(ast.unparse(test)):
         return True
     names = set(_truths(test))
@@ -92,7 +94,7 @@ def _names_leader(tree: ast.Module, test: ast.expr) -> bool:
 
 
 def _truths(test: ast.expr) -> Iterator[str]:
-    """The variables that are true or false in a condition, or equal to something."""
+    """Yield the variables of which a condition tests the truth, or equality to a value."""
     match test:
         case ast.Name(id=name) | ast.Compare(left=ast.Name(id=name), ops=[ast.Eq() | ast.NotEq()]):
             yield name
@@ -104,9 +106,12 @@ def _truths(test: ast.expr) -> Iterator[str]:
 
 
 def saved_names(tree: ast.Module) -> frozenset[str]:
-    """The variables and attributes (`history`, `self.best`) that go into what `.save(what, path)`, or a function of the script
-    that hands its argument on to it, is given, and into the conditions under which it is called or the loop over epochs is left.
-    Calls that only the leader comes to do not count."""
+    """Return the variables and attributes (`history`, `self.best`) that determine saved files.
+
+    These are the arguments of `.save(what, path)`, or of a function of the script that passes its argument to it; and
+    the conditions under which it is called or the loop over epochs is left. Calls that only the leader reaches do not
+    count.
+    """
     leaders = list(_of_leader(tree))
     savers = {
         node.name
@@ -130,7 +135,7 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
 
 
 def _ends(tree: ast.Module) -> Iterator[ast.expr]:
-    """The conditions in a loop over epochs behind which it is left."""
+    """Yield the conditions under which a loop over epochs is left."""
     for loop in ast.walk(tree):
         if (
             isinstance(loop, ast.For)
@@ -145,7 +150,7 @@ def _ends(tree: ast.Module) -> Iterator[ast.expr]:
 def _calls(
     node: ast.AST, tests: tuple[ast.expr, ...], names: Collection[str]
 ) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
-    """Each call with arguments of a function or method of one of these names, with the conditions around it."""
+    """Yield each call with arguments of a function or method with one of these names, with the conditions around it."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[_, *_]) if name in names:
             yield node, tests
@@ -156,7 +161,9 @@ def _calls(
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Variables, with what they or their items are bound to, and with the conditions under which they are."""
+    """Yield variables with the values that they or their items are bound to, and with the conditions around the
+    binding.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.If):
             for name in {
@@ -170,12 +177,14 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_part(name: str, names: Collection[str]) -> bool:
-    """Is it one of these names, or does it hold or belong to one of them? `a.b` belongs to `a`."""
+    """Return whether a name is one of these names, contains one, or belongs to one. `a.b` belongs to `a`."""
     return any(name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.") for each in names)
 
 
 def _path(node: ast.expr) -> str:
-    """A variable, or an attribute of one, without what is behind an item: `self.log` of `self.log[0].x`. "": neither."""
+    """Return a variable, or an attribute of one, up to the first item: `self.log` of `self.log[0].x`. "": the node is
+    neither.
+    """
     names: list[str] = []
     while isinstance(node, ast.Subscript | ast.Attribute):
         names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
@@ -184,13 +193,15 @@ def _path(node: ast.expr) -> str:
 
 
 def _kept(node: ast.AST) -> Iterator[str]:
-    """The variables and attributes whose values are in that of an expression, rather than what a function computes from them."""
+    """Yield the variables and attributes of which an expression contains the values, as opposed to arguments of
+    computations.
+    """
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and (path := _path(node)):
         yield path
         if isinstance(node, ast.Subscript):
             yield from _kept(node.slice)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
-        yield from _kept(node.func.value)  # such as `x.state_dict()`
+        yield from _kept(node.func.value)  # for example `x.state_dict()`
     elif isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         for each in (*node.args, *(each.value for each in node.keywords)) if name in _KEEPING else ():

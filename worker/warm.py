@@ -1,8 +1,9 @@
-"""What a process loads before workers are forked from it (worker-runtime 9): whatever nearly every training script imports.
+"""Modules that a process loads before workers are forked from it (worker-runtime 9): imports of nearly every training
+script.
 
-The agent's warm process (`agent.forkserver.server`) is told this module's name and calls `prepare` and `renew`; nothing else
-knows it. What these load must neither start a thread nor touch a GPU: a child of fork has only the thread that forked, and a CUDA
-driver that has been started once is of no use in a child.
+The agent's warm process (`agent.forkserver.server`) gets this module's name and calls `prepare` and `renew`; no other
+code knows it. The loaded code must neither start a thread nor touch a GPU: a forked child has only the thread that
+forked, and a CUDA driver that was initialized before the fork is unusable in the child.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import torch
 
 
 def prepare() -> None:
-    """Load what torch puts off until it is first used: the first step of an optimizer imports most of torch's compiler."""
+    """Load code that torch loads at its first use: the first step of an optimizer imports most of torch's compiler."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1, momentum=0.9).step()
 
 
 def on_device(device: torch.device) -> None:
-    """Make what a process makes once on its device: the context, cuBLAS's and cuDNN's handles in this thread and in autograd's,
-    an optimizer's first kernels. Not for the warm process. Draws no random numbers.
+    """Create the per-process objects of a device: the context, cuBLAS's and cuDNN's handles in this thread and in
+    autograd's, and an optimizer's first kernels.
+
+    Not for the warm process. Draws no random numbers.
     """
     image = torch.zeros(1, 8, 8, 8, device=device)
     kernel = torch.zeros(8, 8, 3, 3, device=device, requires_grad=True)
@@ -33,7 +36,7 @@ def on_device(device: torch.device) -> None:
 
 
 def renew() -> None:
-    """In a forked worker: draw anew what a fresh process draws from the system at its start (`random` does so by itself)."""
+    """In a forked worker, draw again the seeds that a fresh process draws from the system (`random` does so by itself)."""
     numpy.random.seed()
     torch.default_generator.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)

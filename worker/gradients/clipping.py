@@ -1,8 +1,8 @@
-"""What happens to the global gradient before the update: division by a count of items, clipping to a norm.
+"""Processing of the global gradient before the update: division by a count of items, clipping to a norm.
 
-A loop body may say itself how to clip (`Run.clip`). It runs once for each virtual worker, and the gradient that it means is there
-when the last of them is done; so its limit is kept until then. It travels in the step's word, as the bits of a floating-point
-number: a worker that has run no body in this step clips like the others.
+A loop body may set the clipping limit (`Run.clip`). The body runs once for each virtual worker, and the global gradient
+is complete after the last of them; so the limit is kept until then. It travels in the step's word, as the bits of a
+floating-point number: a worker that has run no body in this step clips like the others.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from ..inband import NOTHING, Part
 
 
 class Clipping:
-    """The limit of one step after the other, and the norm before clipping. Takes part in the step's exchange."""
+    """The clipping limit of a step, and the norm before clipping. Takes part in the step's exchange."""
 
     name = "clipping"
     slots = 2
 
     def __init__(self, max_norm: float | None = None) -> None:
-        """max_norm: in every step, whatever bodies say."""
+        """max_norm: limit of every step, from `prepare`; None: bodies may set one."""
         self._always = max_norm
-        self._own: dict[int, float] = {}  # what this worker's bodies want in this step, by virtual worker
-        self._asked: float | None = None  # of everybody's
+        self._own: dict[int, float] = {}  # limits set by this worker's bodies in this step, by virtual worker
+        self._asked: float | None = None  # limit of all workers' bodies
 
     def begin(self) -> None:
-        """A step begins, or begins again."""
+        """Begin a step, or begin it again."""
         self._own = {}
         self._asked = None
 
     def ask(self, virtual_worker: int, max_norm: float) -> None:
-        """A body wants this. Raises UserError if it cannot be, or if another body wanted something else."""
+        """Set a body's limit. Raises UserError if the limit is not positive, or if another body set a different one."""
         wanted = float(max_norm)
         if not wanted > 0:
             raise UserError(f"clip({max_norm}): the greatest norm must be above 0")
@@ -49,14 +49,18 @@ class Clipping:
         self._own[virtual_worker] = wanted
 
     def apply(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Clip the gradients of these parameters, if anybody wants that. Returns their 2-norm before."""
+        """Clip the gradients of these parameters if there is a limit. Returns their 2-norm before; None without a
+        limit.
+        """
         limit = self._asked if self._always is None else self._always
         return None if limit is None else torch.nn.utils.clip_grad_norm_(parameters, limit)
 
     # -- in band: positive numbers are ordered as their bits are
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """The limit, and its negative. 0: bodies have asked for none. Raises UserError if only some have."""
+        """Return the limit as an integer, and its negative; 0 without a limit. Raises UserError if only some bodies
+        have set one.
+        """
         if not part.hosted:
             return NOTHING, NOTHING
         limits = [self._own.get(virtual_worker) for virtual_worker in part.hosted]
@@ -66,21 +70,21 @@ class Clipping:
         return bits, -bits
 
     def wants(self, part: Part) -> bool:
-        """No: the number is all."""
+        """Return False: the numbers are enough."""
         return False
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Whether workers disagree."""
+        """Return whether the workers' limits differ."""
         bits, least = greatest[0], -greatest[1]
         self._asked = _number(bits) if bits > 0 else None
         return bits != NOTHING and bits != least
 
     def letter(self, part: Part) -> Any:
-        """What this worker's bodies want."""
+        """Return the limit of this worker's bodies."""
         return [self._own.get(part.hosted[0])] if part.hosted else None
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises UserError if workers disagree."""
+        """Compare the letters. Raises UserError if the workers' limits differ."""
         wanted = [letter[0] for letter in letters if letter is not None]
         other = next((each for each in wanted if each != wanted[0]), wanted[0])
         if other != wanted[0]:
@@ -88,7 +92,7 @@ class Clipping:
 
 
 def divide(parameters: Sequence[torch.Tensor], virtual_workers: int, items: float) -> None:
-    """From means over virtual workers, in the parameters' `grad`, to means over items; unchanged if there are none."""
+    """Convert means over virtual workers, in the parameters' `grad`, to means over items; unchanged if `items` is 0."""
     if not items:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

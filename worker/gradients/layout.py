@@ -1,8 +1,9 @@
-"""Where gradients lie: a few flat tensors, cut into the parameters' shapes (EasyScale 3.3: buckets by parameter order).
+"""Memory layout of gradients: a few flat tensors, cut into the parameters' shapes (EasyScale 3.3: buckets by parameter
+order).
 
-The trained parameters are taken in reverse, which is about the order in which a backward pass completes them, and put into one
-flat tensor for each kind (type and device). The order follows from the model alone, never from the order of arrival, so it
-is the same on every worker and after every change of their number.
+The trained parameters are taken in reverse, which is about the order in which a backward pass completes them, and put
+into one flat tensor for each kind (dtype and device). The order follows from the model alone, never from the order of
+arrival, so it is the same on every worker and after every change of their number.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 
 from ...protocol.errors import UserError
 
-SEGMENT_ELEMENTS = 1 << 18  # parameters are placed together until there are that many elements
+SEGMENT_ELEMENTS = 1 << 18  # elements at which a segment of parameters ends
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive parameters of one flat tensor, whose gradients are put there together."""
+    """Consecutive parameters of one flat tensor, with gradients that are copied there together."""
 
     flat: int
     positions: range  # in `Layout.parameters`
@@ -30,8 +31,9 @@ class Layout:
     """The place of each trained parameter's gradient."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], padding: int) -> None:
-        """parameters: in the model's order. padding: zeros after each flat tensor, so that it can be divided into that many parts
-        of one size. Raises UserError if there is nothing to train."""
+        """parameters: in the model's order. padding: number of zeros after each flat tensor, so that it can be divided
+        into as many equal parts. Raises UserError without parameters.
+        """
         if not parameters:
             raise UserError("the model has no parameters to train")
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
@@ -60,11 +62,11 @@ class Layout:
 
     @property
     def kinds(self) -> list[tuple[torch.dtype, torch.device]]:
-        """Type and device of each flat tensor."""
+        """Dtype and device of each flat tensor."""
         return list(self._kinds)
 
     def allocate(self) -> Gradient:
-        """A gradient of zeros."""
+        """Return a gradient of zeros."""
         flats = [
             torch.zeros(size + self.padding, dtype=dtype, device=device)
             for size, (dtype, device) in zip(self.sizes, self._kinds, strict=True)
@@ -77,43 +79,43 @@ class Layout:
 
 
 class Gradient:
-    """One gradient: its flat tensors, and their parts in the parameters' shapes, by the layout's positions."""
+    """One gradient: its flat tensors, and views into them with the parameters' shapes, by the layout's positions."""
 
     def __init__(self, flats: list[torch.Tensor], views: list[torch.Tensor]) -> None:
         self.flats = flats
         self.views = views
 
     def add_(self, other: Gradient) -> None:
-        """Add `other`, elementwise."""
+        """Add `other`, elementwise, in place."""
         for mine, theirs in zip(self.flats, other.flats, strict=True):
             mine.add_(theirs)
 
     def zero_(self) -> None:
-        """Make it zero."""
+        """Set all elements to zero."""
         for flat in self.flats:
             flat.zero_()
 
 
 class GradientPool:
-    """Gradients that are used again and again: fresh memory costs more than the sums that are made in it."""
+    """Gradients for repeated use: fresh memory costs more than the sums that are computed in it."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._free: list[Gradient] = []
 
     def take(self) -> Gradient:
-        """A gradient with any values; zeros in the padding."""
+        """Return a gradient with arbitrary values, and zeros in the padding."""
         return self._free.pop() if self._free else self._layout.allocate()
 
     def give_back(self, gradient: Gradient) -> None:
-        """It is not used any more."""
+        """Take back a gradient that is no longer used."""
         self._free.append(gradient)
 
 
 def _view(flat: torch.Tensor, offset: int, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The part of `flat` that is this parameter's: laid out in memory as the parameter is, where it fills its memory.
+    """Return this parameter's part of `flat`, with the memory layout of the parameter if that is dense.
 
-    With a version counter of its own (`data`), which tells whether somebody has changed it.
+    The view has a version counter of its own (through `data`), which shows changes.
     """
     part = flat[offset : offset + parameter.numel()].data
     dense = sorted(zip(parameter.stride(), parameter.shape, strict=True))

@@ -1,19 +1,23 @@
-"""One gradient reduction, the same for every number of workers (design: worker-runtime 3; EasyScale 3.3, D1).
+"""The gradient reduction, the same for every number of workers (design: worker-runtime 3; EasyScale 3.3, D1).
 
-A floating-point sum depends on its order, so the order is fixed: a balanced binary tree over the virtual workers 0..N-1, cut off
-at N. A *node* of it is an interval [lo, hi) of leaves: lo is a multiple of a power of two s, and hi = min(lo + s, N). A worker
-hosts a contiguous range of leaves and adds siblings as soon as it has both, which leaves it with the maximal nodes that
-its range covers. Which nodes those are follows from the range, so everybody knows who brings which, and nobody says so.
+A floating-point sum depends on its order, so the order is fixed: a balanced binary tree over the virtual workers
+0..N-1, cut off at N. A *node* of it is an interval [lo, hi) of leaves: lo is a multiple of a power of two s, and hi =
+min(lo + s, N). A worker hosts a contiguous range of leaves and adds siblings as soon as it has both, which leaves it
+with the maximal nodes that its range covers. These nodes follow from the range, so all workers know each worker's nodes
+without a message.
 
-To complete the tree the flat gradients are cut into buckets, and each bucket into one slice per worker. A worker receives
-its slice of everybody's nodes (all-to-all), adds the rest of the tree, and all slices are gathered: the traffic of a ring
-all-reduce if each worker brings one node. Addition is elementwise, so neither buckets nor slices change a bit of the result.
+To complete the tree the flat gradients are cut into buckets, and each bucket into one slice per worker. A worker
+receives its slice of all workers' nodes (all-to-all) and adds the rest of the tree; then all slices are gathered
+(all-gather). This is the traffic of a ring all-reduce if each worker has one node. Addition is elementwise, so neither
+buckets nor slices change a bit of the result.
 
-A worker that hosts nothing (a joiner in its first step) brings no node but takes its slice like all others. Two workers with one
-node each need none of this: a sum of two values has no order, so the library's all-reduce is canonical.
+A worker that hosts no virtual worker (a joining worker in its first step) has no node but takes its slice like all
+others. Two workers with one node each need none of this: a sum of two values has no order, so the library's all-reduce
+is canonical.
 
-A reduction begins before the gradient is complete: `advance` tells how much of it is, and starts what can be started without
-waiting, from within the backward pass. The collectives are started in one fixed order on all workers, whatever completes first.
+A reduction begins before the gradient is complete: `advance` is called with the completed part, and starts the
+collectives that can start without waiting, from within the backward pass. The collectives are started in one fixed
+order on all workers, in whatever order gradients complete.
 """
 
 from __future__ import annotations
@@ -28,13 +32,13 @@ import torch.distributed as dist
 from ..communication.communicator import Communicator, CommunicatorBroken
 from .layout import Gradient, Layout
 
-BUCKET_ELEMENTS = 1 << 21  # measured: smaller ones pay for latency, larger ones do not overlap sums with transfers
+BUCKET_ELEMENTS = 1 << 21  # measured: smaller buckets pay for latency, larger ones do not overlap sums with transfers
 PLAIN_BUCKET_ELEMENTS = 1 << 22
 BUCKETS_IN_FLIGHT = 3
 
 
 class Summable(Protocol):
-    """What is added up in a tree: a tensor, or a gradient of several."""
+    """A value that can be added up in a tree: a tensor, or a gradient of several tensors."""
 
     def add_(self, other: Any, /) -> Any:
         """Add `other`, elementwise, in place."""
@@ -53,7 +57,7 @@ class Node(Generic[B]):
 
 
 def cover(lo: int, hi: int, n: int) -> list[tuple[int, int]]:
-    """The maximal nodes of the tree over n leaves that make up [lo, hi), from left to right."""
+    """Return the maximal nodes of the tree over n leaves that make up [lo, hi), from left to right."""
     nodes: list[tuple[int, int]] = []
     while lo < hi:
         size = 1
@@ -65,16 +69,16 @@ def cover(lo: int, hi: int, n: int) -> list[tuple[int, int]]:
 
 
 def are_siblings(left: tuple[int, int], right: tuple[int, int], n: int) -> bool:
-    """Whether two adjacent nodes of the tree over n leaves have one parent."""
+    """Return whether two adjacent nodes of the tree over n leaves have the same parent."""
     size = left[1] - left[0]
     return left[0] % (2 * size) == 0 and right == (left[1], min(left[0] + 2 * size, n))
 
 
 class TreeAccumulator(Generic[B]):
-    """Adds leaves (or nodes) from left to right; siblings merge at once, so at most log2 n + 1 buffers are alive."""
+    """Adds leaves (or nodes) from left to right. Siblings merge at once, so at most log2 n + 1 buffers are alive."""
 
     def __init__(self, n: int, recycle: Callable[[B], None] = lambda buffer: None) -> None:
-        """recycle: is given each buffer whose value has been added to another one."""
+        """recycle: called with each buffer whose value has been added to another one."""
         self._n = n
         self._recycle = recycle
         self._nodes: list[Node[B]] = []
@@ -84,13 +88,15 @@ class TreeAccumulator(Generic[B]):
         self.push_node(virtual_worker, virtual_worker + 1, buffer)
 
     def push_node(self, lo: int, hi: int, buffer: B) -> None:
-        """Take over `buffer`, the node [lo, hi), which starts where the last one ended."""
+        """Take over `buffer`, the node [lo, hi), which begins where the last one ended."""
         self.hold(lo, hi, buffer)
         self.merge()
 
     def hold(self, lo: int, hi: int, buffer: B) -> None:
-        """Take over `buffer`, the node [lo, hi), whose value is still to come: `merge` adds it up. In a rehearsal leaves may come
-        from right to left."""
+        """Take over `buffer`, the node [lo, hi), with a value that is still to come: `merge` adds it up.
+
+        In a rehearsal leaves may come from right to left.
+        """
         if self._nodes and self._nodes[0].lo == hi:
             self._nodes.insert(0, Node(lo, hi, buffer))
             return
@@ -98,12 +104,12 @@ class TreeAccumulator(Generic[B]):
         self._nodes.append(Node(lo, hi, buffer))
 
     def extend(self, hi: int) -> None:
-        """The last node's buffer is given the sum up to `hi`."""
+        """Let the last node, of which the buffer holds the sum up to `hi`, end at `hi`."""
         last = self._nodes.pop()
         self._nodes.append(Node(last.lo, hi, last.buffer))
 
     def merge(self) -> None:
-        """Add siblings, from the right."""
+        """Add up siblings, from the right."""
         while len(self._nodes) > 1:
             left, right = self._nodes[-2:]
             if not are_siblings((left.lo, left.hi), (right.lo, right.hi), self._n):
@@ -113,39 +119,45 @@ class TreeAccumulator(Generic[B]):
             self._recycle(right.buffer)
 
     def nodes(self) -> list[Node[B]]:
-        """What there is, from left to right."""
+        """Return the present nodes, from left to right."""
         return list(self._nodes)
 
 
 class Reducer(Protocol):
-    """The mean over all virtual workers of all workers. All workers start and finish a reduction in the same step.
+    """Computes the mean over all virtual workers of all workers. All workers start and finish a reduction in the same
+    step.
 
-    After CommunicatorBroken the abandoned operations may still write to `out` and read the nodes: neither may be used again, nor
-    may the reducer.
+    After CommunicatorBroken the abandoned operations may still write to `out` and read the nodes. Neither may be used
+    again, nor may the reducer.
     """
 
     def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
-        """Begin. nodes: this worker's, from left to right. Siblings need not be added up yet, and values may still come.
+        """Begin a reduction. nodes: this worker's, from left to right. Siblings need not be added up yet, and values
+        may still come.
 
-        out: where the result goes: the first node's buffer, or any other where there is no node."""
+        out: receives the result: the first node's buffer, or any other gradient if there is no node.
+        """
 
     def advance(self, flat: int, elements: int) -> None:
-        """The nodes' flat tensor `flat`, and all before it, are complete up to this element. Neither blocks nor raises."""
+        """Report that the nodes are complete up to this element of the flat tensor `flat`. Neither blocks nor raises."""
 
     def finish(self, beside: Callable[[], None]) -> None:
-        """The nodes are complete: wait until the result is in `out`. Raises CommunicatorBroken.
+        """Wait until the result is in `out`; the nodes are complete. Raises CommunicatorBroken.
 
-        beside: issues another collective, at one fixed place among those of the reduction."""
+        beside: issues another collective, at one fixed place among those of the reduction.
+        """
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A part of a flat tensor that is reduced at once: `slice` elements for each worker, beyond its end in the padding."""
+    """A part of a flat tensor that is reduced at once: `slice` elements for each worker; the last slice may reach into
+    the padding.
+    """
 
     flat: int
     begin: int
     slice: int
-    complete_at: int  # elements of the flat tensor
+    complete_at: int  # elements of the flat tensor up to the bucket's end
 
     def of(self, tensor: torch.Tensor, workers: int) -> torch.Tensor:
         return tensor[self.begin : self.begin + workers * self.slice]
@@ -162,7 +174,9 @@ def _buckets(layout: Layout, workers: int, elements: int) -> list[_Bucket]:
 
 
 class PlainReducer:
-    """The library's all-reduce over workers, for jobs that do not ask for more: the order depends on their number."""
+    """The library's all-reduce over workers, for jobs without determinism: the order of the sum depends on their
+    number.
+    """
 
     def __init__(
         self, communicator: Communicator, layout: Layout, n: int, elements: int = PLAIN_BUCKET_ELEMENTS
@@ -176,7 +190,7 @@ class PlainReducer:
             out.zero_()
         self._out = out
         self._works: list[dist.Work] = []
-        # Not the exception itself: its frames refer to all this, so that only the garbage collector would free it.
+        # Not the exception itself: its frames refer to the tensors, so that only the garbage collector would free them.
         self._broken: str | None = None
 
     def advance(self, flat: int, elements: int) -> None:
@@ -205,13 +219,14 @@ class PlainReducer:
 class _Lane:
     """Memory of one bucket in flight. Kept from step to step: fresh memory costs more than the sums (8x against 2x)."""
 
-    incoming: torch.Tensor  # nodes of all workers, for each our slice
-    outgoing: torch.Tensor  # for each worker our nodes' slices, where they do not lie like that already
+    incoming: torch.Tensor  # this worker's slice of each node of all workers
+    # slices of this worker's nodes, by receiver, unless the nodes' memory has that order already
+    outgoing: torch.Tensor
 
 
 @dataclass
 class _Flight:
-    """A reduction under way."""
+    """A reduction in progress."""
 
     nodes: Sequence[Node[Gradient]]
     out: Gradient
@@ -223,7 +238,9 @@ class _Flight:
 
 
 class CanonicalReducer:
-    """Completes the canonical tree. The bits of the result depend on the leaves only, not on who hosts them."""
+    """Completes the canonical tree. The bits of the result depend on the leaves only, not on the workers that host
+    them.
+    """
 
     def __init__(
         self,
@@ -266,7 +283,7 @@ class CanonicalReducer:
         self._flight = _Flight(nodes, out, steps, next(steps, None))
 
     def _steps(self) -> Iterator[tuple[str, int]]:
-        """The order of the collectives: that of bucket b is gathered when the exchanges of the next ones have begun."""
+        """Yield the collectives in order: bucket b is gathered when the exchanges of the next buckets have begun."""
         count = len(self._buckets)
         if self._pair:
             yield from (("add", turn) for turn in range(count))
@@ -353,7 +370,7 @@ class CanonicalReducer:
         return self._lanes[number % BUCKETS_IN_FLIGHT][self._buckets[number].flat]
 
     def _own_nodes(self, bucket: _Bucket, nodes: Sequence[Node[Gradient]]) -> list[Node[torch.Tensor]]:
-        """This worker's nodes of one bucket, siblings added up."""
+        """Return this worker's nodes of one bucket, with siblings added up."""
         tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
         for node in nodes:
             tree.push_node(node.lo, node.hi, bucket.of(node.buffer.flats[bucket.flat], self._workers))
@@ -362,12 +379,12 @@ class CanonicalReducer:
         return own
 
     def _exchange(self, number: int, nodes: Sequence[Node[Gradient]]) -> dist.Work:
-        """Give each worker its slice of our nodes, and get ours of everybody's."""
+        """Send each worker its slice of this worker's nodes, and receive this worker's slice of all nodes."""
         bucket, lane, workers = self._buckets[number], self._lane(number), self._workers
         own = self._own_nodes(bucket, nodes)
         incoming = lane.incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
         if len(own) == 1:
-            outgoing = own[0].buffer.view(workers, bucket.slice)  # lies as it has to
+            outgoing = own[0].buffer.view(workers, bucket.slice)  # its memory already has the order of receivers
         else:
             rows = workers * len(own)
             outgoing = lane.outgoing[: rows * bucket.slice].view(rows, bucket.slice)
@@ -377,7 +394,9 @@ class CanonicalReducer:
         return self._communicator.all_to_all(incoming, outgoing, self._counts, [len(own)] * workers)
 
     def _gather(self, number: int, out: Gradient) -> dist.Work:
-        """Add our slice up, and give it to everybody. The bucket's exchange is over: its part of our nodes is free."""
+        """Add up this worker's slice, and gather all slices. The bucket's exchange is over, so its part of the nodes is
+        free.
+        """
         bucket = self._buckets[number]
         incoming = self._lane(number).incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
         tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
@@ -386,5 +405,5 @@ class CanonicalReducer:
         (root,) = tree.nodes()
         part = bucket.of(out.flats[bucket.flat], self._workers)
         own = part.view(self._workers, bucket.slice)[self._communicator.rank]
-        torch.div(root.buffer, self._n, out=own)  # frees the lane, and needs no copy from elsewhere when it is gathered
+        torch.div(root.buffer, self._n, out=own)  # writes in place, which frees the lane and saves a copy in the gather
         return self._communicator.all_gather(part, own)

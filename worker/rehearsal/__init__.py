@@ -1,1 +1,3 @@
-"""A script's training with a roster that changes at chosen steps, on one machine without a cluster: for `elasticctl check`."""
+"""Training of a script with a roster that changes at chosen steps, on one machine without a cluster: for `elasticctl
+check`.
+"""

@@ -1,4 +1,6 @@
-"""How a rehearsed worker is driven: its communicators are built before it begins, and its timetable takes the place of orders."""
+"""Control of a rehearsed worker: its communicators are built before it begins, and its timetable takes the place of
+orders.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ from .timetable import Timetable
 
 
 class Watcher(Protocol):
-    """Sees what the training thread tells, before it is acted upon."""
+    """Sees the facts of the training thread before they are handled."""
 
     def saw(self, fact: Event) -> None: ...
 
 
 class Rehearsal(MachineControl):
-    """A worker without an agent. On the training thread alone, but for what the library's threads tell."""
+    """A worker without an agent. For the training thread alone, except for facts from threads of the library."""
 
     def __init__(
         self,
@@ -44,8 +46,10 @@ class Rehearsal(MachineControl):
         connect: Callable[[int, int, int], Communicator],
         suspended_at: int | None = None,
     ) -> None:
-        """connect: builds the communicator of a generation, from that, the own rank and the number of workers; it is called for
-        all of this worker's generations, in their order. suspended_at: the job is preempted when so many steps are applied."""
+        """connect: builds the communicator of a generation, from the generation, this worker's rank and the number of
+        workers; called for all of this worker's generations in their order. suspended_at: the number of applied steps
+        at which the job is preempted.
+        """
         super().__init__(WorkerMachine(place.place(os.getpid(), ""), 0.0, timetable))
         self.timetable = timetable
         self._job = place.job

@@ -1,11 +1,12 @@
-"""What a rehearsed worker sees of its training, one JSON document a line, as it happens: a killed worker's notes stay.
+"""Notes of a rehearsed worker on its training, one JSON document per line, written at once: a killed worker's notes
+remain.
 
-{"loop": {...}}                   the training loop has begun: where it is in the script, and what is known of its length
-{"look": s, "reach": [...]}       what the script keeps (`reachable`), when it asks for the step after s applied ones; -1: at
-                                  the loop's beginning. Of several with one s the last one counts
+{"loop": {...}}                   the training loop has begun: its place in the script, and the known parts of its length
+{"look": s, "reach": [...]}       values that the script keeps (`reachable`) when it requests the step after s applied ones;
+                                  -1: at the loop's beginning. Of several with one s the last one counts
 {"state": s, "entries": [...]}    digests of the job's state by name, when s steps are applied
-{"save": path, "step": s, "entries": [...]}   what `run.save` was given
-{"over": s, "entries": [...]}     the loop is over, and the state at its end, registered values included
+{"save": path, "step": s, "entries": [...]}   the value passed to `run.save`
+{"over": s, "entries": [...]}     the loop is over; the state at its end, registered values included
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from ..own_code import directories, loop_frame, own_modules
 from ..reachable import look, names_bound
 from ..trainer import Trainer
 
-LOOKS_S = 15.0  # spent on looking, at most
+LOOKS_S = 15.0  # limit of the time spent on looks
 Entry = tuple[str, int, str]
 
 
 class Notes:
-    """Those of one worker. For the training thread."""
+    """The notes of one worker. For the training thread."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -41,12 +42,12 @@ class Notes:
         self._beside: dict[str, Any] = {}
         self._bound: frozenset[str] = frozenset()
         self._batch_size: int | None = None
-        self._looked = (-2, 0)  # applied steps, and the epoch of the script
+        self._looked = (-2, 0)  # applied steps and epoch of the script at the last look
         self._looks_s = 0.0
         self._has_read = False
 
     def follow(self, trainer: Trainer, dataset: Any, batch_size: int | None) -> None:
-        """The script is prepared. batch_size: of one virtual worker, where it is known."""
+        """Follow a prepared script. batch_size: of one virtual worker, if known."""
         self._trainer, self._beside, self._batch_size = trainer, {"the data set": dataset}, batch_size
 
     def note(self, document: dict[str, Any]) -> None:
@@ -59,7 +60,8 @@ class Notes:
         match fact:
             case Arrived():
                 self._arrived(trainer, fact)
-            case StepWanted() if trainer.is_reading:  # a newcomer has still to run the code at its epoch's beginning
+            # otherwise the worker has just joined and still has to run the code at its epoch's beginning
+            case StepWanted() if trainer.is_reading:
                 self._look(trainer.applied)
             case StepApplied(step=step):
                 self.note({"state": step + 1, "entries": trainer.state_entries(registered=False)})
@@ -92,12 +94,14 @@ class Notes:
 
     def _look(self, step: int) -> None:
         frame = loop_frame(sys._getframe(1))
-        if not self._has_read and step >= 0:  # the first pass begins: with what the epoch's beginning has made
+        # the first pass begins: include variables that the epoch's beginning has bound
+        if not self._has_read and step >= 0:
             self._has_read = True
             sources = Sources.of(frame)
             self._bound |= (names_bound(frame) - sources.temporaries()) | sources.sometimes
         assert self._trainer is not None
-        place = step, self._trainer.epoch  # at an epoch's edge once more, behind the code between
+        # at the edge of an epoch the step is looked at again, after the code between epochs
+        place = step, self._trainer.epoch
         if place == self._looked or self._looks_s > LOOKS_S:
             return
         self._looked = place
@@ -117,7 +121,7 @@ class Notes:
 
 
 def _entries(value: Any, name: str, depth: int = 0) -> Iterator[Entry]:
-    """Digests of what `torch.save` would write, by name."""
+    """Yield digests of the values that `torch.save` would write, by name."""
     if isinstance(value, torch.Tensor):
         dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
         flat = dense.cpu().contiguous().reshape(-1)
@@ -135,7 +139,7 @@ def _entries(value: Any, name: str, depth: int = 0) -> Iterator[Entry]:
     else:
         try:
             yield name, _digest(pickle.dumps(value)), type(value).__name__
-        except Exception:  # as `torch.save` would say; that is not what is rehearsed
+        except Exception:  # `torch.save` would report the error; a rehearsal does not
             yield name, 0, type(value).__name__
 
 

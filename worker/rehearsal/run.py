@@ -1,4 +1,4 @@
-"""The `run` of a rehearsed script. It trains as in a cluster, notes what it sees, and writes no result."""
+"""The `run` of a rehearsed script. It trains as in a cluster, writes notes, and writes no result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .notes import Notes
 from .timetable import Timetable
 
 OPERATION_S = 600.0
-BEHIND_THIRD_EPOCH = 3  # steps
+BEHIND_THIRD_EPOCH = 3  # steps of the third epoch
 FEWEST_STEPS = 12
 
 
@@ -34,7 +34,7 @@ class Rehearsed(Run):
     """This process's part in a rehearsal."""
 
     def __init__(self, errand: Errand, given: int | None, seed: int) -> None:
-        """given: virtual workers, as the script has them."""
+        """given: number of virtual workers in the script."""
         count = errand.virtual_workers or read_virtual_workers(os.environ, given or DEFAULT_VIRTUAL_WORKERS)
         place = _place(errand, count)
         self._errand = errand
@@ -78,7 +78,7 @@ class Rehearsed(Run):
         return found
 
     def saw(self, fact: Event) -> None:
-        """The training thread tells this."""
+        """Take note of a fact of the training thread, and end the trial when its time is up."""
         if isinstance(fact, StepWanted):
             now, budget_s = time.monotonic(), self._errand.budget_s
             self._first_step_at = self._first_step_at or now
@@ -87,7 +87,7 @@ class Rehearsed(Run):
         self._notes.saw(fact)
 
     def save(self, what: Any, path: str | Path) -> None:
-        """Notes what would be written."""
+        """Note the value instead of writing it."""
         trainer = self._in_job("save()", "call it in the loop, or after it")
         if not (self._looping if self._in_epochs else not trainer.finished):
             self.finish()
@@ -95,7 +95,7 @@ class Rehearsed(Run):
             self._notes.saves(what, Path(path), trainer.applied)
 
     def finish(self) -> None:
-        """Notes the state at the end, and lets the others come there."""
+        """End the training, note the state, and wait for the other workers."""
         super().finish()
         if self._trainer is not None and not self._noted_end:
             self._noted_end = True
@@ -104,19 +104,19 @@ class Rehearsed(Run):
 
 
 class _Meeting(FileStore):
-    """Where the workers of a generation find each other: a file."""
+    """Rendezvous of a generation's workers in a file."""
 
     cancelled = False
 
     def expect(self, keys: list[str]) -> None:
-        """Nothing is asked for beforehand."""
+        """Do nothing: no key is requested in advance."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the store holds no connection."""
 
 
 def _place(errand: Errand, virtual_workers: int) -> ClusterEnvironment:
-    """What an agent would say."""
+    """Return the environment that an agent would set."""
     place = ClusterEnvironment(
         job=JobId("w"),
         worker=WorkerId(f"w.{errand.worker}"),

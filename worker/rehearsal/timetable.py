@@ -1,8 +1,8 @@
-"""A membership that follows a timetable: all workers know beforehand at which step the roster changes.
+"""A membership that follows a timetable: all workers know in advance at which step the roster changes.
 
-An entry of the timetable is a generation: the step at which it begins, and its workers. A worker that is new in an entry is a
-newcomer. A generation begins between two steps; or *by a loss*, where a worker of the generation before dies in the entry's first
-step, which the others then train again without it.
+An entry of the timetable is a generation: the step at which it begins, and its workers. A worker that is new in an
+entry joins there. A generation begins between two steps; or *by a loss*: a worker of the previous generation dies in
+the entry's first step, which the others then train again without it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...protocol.model import GpuAddress, JobId, Member, Roster, ServerId, Worke
 from ..membership import machine as m
 
 MEET_WITHIN_S = 300.0
-FAILED = "failed"  # in the directory in which workers see who is where
+FAILED = "failed"  # name of a file in the meeting directory
 
 
 class Timetable(m.Membership):
-    """That of one worker. Entries are (first step, workers)."""
+    """The membership of one worker. Entries are (first step, workers)."""
 
     def __init__(
         self,
@@ -33,9 +33,11 @@ class Timetable(m.Membership):
         losses: frozenset[int] = frozenset(),
         before: int = 0,
     ) -> None:
-        """late: by entry, the workers that miss the step before, which the others have applied. broken: by entry, after which
-        evaluation of its first step the communicator of the one before breaks. meeting: a directory in which all see who is
-        where. losses: entries that begin by the death of a worker. before: generations of the job that have been."""
+        """late: by entry, the workers that miss the previous step, which the others have applied. broken: by entry, the
+        number of evaluations of its first step after which the previous communicator breaks. meeting: a directory in
+        which workers see each other's positions. losses: entries that begin by the death of a worker. before: number of
+        earlier generations of the job.
+        """
         super().__init__(JobId("w"), WorkerId(f"w.{me}"))
         self._number = me
         self._meeting = meeting
@@ -48,11 +50,11 @@ class Timetable(m.Membership):
         self._position = next(i for i, (_, workers) in enumerate(self.entries) if me in workers)
 
     def mine(self) -> list[int]:
-        """The generations that this worker is in."""
+        """Return the generations that include this worker."""
         return [self._before + i + 1 for i, (_, workers) in enumerate(self.entries) if self._number in workers]
 
     def rank_in(self, generation: int) -> tuple[int, int]:
-        """This worker's rank in a generation, and the number of its workers."""
+        """Return this worker's rank in a generation, and the number of its workers."""
         workers = self.entries[generation - self._before - 1][1]
         return workers.index(self._number), len(workers)
 
@@ -71,8 +73,11 @@ class Timetable(m.Membership):
         return []
 
     def meet(self) -> None:
-        """Wait until all workers of the present generation have come here: what one has not read yet is lost when another one
-        closes its connections. Raises PeerError if one of them has failed."""
+        """Block until all workers of the present generation have come here.
+
+        A worker that closes its connections too early would destroy messages that another has not read yet. Raises
+        PeerError if one of the workers has failed.
+        """
         workers = self.entries[self._position][1]
         (self._meeting / f"{self._position}.{self._number}.here").touch()
         deadline = time.monotonic() + MEET_WITHIN_S
@@ -82,11 +87,11 @@ class Timetable(m.Membership):
             time.sleep(0.001)
 
     def misses(self, step: int) -> bool:
-        """Does this worker miss that step?"""
+        """Return whether this worker misses that step."""
         return self._number in self._missing(step)
 
     def is_missed(self, step: int) -> bool:
-        """Does anybody miss that step?"""
+        """Return whether any worker misses that step."""
         return bool(self._missing(step))
 
     def _missing(self, step: int) -> list[int]:
@@ -95,13 +100,13 @@ class Timetable(m.Membership):
         return self._late[following] if ends else []
 
     def breaks(self, step: int, evaluation: int) -> bool:
-        """Does the communicator in use break behind this evaluation?"""
+        """Return whether the communicator in use breaks after this evaluation."""
         following = self._position + 1
         is_next = following < len(self.entries) and self.entries[following][0] == step
         return is_next and self._broken.get(following) == evaluation
 
     def dies_in(self, step: int) -> bool:
-        """Is this worker the one whose death in this step begins the next generation?"""
+        """Return whether this worker's death in this step begins the next generation."""
         following = self._position + 1
         if following not in self._losses or self.entries[following][0] != step:
             return False

@@ -1,1 +1,1 @@
-"""What the training thread does next: its table of states, and the rules of each. Pure."""
+"""Instructions for the training thread: its table of states, and the rules of each. Pure."""

@@ -1,8 +1,8 @@
-"""How a worker comes to its end: after its job's last step, or because the job is preempted. Pure.
+"""End of a worker: after its job's last step, or because the job is preempted. Pure.
 
-A worker ends between two steps. The state of a preempted job is saved before, if it is this worker that does so (`suspension`).
-The leader of a job that is over leaves a checkpoint of the end, so that whatever follows can be done again. Then the worker waits
-until its agent has the last status, but not for ever.
+A worker ends between two steps. The state of a preempted job is saved before, if this worker is the one that saves
+(`suspension`). The leader of a job that is over writes a checkpoint of the end, so that code after the loop can run
+again. Then the worker waits, for a limited time, until its agent has the last status.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .suspension import Suspension, Verdict
 
 
 class Closing:
-    """The end of one worker. `follow` carries out what the membership decides."""
+    """The end of one worker. `follow` carries out actions of the membership."""
 
     def __init__(
         self,
@@ -50,19 +50,21 @@ class Closing:
         self._membership = membership
         self._reporting = reporting
         self._follow = follow
-        self._end: Action = Continue()  # what the thread is told when it has saved, or when its last report has arrived
+        # last action for the thread, after the save or the acknowledgement of the last report
+        self._end: Action = Continue()
         self._last_sequence = 0
 
     @property
     def decided(self) -> bool:
-        """Does this worker end, in whatever generation it is?"""
+        """Whether this worker ends, in whatever generation it is."""
         doing = self._activity.doing
         suspended = doing is Doing.SAVING and bool(self._suspension)
         return suspended or doing in (Doing.STANDING_BY, Doing.CLOSING, Doing.OVER)
 
     def suspended(self, now: float) -> list[Action]:
-        """The job is preempted, and this worker between two steps: save the state, if it is this worker that does; else stand by
-        or end."""
+        """Handle preemption between two steps: save the state if this worker is the one that saves; else stand by or
+        end.
+        """
         self._suspension.give_up_at = None
         position, roster = self._position, self._generation.roster
         durable = self._checkpoints.durable == (position.applied, position.epoch)
@@ -82,7 +84,7 @@ class Closing:
         return retire
 
     def finish(self, now: float, epochs: int) -> list[Action]:
-        """The script's loop is over, and all is sent that others need."""
+        """End after the script's loop, when all transfers to other workers are complete."""
         self._position.epoch = epochs
         whole = self._position.whole and self._position.finished
         if self._checkpoints.wanted and self._generation.leads and whole:
@@ -90,17 +92,17 @@ class Closing:
         return self.close(now, Continue())
 
     def save(self, now: float, epoch: int) -> SaveCheckpoint:
-        """Save what has been applied."""
+        """Begin to save the applied state."""
         return self._checkpoints.begin(now, self._position.applied, epoch, self._membership.generation)
 
     def _save_and_end(self, now: float, epoch: int, end: Action) -> list[Action]:
-        """Save what has been applied, and then end so."""
+        """Save the applied state, and then end with the action `end`."""
         self._end = end
         self._activity.go(now, Doing.SAVING)
         return [self.save(now, epoch)]
 
     def saved_or_not(self, now: float, fact: CheckpointSaved | CheckpointFailed) -> list[Action]:
-        """The writer of checkpoints has come to an end with one."""
+        """Handle the result of a checkpoint."""
         if not self._checkpoints.ended(now, fact, self._membership.generation):
             return []
         self._reporting.change(now)
@@ -113,7 +115,9 @@ class Closing:
         return self.close(now, self._end)
 
     def close(self, now: float, end: Action, unfinished: bool = False) -> list[Action]:
-        """Wait until the agent has the last status, and end so. `unfinished`: the script has not finished its loop."""
+        """Wait until the agent has the last status, and end with the action `end`. `unfinished`: the script has not
+        finished its loop.
+        """
         actions: list[Action] = []
         if end == Continue() and not unfinished:
             actions = self._follow(now, self._membership.handle(now, ms.LoopEnded()))
@@ -125,18 +129,18 @@ class Closing:
         return actions
 
     def acknowledged(self, now: float) -> list[Action]:
-        """The agent has acknowledged a status."""
+        """Handle the agent's acknowledgement of a status."""
         if self._activity.doing is Doing.CLOSING and self._reporting.has_arrived(self._last_sequence):
             return self._over(now)
         return []
 
     def pass_time(self, now: float) -> list[Action]:
-        """This worker stands by, or waits for its last report to arrive."""
+        """Handle time while this worker stands by, or waits for the acknowledgement of its last report."""
         if self._activity.doing is Doing.CLOSING:
             return self._over(now) if now >= self._activity.since + times.LAST_REPORT_TIMEOUT_S else []
         if now >= self._activity.since + times.MOST_SAVE_S:
-            return self.close(now, ExitScript(0))  # nobody has told it anything for too long
-        return self.suspended(now)  # it may be the one to try again
+            return self.close(now, ExitScript(0))  # no message has come for too long
+        return self.suspended(now)  # this worker may be the one to try again
 
     def _over(self, now: float) -> list[Action]:
         self._activity.go(now, Doing.OVER)

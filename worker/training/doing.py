@@ -1,7 +1,8 @@
-"""What the training thread is doing, what it may do next, and how long that may take. Pure.
+"""Activities of the training thread: what it does, what it may do next, and how long that may take. Pure.
 
-The thread does one thing at a time. What it does alone has a limit, after which its process ends. What it does together with the
-others has a longer one, after which it abandons the communicator (`limits`); it has then to come out of that within a third one.
+The thread does one thing at a time. An activity of its own has a limit, after which its process ends. An activity
+together with other workers has a longer one, after which the thread abandons the communicator (`limits`); it then has
+to leave the communicator within a third limit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .limits import Durations
 
 
 class Doing(enum.Enum):
-    """What the training thread is doing."""
+    """Activity of the training thread."""
 
     STARTING = "preparing model and data"
     WAITING = "waiting for a generation"
@@ -36,7 +37,7 @@ class Doing(enum.Enum):
     OVER = "over"
 
 
-ALONE = (Doing.LOADING, Doing.UPDATING, Doing.SCRIPT, Doing.PAUSED, Doing.SAVING)  # and may take as long as a pause
+ALONE = (Doing.LOADING, Doing.UPDATING, Doing.SCRIPT, Doing.PAUSED, Doing.SAVING)  # limited by `pause_timeout`
 TOGETHER = (
     Doing.RECEIVING,
     Doing.TAKING,
@@ -49,7 +50,7 @@ TOGETHER = (
 WITH_STATE = (Doing.TAKING, Doing.JOINING, Doing.SENDING)
 IN_STEP = (Doing.COMPUTING, Doing.REDUCING)
 
-# From a boundary. A step that was reached in a generation that is broken meanwhile is not begun: the thread waits (again).
+# From a boundary. In a generation that has broken meanwhile the next step is not begun: the thread waits (again).
 _AFTER_BOUNDARY = frozenset(
     {Doing.COMPUTING, Doing.PAUSED, Doing.WAITING, Doing.SAVING, Doing.STANDING_BY, Doing.CLOSING}
 )
@@ -77,44 +78,44 @@ TRANSITIONS: dict[Doing, frozenset[Doing]] = {
 
 
 class Activity:
-    """What the training thread of one worker does, and since when. `durations`: how long it has taken so far."""
+    """Activity of one worker's training thread, and its beginning. `durations`: measured so far."""
 
     def __init__(self, durations: Durations, now: float) -> None:
         self._durations = durations
         self.doing = Doing.STARTING
         self.since = now
-        self.come_out_by: float | None = None  # of an abandoned communicator
+        self.come_out_by: float | None = None  # time limit for leaving an abandoned communicator
 
     def go(self, now: float, doing: Doing) -> None:
-        """Do that from now on. Raises InvalidTransition if it cannot come next."""
+        """Begin an activity. Raises InvalidTransition if it cannot come next."""
         self.become(doing)
         self.since = now
         if doing not in TOGETHER:
             self.come_out_by = None
 
     def goes_on(self, now: float) -> None:
-        """It does not hang."""
+        """Restart the limit of the present activity, which makes progress."""
         self.since = now
 
     def become(self, doing: Doing) -> None:
-        """The same, but it has begun with what the thread does now. Raises InvalidTransition."""
+        """Rename the present activity, which keeps its beginning. Raises InvalidTransition if it cannot come next."""
         if doing not in TRANSITIONS[self.doing]:
             raise InvalidTransition(f"the training thread is {self.doing.value}, and cannot be {doing.value} next")
         self.doing = doing
 
     def abandon(self, now: float, hosted: int) -> None:
-        """The thread has to come out of the communicator in use."""
+        """Let the thread leave the communicator in use, within its limit."""
         if self.doing in TOGETHER:
             self.come_out_by = now + self._durations.come_out_limit_s(hosted)
 
     def was_away(self, now: float, away_s: float) -> None:
-        """The whole process was stopped for so long: that is no time in which the training thread hung."""
+        """Extend the limits by a time for which the whole process was stopped: the training thread did not hang then."""
         self.since = min(now, self.since + away_s)
         if self.come_out_by is not None:
             self.come_out_by += away_s
 
     def limit_at(self, hosted: int, again_at: float | None) -> float | None:
-        """When the thread has taken too long with what it does. `again_at`: when one that stands by tries again to save."""
+        """Return when the activity has taken too long. `again_at`: when a worker that stands by tries again to save."""
         if self.doing is Doing.COMPUTING:
             return self.since + self._durations.step_limit_s(hosted)
         if self.doing in ALONE:
@@ -129,9 +130,10 @@ class Activity:
         return None
 
     def waits_s(self, now: float, hosted: int, with_state: bool) -> float:
-        """For so long it has waited for the others, which is longer than it should where none of them computes; 0: it has not.
+        """Return for how many seconds the thread has waited for others, if that is longer than usual without computing;
+        else 0.
 
-        with_state: it is the state that has to arrive.
+        with_state: the state has to arrive.
         """
         if self.doing not in TOGETHER or self.come_out_by is not None:
             return 0.0

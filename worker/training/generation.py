@@ -1,8 +1,9 @@
-"""The generation in use, as one of its members sees it: who hosts what, and who hands the state on to whom. Pure.
+"""The generation in use, as one of its members knows it: which rank hosts which virtual workers, and the transfers of
+the state. Pure.
 
-In its first step only those host virtual workers who have the state. It goes to the joiners meanwhile. At the next boundary the
-script's registered values follow. In the second step joiners compute a micro-batch that somebody else hosts, to be compared
-(`crosscheck`). From then on all members host.
+In its first step only workers with the state host virtual workers, while the state is sent to the joining workers. At
+the next boundary the script's registered values follow. In the second step joining workers compute a micro-batch that
+another worker hosts, to be compared (`crosscheck`). From then on all members host.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..state.transfer_plan import Transfer, plan_transfers
 
 
 class Transfers(enum.Enum):
-    """Of the state, in the generation in use."""
+    """Progress of the state transfers in the generation in use."""
 
     NONE = "nobody needs the state"
     PENDING = "the first step brings the state to joiners"
@@ -23,7 +24,7 @@ class Transfers(enum.Enum):
 
 
 class Generation:
-    """That of the worker `me`; without a roster before the first."""
+    """The generation of the worker `me`; without a roster before the first."""
 
     def __init__(self, me: WorkerId, virtual_workers: int) -> None:
         self._me = me
@@ -34,11 +35,13 @@ class Generation:
         self.transfers = Transfers.NONE
         self.ranges: tuple[range, ...] = ()  # of virtual workers, by rank
         self._unproved = (
-            0  # steps until newcomers have been compared with those that gave them the state (`crosscheck`)
+            0  # steps until joining workers have been compared with those that gave them the state (`crosscheck`)
         )
 
     def enter(self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True) -> bool:
-        """Go on in this one. Whether this worker is among those who have the state. proves: newcomers are compared with these."""
+        """Enter a generation. Returns whether this worker has the state. proves: joining workers are compared with the
+        holders.
+        """
         self.roster, self.rank = roster, roster.rank(self._me)
         holds = [worker in holders for worker in roster.workers]
         self.plan = _plan(roster, holds)
@@ -48,7 +51,7 @@ class Generation:
         return holds[self.rank]
 
     def step_applied(self) -> None:
-        """Its first step, or a later one."""
+        """Take note of an applied step of the generation."""
         if self.transfers is Transfers.PENDING:
             self.transfers = Transfers.DUE
         elif self._proving:
@@ -56,11 +59,13 @@ class Generation:
 
     @property
     def proves(self) -> bool:
-        """Do newcomers still have to be compared with those that gave them the state? These may not leave before."""
+        """Whether joining workers still have to be compared with the holders, which may not leave before."""
         return self._proving
 
     def values_exchanged(self, finished: bool) -> None:
-        """Everybody has all of the state now. finished: no step follows, in which newcomers could prove themselves."""
+        """Take note that all members have the whole state. finished: no step follows in which joining workers could
+        prove themselves.
+        """
         self.transfers, self.plan = Transfers.NONE, ()
         if not self._proving or finished:
             self._all_host()
@@ -71,7 +76,7 @@ class Generation:
         self.ranges = assign(self._virtual_workers, [True] * len(self.roster.members))
 
     def give_up(self) -> None:
-        """It is broken: nobody hands anything on in it any more."""
+        """Take note that the generation is broken: its transfers end."""
         self.transfers, self.plan, self._proving = Transfers.NONE, (), False
 
     @property
@@ -80,32 +85,32 @@ class Generation:
 
     @property
     def sends_state(self) -> bool:
-        """Does this worker send the state in the first step, which is not over?"""
+        """Whether this worker sends the state in the first step, which is not over."""
         return self.transfers is Transfers.PENDING and self.sends
 
     @property
     def joins_now(self) -> bool:
-        """Does this worker get the state in the first step, which is not over?"""
+        """Whether this worker receives the state in the first step, which is not over."""
         return self.transfers is Transfers.PENDING and self.joins
 
     @property
     def sends(self) -> bool:
-        """Does this worker send the state to anybody?"""
+        """Whether this worker sends the state to any other."""
         return any(transfer.source_rank == self.rank for transfer in self.plan)
 
     @property
     def joins(self) -> bool:
-        """Does somebody send the state to this worker?"""
+        """Whether another worker sends the state to this one."""
         return any(transfer.target_rank == self.rank for transfer in self.plan)
 
     @property
     def hosted(self) -> int:
-        """How many virtual workers this worker hosts."""
+        """Number of virtual workers that this worker hosts."""
         return len(self.ranges[self.rank]) if self.ranges else 0
 
 
 def _plan(roster: Roster, holds: list[bool]) -> tuple[Transfer, ...]:
-    """Who sends the state to whom; nobody if all have it."""
+    """Return the transfers of the state; none if all members have it."""
     holders = [rank for rank, has in enumerate(holds) if has]
     joiners = [rank for rank, has in enumerate(holds) if not has]
     if not joiners:
