@@ -205,7 +205,7 @@ class CrossCheck:
             return
         if not in_vain and (not verdict.majority or self._on_divergence is OnDivergence.FAIL):
             self._end(exits.DISAGREED, text)
-        if self._rank in verdict.wrong:  # where other newcomers are right it is not the script
+        if self._rank in verdict.wrong:  # if other new workers agree, the hardware is at fault
             self._end(exits.UNLIKE if in_vain and newcomers.issubset(verdict.wrong) else exits.DIVERGED, text)
         raise CommunicatorBroken(text)
 

@@ -141,7 +141,7 @@ class Following:
         found.sort(key=lambda each: each[0])
         return [(f"{type(module).__name__} {number}", module) for number, (_, module) in enumerate(found)]
 
-    # -- what the script calls
+    # -- calls of the script
 
     def _stepped_by_us(self, scheduler: LRScheduler, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self._where() not in (Where.UPDATING, Where.OUTSIDE):
@@ -167,8 +167,8 @@ class Following:
             self._plateaus.add(what)
         if where is Where.BEFORE_STEP and not self._has_stepped(optimizer):
             raise UserError(f"{what} was called before optimizer.step() in the loop over batches: call it behind it")
-        # type: ignore[attr-defined]  # this worker may have joined after the optimizer's steps
-        optimizer._opt_called = True
+        # This worker may have joined after the optimizer's steps.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
         call = [what, pack([list(arguments), named], f"an argument of {what}", _as_number)]
         return self._called(where, call, partial(act, *arguments, **named))
 
@@ -245,7 +245,7 @@ class Following:
             act()
         self._waiting.clear()
 
-    # -- in band: what was called since the last update is the same everywhere
+    # -- in band: the calls since the last update are the same on all workers
 
     def numbers(self, part: Part) -> Sequence[int]:
         """Return a digest of this worker's calls since the last update, and its negative."""

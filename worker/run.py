@@ -185,28 +185,31 @@ class Run(Together):
     # -- the loop
 
     def register(self, name: str, get: Any, set: Callable[[Any], Any] | None = None) -> None:
-        """Let values of the script travel with the job, before `prepare`.
+        """Let values of the script travel with the job. Call it before `prepare`.
 
+        - `name`: name of the value, unique within the job.
         - `get`: a function that returns numbers, text, lists, mappings and tensors; or an object with `state_dict()`
           and `load_state_dict()`.
-        - `set`: a function that takes these values over, on a joining worker and after a restart.
+        - `set`: a function that takes these values over, on a joining worker and after a restart. Leave it out if `get`
+          is an object.
 
-        Raises UserError for values that cannot travel, and after `prepare`. Source: Elan V-A, RegisterState.
+        Example: `run.register("best", lambda: dict(best), best.update)`. Raises UserError for values that cannot
+        travel, and after `prepare`. Source: Elan V-A, RegisterState.
         """
         if self._trainer is not None:
             raise UserError(f"register({name!r}) was called after prepare(): call it before")
         self._registered.add(name, get, set)
 
     def state(self, **values: Any) -> State:
-        """Return an object with these attributes, which travel with the job: `state = run.state(step=0,
-        best=math.inf)`.
+        """Return an object with these attributes, which travel with the job.
 
-        Values may be numbers, text, bytes, None, tensors, NumPy arrays and scalars, random generators, and lists,
-        tuples, deques, sets, mappings and dataclasses of these. The loop may change the attributes:
+        Example: `state = run.state(step=0, best=math.inf)`. Values may be numbers, text, bytes, None, tensors, NumPy
+        arrays and scalars, random generators, and lists, tuples, deques, sets, mappings and dataclasses of these. The
+        loop may change the attributes:
 
-        - before `optimizer.step()`, each loop body begins with the job's values, and the values of virtual worker 0 at
+        - before `optimizer.step()`: each loop body begins with the job's values, and the values of virtual worker 0 at
           `optimizer.step()` become the job's;
-        - after `optimizer.step()` and between steps, a value must be the same on all workers (`state.script_state`).
+        - after `optimizer.step()` and between steps: a value must be the same on all workers (`state.script_state`).
 
         May be called several times before the loop. Raises UserError for a value that cannot travel, for a name that
         exists already, and in the loop or after it. Source: Elan V-A, RegisterState.
@@ -217,13 +220,13 @@ class Run(Together):
         return self._registered.state.object
 
     def per_virtual_worker(self, **values: Any) -> VirtualWorkerState:
-        """Return an object of which each virtual worker has its own attributes: `own =
-        run.per_virtual_worker(hidden=None)`.
+        """Return an object of which each virtual worker has its own attributes.
 
-        For values that follow from one stream of samples: hidden states of recurrent networks, baselines, buffers. The
-        types are those of `state`, and each virtual worker begins with the given values. The attributes exist in the
-        loop body before `optimizer.step()`, which detaches tensors; elsewhere access raises UserError. Every worker
-        holds the values of all N virtual workers, and changed values travel in each step.
+        Example: `own = run.per_virtual_worker(hidden=None)`. For values that follow from one stream of samples: hidden
+        states of recurrent networks, baselines, buffers. The types are those of `state`, and each virtual worker begins
+        with the given values. The attributes exist in the loop body before `optimizer.step()`, which detaches tensors;
+        elsewhere access raises UserError. Every worker holds the values of all N virtual workers, and changed values
+        travel in each step.
 
         Call it before the loop; raises UserError in the loop and after it. Source: EasyScale 3.2.
         """
@@ -233,13 +236,13 @@ class Run(Together):
         return self._registered.virtual.object
 
     def epoch_begin(self, function: Callable[[], T]) -> T:
-        """Compute `function()` once at the beginning of an epoch and carry the result until the next epoch: `teacher =
-        run.epoch_begin(lambda: copy.deepcopy(model))`.
+        """Compute `function()` once at the beginning of an epoch and carry the result until the next epoch.
 
-        A worker that joins in the middle of the epoch, or restarts there, receives the value instead of computing it
-        from later weights. The value may be a tensor, an array, a list, a mapping, a dataclass, a tuple of these, or a
-        module, which every worker builds by `function` and then fills. Random numbers in `function` are seeded from the
-        job's seed, the epoch and the number of the call.
+        Example: `teacher = run.epoch_begin(lambda: copy.deepcopy(model))`. A worker that joins in the middle of the
+        epoch, or restarts there, receives the value instead of computing it from later weights. The value may be a
+        tensor, an array, a list, a mapping, a dataclass, a tuple of these, or a module, which every worker builds by
+        `function` and then fills. Random numbers in `function` are seeded from the job's seed, the epoch and the number
+        of the call.
 
         Call it in the loop over epochs before the loop over batches, on all workers in the same order. Raises UserError
         elsewhere, and for values that cannot travel.
@@ -247,11 +250,11 @@ class Run(Together):
         return cast(T, self._require_trainer("run.epoch_begin()").of_epoch(function))
 
     def scaler(self, scaler: torch.amp.GradScaler) -> Any:
-        """Make a gradient scaler elastic, once and before `prepare`: `scaler = run.scaler(torch.amp.GradScaler())`.
+        """Make a gradient scaler elastic. Call it once, before `prepare`.
 
-        The script uses the result as usual (`scale`, `step`, `update`). Each micro-batch's loss is scaled. The global
-        gradient is unscaled once per global step, then applied, or skipped if it has overflowed. Raises UserError if
-        called twice or after `prepare`.
+        Example: `scaler = run.scaler(torch.amp.GradScaler())`. The script uses the result as usual (`scale`, `step`,
+        `update`). Each micro-batch's loss is scaled. The global gradient is unscaled once per global step, then
+        applied, or skipped if it has overflowed. Raises UserError if called twice or after `prepare`.
         """
         if self._trainer is not None or self._scaler is not None:
             raise UserError("scaler() was called twice, or after prepare(): call it once, before")
@@ -414,11 +417,13 @@ class Run(Together):
         return Likeness(data, f"{env.worker} on {env.address}", SteadyClock().now, equal)
 
     def begin(self, epochs: int, max_steps: int | None = None) -> Position:
-        """Begin the loop, of `epochs` epochs and at most `max_steps` global steps: block until this worker has a place
-        in the job and its state.
+        """Begin the loop: block until this worker has a place in the job and the job's state.
+
+        - `epochs`: number of epochs in the loop.
+        - `max_steps`: limit of global steps; None: no limit.
 
         Returns the job's position. Loops over `epochs` and `batches`, or over `steps`, follow. `epochs` calls `begin`
-        if the script has not. Raises UserError for counts below 1, before `prepare`, if called twice, and after the
+        if the script has not. Raises UserError for numbers below 1, before `prepare`, if called twice, and after the
         training has ended.
         """
         trainer = self._require_trainer()
@@ -438,17 +443,17 @@ class Run(Together):
         return Position(epoch, trainer.applied)
 
     def steps(self) -> Steps:
-        """Return the remaining global steps of an epoch; its length is the number of global steps in a whole epoch
-        (`hostloop`).
+        """Return the remaining global steps of an epoch, for loops of frameworks. `len()` is the number of global steps
+        in a whole epoch.
 
         Each step yields the batches of this worker's virtual workers. A batch's gradient is complete when the next
         batch is requested. A second pass is over the next epoch, unless a loop over `epochs` counts the epochs. Call
-        `finish` after the last epoch.
+        `finish` after the last epoch. Raises UserError before `prepare`.
         """
         return Steps(self._require_trainer("run.steps()"), counts_epochs=not self._in_epochs)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Iterate over the remaining epochs, up to `count`.
+        """Iterate over the remaining epochs, up to epoch number `count - 1`.
 
         A joining worker begins in the job's current epoch; a worker that leaves the job ends inside the loop by
         SystemExit. Leaving the loop early (`break`) ends the training of the whole job, so the decision must depend on

@@ -20,7 +20,7 @@ class Seen:
         self._device = device
         self._trainer: Trainer | None = None
 
-    # -- where we are
+    # -- position
 
     @property
     def virtual_workers(self) -> int:

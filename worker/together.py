@@ -131,7 +131,7 @@ class Together(Seen):
             )
         self._local.add(names, sys._getframe(1))
 
-    # -- what is done once
+    # -- calls with an effect on the leader only
 
     def report(self, **metrics: float) -> None:
         """Show these numbers in `elasticctl status`: `run.report(**run.means)`.

@@ -128,7 +128,7 @@ def _batch_size(wanted: Wanted) -> int:
     return wanted.batch_size
 
 
-# ------------------------------------------------------------------------------------------------- what cannot be meant
+# ------------------------------------------------------------------------------------------- arguments that cannot work
 
 
 def map_style(data: Any) -> Any:

@@ -29,7 +29,7 @@ class CanonicalState:
     process_group: dist.ProcessGroup | None = None  # None: the default one
     _scratch: dict[tuple[torch.dtype, torch.device, int], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict, repr=False
-    )  # memory that is used again for each bucket of a size: what lies there is of no use after the bucket's sums
+    )  # memory that is reused for each bucket of a size; its contents are useless after the bucket's sums
 
     def scratch(self, bucket: torch.Tensor, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two tensors for `bucket`, each of its size rounded up to a multiple of `world_size`."""
@@ -71,7 +71,7 @@ def canonical_hook(state: CanonicalState, bucket: GradBucket) -> torch.futures.F
         return averaged
 
     def copy_back(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        future.wait()  # raises what has failed
+        future.wait()  # raises the error of the gather
         gradient.copy_(outgoing[: gradient.numel()])
         return gradient
 

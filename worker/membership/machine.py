@@ -151,7 +151,7 @@ class Membership:
         self._retry_at: float | None = None
         self._note = ""
 
-    # -- what a status report shows
+    # -- values of a status report
 
     @property
     def generation(self) -> int:

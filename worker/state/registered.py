@@ -130,7 +130,7 @@ class Registered:
         if OF_EPOCH in values:
             self.of_epoch.set(values[OF_EPOCH])
 
-    # -- what has changed since the others got it
+    # -- changes since the other workers received the values
 
     def step_begins(self, sends: bool) -> None:
         """Begin a step. sends: joining workers get the present values in this step."""

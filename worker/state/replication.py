@@ -251,7 +251,7 @@ class Replication:
             works.append(self._send(piece, target, TENSOR_TAG + number))
         return works
 
-    # -- whose turn it is
+    # -- order of transfers
 
     def _expect_notices(self) -> dict[int, dist.Work]:
         """Post receives for the notices of transfers between other ranks that precede this rank's transfers."""

@@ -60,8 +60,8 @@ def plan_transfers(
 ) -> tuple[Transfer, ...]:
     """Return one transfer for each joining rank: by round, and within a round in the order of `joiners`.
 
-    gpus, places: of all ranks; without places only servers are told apart. holders: ranks that have the state. relays:
-    let a joining worker that has the state serve others. Raises ValueError if no rank has the state.
+    gpus, places: of all ranks; without places only the servers are distinguished. holders: ranks that have the state.
+    relays: let a joining worker that has the state serve others. Raises ValueError if no rank has the state.
     """
     if joiners and not holders:
         raise ValueError("nobody has the state that the joiners need")

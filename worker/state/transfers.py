@@ -130,7 +130,7 @@ class StateTransfers:
         settled = self._held.settlements.decisions
         self._control.tell(StateTaken(applied, epoch, next_epoch(incoming.header), settled))
 
-    # -- what the users' code has changed
+    # -- changes made by the script's code
 
     def hand_over(self) -> None:
         """Send joining workers the changes so far in a generation's first step, before they run code that depends on

@@ -78,7 +78,7 @@ def _listed(workers: Sequence[str], ranks: Sequence[int]) -> str:
     return ", ".join(workers[rank] for rank in ranks[:LISTED]) + more
 
 
-# ------------------------------------------------------------------------------------------------------- what is told
+# ------------------------------------------------------------------------------------------------------------ entries
 
 
 def value_entries(header: Mapping[str, Any], digest: Callable[[Any], int]) -> list[Entry]:
