@@ -59,7 +59,7 @@ from .virtual import derive_seed
 EVERY = 256
 # checked steps of a generation, counted from 0, in addition to its second one
 SOON = frozenset({2, 4, 8, 16, 32, 64, 128})
-PROVEN_AFTER = 2  # steps of a generation
+PROVEN_AFTER = 2  # steps of a generation after which new workers count as proven
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 

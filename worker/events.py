@@ -95,7 +95,7 @@ class CheckpointLoaded:
     step: int
     epoch: int
     next_epoch: int | None = None  # of the next step, if the number of steps in an epoch is unknown
-    total_steps: int | None = None  # of the job, where its script has decided that
+    total_steps: int | None = None  # of the job, if its script has decided when to stop
     damaged: int | None = None  # step of the newest checkpoint, if its file is damaged
     reason: str = ""  # why newer checkpoints cannot be read; "": there are none
     others: bool = False  # the checkpoint is another job's, from which this job resumes
@@ -120,7 +120,7 @@ class StateArriving:
 
     applied: int
     next_epoch: int | None = None  # as in CheckpointLoaded
-    total_steps: int | None = None  # of the job, where its script has decided that
+    total_steps: int | None = None  # of the job, if its script has decided when to stop
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Shared:
 
 
 class Sharing:
-    """The values of one step after the other. Takes part in the step's exchange (`inband.Participant`)."""
+    """The shared values of a step. Takes part in the step's exchange (`inband.Participant`)."""
 
     name = "shared"
     slots = 0

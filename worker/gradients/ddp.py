@@ -1,17 +1,18 @@
-"""The canonical sum for DistributedDataParallel: a communication hook with which plain DDP gives this project's bits.
+"""The canonical sum for DistributedDataParallel: a communication hook that gives plain DDP the bits of an elastic run.
 
-A run under DDP with one process for each virtual worker, the same data and the same seeds then ends with the parameters of the
-elastic run, bit for bit, so that one can be checked against the other (EasyScale 3.3 compares with DDP in the same way)::
+A run under DDP with one process for each virtual worker, the same data and the same seeds then ends with the parameters
+of the elastic run, bit for bit, so that one can be checked against the other (EasyScale 3.3 compares with DDP in the
+same way)::
 
     model = DistributedDataParallel(model)
     model.register_comm_hook(CanonicalState(), canonical_hook)
 
-DDP's own all-reduce adds in an order that depends on the library, the size of a bucket and the number of processes; only with two
-processes there is just one order. The hook cuts each bucket into one slice for each rank, gives every rank its slice of all
-gradients (all-to-all), adds them in the order of the canonical tree, and gathers the slices.
+DDP's own all-reduce adds in an order that depends on the library, the size of a bucket and the number of processes;
+only two processes have just one order. The hook cuts each bucket into one slice for each rank, gives every rank its
+slice of all gradients (all-to-all), adds the slices in the order of the canonical tree, and gathers the sums.
 """
 
-# Without "from __future__ import annotations": DDP looks at the hook's annotations, and wants types there, not their names.
+# Without "from __future__ import annotations": DDP checks that the hook's annotations are types, not their names.
 
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class CanonicalState:
     )  # memory that is reused for each bucket of a size; its contents are useless after the bucket's sums
 
     def scratch(self, bucket: torch.Tensor, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two tensors for `bucket`, each of its size rounded up to a multiple of `world_size`."""
+        """Return two tensors for `bucket`, each with its size rounded up to a multiple of `world_size`."""
         key = (bucket.dtype, bucket.device, bucket.numel())
         if key not in self._scratch:
             padded = -(-bucket.numel() // world_size) * world_size
@@ -42,11 +43,11 @@ class CanonicalState:
 
 
 def canonical_hook(state: CanonicalState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket over all ranks, adding as the canonical tree over as many virtual workers does.
+    """Average a bucket over all ranks, in the order of the canonical tree over the same number of virtual workers.
 
-    Register it with `DistributedDataParallel.register_comm_hook(state, canonical_hook)`. Rank r stands for virtual worker r.
-    On a GPU nothing here blocks the host. On Gloo both exchanges are waited for: a callback would run in one of Gloo's threads,
-    and a thread that still needs the interpreter when the process ends aborts it.
+    Register it with `DistributedDataParallel.register_comm_hook(state, canonical_hook)`. Rank r stands for virtual
+    worker r. On a GPU the hook does not block the host. With Gloo it waits for both exchanges: a callback would run in
+    one of Gloo's threads, and a thread that still needs the interpreter when the process ends aborts the process.
     """
     group = state.process_group if state.process_group is not None else dist.group.WORLD
     world_size = dist.get_world_size(group)

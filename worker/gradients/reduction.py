@@ -250,7 +250,7 @@ class CanonicalReducer:
         layout: Layout,
         bucket_elements: int = BUCKET_ELEMENTS,
     ) -> None:
-        """ranges: the virtual workers of each rank (`virtual.assign`)."""
+        """ranges: the virtual workers of each rank (`hosting.assign`). n: number of virtual workers."""
         self._communicator = communicator
         self._n = n
         self._workers = communicator.size

@@ -34,9 +34,9 @@ class Timetable(m.Membership):
         before: int = 0,
     ) -> None:
         """late: by entry, the workers that miss the previous step, which the others have applied. broken: by entry, the
-        number of evaluations of its first step after which the previous communicator breaks. meeting: a directory in
-        which workers see each other's positions. losses: entries that begin by the death of a worker. before: number of
-        earlier generations of the job.
+        evaluation of its first step after which the previous communicator breaks. meeting: a directory in which workers
+        see each other's positions. losses: entries that begin by the death of a worker. before: number of earlier
+        generations of the job.
         """
         super().__init__(JobId("w"), WorkerId(f"w.{me}"))
         self._number = me

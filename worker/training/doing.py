@@ -98,7 +98,9 @@ class Activity:
         self.since = now
 
     def become(self, doing: Doing) -> None:
-        """Rename the present activity, which keeps its beginning. Raises InvalidTransition if it cannot come next."""
+        """Begin an activity of which the time counts from the beginning of the present one. Raises InvalidTransition if
+        it cannot come next.
+        """
         if doing not in TRANSITIONS[self.doing]:
             raise InvalidTransition(f"the training thread is {self.doing.value}, and cannot be {doing.value} next")
         self.doing = doing
