@@ -101,8 +101,7 @@ def check_group() -> None:
 
 
 def check_guard(context: Any) -> None:
-    """Raise UserError if processes that read data would import the script again, and the script has no guard against
-    that.
+    """Raise UserError if processes that read data would import the script again, and it has no guard.
 
     context: as a DataLoader takes it.
     """

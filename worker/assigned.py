@@ -166,8 +166,7 @@ class Sources:
         return self._targets | (flow.bound - flow.read - elsewhere)
 
     def where(self, name: str, owners: Sequence[str] = ()) -> Place | None:
-        """Return the line that changes a name: the last one in the loop, else in a function or method, else before the
-        loop.
+        """Return the line that changes a name: the last one in the loop, else in a function, else before the loop.
 
         owners: the classes of the objects that contain the value, the outermost first (`kept.Difference`).
         """
@@ -180,10 +179,10 @@ class Sources:
         return found is not None and self._is_in_loop(*found)
 
     def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
-        """Return the source of the expression to which the name is bound before the loop; with `in_epochs`, or else
-        between two epochs.
+        """Return the source of the expression to which the name is bound before the loop.
 
-        None if the expression is long, reads a function's own variables, or was not found.
+        in_epochs: or else between two epochs. None if the expression is long, reads a function's own variables, or was
+        not found.
         """
         changes = [each for each in self._changes(name, owners) if each[1].value is not None]
         before = [each for each in changes if not self._is_in_loop(*each)]
@@ -268,8 +267,9 @@ class Sources:
         return []
 
     def _of_variable(self, name: str) -> list[tuple[Source, Change]]:
-        """Return changes in the loop's function or module, and in functions that declare the name `global` or
-        `nonlocal` or read it there.
+        """Return the changes of a variable of the loop's function or module.
+
+        They may also be in functions that declare the name `global` or `nonlocal`, or change its value there.
         """
         if (first := self._first) is None:
             return []
@@ -355,8 +355,9 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _within(node: ast.AST, functions: bool = False) -> Iterator[ast.AST]:
-    """Yield the node and its descendants in the order of the source. Inner functions and classes are entered only with
-    `functions`.
+    """Yield the node and its descendants in the order of the source.
+
+    Inner functions and classes are entered only with `functions`.
     """
     yield node
     for child in ast.iter_child_nodes(node):
@@ -535,8 +536,9 @@ def _iterated(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _mutates(method: str) -> bool:
-    """Return whether a method of this name changes its object. In PyTorch these are the names with a trailing
-    underscore.
+    """Return whether a method of this name changes its object.
+
+    In PyTorch these are the names with a trailing underscore.
     """
     return method in MUTATING or (method.endswith("_") and not method.endswith("__"))
 
@@ -609,8 +611,9 @@ class _Flow:
                 self._expression(statement)
 
     def _branches(self, bodies: Sequence[Sequence[ast.stmt]]) -> None:
-        """Take one of the branches. After a branch that continues with the next iteration, or ends, no statement reads
-        its names.
+        """Take one of the branches.
+
+        After a branch that continues with the next iteration, or ends, no statement reads its names.
         """
         before = set(self.bound)
         after: list[set[str]] = []

@@ -75,8 +75,9 @@ def check_model(model: Any) -> None:
 
 
 def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Return one or several optimizers as a list. Raises UserError for other objects, and for optimizers of another
-    model.
+    """Return one or several optimizers as a list.
+
+    Raises UserError for other objects, and for optimizers of another model.
     """
     if not isinstance(optimizers, torch.optim.Optimizer | list | tuple):
         raise UserError(

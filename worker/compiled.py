@@ -121,8 +121,9 @@ class Compiled:
         return {"compiled": {"torch": str(torch.__version__), "data": data, "code": self._code(data, self._key)}}
 
     def take(self, header: dict[str, Any]) -> bool:
-        """Put artefacts from a state's header into torch's caches, and remove them from the header. Returns whether
-        they were used.
+        """Put artefacts from a state's header into torch's caches, and remove them from the header.
+
+        Returns whether they were used.
         """
         offered = header.pop("compiled", None)
         load = getattr(torch.compiler, "load_cache_artifacts", None)

@@ -54,8 +54,9 @@ def tensors_in(value: Any) -> Sequence[Any]:
 
 
 def held(frame: FrameType | None, wanted: set[Shapes]) -> list[Copy]:
-    """Return the script's lists, tuples and mappings of tensors with one of these sequences of shapes. frame: as for
-    `loop_frame`.
+    """Return the script's lists, tuples and mappings of tensors with one of these sequences of shapes.
+
+    frame: as for `loop_frame`.
     """
     frame = loop_frame(frame)
     if frame is None:

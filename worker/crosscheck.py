@@ -64,8 +64,9 @@ SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
 class CrossCheck:
-    """This worker's part in cross-checks. A participant in the letters of a step (`inband.Participant`); for the
-    training thread.
+    """This worker's part in cross-checks.
+
+    A participant in the letters of a step (`inband.Participant`); for the training thread.
     """
 
     name = "cross-check"
@@ -210,10 +211,10 @@ class CrossCheck:
         raise CommunicatorBroken(text)
 
     def dismiss(self, ranks: Iterable[int], text: str) -> None:
-        """End these new workers. The others apply the step, in which new workers host nothing, and train on without
-        them.
+        """End these new workers.
 
-        All workers call this in the same step: no worker ends before all have read the letters.
+        The others apply the step, in which new workers host nothing, and train on without them. All workers call this
+        in the same step: no worker ends before all have read the letters.
         """
         try:
             self._communicator.wait(self._communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))
@@ -228,8 +229,9 @@ class CrossCheck:
         self._end(exits.DISAGREED, text)
 
     def _sentence(self, verdict: Verdict, step: int) -> str:
-        """Describe the difference. Called by all workers in the same step: if none of them has taken a look, all do
-        now.
+        """Describe the difference.
+
+        Called by all workers in the same step: if none of them has taken a look, all do now.
         """
         wrong = ", ".join(self._workers[rank] for rank in verdict.wrong)
         verb = "differ" if len(verdict.wrong) > 1 else "differs"
@@ -250,8 +252,8 @@ class CrossCheck:
         return f"{begin}; {why}"
 
     def also_differs(self, verdict: Verdict) -> str:
-        """Return a sentence to add to a difference of states, about values that the scripts keep themselves; "" if
-        these agree.
+        """Return a sentence about values that the scripts keep themselves, to add to a difference of states; "" if they
+        agree.
 
         Called by all workers in the same step.
         """
@@ -274,17 +276,14 @@ class CrossCheck:
         return next(rank for rank in range(len(self._names)) if rank not in self._newcomers)
 
     def _explain(self, one: int, other: int) -> str:
-        """Explain why these two workers compute different results: the names under which their scripts keep different
-        values.
-        """
+        """Explain by the names under which their scripts keep different values why these two workers' results differ."""
         if one not in self._looks or other not in self._looks:
             return advice.UNSEEN
         names = self._names[one], self._names[other]
         return self._looking.explain(self._looks[one][0], self._looks[other][0], names)[0]
 
     def _of_draws(self, one: int, other: int) -> str:
-        """Explain the difference by random numbers drawn in a loop body that reads its worker's place; "" if that is
-        not the cause.
+        """Explain the difference by random numbers drawn in a loop body that reads its worker's place; else "".
 
         If only one of the two workers has computed the micro-batch, there is nothing to compare.
         """
@@ -353,8 +352,9 @@ class CrossCheck:
             self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
 
     def blame(self, error: UserError, step: int) -> frozenset[int]:
-        """Dismiss the new workers in their second step, if letters of the step show a difference. Returns their ranks;
-        none in other steps.
+        """Dismiss the new workers in their second step, if letters of the step show a difference.
+
+        Returns their ranks; none in other steps.
         """
         if not self._proving:
             return frozenset()

@@ -108,8 +108,9 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
 
 
 def read_virtual_workers(environ: Mapping[str, str], given: int | None) -> int:
-    """Return N outside a cluster: ELASTIC_VIRTUAL_WORKERS, else the script's number, else 1. Raises UserError for a bad
-    number.
+    """Return N outside a cluster: ELASTIC_VIRTUAL_WORKERS, else the script's number, else 1.
+
+    Raises UserError for a bad number.
     """
     text = environ.get("ELASTIC_VIRTUAL_WORKERS")
     if text is not None:

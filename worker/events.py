@@ -216,8 +216,9 @@ class Progressed:
 
 @dataclass(frozen=True)
 class SharingBegun:
-    """The script's own code between two steps waits for other workers. No answer; SharingEnded or CollectiveFailed
-    follows.
+    """The script's own code between two steps waits for other workers.
+
+    No answer; SharingEnded or CollectiveFailed follows.
 
     resumes: after CollectiveFailed that code continues where it is (Resume), even if this worker gets another worker's
     state. Otherwise it continues only if this worker keeps its own state.
@@ -228,8 +229,9 @@ class SharingBegun:
 
 @dataclass(frozen=True)
 class SharingEnded:
-    """The wait of SharingBegun is over. No answer. `settled`: the workers have taken a decision, which is part of the
-    state from now on.
+    """The wait of SharingBegun is over.
+
+    No answer. `settled`: the workers have taken a decision, which is part of the state from now on.
     """
 
     settled: bool = False
@@ -324,8 +326,9 @@ class DropGroup:
 
 @dataclass(frozen=True)
 class CloseRendezvous:
-    """On the leader: close the rendezvous of this attempt. Workers that still wait there get an error that it is
-    cancelled.
+    """On the leader: close the rendezvous of this attempt.
+
+    Workers that still wait there get an error that it is cancelled.
     """
 
     generation: int
@@ -429,8 +432,9 @@ class JoinStep:
 
 @dataclass(frozen=True)
 class TakeState:
-    """Receive the state without a step, since the job has none left. Answers: StateTaken and StepWanted, or
-    CollectiveFailed.
+    """Receive the state without a step, since the job has none left.
+
+    Answers: StateTaken and StepWanted, or CollectiveFailed.
     """
 
 
@@ -441,8 +445,9 @@ class GiveState:
 
 @dataclass(frozen=True)
 class ExchangeValues:
-    """Send the script's registered values to joining workers; on a joining worker receive them. Answer:
-    ValuesExchanged.
+    """Send the script's registered values to joining workers; on a joining worker receive them.
+
+    Answer: ValuesExchanged.
     """
 
 
@@ -458,11 +463,10 @@ class GiveUpStep:
 
 @dataclass(frozen=True)
 class SaveCheckpoint:
-    """Begin to write the present state, which is that after `step`. Answer, from any thread: CheckpointSaved or
-    CheckpointFailed.
+    """Begin to write the present state, which is that after `step`.
 
-    Training continues meanwhile if another instruction follows. A checkpoint that still waits to be written may be left
-    out when the next one comes.
+    Answer, from any thread: CheckpointSaved or CheckpointFailed. Training continues meanwhile if another instruction
+    follows. A checkpoint that still waits to be written may be left out when the next one comes.
     """
 
     number: int  # increases with each checkpoint

@@ -289,8 +289,9 @@ class Following:
         return list(self._since)
 
     def replay(self, calls: Sequence[Any]) -> None:
-        """Make the calls that other workers have made since the update. Schedulers are skipped: their states are
-        transferred.
+        """Make the calls that other workers have made since the update.
+
+        Schedulers are skipped: their states are transferred.
         """
         known = len(self._since)  # calls that this worker has made already
         self._since = [list(call) for call in calls]

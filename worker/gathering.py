@@ -81,8 +81,9 @@ class Gathering:
         self._calls, self._got = 0, []
 
     def gather(self, virtual_worker: int, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
-        """Return this tensor of all virtual workers: [N * B, ...]. Raises UserError if the body behaves differently
-        than in a pass before.
+        """Return this tensor of all virtual workers: [N * B, ...].
+
+        Raises UserError if the body behaves differently than in a pass before.
         """
         if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
             raise UserError("run.gather() takes a tensor with a row for each sample")
@@ -118,8 +119,9 @@ class Gathering:
             self._got.append(None)
 
     def end_body(self, virtual_worker: int) -> None:
-        """End a body at its `optimizer.step()`. Raises UserError if its gradient is incomplete or has changed since the
-        second pass.
+        """End a body at its `optimizer.step()`.
+
+        Raises UserError if its gradient is incomplete or has changed since the second pass.
         """
         if self.number == GIVES:
             return
@@ -148,8 +150,9 @@ class Gathering:
     # -- between two passes
 
     def exchange(self, communicator: Communicator) -> None:
-        """End a pass: exchange its results with the other workers, and begin the next. A collective, also for joining
-        workers.
+        """End a pass: exchange its results with the other workers, and begin the next.
+
+        A collective, also for joining workers.
 
         Raises CommunicatorBroken; UserError on every worker alike.
         """

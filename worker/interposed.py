@@ -6,8 +6,9 @@ from typing import Any
 
 
 def put_between(target: Any, members: dict[str, Any], *bases: type) -> None:
-    """Give `target` a class that has these members, then those of `bases`, then its own. Copies and pickles have the
-    original class.
+    """Give `target` a class that has these members, then those of `bases`, then its own.
+
+    Copies and pickles have the original class.
     """
     kind = type(target)
     reduce: Any = kind.__reduce_ex__

@@ -18,8 +18,9 @@ class LocalNames:
         self._names: set[str] = set()
 
     def add(self, names: tuple[str, ...], frame: FrameType | None) -> None:
-        """Add names. frame: of the caller. Raises UserError, adding none, for a name that neither the frame nor its
-        module has.
+        """Add names.
+
+        frame: of the caller. Raises UserError, adding none, for a name that neither the frame nor its module has.
         """
         if not names:
             raise UserError('local() was called without a name: give those that may differ, run.local("running_loss")')

@@ -62,8 +62,9 @@ class Looking:
         self._bound = names_bound(frame)
 
     def first_batches(self, frame: FrameType | None) -> None:
-        """Begin a pass over the batches. Before the first pass no loop body has run: the script's values of that time
-        are kept.
+        """Begin a pass over the batches.
+
+        Before the first pass no loop body has run: the script's values of that time are kept.
         """
         frame = loop_frame(frame, self._code)
         if self._begun is None:

@@ -116,8 +116,9 @@ def variables_of(module: types.ModuleType) -> dict[str, Any]:
 
 
 def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the variables of the script's own modules, sorted by module name. apart: the variables of a module to
-    leave out.
+    """Return the variables of the script's own modules, sorted by module name.
+
+    apart: the variables of a module to leave out.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, module in list(sys.modules.items()):

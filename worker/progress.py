@@ -48,8 +48,9 @@ class StepTimes:
         return median(gaps) if gaps else 0.0
 
     def steady(self) -> Steady:
-        """Return the pace with the present workers alone, for the scheduler. A generation's first step, the switch
-        itself, does not count.
+        """Return the pace with the present workers alone, for the scheduler.
+
+        A generation's first step, the switch itself, does not count.
         """
         own = min(self._own - 1, STEADY_STEPS + 1)
         times = [at for _, at in list(self._applied)[-own:]] if own > 1 and self._generation else []

@@ -31,10 +31,10 @@ class Remarks:
         self._before: Reach | None = None  # values that the script kept before these bodies run again
 
     def on_newcomer(self, given: Reach, newcomer: Reach, workers: tuple[str, str]) -> None:
-        """Remark on a new worker, which computes the same gradients. given: values of the worker that has given it the
-        state.
+        """Remark on a new worker, which computes the same gradients.
 
-        A dataset's cache gets no remark, since cross-checks compare the samples.
+        given: values of the worker that has given it the state. A dataset's cache gets no remark, since cross-checks
+        compare the samples.
         """
         self._tell(
             [each for each in self._looking.lost(given, newcomer) if not self._looking.is_cache(each)],

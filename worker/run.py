@@ -296,13 +296,16 @@ class Run(Together):
         The optimizer that comes back is the same object, with the methods of `ElasticOptimizer`. Several optimizers
         come back as a tuple, and the loop body steps each of them.
 
+        - `model`: a module on any device; it is moved to `run.device`. Put several models into one
+          `torch.nn.ModuleDict`.
+        - `optimizer`: one or several optimizers of the model's parameters.
         - `dataset`: a map-style dataset, a tuple of tensors with one row per sample, `elastic.Shards`, or an
           `IterableDataset` that divides itself by `get_worker_info()`. A `DataLoader` also brings its `batch_size`,
           `sampler`, `collate_fn` and so on.
         - `batch_size`: samples in one virtual worker's micro-batch. The loss must be a mean over them. A global step
           trains N micro-batches.
-        - `scheduler`: learning-rate schedulers, which the runtime steps after global steps. Pass a scheduler that the
-          script steps per epoch to `register` instead.
+        - `scheduler`: learning-rate schedulers, which the runtime steps after global steps. Leave out schedulers that
+          the script steps itself: the runtime finds them when the loop begins.
         - `scheduler_frequency`: global steps from one step of the schedulers to the next.
         - `updates`: several updates from each batch, in this order (the two halves of a GAN): a mapping from a name to
           the optimizer or optimizers that are stepped. Each update is a global step that trains only their parameters;
@@ -310,8 +313,8 @@ class Run(Together):
         - `max_grad_norm`: clip the global gradient to this 2-norm before the update.
         - `before_update`: function that is called on every worker just before the update, with the global gradient in
           the parameters' `grad`.
-        - `after_update`: function that is called on every worker after the update, the one place where a script may
-          change parameters.
+        - `after_update`: function that is called on every worker after the update, the place in a step where a script
+          may change parameters.
         - `shuffle`: visit the samples (of `Shards`: the shards) in a new order in each epoch. Default True, unless
           `sampler` or `batch_sampler` gives the order.
         - `sampler`, `batch_sampler`: one pass is an epoch. It is drawn once per epoch, seeded from (seed, epoch). A
@@ -443,12 +446,12 @@ class Run(Together):
         return Position(epoch, trainer.applied)
 
     def steps(self) -> Steps:
-        """Return the remaining global steps of an epoch, for loops of frameworks. `len()` is the number of global steps
-        in a whole epoch.
+        """Return the remaining global steps of an epoch, for loops of frameworks.
 
-        Each step yields the batches of this worker's virtual workers. A batch's gradient is complete when the next
-        batch is requested. A second pass is over the next epoch, unless a loop over `epochs` counts the epochs. Call
-        `finish` after the last epoch. Raises UserError before `prepare`.
+        `len()` is the number of global steps in a whole epoch. Each step yields the batches of this worker's virtual
+        workers. A batch's gradient is complete when the next batch is requested. A second pass is over the next epoch,
+        unless a loop over `epochs` counts the epochs. Call `finish` after the last epoch. Raises UserError before
+        `prepare`.
         """
         return Steps(self._require_trainer("run.steps()"), counts_epochs=not self._in_epochs)
 
@@ -514,29 +517,25 @@ class Run(Together):
         else:
             try:
                 self.finish()
-            # an exception raised here would be printed, but Python would end with exit code 0
-            except UserError as wrong:
+            except UserError as wrong:  # too late to raise it: Python would end with exit code 0
                 trainer.ended(described(wrong))
                 print(described(wrong), file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(1)
 
     def has_failed(self) -> bool:
-        """Return whether an exception has ended the script, or its training is unfinished. Meaningful at the script's
-        end.
-        """
+        """Return whether an exception has ended the script, or its training is unfinished. For the end of the script."""
         unfinished = self._trainer is not None and not self._trainer.over
         return unfinished or getattr(sys, "last_value", None) is not None
 
     # -- the result
 
     def save(self, what: torch.nn.Module | Any, path: str | Path) -> None:
-        """Write a model's `state_dict`, or any value that `torch.save` takes, to `path`: once for the job, by the
-        leader, atomically.
+        """Write a model's `state_dict`, or any value that `torch.save` takes, to `path`.
 
-        In the loop, also within a step, this is the model after the last applied step. After the loop, `save` first
-        ends the training, as `finish` does. If the job runs in a snapshot of its code, a relative path is below the
-        directory of submission.
+        The leader writes, once for the job and atomically. In the loop, also within a step, this is the model after the
+        last applied step. After the loop, `save` first ends the training, as `finish` does. If the job runs in a
+        snapshot of its code, a relative path is below the directory of submission.
 
         With several workers, all of them call `save` and their values are compared. In the loop the file gets its name
         after the next step (`saves`). If the values differ, no file is written and the job ends with the reason. Values
@@ -570,9 +569,7 @@ class Run(Together):
 def _call_with_last_error(
     before_print: Callable[[BaseException], None], after: Callable[[BaseException], None]
 ) -> None:
-    """Pass the error that ends the script to both functions: to one before its traceback is printed, to the other
-    after.
-    """
+    """Pass the error that ends the script to both functions: before its traceback is printed, and after."""
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

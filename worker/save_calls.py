@@ -23,8 +23,9 @@ _Block = Sequence[ast.stmt]
 
 
 def is_for_leader(frame: FrameType | None) -> bool:
-    """Return whether the script reaches this call only on the leader, according to its source. frame: of the call or
-    inside it.
+    """Return whether the script reaches this call only on the leader, according to its source.
+
+    frame: of the call or inside it.
     """
     own = directories()
     while frame is not None:

@@ -91,8 +91,9 @@ class Note:
 
 
 def by_file(notes: Iterable[Note]) -> dict[str, Note]:
-    """Return the notes by the names of their files, in order. Directories are ignored: each worker may have its own,
-    with a time in it.
+    """Return the notes by the names of their files, in order.
+
+    Directories are ignored: each worker may have its own, with a time in it.
     """
     found: dict[str, Note] = {}
     for note in sorted(notes, key=lambda note: os.path.basename(note.name)):
@@ -108,8 +109,9 @@ def looked_at(value: Any) -> Reach:
 
 
 class Saves:
-    """This worker's part in the comparison. A participant in the letters of a step (`inband.Participant`); for the
-    training thread.
+    """This worker's part in the comparison.
+
+    A participant in the letters of a step (`inband.Participant`); for the training thread.
     """
 
     name = "saves"
@@ -136,11 +138,10 @@ class Saves:
         self._size = size
 
     def note(self, name: str, value: Any, target: Path, step: int) -> Path | None:
-        """Note a value that the script saves in its loop after `step` applied steps. Returns the path that the leader
-        writes.
+        """Note a value that the script saves in its loop after `step` applied steps.
 
-        This is `target` itself if nothing is compared. None: write nothing, since another loop body of the step
-        follows.
+        Returns the path that the leader writes. This is `target` itself if nothing is compared. None: write nothing,
+        since another loop body of the step follows.
         """
         where = self._where()
         if self._size == 1 or where is Where.AGAIN or is_for_leader(sys._getframe()):
@@ -293,8 +294,9 @@ def _shown(node: Node | None) -> str:
 
 
 def judge_notes(told: Mapping[int, Mapping[str, Note]], size: int, newcomers: frozenset[int]) -> Verdict | None:
-    """Return the verdict on `size` workers' notes; None if all agree. told: notes by rank and name; absent ranks do not
-    count.
+    """Return the verdict on `size` workers' notes; None if all agree.
+
+    told: notes by rank and name; absent ranks do not count.
 
     newcomers: ranks without a vote.
     """

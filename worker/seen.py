@@ -34,8 +34,9 @@ class Seen:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker acts for the job in work that is done once, such as writing a file. Raises UserError
-        before the loop.
+        """Whether this worker acts for the job in work that is done once, such as writing a file.
+
+        Raises UserError before the loop.
         """
         trainer = self._in_job("is_leader", "what every process may do needs no leader; the rest belongs into the loop")
         trainer.asked_for_place(is_first=trainer.is_leader)
@@ -43,8 +44,9 @@ class Seen:
 
     @property
     def world_size(self) -> int:
-        """Number of workers that train now. Raises UserError before the loop, and in the loop body before
-        `optimizer.step()`.
+        """Number of workers that train now.
+
+        Raises UserError before the loop, and in the loop body before `optimizer.step()`.
         """
         if self._trainer is not None and self._trainer.stepping.virtual_worker is not None:
             raise UserError(
@@ -79,8 +81,9 @@ class Seen:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of global steps in an epoch. Raises UserError before `prepare`, and for shards, which have no known
-        length.
+        """Number of global steps in an epoch.
+
+        Raises UserError before `prepare`, and for shards, which have no known length.
         """
         steps = self._require_trainer("run.steps_per_epoch").steps_per_epoch
         if steps is None:
@@ -130,10 +133,10 @@ class Seen:
 
     @property
     def shared(self) -> Mapping[str, Shared]:
-        """Values that the bodies of the last applied step passed to `share`, by name: of all virtual workers, on every
-        worker.
+        """Values that the bodies of the last applied step passed to `share`, by name, on every worker.
 
-        In `before_update` these are the values of the step that is about to be applied.
+        They include all virtual workers. In `before_update` these are the values of the step that is about to be
+        applied.
         """
         return dict(self._result.shared)
 
@@ -142,8 +145,7 @@ class Seen:
         return self._trainer.result if self._trainer else Result()
 
     def on_leader(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, as soon as this worker is the leader, to open files or loggers that only the leader
-        writes to.
+        """Call `callback` once, as soon as this worker is the leader: to open files that only the leader writes to.
 
         The call happens when the loop begins, or later between two steps, on the script's thread.
         """
@@ -161,26 +163,26 @@ class Seen:
         trainer.stepping.share(self._body("share"), values)
 
     def mean(self, **values: int | float | torch.Tensor) -> None:
-        """Average numbers of this micro-batch over the global batch, each sample with the same weight:
-        `run.mean(loss=loss)`.
+        """Average numbers of this micro-batch over the global batch: `run.mean(loss=loss)`.
 
-        The same call as `share`, under the name that most scripts need; `run.means` has the averages.
+        Each sample has the same weight. The same call as `share`, under the name that most scripts need; `run.means`
+        has the averages.
         """
         self.share(**values)
 
     @property
     def means(self) -> Mapping[str, float]:
-        """Averages over the global batch of values passed to `mean` or `share`, by name, from the last applied step
-        that had any.
+        """Averages over the global batch of values passed to `mean` or `share`, by name.
 
-        The same on all workers, and part of the job's state.
+        They are from the last applied step that had any, the same on all workers, and part of the job's state.
         """
         return dict(self._result.means)
 
     @property
     def weight(self) -> float:
-        """Weight of the current virtual worker's mean in the mean of the step: 1 in a full step. Raises UserError
-        outside a loop body.
+        """Weight of the current virtual worker's mean in the mean of the step: 1 in a full step.
+
+        Raises UserError outside a loop body.
         """
         return self._require_trainer("run.weight").stepping.weight(self._body("weight"))
 
@@ -202,8 +204,9 @@ class Seen:
 
     @property
     def virtual_worker(self) -> int:
-        """Number of the virtual worker that the loop body trains, 0 to N - 1. Raises UserError outside the body or
-        after `optimizer.step()`.
+        """Number of the virtual worker that the loop body trains, 0 to N - 1.
+
+        Raises UserError outside the body or after `optimizer.step()`.
         """
         trainer = self._require_trainer("run.virtual_worker")
         self._body("virtual_worker")

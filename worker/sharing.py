@@ -90,8 +90,9 @@ class Sharing:
         ]
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Take over the values of all workers. Raises UserError if one virtual worker shared a name that another did
-        not.
+        """Take over the values of all workers.
+
+        Raises UserError if one virtual worker shared a name that another did not.
         """
         bodies = sorted((body for letter in letters for body in letter or ()), key=lambda body: int(body[0]))
         names = sorted({name for _, _, told in bodies for name in told})

@@ -30,12 +30,11 @@ class Together(Seen):
     # -- between steps
 
     def every(self, steps: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
-        """Decorate a function that every worker calls after each `steps` global steps: `@run.every(steps=1000)`, before
-        `epochs`.
+        """Decorate a function that every worker calls after each `steps` global steps: `@run.every(steps=1000)`.
 
-        The call comes after the step's update and its last loop body, on all workers alike, also on a worker that had
-        no batch in that step. `run.steps_done` is the number of the step. The function may call `evaluate`, `agree` and
-        `stop`. Raises UserError if `steps` is below 1, and in the loop.
+        Call it before `epochs`. The function is called after the step's update and its last loop body, on all workers
+        alike, also on a worker that had no batch in that step. `run.steps_done` is the number of the step. The function
+        may call `evaluate`, `agree` and `stop`. Raises UserError if `steps` is below 1, and in the loop.
         """
         if steps < 1:
             raise UserError(f"every(steps={steps}): at least 1 is needed")
@@ -59,7 +58,7 @@ class Together(Seen):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> Any:
-        """Return the sum of `function(batch)` over all batches of `dataset`; the bits are the same for every number of
+        """Return the sum of `function(batch)` over all batches of `dataset`, bit for bit the same for every number of
         workers.
 
         The workers divide the batches among themselves. The function returns sums over its batch: a number, a tensor,
@@ -99,8 +98,7 @@ class Together(Seen):
         return trainer.between.evaluate(evaluation)
 
     def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None = None) -> Any:
-        """Return one value on all workers: the leader's, or the result of `choose` on the list of all workers' values,
-        by rank.
+        """Return one value on all workers: the leader's, or the result of `choose` on the list of all values by rank.
 
         Example: `run.agree(time.time() > end, any)`. Also `all`, `max`, `min`, or a function that depends on the list
         alone. Values are numbers, text, bytes, None, and lists, tuples and mappings of these.

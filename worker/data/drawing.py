@@ -96,8 +96,9 @@ def _attributes(sampler: Any) -> list[Any]:
 
 
 def seeded_generators(sampler: Any) -> list[Any]:
-    """Return the generators that a sampler and its inner samplers keep. They are seeded before each epoch's order is
-    drawn.
+    """Return the generators that a sampler and its inner samplers keep.
+
+    They are seeded before each epoch's order is drawn.
     """
     return [value for each in _samplers(sampler) for value in _attributes(each) if isinstance(value, _GENERATORS)]
 

@@ -29,8 +29,8 @@ class Sampling(Protocol):
         """Return whether the virtual worker has any sample in the step."""
 
     def weight(self, step: int, virtual_worker: int) -> float:
-        """Return the factor of a mean gradient with which the mean over all N virtual workers is the mean over the
-        step's samples.
+        """Return the factor of a mean gradient with which the mean over N virtual workers is that over the step's
+        samples.
         """
 
 
@@ -46,8 +46,9 @@ class Batching(Protocol):
         """Prepare for `step`."""
 
     def batch(self, step: int, virtual_worker: int) -> Any:
-        """Return the micro-batch, on the device. Reading draws random numbers, so the caller seeds the generators
-        afterwards.
+        """Return the micro-batch, on the device.
+
+        Reading draws random numbers, so the caller seeds the generators afterwards.
         """
 
     def again(self, step: int) -> Any:

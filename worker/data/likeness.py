@@ -50,8 +50,9 @@ OBJECTS = 200  # parts of a dataset with attributes that are restored
 
 
 class Unlike(UserError):
-    """Raised if this worker differs from those that have the job's state. The worker must not train; the others
-    continue without it.
+    """Raised if this worker differs from those that have the job's state.
+
+    The worker must not train; the others continue without it.
     """
 
 
@@ -90,10 +91,10 @@ class Likeness:
 
 
 def fingerprint(dataset: Any, now: Callable[[], float]) -> dict[str, Any]:
-    """Return the plain values that `difference` compares. dataset: map-style, or `Shards`. now: a clock in seconds, for
-    the limit.
+    """Return the plain values that `difference` compares.
 
-    Draws no random numbers, and raises no error of the dataset.
+    dataset: map-style, or `Shards`. now: a clock in seconds, for the limit. Draws no random numbers, and raises no
+    error of the dataset.
     """
     if isinstance(dataset, Shards):
         lists = {name: _names(value) for name, value in _lists(dataset.source)}
@@ -188,8 +189,8 @@ def _samples(dataset: Any, indices: Sequence[int], now: Callable[[], float]) -> 
                 break
             if read(index) == first:
                 told.append([index, first])
-        # the dataset is the script's: files that are missing now may be there when training reads them
         except Exception:
+            # The dataset is the script's: files that are missing now may be there when training reads them.
             continue
         if now() >= end:
             break

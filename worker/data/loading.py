@@ -106,8 +106,9 @@ class Loader:
         self._stock.clear()
 
     def batch(self, step: int, virtual_worker: int) -> Any:
-        """Return the micro-batch, on the device. Reading draws random numbers, so the caller seeds the generators
-        afterwards.
+        """Return the micro-batch, on the device.
+
+        Reading draws random numbers, so the caller seeds the generators afterwards.
         """
         if self._options.num_workers == 0:
             _, batch = self._reader[self._request(step, virtual_worker)]

@@ -48,9 +48,7 @@ class Partition:
     stride: int = 1
 
     def left(self, length: int | None) -> float:
-        """Return the number of samples in the partition, for a shard of `length` samples; infinity for None, an unknown
-        length.
-        """
+        """Return the number of samples in the partition; infinity if the shard's `length` is unknown (None)."""
         if length is None:
             return float("inf")
         return max(0, -(-(length - self.first) // self.stride))
@@ -192,8 +190,9 @@ class Rules:
 
 
 def _filled_first(shares: list[Share]) -> list[Share]:
-    """Return the shares with empty ones at the end. The last filled share takes the place of an empty one, so that most
-    stay.
+    """Return the shares with empty ones at the end.
+
+    The last filled share takes the place of an empty one, so that most stay.
     """
     last = len(shares) - 1
     for position in range(len(shares)):
@@ -254,10 +253,10 @@ class HandOut:
         return self._following
 
     def next_first(self, stream: int, empty: bool) -> Stand | None:
-        """Return the state of the next epoch if the stream has to read its first batch there now, since this epoch has
-        no more; else None.
+        """Return the state of the next epoch if the stream has to read its first batch there now; else None.
 
-        empty: the stream's batch of the step after the next one had no sample.
+        That is the case if the stream has nothing more to read in this epoch. empty: the stream's batch of the step
+        after the next one had no sample.
         """
         following = self.following
         dry = empty or following.parts[stream] is None
@@ -360,9 +359,7 @@ class HandOut:
 
 
 def weights(counts: Iterable[int]) -> list[float]:
-    """Return the weight of each virtual worker's mean gradient, with which the mean over virtual workers is the mean
-    over samples.
-    """
+    """Return the factors of mean gradients with which the mean over N virtual workers is that over all samples."""
     each = list(counts)
     total = sum(each)
     return [count * len(each) / total for count in each]

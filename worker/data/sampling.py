@@ -115,8 +115,8 @@ class Schedule:
         return self._sizes(*self._reading(step))[virtual_worker] > 0
 
     def weight(self, step: int, virtual_worker: int) -> float:
-        """Return the factor of a mean gradient with which the mean over all N virtual workers is the mean over the
-        step's samples.
+        """Return the factor of a mean gradient with which the mean over N virtual workers is that over the step's
+        samples.
         """
         sizes = self._sizes(*self._reading(step))
         return sizes[virtual_worker] * self.virtual_workers / sum(sizes)

@@ -58,8 +58,9 @@ class Shards:
         )
 
     def open(self, number: int) -> Iterable[Any]:
-        """Return the samples of one shard, by its number. Raises UserError if `open` returns an object that cannot be
-        iterated.
+        """Return the samples of one shard, by its number.
+
+        Raises UserError if `open` returns an object that cannot be iterated.
         """
         found = self._open(self.shards[number])
         if not hasattr(found, "__iter__"):
@@ -86,8 +87,9 @@ def _own_copy(dataset: IterableDataset[Any]) -> IterableDataset[Any]:
 
 
 class _PartInfo:
-    """The object that `get_worker_info()` returns while a part is read. Its `asked` records whether the dataset has
-    read `id`.
+    """The object that `get_worker_info()` returns while a part is read.
+
+    Its `asked` records whether the dataset has read `id`.
     """
 
     def __init__(self, dataset: Any, number: int, parts: int) -> None:

@@ -115,8 +115,8 @@ class Streams:
         return self._share(virtual_worker).count > 0
 
     def weight(self, step: int, virtual_worker: int) -> float:
-        """Return the factor of a mean gradient with which the mean over all N virtual workers is the mean over the
-        step's samples.
+        """Return the factor of a mean gradient with which the mean over N virtual workers is that over the step's
+        samples.
         """
         return weights(share.count for share in self._hand_out.shares)[virtual_worker]
 
@@ -155,8 +155,9 @@ class Streams:
             self._look_into_next_epoch(number + 1)
 
     def batch(self, step: int, virtual_worker: int) -> Any:
-        """Return the micro-batch, on the device. Reading draws random numbers, so the caller seeds the generators
-        afterwards.
+        """Return the micro-batch, on the device.
+
+        Reading draws random numbers, so the caller seeds the generators afterwards.
         """
         share, number = self._share(virtual_worker), step // self._updates
         found = self._stock.pop((number, virtual_worker), None)

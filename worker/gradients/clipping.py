@@ -49,8 +49,9 @@ class Clipping:
         self._own[virtual_worker] = wanted
 
     def apply(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Clip the gradients of these parameters if there is a limit. Returns their 2-norm before; None without a
-        limit.
+        """Clip the gradients of these parameters if there is a limit.
+
+        Returns their 2-norm before; None without a limit.
         """
         limit = self._asked if self._always is None else self._always
         return None if limit is None else torch.nn.utils.clip_grad_norm_(parameters, limit)
@@ -58,8 +59,9 @@ class Clipping:
     # -- in band: positive numbers are ordered as their bits are
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """Return the limit as an integer, and its negative; 0 without a limit. Raises UserError if only some bodies
-        have set one.
+        """Return the limit as an integer, and its negative; 0 without a limit.
+
+        Raises UserError if only some bodies have set one.
         """
         if not part.hosted:
             return NOTHING, NOTHING

@@ -124,16 +124,16 @@ class TreeAccumulator(Generic[B]):
 
 
 class Reducer(Protocol):
-    """Computes the mean over all virtual workers of all workers. All workers start and finish a reduction in the same
-    step.
+    """Computes the mean over all virtual workers of all workers.
 
-    After CommunicatorBroken the abandoned operations may still write to `out` and read the nodes. Neither may be used
-    again, nor may the reducer.
+    All workers start and finish a reduction in the same step. After CommunicatorBroken the abandoned operations may
+    still write to `out` and read the nodes. Neither may be used again, nor may the reducer.
     """
 
     def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
-        """Begin a reduction. nodes: this worker's, from left to right. Siblings need not be added up yet, and values
-        may still come.
+        """Begin a reduction.
+
+        nodes: this worker's, from left to right. Siblings need not be added up yet, and values may still come.
 
         out: receives the result: the first node's buffer, or any other gradient if there is no node.
         """
@@ -238,8 +238,9 @@ class _Flight:
 
 
 class CanonicalReducer:
-    """Completes the canonical tree. The bits of the result depend on the leaves only, not on the workers that host
-    them.
+    """Completes the canonical tree.
+
+    The bits of the result depend on the leaves only, not on the workers that host them.
     """
 
     def __init__(
@@ -394,8 +395,9 @@ class CanonicalReducer:
         return self._communicator.all_to_all(incoming, outgoing, self._counts, [len(own)] * workers)
 
     def _gather(self, number: int, out: Gradient) -> dist.Work:
-        """Add up this worker's slice, and gather all slices. The bucket's exchange is over, so its part of the nodes is
-        free.
+        """Add up this worker's slice, and gather all slices.
+
+        The bucket's exchange is over, so its part of the nodes is free.
         """
         bucket = self._buckets[number]
         incoming = self._lane(number).incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)

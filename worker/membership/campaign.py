@@ -141,8 +141,9 @@ class Campaign:
 
 
 def _same_place(one: Ready | Prepared, other: Ready | Prepared) -> bool:
-    """Return whether both messages are equal to a leader. The applied step of a member that trains goes on changing and
-    is ignored.
+    """Return whether both messages are equal to a leader.
+
+    The applied step of a member that trains goes on changing and is ignored.
     """
     same_state = (one.applied, one.settled) == (other.applied, other.settled)
     return one.base == other.base and (one.base > 0 or same_state)

@@ -221,8 +221,9 @@ class Membership:
         return min(campaign, retry)
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Handle one event and return the actions. Raises InvalidTransition, without a change, for an event that only a
-        bug can send.
+        """Handle one event and return the actions.
+
+        Raises InvalidTransition, without a change, for an event that only a bug can send.
         """
         if self.over:
             return []
@@ -363,9 +364,7 @@ class Membership:
         ]
 
     def _missed(self, group: _Group) -> bool:
-        """Return whether this worker, which stands still, has missed the step of its generation that would have carried
-        the decision.
-        """
+        """Return whether this worker, which stands still, has missed the step that would have carried the decision."""
         return group.base > 0 and group.base == self.generation
 
     def _on_time(self, now: float) -> list[Action]:

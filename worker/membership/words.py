@@ -70,9 +70,7 @@ class StepApplied:
 
 @dataclass(frozen=True)
 class Settled:
-    """The workers have agreed on a decision of the script since the last applied step, and this worker knows the
-    decision.
-    """
+    """The workers have agreed on a decision of the script since the last applied step, and this worker knows it."""
 
 
 @dataclass(frozen=True)

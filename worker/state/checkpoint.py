@@ -105,8 +105,9 @@ def load(path: Path) -> Document:
 
 
 def _check_sums(path: Path) -> None:
-    """Compare the file's contents with their CRC-32 checksums, at about a gigabyte a second; torch does not. Raises
-    ValueError.
+    """Compare the file's contents with their CRC-32 checksums, at about a gigabyte a second; torch does not.
+
+    Raises ValueError.
     """
     with zipfile.ZipFile(path) as file:
         if wrong := file.testzip():
@@ -128,10 +129,10 @@ class Others:
 
 
 def latest(directory: Path, generation: int | None) -> tuple[Document | None, str, int | None]:
-    """Return the newest readable checkpoint (None without any), the errors of newer ones, and the step of the newest if
-    it is damaged.
+    """Return the newest readable checkpoint; None without any.
 
-    The checkpoint becomes one of `generation`; with None it keeps its name.
+    The second value is the errors of newer checkpoints, the third the step of the newest if that is damaged. The
+    checkpoint becomes one of `generation`; with None it keeps its name.
     """
     troubles: list[str] = []
     damaged: int | None = None

@@ -69,9 +69,7 @@ class HeldState:
 
     @property
     def about_bytes(self) -> int:
-        """Estimated size of the state in bytes before optimizers have theirs: as with Adam, with two values per
-        parameter.
-        """
+        """Estimate of the state's size in bytes before optimizers have theirs: two values per parameter, as with Adam."""
         parameters = sum(each.numel() * each.element_size() for each in self.parts.model.parameters())
         return 3 * parameters + sum(each.nbytes for each in self.parts.buffers())
 
@@ -115,8 +113,9 @@ class HeldState:
         return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end, damaged, trouble, not own)
 
     def check(self, header: dict[str, Any]) -> None:
-        """Check a state before it is taken over. Raises OtherCode if it comes from other code than this worker's,
-        Unlike if from other data.
+        """Check a state before it is taken over.
+
+        Raises OtherCode if it comes from other code than this worker's, Unlike if from other data.
         """
         if self.code is not None:
             self.code.take(header)
@@ -182,8 +181,9 @@ class HeldState:
             self._taken = self._script.epoch, self.values.whole(modules=True)
 
     def batches_begin(self) -> None:
-        """Note that the script's loop over batches begins. In the state's epoch, the effects of code that ran again are
-        undone.
+        """Note that the script's loop over batches begins.
+
+        In the state's epoch, the effects of code that ran again are undone.
         """
         self._catches_up = False
         if self._taken is not None and self._taken[0] <= self._script.epoch:

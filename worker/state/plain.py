@@ -49,8 +49,9 @@ def restored(content: Any) -> torch.Tensor:
 
 
 def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no_tensors, depth: int = 0) -> Any:
-    """Return `value` as plain data. `number` numbers a tensor. Raises UserError, naming the place, for a value that
-    cannot travel.
+    """Return `value` as plain data.
+
+    `number` numbers a tensor. Raises UserError, naming the place, for a value that cannot travel.
     """
     if isinstance(value, torch.Tensor):
         return {"tensor": number(value, where)}

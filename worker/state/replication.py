@@ -138,11 +138,10 @@ class Replication:
     def give(
         self, header: dict[str, Any], tensors: Sequence[torch.Tensor], mutable: Sequence[torch.Tensor] = ()
     ) -> Pending:
-        """Begin to send the state to this rank's targets. Does not block, and does not read `mutable` tensors after it
-        returns.
+        """Begin to send the state to this rank's targets.
 
-        The other tensors must not change until `wait` of the result, or `sent`, has returned. Raises
-        CommunicatorBroken.
+        Does not block, and does not read `mutable` tensors after it returns. The other tensors must not change until
+        `wait` of the result, or `sent`, has returned. Raises CommunicatorBroken.
         """
         if self._outgoing:
             changing = {id(tensor) for tensor in mutable}
@@ -210,8 +209,9 @@ class Replication:
         return [work for target in self.targets for work in _send_bytes(self._send, target, tag, data)]
 
     def _serve(self, header: torch.Tensor, pieces: list[torch.Tensor], arriving: list[dist.Work]) -> list[dist.Work]:
-        """Send to all targets: now, or as the pieces arrive and each transfer's turn comes. arriving: empty if this
-        rank has the state.
+        """Send to all targets: now, or as the pieces arrive and each transfer's turn comes.
+
+        arriving: empty if this rank has the state.
         """
         works = self._send_to_all(HEADER_TAG, header)
         notices = self._expect_notices()

@@ -136,8 +136,9 @@ class _Planner:
         return wanted
 
     def _source(self, joiner: int, busy: set[Lane], wanted: dict[int, list[int]]) -> int | None:
-        """Return the best source with free lanes; None without any. Demand over NVLink is ignored, since NVLink
-        occupies no lane.
+        """Return the best source with free lanes; None without any.
+
+        Demand over NVLink is ignored, since NVLink occupies no lane.
         """
         best: tuple[Link, int, int, int] | None = None
         for source in self._sources:

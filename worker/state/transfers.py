@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A state that is being received; the header is complete. `instruction`: the worker's task while the tensors
-    arrive.
+    """A state that is being received; the header is complete.
+
+    `instruction`: the worker's task while the tensors arrive.
     """
 
     incoming: Incoming
@@ -148,8 +149,9 @@ class StateTransfers:
             self._held.take_changes(int(theirs["epoch"]), theirs["changes"])
 
     def exchange_values(self) -> ValuesExchanged:
-        """After a generation's first step, hand over the changes that the script's code has made in it. Raises
-        CommunicatorBroken.
+        """After a generation's first step, hand over the changes that the script's code has made in it.
+
+        Raises CommunicatorBroken.
         """
         replication, self._replication = self._replication, None
         assert replication is not None

@@ -62,9 +62,7 @@ class Closing:
         return suspended or doing in (Doing.STANDING_BY, Doing.CLOSING, Doing.OVER)
 
     def suspended(self, now: float) -> list[Action]:
-        """Handle preemption between two steps: save the state if this worker is the one that saves; else stand by or
-        end.
-        """
+        """Handle preemption between two steps: save the state if this worker is to save it; else stand by or end."""
         self._suspension.give_up_at = None
         position, roster = self._position, self._generation.roster
         durable = self._checkpoints.durable == (position.applied, position.epoch)
@@ -115,8 +113,9 @@ class Closing:
         return self.close(now, self._end)
 
     def close(self, now: float, end: Action, unfinished: bool = False) -> list[Action]:
-        """Wait until the agent has the last status, and end with the action `end`. `unfinished`: the script has not
-        finished its loop.
+        """Wait until the agent has the last status, and end with the action `end`.
+
+        `unfinished`: the script has not finished its loop.
         """
         actions: list[Action] = []
         if end == Continue() and not unfinished:

@@ -98,8 +98,9 @@ class Activity:
         self.since = now
 
     def become(self, doing: Doing) -> None:
-        """Begin an activity of which the time counts from the beginning of the present one. Raises InvalidTransition if
-        it cannot come next.
+        """Begin an activity of which the time counts from the beginning of the present one.
+
+        Raises InvalidTransition if it cannot come next.
         """
         if doing not in TRANSITIONS[self.doing]:
             raise InvalidTransition(f"the training thread is {self.doing.value}, and cannot be {doing.value} next")
@@ -132,8 +133,7 @@ class Activity:
         return None
 
     def waits_s(self, now: float, hosted: int, with_state: bool) -> float:
-        """Return for how many seconds the thread has waited for others, if that is longer than usual without computing;
-        else 0.
+        """Return for how many seconds the thread has waited for others, if that is unusually long; else 0.
 
         with_state: the state has to arrive.
         """

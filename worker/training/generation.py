@@ -39,8 +39,9 @@ class Generation:
         )
 
     def enter(self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True) -> bool:
-        """Enter a generation. Returns whether this worker has the state. proves: joining workers are compared with the
-        holders.
+        """Enter a generation.
+
+        Returns whether this worker has the state. proves: joining workers are compared with the holders.
         """
         self.roster, self.rank = roster, roster.rank(self._me)
         holds = [worker in holders for worker in roster.workers]
@@ -63,8 +64,9 @@ class Generation:
         return self._proving
 
     def values_exchanged(self, finished: bool) -> None:
-        """Take note that all members have the whole state. finished: no step follows in which joining workers could
-        prove themselves.
+        """Take note that all members have the whole state.
+
+        finished: no step follows in which joining workers could prove themselves.
         """
         self.transfers, self.plan = Transfers.NONE, ()
         if not self._proving or finished:

@@ -84,8 +84,9 @@ class Position:
         return self._steps_per_epoch is None and self._epochs is not None and (epoch or 0) >= self._epochs
 
     def has_state(self, applied: int, epoch: int, next_epoch: int | None) -> None:
-        """Take note that the whole state after `applied` has arrived. next_epoch: of the next step, if it does not
-        follow from the number.
+        """Take note that the whole state after `applied` has arrived.
+
+        next_epoch: of the next step, if it does not follow from the number.
         """
         self.holding, self.next_step = Holding.WHOLE, applied + 1
         self.next_epoch = next_epoch or 0
@@ -97,8 +98,9 @@ class Position:
             self.epoch = epoch
 
     def arrives(self, applied: int, next_epoch: int | None) -> None:
-        """Begin the arrival of the state after `applied`, for the next step. It overwrites the present state unless
-        that is whole.
+        """Begin the arrival of the state after `applied`, for the next step.
+
+        It overwrites the present state unless that is whole.
         """
         self.step, self._arriving_epoch = applied + 1, next_epoch
         self._had_own = self.holding is Holding.WHOLE
@@ -117,8 +119,9 @@ class Position:
         return True
 
     def apply(self, step: int, joins: bool, next_epoch: int | None) -> bool:
-        """Take note of an applied step; return whether the state is whole. Registered values of a joining worker follow
-        later.
+        """Take note of an applied step; return whether the state is whole.
+
+        Registered values of a joining worker follow later.
 
         Raises InvalidTransition for another step, or without a state.
         """
