@@ -1,4 +1,5 @@
-"""Whether this process may join: it has to be the one that the cluster, or a person at a desk, has started for that.
+"""Check that this process may join: only the process that the cluster, or a person at a desk, has started for training
+may.
 
 All processes that a worker starts inherit its environment. A data loader's process that is spawned imports the script
 again; without a guard around the script's work, each would join in place of its parent. Two processes of a launcher

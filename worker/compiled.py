@@ -67,7 +67,9 @@ class Compilations:
                 self._timer.start()
 
     def ends(self, *_: object) -> None:
-        """Take note that a compilation has ended. A further notice is sent when the sum has become half as long again."""
+        """Take note that a compilation has ended. Another notice is sent when the total is 1.5 times that of the last
+        one.
+        """
         with self._lock:
             if self._began is None:
                 return

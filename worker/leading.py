@@ -1,10 +1,10 @@
 """Code in a loop body that only the leader runs before `optimizer.step()`, and that may draw random numbers.
 
-A loop body is a function of the state, the seed, the step and the virtual worker. `if run.is_leader: estimate_loss()`
-in it is not: the leader's random numbers shift its dropout masks, and other workers' masks stay. A check of
-micro-batches (`crosscheck`) may miss it, since such code runs in one of a thousand steps. So the source around a read
-of `is_leader` is examined. If its `if` calls code that may draw, and random numbers are drawn between there and
-`optimizer.step()`, the script gets a warning, once.
+A loop body is a function of the state, the seed, the step and the virtual worker. With `if run.is_leader:
+estimate_loss()` in it, it is not: random numbers drawn there shift dropout masks on the leader, but not on other
+workers. A check of micro-batches (`crosscheck`) may miss this, since such code often runs in one of a thousand steps.
+So the source around a read of `is_leader` is examined. If its `if` calls code that may draw, and random numbers are
+drawn between there and `optimizer.step()`, the script gets one warning.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Script:
         self.epoch = 0  # of its loop; before the loop, of the state
 
     def state_is_of(self, epoch: int) -> None:
-        """Take note of the epoch of a received state: a script before its loop begins there."""
+        """Take note of the epoch of a received state, in which a script that has not begun its loop begins it."""
         if self.at is ScriptAt.BEFORE:
             self.epoch = epoch
 

@@ -110,7 +110,9 @@ class _Shard:
         return sample
 
     def mark(self) -> Mark | None:
-        """Return a mark of the present position; None if the samples have no `state_dict`."""
+        """Return a mark of the present position; None at the beginning and the end, or if the samples have no
+        `state_dict`.
+        """
         if not self._can_mark or not self.at or self.ended:
             return None
         assert self._state_dict is not None

@@ -187,9 +187,9 @@ class Delta:
         return cls(text, found)
 
     def applied(self, image: Image, present: Any) -> Any:
-        """Return the changed value.
+        """Return the changed value. Fills `present` if possible.
 
-        Fills `present` if possible. The image's tensors must have their contents of the image.
+        The image's tensors must have the contents that the image recorded.
         """
         tensors: list[torch.Tensor] = []
         for number, content in (
