@@ -1,5 +1,5 @@
-"""What all processes agree on: values, messages, the codec and the error tree.
+"""Values, messages, codec and error tree that all processes share.
 
-Pure data. Imports nothing of the project and nothing that touches the outside world, so that a scheduler, a
-simulator and a worker can all depend on it.
+Pure data: this package imports nothing else of the project and nothing that touches the outside world, so that the
+scheduler, the simulator and the worker can all depend on it.
 """

@@ -1,15 +1,15 @@
-"""The error tree, by whose fault an error is.
+"""The error tree, ordered by the party at fault.
 
     ElasticError
      +-- UserError              the request is wrong: bad file, bad value, unknown job        (exit code 2)
      +-- RequestRefused         the request is well-formed but the cluster says no            (exit code 1)
-     +-- ClusterUnreachable     nobody answers at the controller's address                    (exit code 3)
-     +-- NotAllowed             the caller may not do this                                    (exit code 4)
+     +-- ClusterUnreachable     no controller answers at the configured address               (exit code 3)
+     +-- NotAllowed             the caller lacks the right to do this                         (exit code 4)
      +-- OperatorError          a configuration file, a directory or a port is wrong          (exit code 2)
-     +-- PeerError              another process sent what no correct peer sends               (exit code 1)
-     +-- InvalidTransition      one of our own machines was driven wrongly: a bug             (exit code 1)
+     +-- PeerError              another process sent bytes that no correct peer sends         (exit code 1)
+     +-- InvalidTransition      a state machine of this project was driven wrongly: a bug     (exit code 1)
 
-An error knows the exit code that ``elasticctl`` ends with, so that no caller has a table of its own.
+Each error class carries the exit code with which ``elasticctl`` ends, so that no caller keeps a table of its own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ class ElasticError(Exception):
 
 
 class UserError(ElasticError):
-    """The user's input is wrong. The message names the file or option, the field, what was found, what is allowed."""
+    """The user's input is wrong. The message names the file or option, the field, the value found and the values
+    allowed.
+    """
 
     exit_code = 2
 
 
 class RequestRefused(ElasticError):
-    """The cluster understood the request and refuses it, with the reason."""
+    """The cluster understood the request and refuses it; the message states the reason."""
 
 
 class ClusterUnreachable(ElasticError):
@@ -38,20 +40,20 @@ class ClusterUnreachable(ElasticError):
 
 
 class NotAllowed(ElasticError):
-    """The caller is known, but may not do this."""
+    """The caller is authenticated, but lacks the right to do this."""
 
     exit_code = 4
 
 
 class OperatorError(ElasticError):
-    """A daemon's configuration or surroundings are wrong (file, directory, address)."""
+    """A daemon's configuration or surroundings (file, directory, address) are wrong."""
 
     exit_code = 2
 
 
 class PeerError(ElasticError):
-    """A peer's bytes are not a message of this protocol, or not one that it may send here."""
+    """Bytes from a peer are not a message of this protocol, or not one that this peer may send here."""
 
 
 class InvalidTransition(ElasticError):
-    """A state machine got an event that its state does not admit: a bug of ours. Nothing was changed."""
+    """A state machine received an event that its state does not admit: a bug of this project. No state has changed."""

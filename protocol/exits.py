@@ -1,24 +1,28 @@
-"""Exit codes of workers that mean something to the cluster, beside 0 and a script's own."""
+"""Exit codes of workers with a meaning for the cluster, beside 0 and the codes of the script itself."""
 
 from __future__ import annotations
 
 from .model import Fault
 
-NO_CHECKPOINT = 77  # a first holder that does not see the job's checkpoint: the server's fault, not the script's
-HUNG = 78  # its training thread took longer than it may, in a step, in a pause or in the library's code
-SPOILED = 79  # it has lost its initial values to a state that has not come, and there is no checkpoint
-UNREACHABLE = 80  # a newcomer that could not connect to the other workers
-SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads left, or our mistake
-DIVERGED = 82  # its training state differs from that of most other workers
-DISAGREED = 83  # the workers' states, or what they save, differ, and none of them is known to be right: the job fails
-UNLIKE = 84  # a newcomer that reads or computes something else than the workers that have the state: it does not join
-OTHER_CODE = 85  # a newcomer whose script, modules or version of torch are not those that the job began with
+# a first holder of the state does not see the job's checkpoint: the server is at fault, not the script
+NO_CHECKPOINT = 77
+HUNG = 78  # the training thread exceeded its time limit in a step, in a pause or in the library's code
+# the worker overwrote its initial values for a state transfer that never completed, and there is no checkpoint
+SPOILED = 79
+UNREACHABLE = 80  # a joining worker could not connect to the other workers
+# the control thread could not start, or has ended: no descriptors or threads left, or a bug of the library
+SPEECHLESS = 81
+DIVERGED = 82  # the worker's training state differs from that of most other workers
+DISAGREED = 83  # the workers' states, or the values they save, differ, and none is known to be right: the job fails
+UNLIKE = 84  # a joining worker reads or computes other values than the workers that have the state: it does not join
+OTHER_CODE = 85  # a joining worker's script, modules or torch version differ from those with which the job began
 
 
 def fault_of(exit_code: int | None) -> Fault:
-    """Whose fault an end is of which nothing but the exit code is known (None: not even that; negative: minus the signal).
+    """Return the fault that an exit code alone implies. None: the exit code is unknown; negative: minus the signal's
+    number.
 
-    `NO_CHECKPOINT` counts as the script's here: it is the cluster's only where the job has a checkpoint.
+    `NO_CHECKPOINT` counts as the script's fault here: the cluster is at fault only where the job has a checkpoint.
     """
     if exit_code == HUNG:
         return Fault.SILENT

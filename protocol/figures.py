@@ -1,4 +1,4 @@
-"""Figures about a process: counts, levels and distributions, as plain values. Who serves them: `runtime.metrics`."""
+"""Metrics of a process as plain values: counters, gauges and histograms. `runtime.metrics` serves them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-MOST_VALUES = 200  # of one label, whatever comes from outside
+MOST_VALUES = 200  # of one label: bounds the metrics of values that come from outside the process
 
 
 class Kind(Enum):
-    """What becomes of a figure with time."""
+    """Kind of a metric: how its value changes with time."""
 
     COUNTER = "counter"  # only grows, from 0 at the start of the process
     GAUGE = "gauge"
@@ -20,7 +20,7 @@ class Kind(Enum):
 
 
 class Buckets:
-    """How often a value lay below each of some bounds, and the sum of all."""
+    """Histogram in progress: counts of observed values per bucket, and their sum."""
 
     __slots__ = ("_counts", "bounds", "sum")
 
@@ -34,7 +34,7 @@ class Buckets:
         self.sum += value
 
     def frozen(self) -> Distribution:
-        """As it is now."""
+        """Return the histogram's present state as an immutable value."""
         below, cumulated = 0, []
         for count in self._counts:
             below += count
@@ -44,7 +44,9 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Distribution:
-    """`below`: how many values were at most each bound, and in the end how many there were."""
+    """Snapshot of a histogram. `below`: for each bound the number of values that were at most this bound; last, the
+    number of all values.
+    """
 
     bounds: tuple[float, ...]
     below: tuple[int, ...]
@@ -53,12 +55,13 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure by the values of its labels. Names follow Prometheus' conventions, without the prefix of this program; counters
-    are named without `_total`."""
+    """A metric with one sample for each combination of label values. Names follow Prometheus' conventions, without the
+    prefix of this program; names of counters omit `_total`.
+    """
 
     name: str
     kind: Kind
-    text: str  # what it is, in a sentence
+    text: str  # description, one sentence
     samples: tuple[tuple[tuple[str, ...], float | Distribution], ...]
     labels: tuple[str, ...] = ()
 
@@ -76,12 +79,12 @@ def histogram(name: str, text: str, buckets: Buckets) -> Figure:
 
 
 def labelled(kind: Kind, name: str, text: str, label: str, values: Mapping[str, float]) -> Figure:
-    """One figure for each value of one label; no more than `MOST_VALUES`."""
+    """Return a metric with one sample for each value of one label, at most `MOST_VALUES`."""
     return table(kind, name, text, (label,), (((value,), number) for value, number in values.items()))
 
 
 def table(
     kind: Kind, name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
 ) -> Figure:
-    """One figure for each combination of labels; no more than `MOST_VALUES`."""
+    """Return a metric with one sample for each combination of labels, at most `MOST_VALUES`."""
     return Figure(name, kind, text, tuple(samples)[:MOST_VALUES], labels)

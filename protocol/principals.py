@@ -1,7 +1,7 @@
-"""Who may speak: principals and their roles (trust).
+"""Authenticated identities (principals) and their roles.
 
-A principal is what a connection has proved to be, by a key or by the kernel's word for a local socket. It is never taken from
-the text of a message.
+A connection proves its principal by a key, or by the kernel's credentials of a local socket. A principal is never taken
+from the text of a message.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import re
 from .errors import UserError
 from .model import Value
 
-LOCAL = "local"  # the name of whoever started a cluster of one machine
+LOCAL = "local"  # the principal of the account that started a cluster of one machine
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Role(enum.Enum):
-    """What a principal may do."""
+    """Role of a principal: the rights that it has."""
 
-    USER = "user"  # submits jobs, sees all, acts on the own ones
+    USER = "user"  # submits jobs, sees all jobs, acts on its own
     OPERATOR = "operator"  # acts on all jobs and on the cluster
-    SERVER = "server"  # reports of the workers that were sent to it
+    SERVER = "server"  # reports on the workers that were assigned to it
     CONTROLLER = "controller"
 
 
 class Principal(Value, frozen=True, kw_only=True):
-    """Somebody who is known to the controller."""
+    """An identity that is known to the controller."""
 
     role: Role
     name: str
-    account: str = ""  # the Unix account that the jobs of a user or an operator run as; "": the agent's own
+    account: str = ""  # Unix account under which the jobs of a user or an operator run; "": the agent's own
 
     def __str__(self) -> str:
         return f"{self.role.value}:{self.name}"
@@ -41,7 +41,7 @@ LOCAL_OPERATOR = Principal(role=Role.OPERATOR, name=LOCAL)
 
 
 def parse(text: str) -> tuple[Role, str]:
-    """Role and name of "user:alice". Raises UserError."""
+    """Return role and name of "user:alice". Raises UserError if `text` has another form."""
     role, _, name = text.partition(":")
     try:
         found = Role(role)

@@ -1,8 +1,8 @@
-"""A snapshot: the files of a job's working directory as they were when it was submitted, packed into one run of bytes. Pure.
+"""Snapshots: the files of a job's working directory at submission, packed into one sequence of bytes. Pure.
 
-It is a compressed list of [path, executable, content]. There are plain files alone: no links, no devices, no owners, no rights
-but whether a file can be executed. It is known by its digest and its size, so that whoever receives it can tell whether it is
-whole, and it travels in parts, which fit into a message and into a record of the store.
+A snapshot is a compressed list of [path, executable, content]. It contains plain files alone: no links, no devices, no
+owners, and no permissions except whether a file is executable. Digest and size identify a snapshot, so that a receiver
+can verify that it is complete. It travels in parts, each of which fits into a message and into a record of the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .model import Snapshot
 
 LONGEST_PATH = 1000  # characters
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_FRAME_BYTES = 2000  # of a file in the packed list, beside its content, at most
+_FRAME_BYTES = 2000  # most bytes of a file in the packed list, beside its content
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +35,7 @@ _LIST = msgspec.msgpack.Decoder(list[File])
 
 
 def pack(files: Iterable[File]) -> tuple[Snapshot, bytes]:
-    """The bytes of these files, and what they are known by. The same files give the same bytes, in whatever order they come."""
+    """Return the identity and the bytes of these files. The order of `files` does not affect the bytes."""
     data = zlib.compress(msgspec.msgpack.encode(sorted(files, key=lambda file: file.path)), 6)
     return Snapshot(digest=digest_of(data), bytes=len(data)), data
 
@@ -45,7 +45,9 @@ def digest_of(data: bytes) -> str:
 
 
 def unpack(snapshot: Snapshot, data: bytes) -> list[File]:
-    """The files. Raises PeerError where these are not the bytes of `snapshot`, are too many, or name a file elsewhere."""
+    """Return the files. Raises PeerError if `data` does not match `snapshot`, exceeds a limit, or names a file outside
+    the directory.
+    """
     if len(data) != snapshot.bytes or digest_of(data) != snapshot.digest:
         raise PeerError("the snapshot is not whole: its digest is another one")
     most = MAX_SNAPSHOT_BYTES + MAX_SNAPSHOT_FILES * _FRAME_BYTES
@@ -66,14 +68,14 @@ def unpack(snapshot: Snapshot, data: bytes) -> list[File]:
 
 
 def check_path(path: str) -> None:
-    """Raises PeerError unless `path` is that of a file below the directory that it is relative to."""
+    """Raises PeerError unless `path` names a file below the directory to which it is relative."""
     parts = path.split("/")
     if len(path) > LONGEST_PATH or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise PeerError(f"{path[:200]!r} is not the path of a file in a snapshot")
 
 
 def fault_of(snapshot: Snapshot) -> str:
-    """What is wrong with what a snapshot is said to be; "": nothing."""
+    """Return the fault in a snapshot's declared identity, or "" if there is none."""
     if not _DIGEST.fullmatch(snapshot.digest):
         return "snapshot: its digest is not 64 hexadecimal digits"
     if not 0 < snapshot.bytes <= MAX_SNAPSHOT_BYTES + MAX_SNAPSHOT_FILES * _FRAME_BYTES:
@@ -82,12 +84,12 @@ def fault_of(snapshot: Snapshot) -> str:
 
 
 def parts_of(snapshot: Snapshot) -> int:
-    """Into how many parts it is cut."""
+    """Return the number of parts into which the snapshot is cut."""
     return -(-snapshot.bytes // SNAPSHOT_PART_BYTES)
 
 
 def part_bytes(snapshot: Snapshot, part: int) -> int:
-    """How long a part is."""
+    """Return the size of a part in bytes."""
     return min(SNAPSHOT_PART_BYTES, snapshot.bytes - part * SNAPSHOT_PART_BYTES)
 
 

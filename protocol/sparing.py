@@ -1,4 +1,6 @@
-"""Telling of what somebody else may repeat without end: so often at once, then once in a while, and never without the count."""
+"""Rate limits for messages that a peer may cause without end: a burst, then one per interval, always with the count of
+those dropped.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,22 @@ from collections import OrderedDict
 
 
 class Sparing:
-    """Lets some through. What it holds back is counted until it lets one through again."""
+    """Token bucket: passes a burst and then one message per interval. The number held back is kept until the next one
+    passes.
+    """
 
     def __init__(self, at_once: int, interval_s: float) -> None:
-        """`at_once`: so many pass one after the other; then one in `interval_s`, until nothing has come for a while."""
+        """`at_once`: size of the burst. Afterwards one message passes in each `interval_s`; a quiet time fills the
+        bucket again.
+        """
         self._at_once = at_once
         self._interval_s = interval_s
         self._left = float(at_once)
-        self._counted_s: float | None = None  # up to when (Unix time) `_left` has been filled up
-        self.held_back = 0  # since the last one that passed
+        self._counted_s: float | None = None  # Unix time up to which `_left` has been refilled
+        self.held_back = 0  # since the last message that passed
 
     def lets(self, now: float) -> bool:
-        """One more has come: does it pass?"""
+        """Return whether one more message passes now."""
         passed_s = max(0.0, now - self._counted_s) if self._counted_s is not None else 0.0
         self._left = min(float(self._at_once), self._left + passed_s / self._interval_s)
         self._counted_s = now
@@ -30,16 +36,18 @@ class Sparing:
 
 
 class SparingBySubject:
-    """The same for many subjects: one line of each at once, then one in a while. Subjects of long ago are forgotten."""
+    """Rate limits by subject: one message of each subject at once, then one per interval. The least recent subjects are
+    forgotten.
+    """
 
     def __init__(self, interval_s: float = 10.0, subjects: int = 1000) -> None:
-        """`subjects`: so many are known at a time."""
+        """`subjects`: greatest number of subjects remembered at a time."""
         self._interval_s = interval_s
         self._most = subjects
         self._subjects: OrderedDict[str, Sparing] = OrderedDict()
 
     def worth(self, subject: str, now: float) -> int | None:
-        """One more about `subject`: None: it does not pass; else how many have been held back before it."""
+        """Return the number held back before this message about `subject` if it passes, else None."""
         sparing = self._subjects.pop(subject, None) or Sparing(1, self._interval_s)
         self._subjects[subject] = sparing
         if len(self._subjects) > self._most:

@@ -1,12 +1,13 @@
-"""The term of a controller's reign, and how it is stamped on what the controller says to agents.
+"""The term of a controller's leadership, and its stamp on the controller's messages to agents.
 
-A term is a number that only grows, and each reign of a controller has one of its own: a controller with a store of its own takes
-the number of its start, one of several takes the number that its election has made. An agent obeys no term that is lower than the
-highest it has heard. So what a controller says that was stopped, and whose successor reigns, changes nothing. A lock alone is
-unsafe, since its holder may sleep: a fence has to be checked by who is told (Kleppmann, "How to do distributed locking", 2016).
+A term is a number that only grows, and each leadership has a term of its own: a controller with its own store takes the
+number of its start, one of several controllers takes the number that its election has made. An agent obeys no term
+below the highest that it has received. So messages of a controller that was paused, and has a successor, change
+nothing. A lock alone is unsafe, since its holder may sleep: the receiver has to check a fencing token (Kleppmann, "How
+to do distributed locking", 2016).
 
-On the wire a message to an agent has two parts: the term in ASCII digits, and the message. Agents of version 1 read the last part
-alone. A controller of version 1 sends one part, which counts as term 0.
+On the wire a message to an agent has two parts: the term in ASCII digits, and the message. Agents of version 1 read the
+last part alone. A controller of version 1 sends one part, which counts as term 0.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from collections.abc import Sequence
 
 from .errors import PeerError
 
-NO_TERM = 0  # of a controller of version 1, and of one that stands by and has heard of none
+NO_TERM = 0  # of a controller of version 1, and of a standby that has received no term yet
 MOST_TERM = 2**62
-MOST_AHEAD = 10**6  # terms by which an agent may be ahead of a controller whose store is old; more is nobody's
+# terms by which an agent may be ahead of a controller with an old store; a greater term is not genuine
+MOST_AHEAD = 10**6
 _MOST_DIGITS = len(str(MOST_TERM))
 
 
 def stamped(term: int, message: bytes) -> tuple[bytes, bytes]:
-    """The parts of a message that a controller sends to an agent."""
+    """Return the parts of a message that a controller sends to an agent."""
     return b"%d" % term, message
 
 
 def unstamped(parts: Sequence[bytes]) -> tuple[int, bytes]:
-    """Term and message of what came from a controller. Raises PeerError if it is neither of this version nor of version 1."""
+    """Return term and message of `parts` from a controller. Raises PeerError if they fit neither this version nor
+    version 1.
+    """
     if len(parts) == 1:
         return NO_TERM, parts[0]
     if len(parts) != 2:

@@ -1,4 +1,4 @@
-"""Words that all processes put into their sentences for people."""
+"""Phrases that all processes use in their sentences for people."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from itertools import groupby
 
 from .model import JobPhase
 
-RELEASED = "released: it was told to end"  # of a worker that its job needs no more
-LONGEST_REASON = 300  # characters, of why a share has changed
+RELEASED = "released: it was told to end"  # reason of the end of a worker that its job needs no more
+LONGEST_REASON = 300  # characters, of the reason for a changed share
 
 
 def gpu_count(count: int) -> str:
-    """ "1 GPU", "2 GPUs"."""
+    """Return "1 GPU", "2 GPUs"."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def many(count: int, noun: str) -> str:
-    """ "1 worker", "2,000 workers"."""
+    """Return "1 worker", "2,000 workers"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def span(seconds: float) -> str:
-    """ "4s", "3m20s", "2h05m", "3d04h"."""
+    """Return "4s", "3m20s", "2h05m", "3d04h"."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -34,7 +34,7 @@ def span(seconds: float) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """ "0-3, 5"."""
+    """Return numbers as ranges: "0-3, 5"."""
     found = []
     for _, group in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
         run = [number for _, number in group]
@@ -43,13 +43,14 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def over_words(phase: JobPhase) -> str:
-    """Of a job that is over, after "it": "has finished", "has failed", "was cancelled"."""
+    """Return how a job ended, after "it": "has finished", "has failed", "was cancelled"."""
     return "was cancelled" if phase is JobPhase.CANCELLED else f"has {phase.value}"
 
 
 def steps_kept(done: int, saved: int) -> str:
-    """How far a job has come that has given its GPUs back, and how much of that is saved, both in steps: "after 12 steps, its
-    state is saved"."""
+    """Return the progress of a job that has given its GPUs back, and how much of it is saved (steps): "after 12 steps,
+    its state is saved".
+    """
     after = f"after {done:,} step{'' if done == 1 else 's'}"
     if saved >= done:
         return f"{after}, its state is saved"

@@ -1,4 +1,4 @@
-"""All times that depend on one another, in seconds, and what must hold between them (`check`).
+"""All times that depend on one another, in seconds, and the inequalities between them (`check`).
 
 Times that a configuration or a job file sets have their defaults there; the limits of those defaults stand here.
 """
@@ -7,81 +7,80 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# ------------------------------------------------------------------------------------------ who counts whose silence
+# ------------------------------------------------------------------------------------- which process counts silence
 
-WATCH_INTERVAL_S = 1.0  # between the turns of a process that counts how long others have been silent
-AWAY_S = 2.5  # without a turn for so long, it was itself stopped or starved: that time is nobody's silence
+WATCH_INTERVAL_S = 1.0  # between the turns of a process that counts the silence of others
+# without a turn for so long, the process itself was stopped or starved: that time counts as silence of no peer
+AWAY_S = 2.5
 
 # ----------------------------------------------------------------------------------------------- the lease of a server
 
 SERVER_LEASE_S = (
-    10.0  # without a word from its agent, after which a server is lost, unless the controller's file says else
+    10.0  # silence of an agent after which its server is lost, unless the controller's file sets another time
 )
-HEARTBEAT_INTERVAL_S = 1.0  # of an agent, unless its file says otherwise
-LEAST_HEARTBEAT_INTERVAL_S = 0.05  # that an agent's file may say
-MOST_HEARTBEAT_INTERVAL_S = 60.0  # likewise
-HEARTBEATS_PER_S = (
-    400.0  # of all agents together: the controller of more servers than this asks them for fewer heartbeats each
-)
-MOST_SERVER_LEASE_S = 3600.0  # that the controller's file may say
-SILENT_INTERVALS = 3  # an agent's, without an answer of the controller, after which it says hello again
+HEARTBEAT_INTERVAL_S = 1.0  # of an agent, unless its file sets another
+LEAST_HEARTBEAT_INTERVAL_S = 0.05  # least value in an agent's file
+MOST_HEARTBEAT_INTERVAL_S = 60.0  # greatest value in an agent's file
+HEARTBEATS_PER_S = 400.0  # of all agents together: a controller of more servers asks each agent for fewer heartbeats
+MOST_SERVER_LEASE_S = 3600.0  # greatest value in the controller's file
+SILENT_INTERVALS = 3  # heartbeat intervals without an answer of the controller, after which an agent says hello again
 CONNECTION_HEARTBEAT_S = 1.0  # of the connections between processes
-CONTROLLER_CONNECTION_HEARTBEAT_S = 2.0  # of those of agents to their controller, which has a thousand of them
-CONNECTION_TIMEOUT_S = 5.0  # without one, after which a connection is made anew
+# of the connections of agents to their controller, which has a thousand of them
+CONTROLLER_CONNECTION_HEARTBEAT_S = 2.0
+CONNECTION_TIMEOUT_S = 5.0  # without a connection heartbeat, after which the connection is made again
 
-ENDPOINT_SILENCE_S = 1.0  # of a controller, after which a client asks again, another one if there are several
-# An agent goes on to the next endpoint after a heartbeat interval without an answer to its hello (`agent.session`).
+# of a controller, after which a client asks again, or asks another controller if there are several
+ENDPOINT_SILENCE_S = 1.0
+# An agent tries the next endpoint after a heartbeat interval without an answer to its hello (`agent.session`).
 
 # ------------------------------------------------------------------------------------------------------ the controller
 
 FIRST_BACK_OFF_S = 1.0  # of a job that has lost all workers, until it starts again
 LONGEST_BACK_OFF_S = 30.0
-FIRST_HOLD_S = 30.0  # of a job whose newcomers end at their start, until it is given more GPUs again
+FIRST_HOLD_S = 30.0  # of a job with newcomers that end at their start, until the job gets more GPUs again
 LONGEST_HOLD_S = 960.0
 CUT_OFF_TIMEOUT_S = 30.0  # for members of an order to hear of each other, once all of them stand ready to follow it
 REST_S = 5.0  # for the other workers of a finished job to end by themselves
-LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave by itself
+LEAVING_PATIENCE_S = 30.0  # for a worker outside every roster to leave by itself
 LOG_TIMEOUT_S = 5.0  # for an agent to send a piece of a log
-POLICY_RETRY_S = 30.0  # after a policy has raised, though nothing has happened since
-JOBS_DECIDED_AT_ONCE = (
-    1000  # with no more unfinished jobs than this the scheduler is asked whenever something has happened
-)
-DECISION_INTERVAL_PER_JOB_S = 1e-4  # with more, at most once in so long for each of them: with 10,000 once a second
+POLICY_RETRY_S = 30.0  # after a policy has raised, though no event has come since
+JOBS_DECIDED_AT_ONCE = 1000  # up to this number of unfinished jobs the scheduler is asked at every event
+DECISION_INTERVAL_PER_JOB_S = 1e-4  # above that number, at most once in so long for each job: with 10,000 once a second
 STORE_RETRY_S = 1.0  # between two attempts to write, while the store cannot be written
 
 # ---------------------------------------------------------------------------------- which of several controllers leads
 
-LEADER_LEASE_S = 5  # without a renewal, after which another one leads, unless the controllers' files say else
-LEAST_LEADER_LEASE_S = 2  # that these may say: etcd gives no shorter leases
+# without a renewal, after which another controller leads, unless the controllers' files set another time
+LEADER_LEASE_S = 5
+LEAST_LEADER_LEASE_S = 2  # least value in these files: etcd gives no shorter leases
 MOST_LEADER_LEASE_S = 60
 STALL_S = 30.0  # without a turn of its loop, after which a controller does not renew its leadership
-CATCH_UP_S = 60.0  # for a controller that has won to know all that was recorded before
+CATCH_UP_S = 60.0  # for an elected controller to read all earlier records
 HEARD_WITHIN = (
-    0.5  # of a server's lease: who has spoken within it is heard. Longer than any heartbeat interval that is allowed
+    # of a server's lease: an agent that has spoken within it counts as heard. Above every allowed heartbeat interval
+    0.5
 )
-HEARS_FEWER_FOR = 0.25  # of a server's lease: a leader that hears fewer agents than a standby gives its leadership back
-BELIEVED_AGAIN_S = (
-    600.0  # between two times that a leader stands down because the same server has heard of a later reign
-)
-TAKEOVER_LEASES = 2  # within so many leases another controller leads
+HEARS_FEWER_FOR = 0.25  # of a server's lease: a leader that hears fewer agents than a standby resigns
+BELIEVED_AGAIN_S = 600.0  # between two resignations of a leader because the same server reports a later term
+TAKEOVER_LEASES = 2  # number of leases within which another controller leads
 
 
 @dataclass(frozen=True)
 class Leadership:
     """Times of an election (`leadership`), in seconds."""
 
-    lease_s: int  # what is asked of the store
+    lease_s: int  # lease requested from the store
     renew_s: float  # between two renewals
-    answer_s: float  # that the store has for one answer
-    retry_s: float  # after an answer that did not come, until it is asked again
-    margin_s: float  # before the end of its lease, from which on a leader says nothing
+    answer_s: float  # for the store to answer
+    retry_s: float  # after an answer that did not come, until the store is asked again
+    margin_s: float  # before the end of its lease, from which on a leader sends nothing
     stall_s: float
     catch_up_s: float
     rest_s: float  # of a leader that could not do its work, while others may lead
 
 
 def leadership(lease_s: int) -> Leadership:
-    """All times of an election among controllers whose leases are so long."""
+    """Return all times of an election among controllers with leases of `lease_s` seconds."""
     fifth_s = lease_s / 5
     return Leadership(
         lease_s=lease_s,
@@ -97,21 +96,21 @@ def leadership(lease_s: int) -> Leadership:
 
 # ------------------------------------------------------------------------------------------------------ a worker's start
 
-START_TIMEOUT_S = 600.0  # from its start to `elastic.join()`, unless the job says otherwise
-LOAD_TIMEOUT_S = 3600.0  # from there to its training loop: model, data
-JOIN_NOTICE_S = 60.0  # until a command that is expected to call `elastic.join()` is taken for one that does not
-SILENT_SERVER_S = 300.0  # from a lost lease, until processes there that must not run twice are taken for ended
+START_TIMEOUT_S = 600.0  # from its start to `elastic.join()`, unless the job sets another time
+LOAD_TIMEOUT_S = 3600.0  # from `elastic.join()` to the training loop: model, data
+JOIN_NOTICE_S = 60.0  # after which a command that should call `elastic.join()` counts as one that does not
+SILENT_SERVER_S = 300.0  # after a lost lease, until processes there that must not run twice count as ended
 
 # ------------------------------------------------------------------------------------------------------- a worker's stop
 
 STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for a worker that has nothing to save
-STOP_AGAIN_S = 10.0  # after a worker should have ended, until its agent is told again to stop it
-TELL_AGAIN_S = 10.0  # after an order or a start, until an agent is told again if nothing tells that it has heard
+STOP_AGAIN_S = 10.0  # after a worker should have ended, until its agent is asked again to stop it
+TELL_AGAIN_S = 10.0  # after an order or a start without a sign of its arrival, until it is sent again
 LEAST_SAVE_S = 30.0  # for the step in progress to end and a checkpoint to be written, before a worker is killed
 MOST_SAVE_S = 3600.0
-SAVE_MARGIN = 3.0  # times what the last checkpoint and the longest step took
-SLOW_STORAGE_BYTES_S = 25e6  # what a checkpoint is taken to be written at, as long as none has been measured
-SAVE_RETRY_S = 5.0  # until a preempted worker that could not save tries again, unless another one does
+SAVE_MARGIN = 3.0  # times the durations of the last checkpoint and the longest step
+SLOW_STORAGE_BYTES_S = 25e6  # assumed rate of writing a checkpoint, before one has been measured
+SAVE_RETRY_S = 5.0  # until a preempted worker that could not save tries again, unless another worker does
 
 # --------------------------------------------------------------------------------------- a server that cannot start workers
 
@@ -120,75 +119,79 @@ LONGEST_SERVER_BACK_OFF_S = 300.0
 
 # ------------------------------------------------------------------------------------------------- a job that gets no further
 
-DEATHS_IN_VAIN = 10  # restarts in a row that are allowed after deaths by a signal, with no new step and no server lost
+DEATHS_IN_VAIN = 10  # consecutive restarts allowed after deaths by a signal, with no new step and no lost server
 
 # ----------------------------------------------------------------------------------------------------- agent and controller
 
 FIRST_HELLO_S = 3.0  # after a controller's start, for the first agent to have connected again
 REFUSED_RETRY_S = 5.0  # between two hellos of an agent that the controller has refused
-SHIM_GRACE_S = 60.0  # from SIGTERM to SIGKILL by a worker's shim alone, should the agent that was to kill it be gone
+# from SIGTERM to SIGKILL by a worker's shim alone, if the agent that should kill the worker is gone
+SHIM_GRACE_S = 60.0
 START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories are made, its record is written
 EVENT_KEPT_S = 60.0  # at most, until an agent has written down how far the cluster's history is
-ORDER_REPEAT_S = 2.0  # until a worker that has not followed an order is told it again
-WORKER_SILENCE_S = 10.0  # of a worker, after which its agent kills it, unless the agent's file says otherwise
-LEAST_WORKER_SILENCE_S = 3.0  # that the agent's file may say
+ORDER_REPEAT_S = 2.0  # until an order is sent again to a worker that has not followed it
+WORKER_SILENCE_S = 10.0  # of a worker, after which its agent kills it, unless the agent's file sets another time
+LEAST_WORKER_SILENCE_S = 3.0  # least value in the agent's file
 STARTING_PATIENCE = 10.0  # times that silence, for a worker that still loads its model and data
-RECORD_PATIENCE_S = 60.0  # for a worker's shim to write down how it ended, while the disk is full
+RECORD_PATIENCE_S = 60.0  # for a worker's shim to record how the worker ended, while the disk is full
 RECORD_RETRY_S = 0.5  # between its attempts
 STATE_RETRY_S = 10.0  # until an agent tries again to write its own state, after its disk was full
 
 # ------------------------------------------------------------------------------------------------- a worker's communicator
 
-WORKER_RETRY_S = 1.0  # what one worker says to another is repeated this often until it is answered
+WORKER_RETRY_S = 1.0  # a message between workers is repeated this often until it is answered
 RENDEZVOUS_TIMEOUT_S = 15.0  # for one value of another member, while a communicator is built
 CONNECT_TIMEOUT_S = 120.0  # for the devices of all members to connect
 ABORT_TIMEOUT_S = 10.0  # for the library to end a device's operations: measured 0.5 s for two groups that hang
 WARM_UP_TIMEOUT_S = 60.0  # for the first operation of each kind on them
 BUILD_TIMEOUT_S = 30.0  # for a communicator between CPUs, all in all
 DEVICE_BUILD_TIMEOUT_S = 200.0  # and for one between devices
-PREPARE_MARGIN_S = 10.0  # a leader waits so much longer than that for its members to say that they are prepared
-UNREACHABLE_TIMEOUT_S = 600.0  # of attempts that fail, after which a newcomer gives up
+PREPARE_MARGIN_S = 10.0  # a leader waits so much longer than that for its members to report that they are prepared
+UNREACHABLE_TIMEOUT_S = 600.0  # of failed attempts, after which a joining worker gives up
 
 # ---------------------------------------------------------------------------------------------------- a worker's training
 
 WORKER_HEARTBEAT_S = 0.5
-LAST_REPORT_TIMEOUT_S = 5.0  # for the agent to acknowledge a worker's last status, before the worker ends without
-FIRST_STEP_TIMEOUT_S = 1800.0  # for a worker's own part of a step, as long as it has measured none
+LAST_REPORT_TIMEOUT_S = 5.0  # for the agent to acknowledge a worker's last status; then the worker ends without it
+FIRST_STEP_TIMEOUT_S = 1800.0  # for a worker's own part of a step, before one has been measured
 LEAST_STEP_TIMEOUT_S = 600.0  # storage may not answer for minutes, a compiler may run once more
-STEP_TIMEOUT_FACTOR = 20.0  # times what its parts took so far
+STEP_TIMEOUT_FACTOR = 20.0  # times its measured parts
 PAUSE_TIMEOUT_S = 3600.0  # for a script's own code between two steps, for reading and for writing a checkpoint
-FIRST_PAUSE_S = (
-    200.0  # what such a pause is taken to last where none has been measured, should the job be preempted in it
-)
+FIRST_PAUSE_S = 200.0  # assumed length of such a pause where none has been measured, if the job is preempted in it
 STALL_TIMEOUT_S = 30.0  # at least, until members that all wait for each other take the network between them for cut
 STALL_TIMEOUT_FACTOR = 10.0  # times the median of the last steps
 SLOW_NETWORK_BYTES_S = (
-    10e6  # what is taken for the least that arrives, where no step has been measured and for a job's state
+    10e6  # least rate assumed of a network, where no step has been measured and for the transfer of a job's state
 )
-OTHERS_MARGIN_S = 60.0  # the others are waited for so much longer than any of them may take
-COME_OUT_TIMEOUT_S = 60.0  # for a thread to come out of a communicator that was abandoned
+OTHERS_MARGIN_S = 60.0  # beyond the time that each of the others may take
+COME_OUT_TIMEOUT_S = 60.0  # for a thread to return from a communicator that was abandoned
 SUSPEND_PATIENCE_S = 10.0  # at least, for the step in progress of a preempted job, before it is given up
 SUSPEND_PATIENCE_FACTOR = 1.5  # times the longest of the last steps
 
 
 def lease_outlasts(server_lease_s: float, heartbeat_interval_s: float) -> bool:
-    """Is a server not lost when one heartbeat of its agent is? Both times come from configuration files, of two daemons."""
+    """Return whether a server survives the loss of one heartbeat. The two times come from the files of two daemons."""
     return server_lease_s > 2 * heartbeat_interval_s
 
 
 def paced_interval_s(servers: int, server_lease_s: float) -> float:
-    """Seconds between two heartbeats of one agent that a controller of so many servers asks for. An agent whose own interval is
-    longer keeps that. Two heartbeats in a row may be lost, and no server is."""
+    """Return the seconds between two heartbeats that a controller of `servers` servers asks of each agent.
+
+    An agent with a longer interval of its own keeps it. Two heartbeats in a row may be lost without the loss of the
+    server.
+    """
     return min(servers / HEARTBEATS_PER_S, server_lease_s / (SILENT_INTERVALS + 1))
 
 
 def others_timeout_s(step_timeout_s: float, pause_timeout_s: float) -> float:
-    """How long a worker waits for the others in a step: one of them may be in a pause, and have its part before it."""
+    """Return how long (s) a worker waits for the others in a step: one of them may first be in a pause and then compute
+    its part.
+    """
     return pause_timeout_s + step_timeout_s + OTHERS_MARGIN_S
 
 
 def suspend_patience_s(longest_step_s: float) -> float:
-    """How long the step in progress of a preempted job may take to end by itself."""
+    """Return how long (s) the step in progress of a preempted job may take to end by itself."""
     return min(max(SUSPEND_PATIENCE_S, SUSPEND_PATIENCE_FACTOR * longest_step_s), MOST_SAVE_S / 2)
 
 

@@ -1,7 +1,7 @@
-"""Environment variables that a process has to have before it uses a GPU, since CUDA, cuBLAS and NCCL read them once.
+"""Environment variables that a process needs before it uses a GPU, since CUDA, cuBLAS and NCCL read them once.
 
-The agent gives them to the workers of jobs that join; a worker that was started by hand completes them itself, as early as it
-can. What the operator or the job has set is kept.
+The agent sets them for the workers of jobs that join. A worker that was started by hand sets the missing ones itself,
+as early as it can. Values that the operator or the job has set are kept.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ GANG = "ELASTICD_GANG"
 
 NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
-        # No watchdog, hence no monitor either: both end the process. It makes `wait` of a work block, which is only called when
-        # the work is completed; streams are ordered by `block_current_stream`.
+        # No watchdog, hence no monitor either: both end the process. The setting makes `wait` of a work block, which is
+        # called only once the work is completed; streams are ordered by `block_current_stream`.
         "TORCH_NCCL_BLOCKING_WAIT": "1",
-        # Should a version have a watchdog all the same: it neither ends the process nor sleeps with the lock in its hand that
-        # each new operation needs (for a minute, by default, to let others write their traces).
+        # Should a version have a watchdog all the same: the watchdog neither ends the process nor sleeps while it holds
+        # the lock that each new operation needs (for a minute, by default, to let others write their traces).
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -39,15 +39,18 @@ NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
         # Rings and trees connect when the group is made, not in a step.
         "NCCL_RUNTIME_CONNECT": "0",
-        # Streams that share a hardware queue wait for each other: two groups could then wait for each other across workers.
+        # Streams that share a hardware queue wait for each other: two groups could then wait for each other across
+        # workers.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     }
 )
-"""What a worker's environment has to contain before it uses a GPU, unless its operator says otherwise."""
+"""Variables that a worker's environment needs before the worker uses a GPU, unless its operator sets others."""
 
 EAGER_FROM_BYTES = 24 << 30
 JOINERS_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"CUDA_MODULE_LOADING": "EAGER"})
-"""What a worker that joins others has besides, on a GPU of at least `EAGER_FROM_BYTES`: all of the libraries' kernels are loaded
-when CUDA starts, for which nobody waits, and not in its first step, for which everybody does (docs/design/gpus.md)."""
+"""Additional variables of a joining worker, on a GPU of at least `EAGER_FROM_BYTES`: all of the libraries' kernels are
+loaded when CUDA starts, where no worker waits for the load, and not in its first step, where all workers wait
+(docs/design/gpus.md).
+"""
 
-SUBMITTED_FROM = "ELASTIC_SUBMITTED_FROM"  # of a job that runs in a snapshot: the directory of which that is one
+SUBMITTED_FROM = "ELASTIC_SUBMITTED_FROM"  # of a job that runs in a snapshot: the original directory

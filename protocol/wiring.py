@@ -1,20 +1,19 @@
-"""A server's wiring as a tree, and what lies between its GPUs: levels of links and how fast they are. For people and programs.
+"""A server's wiring as a tree, and the links between its GPUs: their levels and speeds. For people and programs.
 
-Theory of operation
--------------------
-Each GPU and each network card tells the PCI devices above it (`model.GpuWiring`): the host bridge, the root port, then two for
-each PCIe switch, its upper end and the lower one that leads on. So devices that share an upper end hang on the same switch. What
-is not told is left out: a GPU whose place is not known hangs on the server itself.
+Theory of operation ------------------- Each GPU and each network card lists the PCI devices above it
+(`model.GpuWiring`): the host bridge, the root port, then two for each PCIe switch, its upper end and the lower one that
+leads on. So devices that share an upper end hang on the same switch. Unknown parts are left out: a GPU with an unknown
+place hangs on the server itself.
 
     rack         between its servers, and to others: the network          L4
     server       between its sockets                                      L3
     socket       a NUMA node: between its host bridges
-    host bridge  between what is plugged into it                          L2
-    PCIe switch  between what is plugged into it                          L1
+    host bridge  between the devices plugged into it                      L2
+    PCIe switch  between the devices plugged into it                      L1
     GPU, network card
 
-The levels are Elan's (`topology`), NVLink comes before them. A speed is that of the slowest part that
-tells one, in one direction. Nothing tells the speed of the link between two sockets.
+The levels are Elan's (`topology`), NVLink comes before them. A speed is that of the slowest part of known speed, in one
+direction. No interface reports the speed of the link between two sockets.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LABELS = {Link.NVLINK: "NV", Link.SWITCH: "L1", Link.BRIDGE: "L2", Link.SOCKET: 
 
 
 class Kind(enum.Enum):
-    """What a part of the tree is."""
+    """Kind of a part of the tree."""
 
     SERVER = "server"
     SOCKET = "socket"
@@ -42,7 +41,7 @@ class Kind(enum.Enum):
 
 @dataclass
 class Part:
-    """A part of a server, and what hangs on it."""
+    """A part of a server, and the parts that hang on it."""
 
     kind: Kind
     name: str  # "local-1", "0", "0000:00", "0000:03:00.0"; of a GPU its index, of a card its interface
@@ -51,17 +50,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Between:
-    """What lies between two GPUs of a server. `known` is false where their places are not told."""
+    """Link between two GPUs of a server. `known` is false where their places are unknown."""
 
     level: Link
     bytes_per_s: float  # in one direction; 0: not told
     nvlinks: int = 0
     known: bool = True
-    one_gpu: bool = False  # they are parts of one GPU (MIG)
+    one_gpu: bool = False  # both are MIG instances of one GPU
 
     @property
     def label(self) -> str:
-        """ "NV2", "L1", "MIG"; "?": it is not known."""
+        """Return "NV2", "L1", "MIG", or "?" for an unknown link."""
         if self.one_gpu:
             return "MIG"
         if not self.known:
@@ -70,7 +69,7 @@ class Between:
 
 
 def tree(server: Server) -> Part:
-    """The server with all that is known to hang on it."""
+    """Return the server with all parts known to hang on it."""
     top = Part(Kind.SERVER, server.server)
     wired = {wiring.index: wiring for wiring in server.wiring.gpus}
     leaves = [
@@ -100,7 +99,7 @@ def _containers(device: GpuWiring | Nic) -> Iterable[tuple[Kind, str]]:
 
 
 def between(server: Server, a: Gpu, b: Gpu) -> Between:
-    """What lies between two GPUs of `server`."""
+    """Return the link between two GPUs of `server`."""
     level = link(_spot(server, a), _spot(server, b))
     first, second = wiring_of(server, a.index), wiring_of(server, b.index)
     if first.parent and first.parent == second.parent:
@@ -115,14 +114,16 @@ def between(server: Server, a: Gpu, b: Gpu) -> Between:
 
 
 def _nvlinks(wiring: GpuWiring, peer: int) -> tuple[int, float]:
-    """How many go to a GPU, directly or else through NVSwitches, and how fast they are together."""
+    """Return number and total speed (bytes/s) of the NVLinks to GPU `peer`: the direct ones, else those through
+    NVSwitches.
+    """
     direct = [links for links in wiring.nvlinks if links.peer == peer]
     found = direct or [links for links in wiring.nvlinks if links.peer is None]
     return sum(links.count for links in found), sum(links.bytes_per_s for links in found)
 
 
 def near(server: Server, gpu: int) -> tuple[Nic, ...]:
-    """The network cards that are nearest to a GPU; none where it is not known."""
+    """Return the network cards nearest to a GPU; none where the distances are unknown."""
     wiring = wiring_of(server, gpu)
     distances = {nic.name: _distance(wiring, nic) for nic in server.wiring.nics}
     known = [distance for distance in distances.values() if distance is not None]
@@ -130,7 +131,7 @@ def near(server: Server, gpu: int) -> tuple[Nic, ...]:
 
 
 def _distance(gpu: GpuWiring, nic: Nic) -> Link | None:
-    """What lies between them; None: it is not known."""
+    """Return the level of the link between the two, or None if it is unknown."""
     if gpu.above and nic.above:
         most = min(len(gpu.above), len(nic.above))
         same = next((at for at in range(most) if gpu.above[at] != nic.above[at]), most)
@@ -144,25 +145,25 @@ def _distance(gpu: GpuWiring, nic: Nic) -> Link | None:
 
 
 def to_network(server: Server, gpu: int) -> float:
-    """How fast a GPU reaches other servers by the fastest of its nearest cards (bytes/s); 0: not told."""
+    """Return the speed (bytes/s) at which a GPU reaches other servers by the fastest of its nearest cards; 0: unknown."""
     cards = [nic.bytes_per_s for nic in near(server, gpu) if nic.bytes_per_s]
     return _slowest((max(cards), wiring_of(server, gpu).pcie_bytes_per_s)) if cards else 0.0
 
 
 def wiring_of(server: Server, gpu: int) -> GpuWiring:
-    """Of a GPU; an empty one where nothing is told."""
+    """Return the wiring of a GPU, an empty one where it is unknown."""
     return next((wiring for wiring in server.wiring.gpus if wiring.index == gpu), GpuWiring(index=gpu))
 
 
 def pairs(server: Server) -> Sequence[tuple[Gpu, Gpu, Between]]:
-    """All pairs of a server's GPUs that tell their wiring, the smaller index first."""
+    """Return all pairs of a server's GPUs with a known wiring, the smaller index first."""
     wired = {wiring.index for wiring in server.wiring.gpus}
     gpus = [gpu for gpu in server.gpus if gpu.uuid and gpu.index in wired]
     return [(a, b, between(server, a, b)) for at, a in enumerate(gpus) for b in gpus[at + 1 :]]
 
 
 def speeds(server: Server) -> dict[Link, tuple[float, float]]:
-    """The slowest and the fastest link of each level that there is (bytes/s); (0, 0): not told."""
+    """Return the slowest and the fastest link (bytes/s) of each level present in the server; (0, 0): unknown."""
     found: dict[Link, list[float]] = {}
     for _, _, way in pairs(server):
         if way.known and not way.one_gpu:
