@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from .model import Fault
 
-# a first holder of the state does not see the job's checkpoint: the server is at fault, not the script
+# A first holder of the state does not see the job's checkpoint: the server is at fault, not the script
 NO_CHECKPOINT = 77
 HUNG = 78  # the training thread exceeded its time limit in a step, in a pause or in the library's code
-# the worker overwrote its initial values for a state transfer that never completed, and there is no checkpoint
+# The worker overwrote its initial values for a state transfer that never completed, and there is no checkpoint
 SPOILED = 79
 UNREACHABLE = 80  # a joining worker could not connect to the other workers
-# the control thread could not start, or has ended: no descriptors or threads left, or a bug of the library
+# The control thread could not start, or has ended: no descriptors or threads left, or a bug of the library
 SPEECHLESS = 81
 DIVERGED = 82  # the worker's training state differs from that of most other workers
 DISAGREED = 83  # the workers' states, or the values they save, differ, and none is known to be right: the job fails

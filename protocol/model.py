@@ -227,7 +227,7 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
 
     every_s: float = 600.0
     keep: int = 2
-    # to save the state before a stop; None: derived from measured times of steps and saves
+    # To save the state before a stop; None: derived from measured times of steps and saves
     save_timeout_s: float | None = None
 
 
@@ -251,7 +251,7 @@ class Processes(enum.Enum):
     """Number of processes that run a job's command."""
 
     PER_GPU = "per-gpu"  # one process for each GPU, as `elastic.join()` and most distributed scripts expect
-    # one process for each server, which sees all of the job's GPUs there: torchrun and similar launchers
+    # One process for each server, which sees all of the job's GPUs there: torchrun and similar launchers
     PER_SERVER = "per-server"
 
 
@@ -296,7 +296,7 @@ class ResumeFrom(Value, frozen=True, kw_only=True):
     step: int = 0  # the newest checkpoint there holds the state after this step
     any_code: bool = False  # accept the checkpoint even if other code or data trained it
     gpu_name: str = ""  # GPU name with which it was trained, which fixes the type of the new job's GPUs; "": any
-    # names the seeds that a script has before `elastic.join()`: the first job of the chain of resumed jobs
+    # Names the seeds that a script has before `elastic.join()`: the first job of the chain of resumed jobs
     seeds: str = ""
 
 
@@ -314,7 +314,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     deadline: Deadline | None = None  # None: as early as possible
     checkpoint: CheckpointSpec = CheckpointSpec()
     determinism: Determinism = Determinism.ELASTIC
-    # steps; in one of so many steps every element of the workers' states is compared
+    # Steps; in one of so many steps every element of the workers' states is compared
     compare_every: int = COMPARE_EVERY
     on_divergence: OnDivergence = OnDivergence.REPLACE
     priority: int = 0  # higher priorities go first under policies that consider them
@@ -382,7 +382,7 @@ class Roster(Value, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
-        # a list first: faster than a generator, and each status asks for it
+        # A list first: faster than a generator, and each status asks for it
         return tuple([member.worker for member in self.members])
 
     def rank(self, worker: WorkerId) -> int:
@@ -432,12 +432,12 @@ class Fault(enum.Enum):
 
     NONE = "none"  # the process ended as intended: it had finished, or had left the roster
     SCRIPT = "script"  # exit code above 0, or an end in the middle of the training
-    # the agent could not start the process, or the server made its work impossible: full disk, no memory, no checkpoint
+    # The agent could not start the process, or the server made its work impossible: full disk, no memory, no checkpoint
     SERVER = "server"
     LOST = "lost"  # lost with its server, or with the agent's records
     STOPPED = "stopped"  # the cluster requested the end
     SILENT = "silent"  # silent, or without progress, for too long: its agent or the worker itself ended the process
-    # ended without a request of the cluster: out of memory, crash, an operator, no connection to other workers
+    # Ended without a request of the cluster: out of memory, crash, an operator, no connection to other workers
     KILLED = "killed"
 
 
@@ -502,5 +502,5 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     unconnected_s: float = 0.0  # how long repeated attempts to connect to the others have failed; 0: connected
     # How long the worker has waited for data from other members beyond the expected time; 0: it does not wait.
     waits_s: float = 0.0
-    # samples of a global step, all virtual workers together; 0: the script has not reported it yet
+    # Samples of a global step, all virtual workers together; 0: the script has not reported it yet
     batch_samples: int = 0

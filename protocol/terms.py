@@ -18,7 +18,7 @@ from .errors import PeerError
 
 NO_TERM = 0  # of a controller of version 1, and of a standby that has received no term yet
 MOST_TERM = 2**62
-# terms by which an agent may be ahead of a controller with an old store; a greater term is not genuine
+# Terms by which an agent may be ahead of a controller with an old store; a greater term is not genuine
 MOST_AHEAD = 10**6
 _MOST_DIGITS = len(str(MOST_TERM))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # ------------------------------------------------------------------------------------- which process counts silence
 
 WATCH_INTERVAL_S = 1.0  # between the turns of a process that counts the silence of others
-# without a turn for so long, the process itself was stopped or starved: that time counts as silence of no peer
+# Without a turn for so long, the process itself was stopped or starved: that time counts as silence of no peer
 AWAY_S = 2.5
 
 # ----------------------------------------------------------------------------------------------- the lease of a server
@@ -25,11 +25,11 @@ HEARTBEATS_PER_S = 400.0  # of all agents together: a controller of more servers
 MOST_SERVER_LEASE_S = 3600.0  # greatest value in the controller's file
 SILENT_INTERVALS = 3  # heartbeat intervals without an answer of the controller, after which an agent says hello again
 CONNECTION_HEARTBEAT_S = 1.0  # of the connections between processes
-# of the connections of agents to their controller, which has a thousand of them
+# Of the connections of agents to their controller, which has a thousand of them
 CONTROLLER_CONNECTION_HEARTBEAT_S = 2.0
 CONNECTION_TIMEOUT_S = 5.0  # without a connection heartbeat, after which the connection is made again
 
-# of a controller, after which a client asks again, or asks another controller if there are several
+# Of a controller, after which a client asks again, or asks another controller if there are several
 ENDPOINT_SILENCE_S = 1.0
 # An agent tries the next endpoint after a heartbeat interval without an answer to its hello (`agent.session`).
 
@@ -50,14 +50,14 @@ STORE_RETRY_S = 1.0  # between two attempts to write, while the store cannot be 
 
 # ---------------------------------------------------------------------------------- which of several controllers leads
 
-# without a renewal, after which another controller leads, unless the controllers' files set another time
+# Without a renewal, after which another controller leads, unless the controllers' files set another time
 LEADER_LEASE_S = 5
 LEAST_LEADER_LEASE_S = 2  # least value in these files: etcd gives no shorter leases
 MOST_LEADER_LEASE_S = 60
 STALL_S = 30.0  # without a turn of its loop, after which a controller does not renew its leadership
 CATCH_UP_S = 60.0  # for an elected controller to read all earlier records
 HEARD_WITHIN = (
-    # of a server's lease: an agent that has spoken within it counts as heard. Above every allowed heartbeat interval
+    # Of a server's lease: an agent that has spoken within it counts as heard. Above every allowed heartbeat interval
     0.5
 )
 HEARS_FEWER_FOR = 0.25  # of a server's lease: a leader that hears fewer agents than a standby resigns
@@ -125,7 +125,7 @@ DEATHS_IN_VAIN = 10  # consecutive restarts allowed after deaths by a signal, wi
 
 FIRST_HELLO_S = 3.0  # after a controller's start, for the first agent to have connected again
 REFUSED_RETRY_S = 5.0  # between two hellos of an agent that the controller has refused
-# from SIGTERM to SIGKILL by a worker's shim alone, if the agent that should kill the worker is gone
+# From SIGTERM to SIGKILL by a worker's shim alone, if the agent that should kill the worker is gone
 SHIM_GRACE_S = 60.0
 START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories are made, its record is written
 EVENT_KEPT_S = 60.0  # at most, until an agent has written down how far the cluster's history is

@@ -1,16 +1,16 @@
-"""Every message between processes. One tagged struct each; MessagePack on the wire; nothing is ever unpickled.
+"""All messages between processes: one tagged struct each, MessagePack on the wire; nothing is ever unpickled.
 
-Who talks to whom (cluster 2)::
+Links between processes (cluster 2)::
 
     elasticctl --DEALER--> ROUTER controller ROUTER <--DEALER-- agent ROUTER <--DEALER-- worker
                                                                 worker ROUTER <--DEALER-- worker   (leader, followers)
 
-Messages that concern a job carry the job and, where it matters, the generation; stale ones are dropped by the receiver.
-Requests of a client carry an id and are answered exactly once; a repeated id gets the first answer again (Elan V-D).
-Everything else is idempotent: orders are numbered by generation, statuses by a sequence, and both sides repeat what the
-other one seems not to have. What a controller says to an agent is stamped with the term of its reign (`protocol.terms`).
+Messages about a job carry the job and, where it matters, the generation; the receiver drops stale ones. Requests of a
+client carry an id and are answered exactly once; a repeated id gets the first answer again (Elan V-D). All other
+messages are idempotent: orders are numbered by generation and statuses by a sequence, and each side repeats messages
+that the other side seems to lack. The controller stamps its messages to agents with its term (`protocol.terms`).
 
-Each module here has what one side says; `links` has what may be said over each link.
+Each module here contains the messages of one sender; `links` lists the messages allowed on each link.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent says: to the controller, and to the workers of its server."""
+"""Messages of an agent to the controller and to the workers of its server."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from .base import Message
 
 
 def session_name(incarnation: str, hello: int) -> str:
-    """Of the session that begins with the hello of this number, of this incarnation of an agent."""
+    """Return the name of the session that begins with the hello numbered `hello` of this incarnation of an agent."""
     return f"{incarnation}/{hello}"
 
 
 class WorkerExit(Message, frozen=True, kw_only=True):
-    """A worker's process has ended. Repeated until forgotten."""
+    """The end of a worker's process. The agent repeats the message until the controller answers with `ForgetWorkers`."""
 
     job: JobId
     worker: WorkerId
     exit_code: int | None  # None: unknown; negative: killed by that signal
     reason: str  # for people: "killed by SIGKILL", "exit code 1: ValueError: ..."
-    phase: WorkerPhase | None = None  # the last it reported
-    status: WorkerStatus | None = None  # likewise: a controller that was away has not heard it
-    fault: Fault = Fault.KILLED  # whose it is, as far as the agent can know
+    phase: WorkerPhase | None = None  # the worker's last reported phase
+    status: WorkerStatus | None = None  # the worker's last status, for a controller that was down when it was sent
+    fault: Fault = Fault.KILLED  # as far as the agent can determine it
     uid: str = ""  # of the job
-    log: str = ""  # path of its log on this server, where the agent has seen it end
-    begun: bool = True  # False: its start was refused, so that it has done nothing
+    log: str = ""  # path of its log on this server, if the agent saw the process end
+    begun: bool = True  # False: the start was refused, so the worker has done nothing
 
 
 class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's process that an agent keeps, and the GPU that it holds."""
+    """A worker's process on an agent's server, and the GPU that the process holds."""
 
     worker: WorkerId
     job: JobId
     uid: str  # of the job
     gpu: int  # index on the agent's server
-    gpus: tuple[int, ...] = ()  # where it holds several of them; empty: `gpu` alone
+    gpus: tuple[int, ...] = ()  # indices where the process holds several GPUs; empty: `gpu` alone
 
     @property
     def all_gpus(self) -> tuple[int, ...]:
@@ -43,51 +43,52 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentHello(Message, frozen=True, kw_only=True):
-    """First message of a session, with everything that the agent knows."""
+    """First message of a session, with the agent's entire knowledge."""
 
     server: Server
     incarnation: str  # new for each start of the agent
     workers: tuple[WorkerStatus, ...]  # as last reported
     starting: tuple[WorkerId, ...]  # processes that run but have not reported yet
-    exited: tuple[WorkerExit, ...]  # not yet forgotten
-    number: int = 0  # of this hello within the incarnation, from 1; a lower one than the last is stale. 0: not numbered
+    exited: tuple[WorkerExit, ...]  # ended workers that the controller has not acknowledged
+    number: int = 0  # number of this hello within the incarnation, from 1; lower than the last: stale; 0: not numbered
     agent: str = ""  # identity of the agent: made once, kept in its state directory
-    start: int = 0  # of the agent: which of its incarnations this is, counted from 1 (see `number`)
-    cluster: str = ""  # id of the cluster that the agent has been a member of last; "": none yet
-    highest_job: int = 0  # greatest number of a job that it has ever been told to start
-    newest_event: int = 0  # greatest number of an event of its cluster that it has heard of
-    heartbeat_interval_s: float = 0.0  # between the heartbeats that will follow; 0: not told
-    processes: tuple[LocalWorker, ...] = ()  # where each of `workers` and `starting` runs
+    start: int = 0  # number of the agent's incarnation, from 1 (see `number`)
+    cluster: str = ""  # id of the cluster to which the agent belonged last; "": none yet
+    highest_job: int = 0  # greatest number among the jobs that the agent was ever asked to start
+    newest_event: int = 0  # greatest number of an event of its cluster that the agent knows of
+    heartbeat_interval_s: float = 0.0  # between the heartbeats that will follow; 0: unknown
+    processes: tuple[LocalWorker, ...] = ()  # the server's process of each of `workers` and `starting`
     troubles: tuple[Trouble, ...] = ()  # of this server and its GPUs
-    clock_s: float = 0.0  # of the server when this was sent (Unix time); 0: not told
-    term: int = 0  # the highest that the agent has heard of a controller of its; 0: none yet (`protocol.terms`)
-    speaks: int = 0  # PROTOCOL_VERSION of the agent; 0: of a version that does not tell
+    clock_s: float = 0.0  # of the server when this was sent (Unix time); 0: unknown
+    term: int = 0  # highest term that the agent has received from its controllers; 0: none yet (`protocol.terms`)
+    speaks: int = 0  # PROTOCOL_VERSION of the agent; 0: a version without this field
 
     @property
     def session(self) -> str:
-        """Names the session that this hello begins."""
+        """Name of the session that this hello begins."""
         return session_name(self.incarnation, self.number)
 
 
 class WorkerReport(Message, frozen=True, kw_only=True):
-    """A worker's status has changed in more than how far the worker is."""
+    """A changed status of a worker. Changes of its progress alone travel in heartbeats."""
 
     status: WorkerStatus
     uid: str = ""  # of the job
 
 
 class AgentHeartbeat(Message, frozen=True, kw_only=True):
-    """Renews the server's lease, and tells how far its workers are."""
+    """Renewal of the server's lease, with the progress of its workers."""
 
     server: ServerId
     starting: tuple[WorkerId, ...] = ()  # processes that run but have not reported yet
-    reports: tuple[WorkerReport, ...] = ()  # what has not been told yet
-    troubles: tuple[Trouble, ...] | None = None  # all that there are now; None: as told last in this session
-    clock_s: float = 0.0  # likewise
+    reports: tuple[WorkerReport, ...] = ()  # changes not reported yet
+    # All present troubles; None: unchanged since the last report of this session
+    troubles: tuple[Trouble, ...] | None = None
+    clock_s: float = 0.0  # of the server when this was sent (Unix time); 0: unknown
 
 
 class LogPiece(Message, frozen=True, kw_only=True):
-    """Answer to ReadLog. `data` are whole lines, see agent/shim.py for their form; `end`: nothing more will come."""
+    """Answer to ReadLog. `data`: whole lines in the format of agent/shim.py; `end`: the log is complete."""
 
     request: str
     data: bytes
@@ -97,7 +98,7 @@ class LogPiece(Message, frozen=True, kw_only=True):
 
 
 class ReadSnapshot(Message, frozen=True, kw_only=True):
-    """Send a part of the snapshot of a job, of which a worker is to start here."""
+    """Request for one part of the snapshot of a job that is to start a worker on this server."""
 
     job: JobId
     part: int
@@ -105,18 +106,19 @@ class ReadSnapshot(Message, frozen=True, kw_only=True):
 
 
 class StatusReceived(Message, frozen=True, kw_only=True):
-    """The agent's answer to a status, so that the worker knows that it is there."""
+    """The agent's acknowledgement of a worker's status."""
 
     sequence: int
 
 
 class Suspend(Message, frozen=True, kw_only=True):
-    """Agent -> worker: the job is preempted. End between two steps; `saver` writes a checkpoint before it does.
+    """Agent -> worker: the job is preempted. The worker ends between two steps; before that, `saver` writes a
+    checkpoint.
 
-    stand_by: one worker on each server holds on to the state until that is done, which `saved` tells.
+    stand_by: one worker on each server keeps the state until the checkpoint is written, as `saved` reports.
     """
 
     job: JobId
     saver: WorkerId | None = None  # None: the leader, as each worker knows it
     stand_by: bool = False
-    saved: int | None = None  # the step whose state somebody has saved
+    saved: int | None = None  # the step of the state that a worker has saved

@@ -1,4 +1,4 @@
-"""What the controller answers to a client."""
+"""Answers of the controller to a client."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .views import (
 class Submitted(Message, frozen=True, kw_only=True):
     job: JobId
     promise: PromiseView | None = None  # of a job with a deadline
-    notes: tuple[str, ...] = ()  # what of its specification does not do what it seems to, in sentences
+    notes: tuple[str, ...] = ()  # settings of its specification that have no effect or an unexpected one, as sentences
 
 
 class Forecasted(Message, frozen=True, kw_only=True):
-    """What would come of a submission. `reason`: why it would be refused; "": it would not."""
+    """The predicted outcome of a submission. `reason`: why the submission would be refused; "": it would be accepted."""
 
     time_s: float
     reason: str = ""
     promise: PromiseView | None = None  # of a job with a deadline that would be admitted
-    offer: CounterOffer | None = None  # of one whose deadline does not hold
+    offer: CounterOffer | None = None  # for a job with a deadline that cannot be kept
 
 
 class Jobs(Message, frozen=True, kw_only=True):
@@ -50,12 +50,13 @@ class Jobs(Message, frozen=True, kw_only=True):
 class JobFound(Message, frozen=True, kw_only=True):
     job: JobView
     time_s: float
-    explanation: Explanation | None = None  # if it was asked for; of an older controller: None
+    explanation: Explanation | None = None  # if requested; None from older controllers
 
 
 class Scaled(Message, frozen=True, kw_only=True):
-    """`generation` is the order that carries the new share out; it may be committed already. `pushed`: the jobs that lose GPUs
-    by it, the first of them."""
+    """The new share of a job. `generation`: the order with that share, perhaps already committed. `pushed`: the first
+    of the jobs that lose GPUs to this one.
+    """
 
     job: JobId
     generation: int
@@ -64,21 +65,23 @@ class Scaled(Message, frozen=True, kw_only=True):
 
 
 class Profiling(Message, frozen=True, kw_only=True):
-    """The job is on its way down through `shares`."""
+    """The job is being measured with each of `shares`, from the greatest down."""
 
     job: JobId
     shares: tuple[int, ...]
 
 
 class Cancelled(Message, frozen=True, kw_only=True):
-    """`saving`: it is over as soon as its state is saved."""
+    """The job is cancelled. `saving`: it ends as soon as its state is saved."""
 
     job: JobId
     saving: bool = False
 
 
 class Paused(Message, frozen=True, kw_only=True):
-    """`before`: it was withheld already, by whom and how; None: it was not. `runs`: it has GPUs, and keeps them (a hold)."""
+    """The job is paused or held. `before`: an earlier pause or hold; None: there was none. `runs`: a held job has GPUs
+    and keeps them.
+    """
 
     job: JobId
     before: Withheld | None = None
@@ -86,7 +89,7 @@ class Paused(Message, frozen=True, kw_only=True):
 
 
 class Resumed(Message, frozen=True, kw_only=True):
-    """`before`: how it was withheld; None: it was not."""
+    """The job may run again. `before`: its earlier pause or hold; None: there was none."""
 
     job: JobId
     before: Withheld | None = None
@@ -97,8 +100,9 @@ class Requeued(Message, frozen=True, kw_only=True):
 
 
 class Checkpointed(Message, frozen=True, kw_only=True):
-    """`step`: of the state that is to be saved, or a later one; `saved`: of the newest that is. `file`: its path on the server of
-    who has written it; "": not known."""
+    """Answer to `Checkpoint`. `step`: the step of the state to save, or a later one; `saved`: the step of the newest
+    saved state; `file`: its path on the server of the worker that wrote it; "": unknown.
+    """
 
     job: JobId
     step: int
@@ -107,7 +111,7 @@ class Checkpointed(Message, frozen=True, kw_only=True):
 
 
 class Saving(Message, frozen=True, kw_only=True):
-    """These jobs still have workers that save their state; none: all is saved that can be."""
+    """Jobs with workers that still save their state; empty: every state that can be saved is saved."""
 
     jobs: tuple[JobId, ...]
 
@@ -121,20 +125,20 @@ class Servers(Message, frozen=True, kw_only=True):
 
 
 class ServerAdopted(Message, frozen=True, kw_only=True):
-    """`workers` have been asked to save and end; the server is used as soon as they have."""
+    """`workers` have been asked to save and end; jobs use the server as soon as all of them have ended."""
 
     server: ServerId
     workers: int
 
 
 class ServerRemoved(Message, frozen=True, kw_only=True, tag="ServerForgotten"):
-    """Should its agent be started again, it joins as a new server."""
+    """The server is removed. If its agent starts again, it joins as a new server."""
 
     server: ServerId
 
 
 class ServerCordoned(Message, frozen=True, kw_only=True, tag="ServerExcluded"):
-    """Nothing new is started there; `kind`: what becomes of what runs there (an older controller only cordons)."""
+    """No new worker starts there; `kind`: treatment of the running workers (an older controller only cordons)."""
 
     server: ServerId
     gpu: int | None = None
@@ -142,7 +146,9 @@ class ServerCordoned(Message, frozen=True, kw_only=True, tag="ServerExcluded"):
 
 
 class ServerUncordoned(Message, frozen=True, kw_only=True, tag="ServerIncluded"):
-    """`trusted`: what is wrong there all the same, in words; `still`: why something there takes no new work even so."""
+    """The server or GPU is in use again. `trusted`: its remaining troubles; `still`: reasons why some part takes no new
+    work.
+    """
 
     server: ServerId
     gpu: int | None = None
@@ -151,7 +157,7 @@ class ServerUncordoned(Message, frozen=True, kw_only=True, tag="ServerIncluded")
 
 
 class GpusLent(Message, frozen=True, kw_only=True):
-    """They are free as soon as the jobs there have left them (`ServerView.still_there`)."""
+    """The GPUs are lent; they are free as soon as the jobs there have left them (`ServerView.still_there`)."""
 
     loan: str
     gpus: tuple[GpuAddress, ...]
@@ -175,10 +181,10 @@ class Log(Message, frozen=True, kw_only=True):
 
 
 class PolicyInUse(Message, frozen=True, kw_only=True):
-    """What decides, and the file or name that it came from (`source`).
+    """The policy in use, with its parameters and its origin (`source`: a file or a name).
 
-    `at_run_time`: it has been set by `user` while the cluster ran; else it is the configuration's. `deadlines`, `quotas`,
-    `reservations`: as in a policy file; None: of a version that does not tell.
+    `at_run_time`: `user` has set the policy while the cluster ran; otherwise it is the configuration's. `deadlines`,
+    `quotas`, `reservations`: as in a policy file; None: sent by a version without them.
     """
 
     policy: StageView
@@ -189,16 +195,16 @@ class PolicyInUse(Message, frozen=True, kw_only=True):
     at_run_time: bool
     source: str
     user: str
-    since_s: float  # Unix time; of the configuration's policy since when this controller has used it
+    since_s: float  # Unix time; of the configuration's policy: since this controller has used it
     configured_policy: str
-    trouble: str = ""  # what it raised when it was asked last; the plan before that is kept
+    trouble: str = ""  # error of the policy's last decision; the plan before that is kept
     deadlines: dict[str, Any] | None = None
     quotas: dict[str, Any] | None = None
     reservations: tuple[dict[str, Any], ...] | None = None
 
 
 class PolicySet(Message, frozen=True, kw_only=True):
-    """What decided before and what does after it, and the shares that differ; of a dry run what would be so."""
+    """The policies before and after a change, and the shares that differ; for a dry run, as they would be."""
 
     before: PolicyInUse
     after: PolicyInUse
@@ -207,9 +213,11 @@ class PolicySet(Message, frozen=True, kw_only=True):
 
 
 class QuotasFound(Message, frozen=True, kw_only=True):
-    """`quotas`: groups, users who are named or have jobs; none, where there are no quotas. `total_gpus`: that can be had.
+    """Quotas of groups, and of users that are named or have jobs; empty if there are no quotas. `total_gpus`: GPUs
+    available to jobs.
 
-    `left_out`: so many users more have jobs."""
+    `left_out`: number of further users with jobs.
+    """
 
     quotas: tuple[QuotaView, ...]
     total_gpus: int
@@ -219,7 +227,7 @@ class QuotasFound(Message, frozen=True, kw_only=True):
 
 
 class UsageReport(Message, frozen=True, kw_only=True):
-    """A page of a report."""
+    """A page of a usage report."""
 
     rows: tuple[UsageRow, ...]
     since_s: float  # the beginning of the first day (Unix time)
@@ -229,17 +237,21 @@ class UsageReport(Message, frozen=True, kw_only=True):
 
 
 class Controllers(Message, frozen=True, kw_only=True):
-    """The controllers that run, by name, as far as the one that answers knows. `trouble`: why it may not know."""
+    """The running controllers, by name, as far as the answering one knows. `trouble`: why its knowledge may be
+    incomplete.
+    """
 
     controllers: tuple[ControllerView, ...]
-    asked: str  # the name of the one that answers
-    term: int  # the highest that it knows
+    asked: str  # name of the answering controller
+    term: int  # the highest term that it knows
     time_s: float
     trouble: str = ""
 
 
 class SnapshotWanted(Message, frozen=True, kw_only=True):
-    """The parts that are still to be sent, in their order. Empty: it is whole, and jobs can be submitted with it for a while."""
+    """Parts of a snapshot still to be sent, in order. Empty: the snapshot is complete, and for a while jobs can be
+    submitted with it.
+    """
 
     parts: tuple[int, ...]
 
@@ -251,20 +263,21 @@ class Pong(Message, frozen=True, kw_only=True):
     policy: str
     servers: int
     pid: int
-    time_s: float = 0.0  # of the controller's clock (Unix time); 0: not told
+    time_s: float = 0.0  # of the controller's clock (Unix time); 0: unknown
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """No, and why. Exit code 1: the cluster says no; 2 (`bad_input`): the request itself is wrong; 4 (`not_allowed`): the caller
-    may not do this.
+    """The request is refused, with the reason. Exit code 1: the cluster says no; 2 (`bad_input`): the request itself is
+    wrong; 4 (`not_allowed`): the caller lacks the right to do this.
 
-    `standby`: whoever answers stands by, has done nothing, and another controller may do it."""
+    `standby`: the answering controller stands by and has done nothing; another controller may accept the request.
+    """
 
     reason: str
     bad_input: bool = False
     not_allowed: bool = False
     standby: bool = False
-    leader: str = ""  # where clients reach the controller that leads, as far as the standby knows
+    leader: str = ""  # address at which clients reach the leading controller, as far as the standby knows
 
 
 Answer = (
@@ -303,4 +316,4 @@ Answer = (
 class Reply(Message, frozen=True, kw_only=True):
     id: str
     answer: Answer
-    note: str = ""  # what is to be known of the answer, for people: how old it is
+    note: str = ""  # remark on the answer for people, such as its age

@@ -1,17 +1,17 @@
-"""What all messages have in common."""
+"""Base and protocol version of all messages."""
 
 from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 2  # 1: no terms, and nobody tells which version he speaks
+PROTOCOL_VERSION = 2  # version 1 has no terms, and its messages do not state their version
 VERSIONS_AHEAD = (
-    1  # a speaker may be newer by so many: agents, controllers and clients are upgraded one after the other
+    1  # versions by which a peer may be newer: agents, controllers and clients are upgraded one after the other
 )
 
 
 def not_served(speaks: int, who: str) -> str:
-    """Why a controller of this version does not serve `who`, who speaks that version; empty: it does."""
+    """Return why a controller of this version does not serve the peer `who` of version `speaks`; empty: it does."""
     newest = PROTOCOL_VERSION + VERSIONS_AHEAD
     if speaks <= newest:
         return ""

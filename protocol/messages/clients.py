@@ -1,4 +1,4 @@
-"""What a client (`elasticctl`) asks of the controller."""
+"""Requests of a client (`elasticctl`) to the controller."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Submit(Message, frozen=True, kw_only=True):
 
 
 class Forecast(Message, frozen=True, kw_only=True):
-    """What would come of a submission? Nothing is changed."""
+    """Request for the predicted outcome of a submission. The cluster does not change."""
 
     spec: JobSpec
 
 
 class OfferSnapshot(Message, frozen=True, kw_only=True):
-    """Which parts of this snapshot (`protocol.snapshots`) has the controller not got? It is the caller's own."""
+    """Request for the parts of the caller's own snapshot (`protocol.snapshots`) that the controller lacks."""
 
     snapshot: Snapshot
 
@@ -34,83 +34,89 @@ class PutSnapshot(Message, frozen=True, kw_only=True):
 
 
 class GetJobs(Message, frozen=True, kw_only=True):
-    """A page of the jobs that are not over, in the order of submission; after the last of them (`final_too`) those that are over,
-    the last one first. An answer is bounded in bytes, so that there may be fewer than `limit` in it."""
+    """A page of the unfinished jobs, in order of submission; after the last of them (`final_too`) the finished ones,
+    the latest first. Answers are bounded in bytes, so a page may hold fewer than `limit` jobs.
+    """
 
     final_too: bool = False
     after: str = ""  # where the last page ended (`Jobs.next`); "": from the start
-    limit: int = 200  # all others wait for the controller while it makes a page
-    mine: bool = False  # only those of whoever asks; a page may be empty, and `next` goes on all the same
+    limit: int = 200  # bounded, since all other clients wait while the controller makes a page
+    mine: bool = False  # only the caller's jobs; a page may be empty and still have a `next`
 
 
 class GetEnded(Message, frozen=True, kw_only=True):
-    """A page of the jobs that are over, the last one first: by the day on which they ended, and within a day by submission."""
+    """A page of the finished jobs, the latest first: by the day on which they ended, and within a day by submission."""
 
-    after: str = ""  # likewise
-    before_job: str = ""  # only those that come after this one, which is over itself; with `after` it says nothing
+    after: str = ""  # where the last page ended (`Jobs.next`); "": from the start
+    before_job: str = ""  # only jobs listed after this finished one; ignored if `after` is set
     limit: int = 500
-    mine: bool = False  # likewise
+    mine: bool = False  # only the caller's jobs
 
 
 class GetJob(Message, frozen=True, kw_only=True):
-    job: str  # id, or a name that exactly one unfinished job (else exactly one job) has
+    job: str  # id, or a name that exactly one unfinished job has (otherwise exactly one job)
     explain: bool = (
-        False  # why has it the GPUs that it has, and what would change that? An older controller does not know
+        False  # also explain the job's GPUs, and changes that would alter them; older controllers ignore this
     )
 
 
 class Scale(Message, frozen=True, kw_only=True):
-    """Fix a job's share; None gives it back to the policy."""
+    """Fix a job's share; None returns the decision to the policy."""
 
     job: str
     share: int | None
 
 
 class Profile(Message, frozen=True, kw_only=True):
-    """Measure a running job's throughput with smaller shares, one after the other, and give it its GPUs back (EDL 3.1)."""
+    """Measure a running job's throughput with ever smaller shares, and then restore its GPUs (EDL 3.1)."""
 
     job: str
 
 
 class Cancel(Message, frozen=True, kw_only=True):
-    """End a job. `save`: its state is saved first, if it has any; an older `elasticctl` does not ask for that."""
+    """End a job. `save`: save its state first, if it has any; an older `elasticctl` does not ask for that."""
 
     job: str
     save: bool = False
 
 
 class Pause(Message, frozen=True, kw_only=True):
-    """A job saves its state, gives its GPUs back, and does not run before `Resume`. `hold`: one that runs goes on, and does not
-    start again once it has lost its GPUs; one that waits goes on waiting."""
+    """Make a job save its state and return its GPUs; it does not run before `Resume`. `hold`: a running job goes on,
+    and does not start again once it has lost its GPUs; a waiting job goes on waiting.
+    """
 
     job: str
     hold: bool = False
 
 
 class Resume(Message, frozen=True, kw_only=True):
-    """A job that was paused or held may run again. It has kept its place in the queue."""
+    """Let a paused or held job run again. The job has kept its place in the queue."""
 
     job: str
 
 
 class Requeue(Message, frozen=True, kw_only=True):
-    """A job saves its state, gives its GPUs back, and waits for its turn, by its submission."""
+    """Make a job save its state, return its GPUs, and wait for its turn by its time of submission."""
 
     job: str
 
 
 class Checkpoint(Message, frozen=True, kw_only=True):
-    """A running job writes a checkpoint at its next step's edge. `step`: of this step or a later one; None: of the last one that
-    is known of. Who wants to know whether that is done asks again with the step that was answered."""
+    """Make a running job write a checkpoint at its next step boundary. `step`: of the state after this step or a later
+    one; None: after the last known step. To learn whether the checkpoint is written, a client asks again with the
+    answered step.
+    """
 
     job: str
     step: int | None = None
 
 
 class SaveAll(Message, frozen=True, kw_only=True):
-    """Preempt every job that can save its state, and give nobody GPUs for so many seconds: the cluster is about to be stopped.
+    """Preempt every job that can save its state, and give no job GPUs for `for_s` seconds: the cluster is about to
+    stop.
 
-    Who wants it to last longer asks again. A controller that is started afterwards knows nothing of it."""
+    To extend the time, the client sends the request again. A controller that starts later does not know of it.
+    """
 
     for_s: float
 
@@ -118,25 +124,25 @@ class SaveAll(Message, frozen=True, kw_only=True):
 class GetServers(Message, frozen=True, kw_only=True):
     """A page of the servers, by name."""
 
-    server: ServerId | None = None  # only this one; an older controller does not know that, and answers with a page
+    server: ServerId | None = None  # only this one; older controllers ignore this and answer with a page
     after: str = ""  # the last name of the page before
     limit: int = 250
 
 
 class AdoptServer(Message, frozen=True, kw_only=True):
-    """Take over what runs on a server and does not belong to a job of this cluster: its workers save their state and end."""
+    """Take over a server with workers of another cluster's jobs: the workers save their state and end."""
 
     server: ServerId
 
 
 class RemoveServer(Message, frozen=True, kw_only=True, tag="ForgetServer"):
-    """Do not know a server any more that is lost, or on which nothing runs. Its tag is that of older versions, as below."""
+    """Remove a server that is lost or has no workers. The tag is that of older versions, as below."""
 
     server: ServerId
 
 
 class CordonServer(Message, frozen=True, kw_only=True, tag="ExcludeServer"):
-    """Start nothing new on a server, or on one of its GPUs, until `UncordonServer`."""
+    """Start no new worker on a server, or on one of its GPUs, until `UncordonServer`."""
 
     server: ServerId
     gpu: int | None = None  # index; None: the whole server
@@ -145,8 +151,9 @@ class CordonServer(Message, frozen=True, kw_only=True, tag="ExcludeServer"):
 
 
 class UncordonServer(Message, frozen=True, kw_only=True, tag="IncludeServer"):
-    """Use a server, or one of its GPUs, again. `trust`: also in spite of the troubles that it has now, which is what an older
-    `elasticctl` means, which does not say."""
+    """Use a server, or one of its GPUs, again. `trust`: in spite of its present troubles. An older `elasticctl` does
+    not send `trust`, and means true.
+    """
 
     server: ServerId
     gpu: int | None = None  # index; None: the server and all of its GPUs
@@ -154,7 +161,7 @@ class UncordonServer(Message, frozen=True, kw_only=True, tag="IncludeServer"):
 
 
 class LendGpus(Message, frozen=True, kw_only=True):
-    """Give so many GPUs to somebody outside the cluster for a while (EasyScale 5.3). `force`: though promises break by it."""
+    """Lend GPUs to a user outside the cluster for a while (EasyScale 5.3). `force`: even if promises to jobs break."""
 
     gpus: int
     for_s: float
@@ -169,7 +176,7 @@ class EndLoan(Message, frozen=True, kw_only=True):
 
 
 class GetEvents(Message, frozen=True, kw_only=True):
-    """Events after `after` (a number, 0 from the start), of one job or of all, at most `limit`, oldest first."""
+    """Events with numbers above `after` (0: from the start), of one job or of all, at most `limit`, oldest first."""
 
     after: int = 0
     job: str | None = None
@@ -186,13 +193,14 @@ class GetLog(Message, frozen=True, kw_only=True):
 
 
 class GetPolicy(Message, frozen=True, kw_only=True):
-    """What decides who gets which GPUs."""
+    """Request for the policy that decides over GPUs."""
 
 
 class SetPolicy(Message, frozen=True, kw_only=True):
-    """Let another policy decide, for good; or only tell what that would change (`dry_run`).
+    """Put another policy in force, permanently; or only predict its changes (`dry_run`).
 
-    `document`: a policy file as plain values; None gives it back to the controller's configuration. `source`: where it came from.
+    `document`: a policy file as plain values; None restores the policy of the controller's configuration. `source`: its
+    origin.
     """
 
     document: dict[str, Any] | None
@@ -202,11 +210,11 @@ class SetPolicy(Message, frozen=True, kw_only=True):
 
 
 class GetQuotas(Message, frozen=True, kw_only=True):
-    """What users and groups are guaranteed, what they may have, and what they have now."""
+    """Request for the guarantees, limits and present use of users and groups."""
 
 
 class UsageBy(enum.Enum):
-    """What each row of a report is about."""
+    """Subject of each row of a usage report."""
 
     USER = "user"
     DAY = "day"
@@ -214,23 +222,23 @@ class UsageBy(enum.Enum):
 
 
 class GetUsage(Message, frozen=True, kw_only=True):
-    """A page of a report: what users, days or jobs have had in GPU-seconds, from one day (UTC) to another, both included.
+    """A page of a usage report: GPU-seconds of users, days or jobs, from one day (UTC) to another, both included.
 
-    By job it is all that each job has had, of those that were submitted before the end of the last day and were not over before
-    the first one. `job`: only that one, whenever it was.
+    By job, a row counts all GPU-seconds of the job. The report has the jobs submitted before the end of the last day
+    and not over before the first day. `job`: only that job, at any time.
     """
 
     by: UsageBy = UsageBy.USER
-    user: str = ""  # only this one's
+    user: str = ""  # only this user's
     job: str = ""
     since_s: float = 0.0  # on the first day (Unix time)
-    until_s: float | None = None  # on the last one; None: today
+    until_s: float | None = None  # on the last day; None: today
     after: str = ""  # where the last page ended (`UsageReport.next`); "": from the start
     limit: int = 500
 
 
 class GetControllers(Message, frozen=True, kw_only=True):
-    """Which controllers this cluster has, and which of them leads. One that stands by answers it as well."""
+    """Request for the controllers of this cluster and the leading one. A standby answers it, too."""
 
 
 class Ping(Message, frozen=True, kw_only=True):
@@ -276,4 +284,4 @@ class Envelope(Message, frozen=True, kw_only=True):
 
     id: str
     request: Request
-    speaks: int = 0  # PROTOCOL_VERSION of the client; 0: of a version that does not tell
+    speaks: int = 0  # PROTOCOL_VERSION of the client; 0: a version without this field

@@ -1,4 +1,4 @@
-"""What the controller says to agents. Orders go on to the workers as they are."""
+"""Messages of the controller to agents. Agents forward orders to the workers unchanged."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from .base import Message
 
 
 class Rendezvous(Value, frozen=True, kw_only=True):
-    """How the processes of a job that has not called `elastic.join()` find each other: they get it as variables."""
+    """Rendezvous of the processes of a job that has not called `elastic.join()`; the processes receive it as
+    environment variables.
+    """
 
-    process: int  # the number of this one, from 0
+    process: int  # number of this process, from 0
     processes: int
-    server: int  # the number of its server among those of the job, from 0
+    server: int  # number of its server among those of the job, from 0
     servers: int
     address: str  # of the first process's server
-    port: int  # free there
+    port: int  # a free port there
     local: tuple[int, ...]  # indices of the job's GPUs on this server
 
 
 class Order(Message, frozen=True, kw_only=True):
-    """Train as `roster` (worker-runtime 4). A greater generation supersedes all lesser ones that are not committed."""
+    """Order to train with `roster` (worker-runtime 4). A greater generation supersedes all lesser ones that are not
+    committed.
+    """
 
     job: JobId
     roster: Roster
     leader_address: str  # control socket of the leader; "" until it is known: the order is then repeated
-    broken: tuple[int, ...] = ()  # generations that have lost a member: whoever is in one abandons its communicator
+    broken: tuple[int, ...] = ()  # generations that have lost a member: their other members abandon the communicator
     uid: str = ""  # of the job
 
     @property
@@ -39,23 +43,24 @@ class StartWorker(Message, frozen=True, kw_only=True):
     worker: WorkerId
     gpu: int  # index on the agent's server
     spec: JobSpec
-    generation: int  # of the order that first named it
-    uid: str = ""  # of the job: tells it from another job that has had the same number
+    generation: int  # of the order that first named the worker
+    uid: str = ""  # of the job: distinguishes it from another job that has had the same number
     checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
-    session: str = ""  # of the agent's hello that this belongs to (`AgentHello.session`); "": any
-    owner: str = ""  # the principal whose job it is
-    account: str = ""  # the Unix account that it runs as; "": the agent's own
+    session: str = ""  # of the agent's hello to which this message belongs (`AgentHello.session`); "": any
+    owner: str = ""  # principal that owns the job
+    account: str = ""  # Unix account under which the worker runs; "": the agent's own
     trusted: tuple[str, ...] = ()  # codes of troubles of this GPU or its server that an operator has overruled
-    key: str = ""  # secret CURVE key (Z85) that all workers of the job share: they talk to nobody without
-    gpus: tuple[int, ...] = ()  # of that server, where the process has several of them; empty: `gpu` alone
+    key: str = ""  # secret CURVE key (Z85) shared by all workers of the job, required for every connection among them
+    gpus: tuple[int, ...] = ()  # indices on that server, where the process has several GPUs; empty: `gpu` alone
     rendezvous: Rendezvous | None = None  # None: the job has called `elastic.join()`
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
-    """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. One that does not run will not be started any more,
+    """Stop a worker process: SIGTERM, then SIGKILL after `grace_s`. A worker that does not run will not start any more,
     and counts as ended: the agent answers with its `WorkerExit`.
 
-    `save`: one that trains gets `Suspend`, with `saver`, `stand_by` and `saved`, instead of SIGTERM; again, if these change.
+    `save`: a training worker gets `Suspend`, with `saver`, `stand_by` and `saved`, instead of SIGTERM; again, if these
+    change.
     """
 
     job: JobId
@@ -64,13 +69,14 @@ class StopWorker(Message, frozen=True, kw_only=True):
     save: bool = False
     saver: WorkerId | None = None
     stand_by: bool = False
-    saved: int | None = None  # the step whose state another worker has saved meanwhile
+    saved: int | None = None  # the step of the state that another worker has saved meanwhile
     uid: str = ""  # of the job; a worker of another job with this number goes on
 
 
 class WriteCheckpoint(Message, frozen=True, kw_only=True):
-    """Save the state after this step or a later one at the next boundary, unless that is done. The agent passes it on to the
-    worker, which leads its job."""
+    """Save the state after this step or a later one at the next step boundary, unless it is saved. The agent forwards
+    the message to the worker, which leads its job.
+    """
 
     job: JobId
     worker: WorkerId
@@ -82,7 +88,7 @@ class ForgetWorkers(Message, frozen=True, kw_only=True):
     """The controller has recorded these workers' ends: the agent may drop its own records of them."""
 
     workers: tuple[WorkerId, ...]
-    uids: dict[WorkerId, str] = {}  # of their jobs, as their ends told them
+    uids: dict[WorkerId, str] = {}  # uids of their jobs, as the workers' exits reported them
 
 
 class ReadLog(Message, frozen=True, kw_only=True):
@@ -97,7 +103,7 @@ class ReadLog(Message, frozen=True, kw_only=True):
 
 
 class SnapshotPart(Message, frozen=True, kw_only=True):
-    """Answer to ReadSnapshot. `error`: why there is none."""
+    """Answer to ReadSnapshot. `error`: why the part is missing."""
 
     job: JobId
     part: int
@@ -107,27 +113,27 @@ class SnapshotPart(Message, frozen=True, kw_only=True):
 
 
 class HelloRefused(Message, frozen=True, kw_only=True):
-    """Answer to a hello: this agent cannot be part of the cluster now. It says hello again, slowly."""
+    """Answer to a hello: this agent cannot be part of the cluster now. The agent repeats the hello, slowly."""
 
     reason: str
 
 
 class Standby(Message, frozen=True, kw_only=True):
-    """Answer to a hello, or to anything else that an agent says: this controller does not lead. The agent asks at its next
-    endpoint."""
+    """Answer to any message of an agent: this controller does not lead. The agent tries its next endpoint."""
 
-    leader: str = ""  # where agents reach the controller that leads, as far as it is known here; for people
+    leader: str = ""  # address at which agents reach the leading controller, as far as it is known; for people
 
 
 class Acknowledged(Message, frozen=True, kw_only=True):
-    """Answer to a heartbeat or a hello. `sent` counts the messages sent to this agent in this session, this one not
-    included: an agent that has received fewer says hello again, and gets everything anew."""
+    """Answer to a heartbeat or a hello. `sent` counts the earlier messages to this agent in this session: an agent that
+    has received fewer says hello again, and gets all of them again.
+    """
 
     incarnation: str  # of the controller
     sent: int
-    cluster: str = ""  # id of the cluster that the agent is a member of now; "": it is no member
-    newest_event: int = 0  # how far the cluster's history is recorded
-    session: str = ""  # of the hello that has begun it (`AgentHello.session`); "": not told
+    cluster: str = ""  # id of the cluster to which the agent belongs now; "": none
+    newest_event: int = 0  # number of the newest recorded event of the cluster's history
+    session: str = ""  # of the hello that began the session (`AgentHello.session`); "": unknown
     heartbeat_interval_s: float = (
-        0.0  # at least, between the heartbeats of the agent from now on (`times.paced_interval_s`)
+        0.0  # least time between the agent's heartbeats from now on (`times.paced_interval_s`)
     )

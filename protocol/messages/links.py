@@ -1,4 +1,4 @@
-"""What may be said over each link, by direction."""
+"""Messages allowed on each link, by direction."""
 
 from __future__ import annotations
 

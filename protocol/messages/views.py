@@ -1,4 +1,4 @@
-"""What a client is shown of jobs, servers, events and policies."""
+"""Views of jobs, servers, events and policies, as clients display them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from ..model import (
 
 
 class WorkerStage(enum.Enum):
-    """How far a worker is, for people: what it says of itself (`WorkerPhase`), and what the controller knows before and after."""
+    """Stage of a worker, for people: its own phase (`WorkerPhase`), and the stages before and after that the controller
+    knows.
+    """
 
     ORDERED = "ordered"  # its GPU is not free yet
     STARTING = "starting"
@@ -33,12 +35,12 @@ class WorkerStage(enum.Enum):
     BROKEN = "broken"
     LEFT = "left"
     FINISHED = "finished"
-    ENDED = "ended"  # its process
-    RUNNING = "running"  # a process of a gang, of which nothing else is known
+    ENDED = "ended"  # its process has ended
+    RUNNING = "running"  # a process of a gang, which reports no phase
 
     @classmethod
     def of(cls, phase: WorkerPhase) -> WorkerStage:
-        """That of a worker which speaks."""
+        """Return the stage of a worker that reports `phase`."""
         return cls(phase.value)
 
 
@@ -52,135 +54,139 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     exit_code: int | None = None
     reason: str = ""
-    gpus: tuple[int, ...] = ()  # where its process has several; empty: `gpu` alone
-    attempt: int = 0  # of its job, from 1; 0: not known
+    gpus: tuple[int, ...] = ()  # indices where its process has several GPUs; empty: `gpu` alone
+    attempt: int = 0  # number of the job's attempt, from 1; 0: unknown
 
 
 class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of a job's share over time."""
+    """One change of a job's share over time."""
 
     time_s: float  # seconds since the epoch (Unix time)
     share: int
     generation: int
-    reason: str = ""  # why, in words; "": not known, or too long ago
+    reason: str = ""  # in words; "": unknown, or too long ago
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Throughput of a job with one share on so many servers, as far as it is known."""
+    """Throughput of a job with one share on a given number of servers, as far as it is known."""
 
     share_gpus: int
-    servers: int | None  # None: a table or a job file that does not say; taken for the fewest
+    servers: int | None  # None: unknown from a table or a job file; the fewest servers are assumed
     steps_per_s: float
-    samples_per_s: float | None  # None: the job has not said yet how large a step is
+    samples_per_s: float | None  # None: the job has not reported the size of a step yet
     source: str  # measured, history, stated (in the job file), profile, assumed (from the others)
-    times: int = 0  # measured so often
-    age_s: float | None = None  # since it was measured last
+    times: int = 0  # number of measurements
+    age_s: float | None = None  # time since the last measurement
 
 
 class LengthSource(enum.Enum):
-    """Where it is known from how many steps a job takes."""
+    """Source of a job's number of steps."""
 
-    MAX_STEPS = "max-steps"  # its specification tells
-    EPOCHS = "epochs"  # its loop tells: so many epochs, over data of known length
-    ENDED_JOBS = "ended-jobs"  # it is an estimate, from jobs with about as many GPUs that are over
+    MAX_STEPS = "max-steps"  # the job's specification
+    EPOCHS = "epochs"  # the training loop: a number of epochs over data of known length
+    ENDED_JOBS = "ended-jobs"  # an estimate, from finished jobs with about as many GPUs
     UNKNOWN = "unknown"
 
 
 class JobLength(msgspec.Struct, frozen=True, kw_only=True):
-    """How many steps a job takes in all, as far as is known. An estimate is the median, between the 1/6 and 5/6 quantiles."""
+    """Total number of steps of a job, as far as it is known. An estimate is the median, between the 1/6 and 5/6
+    quantiles.
+    """
 
     source: LengthSource
     steps: float | None = None
     least_steps: float | None = None  # of an estimate
     most_steps: float | None = None
-    by_reports: str = ""  # it is an estimate, from what the script reports, until that is so: "accuracy >= 0.95"
+    by_reports: str = ""  # an estimate from the script's reports, until this condition holds: "accuracy >= 0.95"
 
 
 class PromiseState(enum.Enum):
-    """How it stands with a job's deadline."""
+    """State of a job's deadline."""
 
-    HOLDS = "holds"  # with the GPUs that are kept for it the job ends in time
+    HOLDS = "holds"  # with the GPUs that are reserved for it the job ends in time
     PROVISIONAL = "provisional"  # its throughput or its length is not known yet
-    BREAKS = "breaks"  # as things are it ends late
-    NONE = "none"  # soft, and beside the promises to others there is no room for it
+    BREAKS = "breaks"  # by the present forecast the job ends late
+    NONE = "none"  # a soft deadline without room beside the promises to other jobs
 
     @classmethod
     def _missing_(cls, value: object) -> PromiseState:
-        return cls.PROVISIONAL  # of a later version
+        return cls.PROVISIONAL  # a state of a later version
 
 
 class PromiseView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's deadline, and what is planned for it. Times are Unix times in seconds."""
+    """A job's deadline, and the plan for it. Times are Unix times in seconds."""
 
     state: PromiseState
     deadline_s: float
     soft: bool
-    planned_s: float | None = None  # when it ends with the GPUs that are kept for it; None: not known
-    least_gpus: int = 0  # the most that it needs at a time to end in time: its minimum satisfactory share
-    waits_for: str = ""  # of a provisional one: what is to be known first
-    final_by_s: float | None = None  # likewise: by when it is known, if it begins now
-    saved_by: str = ""  # of one that breaks: what would save it
+    planned_s: float | None = None  # end of the job with the GPUs that are reserved for it; None: unknown
+    least_gpus: int = 0  # its minimum satisfactory share: the most GPUs that it needs at a time to end in time
+    waits_for: str = ""  # missing knowledge behind a provisional promise
+    final_by_s: float | None = None  # when that knowledge will be complete, if the job starts now
+    saved_by: str = ""  # remedy for a promise that breaks
 
 
 class CounterOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """What would hold in place of a deadline that does not; each by itself."""
+    """Alternatives to a deadline that cannot be kept; each one suffices alone."""
 
-    deadline_s: float | None = None  # the earliest one that would (Unix time); None: none
-    steps: int | None = None  # so many would be done in time; None: not known, or none
-    more_gpus: int | None = None  # that the cluster would have to have; None: more do not help
-    consent: tuple[JobId, ...] = ()  # jobs that would have to go on without their promises
+    deadline_s: float | None = None  # the earliest deadline that would hold (Unix time); None: none
+    steps: int | None = None  # number of steps that would be done in time; None: unknown, or none
+    more_gpus: int | None = None  # GPUs that the cluster lacks; None: more GPUs do not help
+    consent: tuple[JobId, ...] = ()  # jobs that would have to give up their promises
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job has failed: what `status` and `wait` say besides why."""
+    """Details of a job's failure, shown by `status` and `wait` beside the reason."""
 
-    attempt: int  # from 1: each begins from the last checkpoint, or from the start
+    attempt: int  # from 1: each attempt begins from the last checkpoint, or from the start
     steps_done: int  # at most, in all attempts; 0: none, or the job never trained
-    worker: WorkerId | None = None  # that brought it about; None: none did
+    worker: WorkerId | None = None  # the worker that caused the failure; None: no worker did
     server: ServerId | None = None
-    error: str = ""  # what came of that worker: "exit code 1: ValueError: the loss is nan"
+    error: str = ""  # end of that worker: "exit code 1: ValueError: the loss is nan"
     log: str = ""  # path of its log on that server
 
 
 class Withholding(enum.Enum):
     """How a user keeps a job from running."""
 
-    PAUSE = "pause"  # it saves its state and gives its GPUs back
-    HOLD = "hold"  # it does not start; while it has GPUs, it runs on
-    CANCEL = "cancel"  # as PAUSE, and it is over as soon as its state is saved
+    PAUSE = "pause"  # the job saves its state and gives its GPUs back
+    HOLD = "hold"  # the job does not start; a running one goes on while it has GPUs
+    CANCEL = "cancel"  # as PAUSE, and the job is over as soon as its state is saved
 
     @property
     def past(self) -> str:
-        """As a participle."""
+        """Return the participle."""
         return {Withholding.PAUSE: "paused", Withholding.HOLD: "held", Withholding.CANCEL: "cancelled"}[self]
 
     @property
     def back(self) -> str:
-        """The command that takes it back."""
+        """Return the command that ends the withholding."""
         return "release" if self is Withholding.HOLD else "resume"
 
 
 class Withheld(msgspec.Struct, frozen=True, kw_only=True):
-    """A job gets no GPUs until somebody takes that back."""
+    """A user's or operator's order that a job gets no GPUs until it is lifted."""
 
     how: Withholding
     since_s: float  # Unix time
-    by: str = ""  # " by alice", to follow a verb; "": in a cluster of one machine, where there is nobody else
-    operator: bool = False  # an operator has done it: only operators may take it back
+    by: str = ""  # " by alice", to follow a verb; "": in a cluster of one machine, with one user
+    operator: bool = False  # set by an operator: only operators may lift it
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it is shown. Times are Unix times in seconds. `spec.env` is empty for whoever may not act on the job."""
+    """A job as it is displayed. Times are Unix times in seconds. `spec.env` is empty for callers that may not act on
+    the job.
+    """
 
     job: JobId
     spec: JobSpec
     phase: JobPhase
-    reason: str  # why it is pending, failed, or what it waits for
+    reason: str  # why the job is pending or failed, or which event it waits for
     submitted_s: float
     started_s: float | None
     finished_s: float | None
     share_gpus: int  # that train now (committed)
-    wanted_gpus: int  # by the newest order
+    wanted_gpus: int  # in the newest order
     manual_share: int | None
     generation: int  # committed
     ordered_generation: int
@@ -196,75 +202,78 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     resizes: tuple[Resize, ...]
     restarts: int
     exit_code: int | None
-    measuring_gpus: int | None = None  # it is being measured with so many of its GPUs
-    owner: str = ""  # the name of the principal who submitted it; "": it is from before there were owners
-    account: str = ""  # the Unix account that it runs as; "": that of the agents
-    gpu_seconds: GpuSeconds = GpuSeconds()  # that it has had so far
-    elastic: bool = True  # it has called `elastic.join()`; else it is a fixed gang, which cannot be resized
+    measuring_gpus: int | None = None  # number of GPUs with which the job is being measured; None: no measurement
+    owner: str = ""  # name of the principal that submitted the job; "": older than owners
+    account: str = ""  # Unix account under which the job runs; "": that of the agents
+    gpu_seconds: GpuSeconds = GpuSeconds()  # used so far
+    elastic: bool = True  # the job has called `elastic.join()`; otherwise it is a fixed gang, which cannot be resized
     curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
-    length: JobLength | None = None  # likewise
-    batch_samples: int = 0  # the global batch: samples in a step, all virtual workers together; 0: not known yet
+    length: JobLength | None = None  # only in the answer to GetJob
+    batch_samples: int = 0  # the global batch: samples in a step, all virtual workers together; 0: unknown
     failure: Failure | None = None  # of a job that has failed
-    promise: PromiseView | None = None  # of a job with a deadline that is not over
-    does_not_grow: str = ""  # why no worker may join those that have its state; "": they may
-    ended_by: str = ""  # the name of the principal who has cancelled it; "": nobody has, or it is not known
-    odd_metrics: dict[str, str] = {}  # reported, and not finite: "nan", "inf", "-inf"; none of them is in `metrics`
-    peak_gpus: int = 0  # the most that have trained at once; 0: none, or not known
-    withheld: Withheld | None = None  # a user keeps it from running; None: nobody does
-    saved_step: int | None = None  # whose state the newest checkpoint contains that is known of; None: there is none
-    saved_file: str = ""  # path of that checkpoint on the server of who has written it; "": not known
+    promise: PromiseView | None = None  # of an unfinished job with a deadline
+    does_not_grow: str = ""  # why no worker may join those that have its state; "": workers may join
+    ended_by: str = ""  # name of the principal that cancelled the job; "": not cancelled, or unknown
+    # Reported values that are not finite: "nan", "inf", "-inf"; none of them is in `metrics`
+    odd_metrics: dict[str, str] = {}
+    peak_gpus: int = 0  # most GPUs that have trained at once; 0: none, or unknown
+    withheld: Withheld | None = None  # a user's order not to run the job; None: there is none
+    saved_step: int | None = None  # step of the newest known checkpoint; None: there is none
+    saved_file: str = ""  # path of that checkpoint on the server of the worker that wrote it; "": unknown
 
 
 class ShareStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage of the decision has made of a job's share, in GPUs (`scheduler.decision.Stage`)."""
+    """A job's share after one stage of the decision, in GPUs (`scheduler.decision.Stage`)."""
 
     stage: str  # by-hand, policy, quotas, promises, packing, excluded-gpus, avoided-servers
     gpus: int
 
 
 class GpusTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs that the policy does not divide, and why."""
+    """GPUs outside the policy's division, and the reason."""
 
     gpus: tuple[GpuAddress, ...]
     why: str
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that would change a job's share. The scheduler was asked: with this alone it would decide so."""
+    """A change of the cluster that would change a job's share. The scheduler has confirmed it: with this change alone
+    the job would have `share_gpus` GPUs.
+    """
 
     kind: str  # resume, end, server-back, mend, uncordon, reclaim, scale-auto, scale, ask-less, quotas, packing, more-gpus
-    text: str  # what would have to be, after "if"
-    share_gpus: int  # that the job would have then
-    command: str = ""  # that brings it about; "": none does
-    by: str = ""  # who may call it; "": whoever has asked
-    pushed: tuple[ShareForecast, ...] = ()  # other jobs that would lose GPUs by it, the first of them
+    text: str  # the condition, phrased to follow "if"
+    share_gpus: int  # of the job under that condition
+    command: str = ""  # command that makes the change; "": there is none
+    by: str = ""  # role allowed to call it; "": the caller
+    pushed: tuple[ShareForecast, ...] = ()  # the first of the other jobs that would lose GPUs
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job has the GPUs that it has, as `JobView` shows them. Times are Unix times in seconds."""
+    """Explanation of a job's GPUs, as `JobView` shows them. Times are Unix times in seconds."""
 
     phase_since_s: float
-    reasons: tuple[str, ...] = ()  # all that there are; the first one is `JobView.reason`, where that tells something
-    decided_gpus: int | None = None  # its share, if it was decided now; None: nobody decides about it
-    steps: tuple[ShareStep, ...] = ()  # how that came about
+    reasons: tuple[str, ...] = ()  # all reasons; the first one is `JobView.reason`, unless that is empty
+    decided_gpus: int | None = None  # its share, if a decision were made now; None: no policy decides about it
+    steps: tuple[ShareStep, ...] = ()  # the stages that led to that share
     policy: str = ""
-    rule: str = ""  # of the policy, in a sentence
-    least_gpus: int = 0  # it trains with so many or none
-    useful_gpus: int = 0  # the most that it can use, as far as its throughput is known, of those that there are
-    known_gpus: int = 0  # of all servers that are known
+    rule: str = ""  # the policy's rule, in a sentence
+    least_gpus: int = 0  # the job trains with at least so many GPUs or with none
+    useful_gpus: int = 0  # most GPUs of the cluster that the job can use, as far as its throughput is known
+    known_gpus: int = 0  # of all known servers
     divided_gpus: int = 0  # of those, the ones that the policy divides
-    among_jobs: int = 0  # among so many jobs
-    free_gpus: int = 0  # of those, the ones that nobody is to have, and that the job may use
-    taken: tuple[GpusTaken, ...] = ()  # the others
+    among_jobs: int = 0  # number of jobs among which the policy divides them
+    free_gpus: int = 0  # of the divided GPUs, those given to no job that this job may use
+    taken: tuple[GpusTaken, ...] = ()  # GPUs that the policy does not divide
     holders: tuple[ShareForecast, ...] = ()  # other jobs with GPUs, the largest first: shares now, and as decided now
-    before: tuple[JobId, ...] = ()  # jobs that wait, too, and would start with it or before it if there were more GPUs
+    before: tuple[JobId, ...] = ()  # waiting jobs that would start with this job or before it if there were more GPUs
     remedies: tuple[Remedy, ...] = ()
-    tried: int = 0  # so many changes were tried
-    untried: int = 0  # and so many were not, as there were too many
+    tried: int = 0  # number of changes that were tried
+    untried: int = 0  # number of changes left out, since there were too many
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a report: a user, a day or a job, and what was had. What it is not about is empty."""
+    """A row of a usage report: the GPU-seconds of a user, a day or a job. The other two fields are empty."""
 
     gpu_seconds: GpuSeconds
     user: str = ""
@@ -274,29 +283,31 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerState(enum.Enum):
-    """How a server stands, for people."""
+    """State of a server, for people."""
 
     ALIVE = "alive"
     LOST = "lost"
-    UNFIT = "unfit"  # it cannot start workers for now
-    FOREIGN = "foreign"  # it belongs to another cluster
+    UNFIT = "unfit"  # the server cannot start workers for now
+    FOREIGN = "foreign"  # the server belongs to another cluster
 
 
 class CordonView(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator wants no new work on a server, or on one of its GPUs."""
+    """An operator's order to start no new work on a server, or on one of its GPUs."""
 
     gpu: int | None  # index; None: the whole server
     kind: CordonKind
     reason: str
     by: str  # "operator:root"
     since_s: float  # Unix time
-    drained_s: float | None = None  # of a drain: when nothing ran there any more (Unix time)
-    loan: str = ""  # which loan it belongs to
-    until_s: float | None = None  # when that ends (Unix time)
+    drained_s: float | None = None  # of a drain: when the last worker there ended (Unix time)
+    loan: str = ""  # loan to which the cordon belongs
+    until_s: float | None = None  # end of that loan (Unix time)
 
 
 class StillThere(msgspec.Struct, frozen=True, kw_only=True):
-    """Work on what is being drained. `stays`: it cannot be moved as things are; else it is on its way. `why`: in words."""
+    """Work that remains on a server or GPU that is being drained. `stays`: it cannot be moved at present; otherwise it
+    is on its way. `why`: the reason, in words.
+    """
 
     job: JobId
     gpus: tuple[int, ...]  # indices
@@ -310,45 +321,46 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     last_heard_s: float
     used: dict[int, JobId]  # GPU index -> job
     state: ServerState = ServerState.ALIVE
-    trouble: str = ""  # why no worker is started there for now, or what an operator has to decide; in words
+    trouble: str = ""  # why no worker is started there for now, or a decision that the operator has to make; in words
     barred: dict[int, str] = {}  # GPU index -> why it takes no new work
-    troubles: tuple[Trouble, ...] = ()  # as its agent tells them, also those that bar nothing
-    clock_ahead_s: float | None = None  # of its clock, of the controller's; None: not told
+    troubles: tuple[Trouble, ...] = ()  # as its agent reports them, including those without consequences
+    clock_ahead_s: float | None = None  # difference of its clock from the controller's; None: unknown
     cordons: tuple[CordonView, ...] = ()
-    still_there: tuple[StillThere, ...] = ()  # where it is being drained; empty there: nothing runs any more
-    forged: int = 0  # reports of its agent that were refused: of workers that were never sent to it
+    # Work left on draining parts; empty for such a part: no worker runs there any more
+    still_there: tuple[StillThere, ...] = ()
+    forged: int = 0  # refused reports of its agent, about workers that were never sent to it
 
 
 class EventKind(enum.Enum):
-    """What an event tells of: first of jobs, then of servers, then of the controller itself."""
+    """Kind of an event: first events of jobs, then of servers, then of the controller itself."""
 
     SUBMITTED = "submitted"
-    PROMISED = "promised"  # that it ends by its deadline
-    ENDANGERED = "endangered"  # as things are it ends after its deadline
-    MISSED = "missed"  # it has finished after its deadline
+    PROMISED = "promised"  # the job's deadline is promised
+    ENDANGERED = "endangered"  # by the present forecast the job misses its deadline
+    MISSED = "missed"  # the job finished after its deadline
     ORDERED = "ordered"  # a new roster
     STARTED = "started"
-    SCALED = "scaled"  # its share was set by hand, or given back to the policy
-    RESIZED = "resized"  # what a switch of rosters has cost
-    MEASURING = "measuring"  # it goes through smaller shares
+    SCALED = "scaled"  # the share was set by hand, or given back to the policy
+    RESIZED = "resized"  # cost of a switch of rosters
+    MEASURING = "measuring"  # the job runs with smaller shares to be measured
     PREEMPTED = "preempted"
-    PAUSED = "paused"  # by hand, until somebody resumes it
-    HOLDING = "holding"  # by hand: it does not start until somebody releases it
+    PAUSED = "paused"  # by hand, until a user resumes the job
+    HOLDING = "holding"  # by hand: the job does not start until a user releases it
     RESUMED = "resumed"  # by hand
-    REQUEUED = "requeued"  # by hand: it saves its state, and waits for its turn
-    SAVED = "saved"  # by hand: it writes a checkpoint
-    CANCELLING = "cancelling"  # by hand: it is over as soon as its state is saved
-    WAITING = "waiting"  # it has lost its workers, and gets no GPUs for others now
+    REQUEUED = "requeued"  # by hand: the job saves its state, and waits for its turn
+    SAVED = "saved"  # by hand: the job writes a checkpoint
+    CANCELLING = "cancelling"  # by hand: the job is over as soon as its state is saved
+    WAITING = "waiting"  # the job has lost its workers, and gets no GPUs for new ones now
     SAVER = "saver"  # another worker is to save its state
     RESTARTED = "restarted"  # from its last checkpoint
-    LOST = "lost"  # a worker
-    LATE = "late"  # a worker takes longer to start than it may
-    CUT_OFF = "cut-off"  # it goes on without those that its leader does not reach
-    HELD = "held"  # it does not grow for a while
+    LOST = "lost"  # of a worker
+    LATE = "late"  # a worker exceeds the time allowed for its start
+    CUT_OFF = "cut-off"  # the job goes on without the workers that its leader does not reach
+    HELD = "held"  # the job does not grow for a while
     STALLED = "stalled"
-    TOLD = "told"  # by a worker: what took long, or from which step it had to begin again
-    ODD_FIGURE = "odd-figure"  # a worker reports what cannot be
-    OVERTAKEN = "overtaken"  # it is further than a restored store says
+    TOLD = "told"  # reported by a worker: an operation that took long, or the step from which it had to begin again
+    ODD_FIGURE = "odd-figure"  # a worker reports an impossible value
+    OVERTAKEN = "overtaken"  # the job is further than a restored store records
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -356,34 +368,34 @@ class EventKind(enum.Enum):
     SERVER_BACK = "server-back"
     SERVER_LOST = "server-lost"
     SERVER_UNFIT = "server-unfit"
-    TROUBLE = "trouble"  # GPUs of it take no new work, and why
-    RECOVERED = "recovered"  # they do again
+    TROUBLE = "trouble"  # GPUs of the server take no new work, with the reason
+    RECOVERED = "recovered"  # the GPUs take new work again
     CORDONED = "cordoned"  # by an operator: no new work on it
-    DRAINING = "draining"  # likewise, and its work is moved away
-    DRAINED = "drained"  # nothing runs there any more
+    DRAINING = "draining"  # cordoned, and its work is moved away
+    DRAINED = "drained"  # the last worker there has ended
     UNCORDONED = "uncordoned"  # by an operator
-    LENT = "lent"  # GPUs, to somebody outside the cluster
-    LOAN_ENDED = "loan-ended"  # they are used again
+    LENT = "lent"  # GPUs, to a user outside the cluster
+    LOAN_ENDED = "loan-ended"  # the GPUs are used again
     SERVER_REFUSED = "server-refused"
     SERVER_FOREIGN = "server-foreign"
     SERVER_ADOPTED = "server-adopted"
     SERVER_REMOVED = "server-removed"  # by an operator
-    SERVER_FORGED = "server-forged"  # it has spoken of workers that were never sent to it
-    WORKERS_UNKNOWN = "workers-unknown"  # it has workers that belong to no job
-    CONTROLLER_AWAY = "controller-away"  # it was stopped for a while, or its clock was set
-    POLICY = "policy"  # set, or not to be had any more
+    SERVER_FORGED = "server-forged"  # its agent has reported on workers that were never sent to it
+    WORKERS_UNKNOWN = "workers-unknown"  # the server has workers that belong to no job
+    CONTROLLER_AWAY = "controller-away"  # the controller was stopped for a while, or its clock was set
+    POLICY = "policy"  # set, or no longer available
     POLICY_FAILED = "policy-failed"
     STORE_BACK = "store-back"
     STORE_OLD = "store-old"  # restored from a backup
-    RECORDS_REFUSED = "records-refused"  # somebody else than a controller has written to the store
-    OTHER = "other"  # of a later version, which knows more kinds: its text says what it is
+    RECORDS_REFUSED = "records-refused"  # a process other than a controller has written to the store
+    OTHER = "other"  # a kind of a later version: the event's text explains it
 
     @classmethod
     def _missing_(cls, value: object) -> EventKind:
         return _OLDER.get(value, cls.OTHER) if isinstance(value, str) else cls.OTHER
 
 
-_OLDER = {  # as older versions have recorded them
+_OLDER = {  # names in the records of older versions
     "excluded": EventKind.CORDONED,
     "included": EventKind.UNCORDONED,
     "server-forgotten": EventKind.SERVER_REMOVED,
@@ -391,7 +403,7 @@ _OLDER = {  # as older versions have recorded them
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened, and why."""
+    """An event in the cluster's history, with its reason."""
 
     number: int
     time_s: float
@@ -401,27 +413,29 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user, or a group, is guaranteed and may have, and what it has now. GPUs of a group's members count for the group.
+    """Guarantees, limits and present use of a user or a group. GPUs of a group's members count for the group.
 
-    `borrowed_gpus`: so many of `used_gpus` are beyond `gpus`; `lent_gpus`: so many of `gpus` others have.
+    `borrowed_gpus`: the part of `used_gpus` beyond `gpus`; `lent_gpus`: the part of `gpus` that others use.
     """
 
     name: str
-    members: tuple[str, ...] = ()  # of a group; of a user none
-    group: str = ""  # of a user: for which its GPUs count
+    members: tuple[str, ...] = ()  # of a group; empty for a user
+    group: str = ""  # of a user: the group for which the user's GPUs count
     gpus: int = 0  # guaranteed
     most_gpus: int | None = None
     used_gpus: int = 0
     borrowed_gpus: int = 0
     lent_gpus: int = 0
-    jobs: int = 0  # not over
+    jobs: int = 0  # unfinished
     most_jobs: int | None = None
-    promised_gpu_hours: float = 0.0  # that hard deadlines of its jobs hold
+    promised_gpu_hours: float = 0.0  # reserved by hard deadlines of its jobs
     most_promised_gpu_hours: float | None = None
 
 
 class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs that are out of use from one time to another (Unix time, s); `taken_gpus`: so many of them are now."""
+    """GPUs that are reserved, and so out of use, from one time to another (Unix time, s); `taken_gpus`: those out of
+    use now.
+    """
 
     name: str
     gpus: int
@@ -431,14 +445,14 @@ class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy or a stage around it, with its parameters as they are in use."""
+    """A policy or a stage around it, with the parameters in use."""
 
     name: str
     parameters: dict[str, Any] = {}
 
 
 class ShareForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose share another policy changes. `reason`: why it gets no more."""
+    """A job with a share that a change would alter. `reason`: why it gets no more."""
 
     job: JobId
     before_gpus: int
@@ -447,7 +461,7 @@ class ShareForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller that runs."""
+    """A running controller."""
 
     name: str
     leads: bool

@@ -1,4 +1,4 @@
-"""What a worker says: to its agent, and to the other workers of its job."""
+"""Messages of a worker to its agent and to the other workers of its job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """Follower -> leader: I act under order `generation`, and this is how far I am."""
+    """Follower -> leader: the follower acts under order `generation`; its progress."""
 
     job: JobId
     generation: int
     worker: WorkerId
-    base: int  # the generation that I am training in; 0: in none (newcomer, or my communicator is broken)
+    base: int  # generation in which the follower trains; 0: none (joining worker, or broken communicator)
     applied: int | None
-    settled: int = 0  # decisions that the script's workers have taken together since that step, which I know
+    settled: int = 0  # number of values the script's workers have agreed on since that step, known to the follower
 
 
 class Prepare(Message, frozen=True, kw_only=True):
@@ -34,20 +34,22 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """Follower -> leader: my communicator (`generation`, `attempt`) stands, or `error` says why not."""
+    """Follower -> leader: the communicator (`generation`, `attempt`) stands, or `error` gives the reason for its
+    failure.
+    """
 
     job: JobId
     generation: int
     attempt: int
     worker: WorkerId
-    base: int  # as in Ready, and what it says now: it may have moved since
+    base: int  # as in Ready, with the present value, which may have moved since
     applied: int | None
     settled: int = 0
     error: str = ""
 
 
 class Commit(Message, frozen=True, kw_only=True):
-    """Leader -> those who are not in the collective that carried the decision: switch now."""
+    """Leader -> workers outside the collective that carried the decision: switch now."""
 
     job: JobId
     generation: int
@@ -63,14 +65,14 @@ class StoreSet(Message, frozen=True, kw_only=True):
 
 
 class StoreGet(Message, frozen=True, kw_only=True):
-    """Rendezvous: answer with the value of `key` as soon as it is there."""
+    """Rendezvous: answer with the value of `key` as soon as it is set."""
 
     scope: str
     key: str
 
 
 class StoreAdd(Message, frozen=True, kw_only=True):
-    """Rendezvous: add to the counter `key`, answer with its new value in decimal digits."""
+    """Rendezvous: add to the counter `key`, and answer with its new value in decimal digits."""
 
     scope: str
     key: str
@@ -78,7 +80,7 @@ class StoreAdd(Message, frozen=True, kw_only=True):
 
 
 class StoreValue(Message, frozen=True, kw_only=True):
-    """Answer of the rendezvous. `cancelled`: the scope has been given up."""
+    """Answer of the rendezvous. `cancelled`: the scope has been abandoned."""
 
     key: str
     value: bytes
