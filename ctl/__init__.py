@@ -1,1 +1,3 @@
-"""`elasticctl`: one file per noun, a client, renderers. Starts fast: nothing heavy is imported before it is needed."""
+"""`elasticctl`: one file per noun, a client, renderers. Heavy modules are imported only when needed, so that commands
+start fast.
+"""

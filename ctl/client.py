@@ -1,5 +1,6 @@
-"""Asking the controller, or of several the one that leads: one request, one answer, repeated with the same id until it comes or
-the time is up."""
+"""Client of the controllers: one request, one answer. The client repeats a request with the same id until the answer
+comes or the time is up; of several controllers it finds the leading one.
+"""
 
 from __future__ import annotations
 
@@ -48,36 +49,36 @@ from .endpoints import Memory
 if TYPE_CHECKING:
     from ..runtime.keys import KeyFile
 
-FIRST_PAUSE_S = 0.05  # after all have said that they do not lead; then twice as long each time
+FIRST_PAUSE_S = 0.05  # after all controllers have reported that they do not lead; then twice as long each time
 
 Diagnosis: TypeAlias = Callable[[str, bool], str | None]
 
 
 class StandsBy(ClusterUnreachable):
-    """The only controller that was asked does not lead."""
+    """The only controller asked does not lead."""
 
 
 @dataclass
 class _Line:
-    """A socket to one controller, and what has come of asking there."""
+    """A socket to one controller, and the outcome of the requests there."""
 
     address: str
     socket: transport.Socket
     refusals: transport.Socket
-    unheard: bool = False  # a handshake has failed, and nobody has said why
-    refused: str = ""  # why it does not let us in
-    standby: str = ""  # what it has said of who leads, instead of an answer
+    unheard: bool = False  # a handshake has failed, and the controller has given no reason
+    refused: str = ""  # why the controller refuses this client
+    standby: str = ""  # a standby's statement about the leader, in place of an answer
 
     @property
     def outcome(self) -> str:
-        """For people."""
+        """Return the outcome as text for people."""
         if self.refused or self.standby:
             return self.refused or self.standby
         return "the connection ends before keys are exchanged" if self.unheard else "no answer"
 
 
 class Client:
-    """Connections to the controllers of one cluster: of several, one leads."""
+    """Connections to the controllers of one cluster, one of which leads."""
 
     def __init__(
         self,
@@ -86,11 +87,11 @@ class Client:
         diagnosis: Diagnosis | None = None,
         memory: Path | None = None,
     ) -> None:
-        """`address`: where the controller listens, or several addresses with commas between them. Raises UserError if one is
-        none, or needs a key; that nobody listens there shows when something is asked.
+        """`address`: the controller's address, or several addresses with commas between them. Raises UserError if one
+        is malformed, or needs a key that is missing. A missing listener shows only at a request.
 
-        `diagnosis`: tells why nobody answers at an address, if it can; asked at the start and when the time is up. `memory`: a
-        directory in which it is remembered who has answered last.
+        `diagnosis`: returns the reason of a silence at an address, or None if it finds none; called at the start and
+        when the time is up. `memory`: a directory that records which controller answered last.
         """
         self._key = key
         self._diagnosis = diagnosis or (lambda address, late: None)
@@ -135,11 +136,11 @@ class Client:
             raise UserError(f"the controller's address: {error}") from None
 
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
-        """The answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason, and
-        ClusterUnreachable.
+        """Return the answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason,
+        and ClusterUnreachable.
 
-        Whoever has answered last is asked first. After a second of silence, or if it stands by, the next one is asked: the same
-        request, which is carried out once.
+        The controller that answered last is asked first. After a second of silence, or if that controller stands by,
+        the next one gets the same request, which is carried out once.
         """
         envelope = Envelope(id=secrets.token_hex(16), request=request, speaks=PROTOCOL_VERSION)
         data = self._encode(envelope)
@@ -147,10 +148,10 @@ class Client:
         if not self._answered and len(self._lines) == 1 and (why := self._diagnosis(self._lines[0].address, False)):
             raise ClusterUnreachable(
                 why
-            )  # one that has died while somebody waits may be started again: that takes a while
+            )  # checked at the start only: a controller that dies during the wait may be restarted, which takes a while
         for line in self._lines:
             line.refused = line.standby = ""
-        referred = 0  # times in a row that who was asked stands by, or does not let us in
+        referred = 0  # consecutive controllers that stand by or refuse this client
         while (left_s := deadline - time.monotonic()) > 0:
             transport.send(self._lines[self._present].socket, data)
             reply = self._receive(envelope.id, min(ENDPOINT_SILENCE_S, left_s))
@@ -161,7 +162,7 @@ class Client:
                 break
             referred = referred + 1 if line.refused or line.standby else 0
             self._present = (self._present + 1) % len(self._lines)
-            if referred and referred % len(self._lines) == 0:  # nobody leads: an election takes a moment
+            if referred and referred % len(self._lines) == 0:  # no controller leads: an election takes a moment
                 pause_s = min(ENDPOINT_SILENCE_S, FIRST_PAUSE_S * 2 ** min(referred, 10))
                 reply = self._receive(envelope.id, min(pause_s, max(0.0, deadline - time.monotonic())), nobody=True)
                 if reply is not None:
@@ -169,14 +170,16 @@ class Client:
         raise self._failure(timeout_s)
 
     def _taken(self, reply: Reply) -> Answer:
-        """The answer; what is to be known of it is said once, on stderr. Raises NotAllowed, UserError, RequestRefused."""
+        """Return the answer. Its note for people is printed once, on stderr. Raises NotAllowed, UserError,
+        RequestRefused.
+        """
         if reply.note and not self._noted:
             self._noted = True
             print(f"elasticctl: {reply.note}", file=sys.stderr)
         return accepted(reply.answer)
 
     def _failure(self, timeout_s: float) -> ElasticError:
-        """Why there is no answer."""
+        """Return the error for a request without an answer."""
         if all(line.refused for line in self._lines):
             return NotAllowed("; ".join(f"the controller at {line.address} {line.refused}" for line in self._lines))
         if len(self._lines) > 1:
@@ -197,7 +200,9 @@ class Client:
         )
 
     def jobs(self, request: GetJobs | GetEnded, most: int | None = None) -> Jobs:
-        """All pages from `request` on, as one; or so many jobs, and `next` tells where the others begin."""
+        """Return all pages from `request` on as one page; with `most`, at most so many jobs, and `next` says where the
+        others begin.
+        """
         found: list[JobView] = []
         while True:
             limit = request.limit if most is None else min(request.limit, most - len(found))
@@ -210,8 +215,9 @@ class Client:
             request = msgspec.structs.replace(request, after=page.next)
 
     def ended(self, request: GetEnded, most: int | None = None) -> Iterator[JobView]:
-        """The jobs that are over, one after the other, from `request` on; pages are asked for as they are needed. most: so many
-        are probably enough."""
+        """Yield finished jobs from `request` on; pages are requested as needed. most: number of jobs that probably
+        suffices.
+        """
         limit = request.limit if most is None else min(request.limit, most + 1)
         while True:
             page = self.ask(msgspec.structs.replace(request, limit=limit))
@@ -223,7 +229,7 @@ class Client:
             request = msgspec.structs.replace(request, after=page.next)
 
     def servers(self) -> Servers:
-        """All servers."""
+        """Return all servers."""
         found: list[ServerView] = []
         request = GetServers()
         while True:
@@ -245,7 +251,7 @@ class Client:
     def _encode(self, envelope: Envelope) -> bytes:
         try:
             data = self._codec.encode(envelope)
-        except (UnicodeEncodeError, OverflowError) as error:  # a file name that is no text, a number beyond 64 bits
+        except (UnicodeEncodeError, OverflowError) as error:  # a file name that is not text, a number beyond 64 bits
             raise UserError(f"this {type(envelope.request).__name__} cannot be sent: {error}") from None
         if len(data) > MAX_REQUEST_BYTES:
             what = type(envelope.request).__name__
@@ -253,8 +259,9 @@ class Client:
         return data
 
     def _receive(self, request: str, wait_s: float, nobody: bool = False) -> Reply | None:
-        """An answer, of whichever controller. None: none came, or the one that was asked stands by, or does not let us in;
-        `nobody`: none was asked."""
+        """Return an answer of any controller. None: no answer came, or the controller that was asked stands by or
+        refuses this client; `nobody`: the wait follows no request.
+        """
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
             for ready, _ in self._poller.poll(int(left_s * 1000) + 1):
@@ -278,17 +285,17 @@ class Client:
             self._memory.answered(endpoint)
 
     def _refused(self, line: _Line) -> None:
-        """A handshake has failed."""
+        """Record a failed handshake."""
         if not transport.is_final(line.refusals.recv_multipart()):
             line.unheard = True
             return
-        transport.connect_again(line.socket, line.address)  # should anything else be asked later
+        transport.connect_again(line.socket, line.address)  # for later requests of this client
         who = f"{self._key.role.value}:{self._key.name}" if self._key is not None else "nobody"
         line.refused = f"does not let {who} in: the key is unknown there, or revoked"
 
 
 def accepted(answer: Answer) -> Answer:
-    """`answer`, if it grants what was asked. Raises NotAllowed, UserError, RequestRefused."""
+    """Return `answer` if it grants the request. Raises NotAllowed, UserError, RequestRefused."""
     if isinstance(answer, Refused):
         kind = NotAllowed if answer.not_allowed else UserError if answer.bad_input else RequestRefused
         raise kind(answer.reason)

@@ -1,4 +1,4 @@
-"""Commands about the cluster: up, down, version."""
+"""Commands about the cluster: up, down, version, controllers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def up(
     ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Start a cluster on this machine, or with agents on other hosts, or what is missing of it."""
+    """Start a cluster on this machine, or with agents on other hosts; or start its missing parts."""
     from .local import Wanted
     from .local import up as start
 
@@ -100,7 +100,7 @@ def down(
         bool, typer.Option("--purge", help="Remove everything, too: jobs, checkpoints, logs. Asks first.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --purge: do not ask.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", hidden=True)] = False,  # what older versions had to be told
+    keep: Annotated[bool, typer.Option("--keep", hidden=True)] = False,  # required by older versions
     at_once: Annotated[bool, typer.Option("--now", help="Do not let jobs save their state first.")] = False,
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Do not mind hosts that do not answer; what runs there goes on.")
@@ -132,7 +132,7 @@ def down(
 
 
 def _agreed(question: str) -> bool:
-    """Whoever sits at the terminal says yes. Raises UserError where nobody does."""
+    """Return the user's answer to a yes-or-no question at the terminal. Raises UserError if there is no terminal."""
     if not sys.stdin.isatty():
         raise UserError("down --purge asks first, and there is no terminal to ask at: say --yes")
     return typer.confirm(question, err=True)

@@ -1,6 +1,7 @@
-"""What can be said of a job's command where it is submitted, before any server runs it: its processes, and what it lacks.
+"""Analysis of a job's command at submission, before any server runs it: its number of processes, and missing modules.
 
-A script is parsed, never executed; its interpreter is asked which modules it finds, as the user himself and for a bounded time.
+A script is parsed, never executed. Its interpreter is asked which modules it finds, under the user's own account and
+with a time limit.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from .jobgpus import WantedGpus
 
 LIBRARY = "elasticd"
 LIBRARIES = {LIBRARY, "elasticctl"}  # one package under two names
-INTERPRETER_S = 3.0  # for an interpreter to say which modules it finds
+INTERPRETER_S = 3.0  # for an interpreter to report which modules it finds
 MAX_SCRIPT_BYTES = 4 << 20
-MAX_SOURCES = 50  # files of a script that are looked at
+MAX_SOURCES = 50  # files of a script that are examined
 
 # Programs that start the processes of one server by themselves, and the modules with which `python -m` does the same.
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "colossalai")
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-# Programs that run another one, and those of their options whose value is a word of its own.
+# Programs that run another one, with their options that take the next word as a value.
 WRAPPERS = {
     "env": ("-u", "--unset"),
     "nice": ("-n", "--adjustment"),
@@ -45,21 +46,21 @@ MPI = ("mpirun", "mpiexec", "horovodrun", "srun")  # these start processes on ot
 
 @dataclass(frozen=True)
 class Command:
-    """What a command is, as far as its words tell."""
+    """A parsed command, as far as its words reveal its kind."""
 
-    launcher: str = ""  # what starts its processes on each server; empty: nothing known
-    interpreter: str = ""  # that runs `script` or `module`; empty: it is none of Python
+    launcher: str = ""  # program that starts its processes on each server; empty: none known
+    interpreter: str = ""  # program that runs `script` or `module`; empty: not a Python command
     script: str = ""
     module: str = ""
 
     @property
     def processes(self) -> Processes:
-        """How many processes suit it."""
+        """Return how many processes suit the command."""
         return Processes.PER_SERVER if self.launcher else Processes.PER_GPU
 
 
 def look_at(command: Sequence[str]) -> Command:
-    """The command without what wraps it (`env A=1`, `nice -n 10`)."""
+    """Return the parsed command without its wrappers (`env A=1`, `nice -n 10`)."""
     words = _unwrapped(command)
     if not words:
         return Command()
@@ -86,7 +87,7 @@ def look_at(command: Sequence[str]) -> Command:
 
 
 def _unwrapped(command: Sequence[str]) -> list[str]:
-    """The words from the wrapped program on; none where a wrapper changes the directory."""
+    """Return the words from the wrapped program on; none where a wrapper changes the directory."""
     words = list(command)
     while words and (wrapper := Path(words[0]).name) in WRAPPERS:
         words = words[1:]
@@ -100,20 +101,23 @@ def _unwrapped(command: Sequence[str]) -> list[str]:
 
 
 def script_of(command: Sequence[str]) -> str:
-    """The Python file that Python or a launcher is to run; empty: none is known. Other programs' words may be anything."""
+    """Return the Python file that Python or a launcher runs; empty: unknown. Arguments of other programs may end in .py
+    by chance.
+    """
     found = look_at(command)
     script = next((word for word in command if word.endswith(".py")), "") if found.launcher else found.script
     return script if script.endswith(".py") else ""
 
 
 def joins(found: Command, workdir: Path, env: Mapping[str, str]) -> bool:
-    """Is the script one that calls `elastic.join()`, as far as its imports tell?"""
+    """Return whether the script calls `elastic.join()`, judged by its imports."""
     return not found.launcher and any(LIBRARIES & imports(path) for path in sources(found, workdir, env))
 
 
 def copies(command: Sequence[str], gpus: GpuRange, workdir: Path, env: Mapping[str, str]) -> tuple[str, bool]:
-    """What becomes of a range of GPUs where the command does not call `elastic.join()`, in a sentence; "": it does, or there is
-    no range. And whether that is sure, as the script's own text says so."""
+    """Return the effect of a range of GPUs on a command without `elastic.join()`, in a sentence; "": the command calls
+    `elastic.join()`, or there is no range. Return also whether the script's own text confirms it.
+    """
     found = look_at(command)
     if gpus.min == gpus.max or found.module.partition(".")[0] in LIBRARIES or joins(found, workdir, env):
         return "", False
@@ -127,7 +131,7 @@ def copies(command: Sequence[str], gpus: GpuRange, workdir: Path, env: Mapping[s
 
 
 def lacks(command: Sequence[str], workdir: Path, env: Mapping[str, str], here: bool = True) -> str:
-    """What a script's interpreter does not have of what the script needs, in a sentence; empty: nothing known.
+    """Return which modules that a script needs its interpreter lacks, in a sentence; empty: none known.
 
     here: the job runs on this machine.
     """
@@ -153,7 +157,9 @@ def lacks(command: Sequence[str], workdir: Path, env: Mapping[str, str], here: b
 
 
 def _finds_elsewhere(command: Sequence[str], script: Path) -> bool:
-    """May the script find modules where its interpreter alone does not look: by variables of `env`, or by its own sys.path?"""
+    """Return whether the script may find modules outside its interpreter's path, by variables of `env` or its own
+    sys.path.
+    """
     wrappers = command[: len(command) - len(_unwrapped(command))]
     if any(Path(word).name == "env" for word in wrappers):
         return True
@@ -165,7 +171,7 @@ def _finds_elsewhere(command: Sequence[str], script: Path) -> bool:
 
 
 def unknown_program(program: str) -> str:
-    """There is no such program: what to say of one that is known to belong to something."""
+    """Return a hint for a program that does not exist, from the use for which its name is known."""
     if program in SHELLS_OWN:
         return ": it is a shell's own word; write bash -c '...' around the whole line"
     if re.fullmatch(r"[A-Za-z_]\w*=.*", program, re.DOTALL):
@@ -181,9 +187,9 @@ def unknown_program(program: str) -> str:
 
 
 def gpus_for(command: Sequence[str], gpus: WantedGpus, told: bool) -> WantedGpus:
-    """The GPUs that a launcher's own options call for. `told`: the user has said how many.
+    """Return the GPUs that a launcher's own options require. `told`: the user has chosen the number.
 
-    Launchers but torchrun know of no other server unless they are told, so their GPUs are all on one.
+    Launchers other than torchrun know of no other server unless configured, so their GPUs are all on one server.
     """
     found, low, high = look_at(command), gpus.range.min, gpus.range.max
     if gpus.per_server is not None or (not found.launcher and not mpi(command)):
@@ -202,13 +208,13 @@ def gpus_for(command: Sequence[str], gpus: WantedGpus, told: bool) -> WantedGpus
 
 
 def mpi(command: Sequence[str]) -> str:
-    """A program of this name starts processes on servers by itself; empty: it is none."""
+    """Return the program's name if it starts processes on other servers by itself (MPI and similar); otherwise ""."""
     name = Path(command[0]).name if command else ""
     return name if name in MPI else ""
 
 
 def processes_of_torchrun(command: Sequence[str]) -> tuple[int | None, int | None]:
-    """What torchrun is told: processes of each server, and servers. None: nothing, or no number."""
+    """Return the processes per server and the servers in torchrun's options. None: not given, or not a number."""
     found = look_at(command)
     if found.launcher not in TORCHRUN:
         return None, None
@@ -225,7 +231,7 @@ def _number(command: Sequence[str], *options: str) -> int | None:
 
 
 def sources(found: Command, workdir: Path, env: Mapping[str, str]) -> tuple[Path, ...]:
-    """The script, and the files beside it that it imports, as far as they can be found by their names: the script first."""
+    """Return the script and the files beside it that it imports, as far as their names reveal them: the script first."""
     first = workdir / found.script if found.script else _of_module(found.module, workdir, env)
     if first is None or not first.is_file():
         return ()
@@ -241,7 +247,7 @@ def sources(found: Command, workdir: Path, env: Mapping[str, str]) -> tuple[Path
 
 
 def _of_module(module: str, workdir: Path, env: Mapping[str, str]) -> Path | None:
-    """The file of `python -m module`, where it lies in the working directory or in PYTHONPATH."""
+    """Return the file of `python -m module`, if it lies in the working directory or in PYTHONPATH."""
     if not module:
         return None
     places = [workdir, *(Path(each) for each in env.get("PYTHONPATH", "").split(":") if each)]
@@ -251,9 +257,10 @@ def _of_module(module: str, workdir: Path, env: Mapping[str, str]) -> Path | Non
 
 
 def imports(script: Path, surely: bool = False) -> frozenset[str]:
-    """The modules that a script's own text imports, by their first names; none if it cannot be read or parsed.
+    """Return the modules that a script's own text imports, by their top-level names; none if the script cannot be read
+    or parsed.
 
-    surely: only those without which it cannot begin, so none in a function, a `try` or an `if`.
+    surely: only modules without which the script cannot start, so none imported in a function, a `try` or an `if`.
     """
     try:
         if script.stat().st_size > MAX_SCRIPT_BYTES:
@@ -271,7 +278,7 @@ def imports(script: Path, surely: bool = False) -> frozenset[str]:
 
 
 def missing(found: Command, modules: Sequence[str], workdir: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of `modules` that the interpreter of a script does not find. None where it does not answer in time."""
+    """Return which of `modules` the interpreter of a script does not find; none where it does not answer in time."""
     interpreter = found.interpreter
     program = str(workdir / interpreter) if os.sep in interpreter else shutil.which(interpreter, path=env.get("PATH"))
     if not program or not modules:

@@ -21,7 +21,7 @@ RESULTS = ("policies", "interval_95", "by_seed", "seeds", "own_stages")
 
 
 def command() -> Any:
-    """The command, for who has read its name."""
+    """Return the command, for a caller that has already parsed its name."""
     app = typer.Typer(
         rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
     )
@@ -62,7 +62,7 @@ def compare(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Raises UserError for what is no result."""
+    """Return the document in `path`. Raises UserError if it is not a result of a simulation."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def _listed(document: Mapping[str, Any]) -> str:
 
 
 def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """In which of their inputs."""
+    """Return the inputs in which two results differ."""
     names = [name for name in {**left, **right} if name not in RESULTS]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
 

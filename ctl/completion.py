@@ -1,7 +1,7 @@
-"""What a shell offers after Tab: jobs, servers and policies, as the running cluster knows them.
+"""Shell completion after Tab: jobs, servers and policies, as the running cluster knows them.
 
-Nobody waits for a Tab: there is one question to the controller, with little time to answer it. Whatever is in the way (no
-cluster, no key, a slow answer), nothing is offered and nothing is said.
+A user at a prompt must not wait: completion asks the controller once, with little time for the answer. On any obstacle
+(no cluster, no key, a slow answer) it offers nothing and prints nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_ENDED = 50
 
 
 def jobs(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids of jobs that are not over."""
+    """Return ids of unfinished jobs."""
     return _of_kind(incomplete, _unfinished(_asked(context)))
 
 
 def any_jobs(context: typer.Context, incomplete: str) -> list[str]:
-    """Those, and the ones that ended last."""
+    """Return ids of unfinished jobs and of those that ended last."""
     shared = _asked(context)
     return _of_kind(incomplete, [*_unfinished(shared), *_ended(shared)])
 
@@ -45,19 +45,19 @@ def servers(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def policies(incomplete: str) -> list[str]:
-    """Their names; a shell offers files by itself."""
+    """Return names of policies; a shell offers files by itself."""
     return _of_kind(incomplete, sorted(_policy_names()))
 
 
 def checks(incomplete: str) -> list[str]:
-    """Of `elasticctl doctor`."""
+    """Return names of the checks of `elasticctl doctor`."""
     from .doctor.command import all_checks
 
     return _of_kind(incomplete, sorted({check.name for check in all_checks()}))
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
-    """One of a few."""
+    """Return a completion function that offers the given words."""
 
     def offered(incomplete: str) -> list[str]:
         return _of_kind(incomplete, known)
@@ -66,7 +66,7 @@ def words(*known: str) -> Callable[[str], list[str]]:
 
 
 def _policy_names() -> Iterator[str]:
-    """There is a file for each: so the policies themselves need not be loaded."""
+    """Yield the names of the shipped policies. Each has a file, so the policies themselves need not be loaded."""
     for file in (files("elasticd") / "configs" / "policies").iterdir():
         if file.name.endswith(".yaml"):
             yield file.name.removesuffix(".yaml")
@@ -77,7 +77,7 @@ def _of_kind(incomplete: str, names: Iterator[str] | list[str] | tuple[str, ...]
 
 
 def _asked(context: typer.Context) -> Context:
-    """The options before the command, which has not begun."""
+    """Return the context of the options before the command, which has not begun."""
     options = context.find_root().params  # as they were typed
     directory, key = (Path(path) if (path := options.get(name)) else None for name in ("directory", "key"))
     return given(directory, options.get("controller"), key)

@@ -1,4 +1,4 @@
-"""`elasticctl config`: are configuration files right? Each daemon checks its own, as it would at its start."""
+"""`elasticctl config`: check configuration files. Each daemon checks its own file, as at its start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..protocol.errors import ElasticError, OperatorError, UserError
 from .context import JSON, print_json, say
 
 INSTALLED = tuple(Path("/etc/elasticctl") / name for name in ("controller.yaml", "agent.yaml", "cluster.yaml"))
-CHECKED_WITHIN_S = 60.0  # a file that it names may lie on a slow file system
+CHECKED_WITHIN_S = 60.0  # a file named in the configuration may lie on a slow file system
 
 
 class Kind(enum.Enum):
-    """Whose file it is."""
+    """Kind of a configuration file, by its reader."""
 
     CONTROLLER = "controller"
     AGENT = "agent"
@@ -33,7 +33,7 @@ NAMES = {Kind.POLICY: "a policy", Kind.CLUSTER: "users of elasticctl"}  # else "
 def add_to(root: typer.Typer) -> None:
     """Register this file's commands."""
     app = typer.Typer(name="config", help="Check configuration files.", no_args_is_help=True, rich_markup_mode=None)
-    app.callback()(lambda: None)  # with one command alone, its name would not be asked for
+    app.callback()(lambda: None)  # typer would drop the subcommand's name if there were one command alone
     app.command()(check)
     root.add_typer(app)
 
@@ -75,7 +75,7 @@ def check(
 
 
 def kind_of(file: Path) -> Kind:
-    """By its name, else by its options. Raises UserError where that tells nothing."""
+    """Return the kind of a file, by its name, else by its options. Raises UserError if both are ambiguous."""
     from ..runtime.config import load_yaml
     from ..scheduler.scheduler import Choice
 
@@ -108,14 +108,14 @@ def _mistakes(file: Path, kind: Kind) -> list[str]:
 
 
 def load_policy(file: Path) -> object:
-    """Raises UserError."""
+    """Load a policy file. Raises UserError if it is wrong."""
     from .policy import load
 
     return load(file)
 
 
 def load_place(file: Path) -> object:
-    """Where users find the controller, and their key. Raises UserError."""
+    """Load a file with the controller's address and the user's key. Raises UserError if it is wrong."""
     from ..runtime.config import load
     from ..runtime.endpoints import endpoints
     from .context import Place

@@ -1,4 +1,4 @@
-"""What every command shares: where the cluster is, and how answers are shown."""
+"""Shared parts of all commands: finding the cluster, and displaying answers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
-PIPE_COLUMNS = 10_000  # programs read lines: nothing is wrapped for them
+DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides
+PIPE_COLUMNS = 10_000  # output to programs is not wrapped: they read lines
 
 JSON = typer.Option("--json", help="One JSON document instead of text.", show_default=False)
 
 
-SYSTEM = Path("/etc/elasticctl")  # of all users of this machine; before it goes a user's own
+SYSTEM = Path("/etc/elasticctl")  # of all users of this machine; a user's own file takes precedence
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``cluster.yaml``: which cluster somebody uses."""
+    """``cluster.yaml``: the cluster that a user works with."""
 
-    controller: str | tuple[str, ...]  # address, or several of them: in a list, or with commas between them
+    controller: str | tuple[str, ...]  # one address, or several: in a list, or with commas between them
     key: str | None = None  # file; a relative path starts at the directory of this one
 
 
@@ -51,12 +51,12 @@ class Context:
     directory: Path
     controller: str | None
     key: Path | None = None
-    is_given: bool = True  # the directory, by whoever calls
+    is_given: bool = True  # whether the caller has given the directory
     _client: Client | None = None
 
     @property
     def client(self) -> Client:
-        """The connection to the controller. Raises ClusterUnreachable where no cluster is known."""
+        """Connection to the controller. Raises ClusterUnreachable where no cluster is known."""
         if self._client is None:
             from .client import Client
             from .endpoints import cache
@@ -66,13 +66,13 @@ class Context:
         return self._client
 
     def command(self, what: str) -> str:
-        """As one has to type it, to mean the same cluster."""
+        """Return the command line for `what` that addresses the same cluster."""
         if self.directory in (default_directory(), _absolute(os.environ.get("ELASTICCTL_DIR"))):
             return f"elasticctl {what}"
         return f"elasticctl --dir {shlex.quote(str(self.directory))} {what}"
 
     def _diagnosis(self, address: str, late: bool) -> str | None:
-        """Why nobody answers at `address`, as far as it can be told on this machine; `late`: after a long wait."""
+        """Return why no controller answers at `address`, as far as this machine can tell; `late`: after a long wait."""
         found = record.read(self.directory)
         if found is not None and found.controller == address:
             if found.stopped:
@@ -92,14 +92,15 @@ class Context:
         return None
 
     def reached_by(self) -> tuple[str, KeyFile | None]:
-        """Address and key: as given, else the local cluster in `directory`, else as the user's own or the machine's
-        configuration says. Of several controllers all addresses, with commas between them. Raises ClusterUnreachable,
-        UserError."""
+        """Return address and key: as given, else of the local cluster in `directory`, else from the configuration of
+        the user or of the machine. Several controllers' addresses are joined by commas. Raises ClusterUnreachable,
+        UserError.
+        """
         address, path = self.named()
         return address, None if path is None else self._read_key(path)
 
     def named(self) -> tuple[str, Path | None]:
-        """The same, with the key's file, which need not be there. Raises ClusterUnreachable, UserError."""
+        """Return the address, and the key's path; the file need not exist. Raises ClusterUnreachable, UserError."""
         if self.controller is not None:
             return self.controller, self._key_for(self.controller, None)
         if self.key is not None and not self.is_given:
@@ -127,7 +128,7 @@ class Context:
         )
 
     def is_known(self) -> bool:
-        """Is there a cluster to ask?"""
+        """Return whether a cluster is configured."""
         try:
             self.reached_by()
         except ClusterUnreachable:
@@ -135,17 +136,17 @@ class Context:
         return True
 
     def is_this_machine(self) -> bool:
-        """Is it a cluster of `elasticctl up`, whose servers are all this machine?"""
+        """Return whether the cluster was started by `elasticctl up` with all its servers on this machine."""
         found = record.read(self.directory)
         if found is None or not found.controller.startswith("ipc://"):
             return False
         try:
             return self.named()[0] == found.controller
-        except ClusterUnreachable:  # it has been stopped
+        except ClusterUnreachable:  # the cluster has been stopped
             return True
 
     def _key_for(self, address: str, named: Path | None) -> Path | None:
-        """Sockets of the file system need none."""
+        """Return the path of the key for `address`. Sockets of the file system need none."""
         if "tcp://" not in address:
             return None
         path = self.key or named or configuration() / "key"
@@ -157,7 +158,7 @@ class Context:
         return KeyFile.read(path.expanduser().absolute(), UserError)
 
     def ask(self, request: Request, answer: type[A], timeout_s: float = 10.0) -> A:
-        """The answer of type `answer`. Raises what `Client.ask` raises."""
+        """Return the answer of type `answer`. Raises the errors of `Client.ask`."""
         found: Answer = self.client.ask(request, timeout_s)
         if not isinstance(found, answer):
             raise PeerError(f"the controller answered a {type(request).__name__} with a {type(found).__name__}")
@@ -168,7 +169,9 @@ class Context:
 
 
 def agreed(question: str, otherwise: str) -> None:
-    """Whoever sits at the terminal says yes. Raises RequestRefused if not; `otherwise`: where nobody sits there."""
+    """Return if the user at the terminal agrees. Raises RequestRefused if not; `otherwise`: its text where there is no
+    terminal.
+    """
     if not sys.stdin.isatty():
         raise RequestRefused(otherwise)
     if not typer.confirm(question, err=True):
@@ -176,20 +179,20 @@ def agreed(question: str, otherwise: str) -> None:
 
 
 def given(directory: Path | None, controller: str | None, key: Path | None) -> Context:
-    """From the options before a command; None: not given."""
+    """Return the context of the options before a command; None: not given."""
     where = (directory or default_directory()).expanduser().absolute()
     return Context(where, controller, key, directory is not None)
 
 
 def of(context: typer.Context) -> Context:
-    """The shared options of this call."""
+    """Return the shared options of this call."""
     found = context.find_root().obj
     assert isinstance(found, Context)
     return found
 
 
 def console() -> Console:
-    """Where tables go: colour and the terminal's width on a terminal, plain wide text elsewhere."""
+    """Return the console for tables: with colour and the terminal's width on a terminal, plain wide text elsewhere."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -198,7 +201,7 @@ def console() -> Console:
 
 
 def show(table: Table) -> None:
-    """Print it: as wide as the terminal, and coloured there; elsewhere a line for each row."""
+    """Print a table: on a terminal in its width and with colour, elsewhere one line for each row."""
     for line in table_lines(table):
         print(line)
 
@@ -213,13 +216,13 @@ def table_lines(table: Table) -> Iterator[str]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print text of columns; on a terminal without breaking its words."""
+    """Print text in columns; on a terminal without breaking its words."""
     for line in fitted(lines):
         print(line)
 
 
 def fitted(lines: Iterable[str]) -> Iterator[str]:
-    """`lines` as wide as the terminal; elsewhere as they are."""
+    """Yield `lines` fitted to the terminal's width; unchanged where there is no terminal."""
     from .tables import hung
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -231,17 +234,17 @@ def fitted(lines: Iterable[str]) -> Iterator[str]:
 
 
 def print_json(document: Any) -> None:
-    """One document on stdout."""
+    """Print one document on stdout."""
     print(json.dumps(document, indent=2))
 
 
 def say(text: str) -> None:
-    """Something for people that is not the answer."""
+    """Print a remark for people, which is not the answer, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def configuration() -> Path:
-    """Of this user."""
+    """Return this user's directory of configuration."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "elasticctl"
 

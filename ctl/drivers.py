@@ -1,4 +1,4 @@
-"""Is there a working NVIDIA driver on this machine? Asked in a process of its own: a driver that is broken may never answer."""
+"""Check of this machine's NVIDIA driver, in a process of its own: a broken driver may never answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ except pynvml.NVMLError as error:
 
 @dataclass(frozen=True)
 class DriverTrouble:
-    """`text` is empty where the driver works. `absent`: there is none."""
+    """Fault of the driver. `text` is empty where the driver works. `absent`: no driver is installed."""
 
     text: str
     absent: bool = False
 
 
 def look() -> DriverTrouble:
-    """What is wrong with the driver of this machine."""
+    """Return the fault of this machine's driver."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", QUESTION],

@@ -1,8 +1,8 @@
-"""Which of a cluster's controllers is asked first: the one that answered last, also of an earlier call of `elasticctl`.
+"""Choice of the controller to ask first: the one that answered last, also in an earlier call of `elasticctl`.
 
-So a controller's machine that is gone costs its second once, and not with each command. What is remembered is the number of an
-address among those that are configured, in a file of the user's cache. Where that cannot be read or written, nothing is
-remembered.
+So a controller's dead machine costs a second once, and not with each command. A file in the user's cache holds the
+position of the address in the configured list. Where that file cannot be read or written, the list is tried from its
+start.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 
 def cache() -> Path:
-    """Of this user."""
+    """Return this user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticctl"
 
 
 class Memory:
-    """Of one list of addresses."""
+    """Memory of the controller that answered last, for one list of addresses."""
 
     def __init__(self, addresses: Sequence[str], directory: Path) -> None:
         self._path = directory / f"endpoint-{zlib.crc32(','.join(addresses).encode()):08x}"
@@ -29,11 +29,11 @@ class Memory:
 
     @property
     def first(self) -> int:
-        """The number of the address to ask first."""
+        """Position of the address to ask first."""
         return self._known
 
     def answered(self, endpoint: int) -> None:
-        """The one with this number leads."""
+        """Record that the controller at this position leads."""
         if endpoint == self._known:
             return
         self._known = endpoint

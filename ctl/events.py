@@ -1,4 +1,4 @@
-"""`elasticctl events`: what happened, when, and why."""
+"""`elasticctl events`: the cluster's events, with times and reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticctl explain`: why a job has the GPUs that it has, or none, and what would change that."""
+"""`elasticctl explain`: the reasons for a job's GPUs, and changes that would alter them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def explain(
     ] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Explain why a job waits, was shrunk, or has the GPUs that it has; and what would change that.
+    """Explain why a job waits, was shrunk, or has the GPUs that it has; and list changes that would alter this.
 
-    The controller asks its scheduler about clusters where something is otherwise. So what is said to help would help now.
+    The controller asks its scheduler about clusters that differ in one point each. So each listed change would help
+    now.
     """
     found = of(context).ask(GetJob(job=job, explain=True), JobFound, DECIDED_WITHIN_S)
     if found.explanation is None:
@@ -56,7 +57,7 @@ def explain(
 
 
 def document(job: JobView, why: Explanation, now_s: float) -> dict[str, object]:
-    """For programs."""
+    """Return the explanation as a document for programs."""
     promise = job.promise
     eta_s = render.eta_s(job)
     end_s = now_s + eta_s if eta_s is not None else promise.planned_s if promise is not None else None
@@ -78,7 +79,7 @@ def document(job: JobView, why: Explanation, now_s: float) -> dict[str, object]:
 
 
 def lines(job: JobView, why: Explanation, now_s: float, width: int | None, everything: bool = False) -> Iterator[str]:
-    """For a terminal of so many columns; None: for a program, each part in one line, whatever its length."""
+    """Yield the explanation's lines for a terminal of `width` columns; None: for a program, each part in one line."""
     page = _Page(width)
     yield from page.part("", _state(job, why, now_s))
     for at, reason in enumerate(why.reasons or _last_reason(job)):
@@ -91,7 +92,7 @@ def lines(job: JobView, why: Explanation, now_s: float, width: int | None, every
 
 
 def _state(job: JobView, why: Explanation, now_s: float) -> str:
-    """ "digits-1: running for 3m20s on 2 GPUs; it can use 1 to 4"."""
+    """Return "digits-1: running for 3m20s on 2 GPUs; it asks for 1 to 4 GPUs"."""
     low, high = job.spec.gpus.min, job.spec.gpus.max
     allowed = gpu_count(high) if low == high else f"{low} to {gpu_count(high)}"
     by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
@@ -105,7 +106,7 @@ def _state(job: JobView, why: Explanation, now_s: float) -> str:
 
 
 def _last_reason(job: JobView) -> Sequence[str]:
-    """Of a job that nothing keeps from having more: why its share is what it is."""
+    """Return why the share of a job without obstacles is what it is."""
     if job.phase.final or not job.shares or not job.share_gpus:
         return ()
     if job.share_gpus >= job.spec.gpus.max and job.manual_share is None:
@@ -114,7 +115,7 @@ def _last_reason(job: JobView) -> Sequence[str]:
 
 
 def _decision(page: _Page, job: JobView, why: Explanation) -> Iterator[str]:
-    """What the scheduler would decide now, among which GPUs."""
+    """Yield the scheduler's decision as of now, and the GPUs that it divides."""
     if job.phase.final or not why.policy:
         return
     if why.decided_gpus is not None:
@@ -162,7 +163,7 @@ def _deadline(page: _Page, job: JobView, now_s: float) -> Iterator[str]:
 
 
 def _changes(page: _Page, shares: Sequence[ShareChange], now_s: float, everything: bool) -> Iterator[str]:
-    """The last ones, the newest last."""
+    """Yield the last changes of the share, the newest last."""
     first = 0 if everything else max(0, len(shares) - CHANGES)
     for at in range(first, len(shares)):
         before = shares[at - 1].share if at else 0
@@ -194,7 +195,7 @@ def _remedies(page: _Page, job: JobView, why: Explanation, everything: bool) -> 
 
 
 def _chosen(remedies: Sequence[Remedy]) -> Sequence[Remedy]:
-    """Some of each kind first: many jobs whose ends help are alike."""
+    """Return the first remedies of each kind: the ends of many jobs help alike."""
     seen: dict[str, int] = {}
     ranked = []
     for remedy in remedies:
@@ -205,13 +206,13 @@ def _chosen(remedies: Sequence[Remedy]) -> Sequence[Remedy]:
 
 
 class _Page:
-    """Parts with a label each, wrapped beside it."""
+    """Page of labelled parts, with text wrapped beside the labels."""
 
     def __init__(self, width: int | None) -> None:
         self._width = width
 
     def part(self, label: str, text: str) -> Iterator[str]:
-        """`text` may come from a job or an operator."""
+        """Yield the lines of one part. `text` may come from a job or an operator."""
         indent = f"  {label:<{LABEL}}" if label or self._begun else ""
         self._begun = True
         if self._width is None:
@@ -227,7 +228,7 @@ class _Page:
         )
 
     def whole(self, command: str) -> Iterator[str]:
-        """A line to be copied, which is not broken."""
+        """Yield a command on one line, unbroken, so that it can be copied."""
         yield f"{'':<{2 + LABEL}}    {printable(command)}"
 
     _begun = False

@@ -1,10 +1,11 @@
-"""A cluster whose agents run on other hosts: what `up` and `down` do over ssh, beside what they do here (`local`).
+"""A cluster with agents on other hosts: the part of `up` and `down` that runs over ssh; `local` has the part on this
+machine.
 
-The order is: look at all hosts, and refuse with every reason if one of them cannot be used; write down what is to be started;
-start. So a host that cannot be reached costs nothing anywhere. Where a start fails, those that were started with it are ended
-again.
+`up` looks at all hosts first, and refuses with every reason if one of them cannot be used; then it records the agents
+to start; then it starts them. So an unreachable host leaves no changes anywhere. If a start fails, the agents started
+with it are ended again.
 
-A server's key is made when it is first started, and lies on its host alone. The list of the controller has its public half.
+A server's key is made at its first start and lies on its host alone. The controller's list has the public half.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from .hosts import Host
 from .remote import Look, Seen, Start, Started, Stop
 from .ssh import Ssh, Unanswered
 
-CLIENTS_PORT, AGENTS_PORT = 7700, 7701  # where they are free
-MOST_NAMED = 20  # hosts with a reason each
+CLIENTS_PORT, AGENTS_PORT = 7700, 7701  # used where they are free
+MOST_NAMED = 20  # hosts listed with a reason each
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """Where agents run, and how they are reached."""
+    """Hosts of the agents, and the means to reach them."""
 
-    cluster: str  # random: what belongs to it on a host lies under this name
+    cluster: str  # random; directories of the cluster on its hosts have this name
     hosts: tuple[Host, ...]
     ssh: str
     python: str
     clients: str  # addresses of the controller, for other hosts
     agents: str
-    slots: int | None = None  # CPU slots of hosts that do not say
+    slots: int | None = None  # CPU slots of hosts without a number of their own
     checkpoints: str | None = None  # a directory that all hosts share
 
     @property
@@ -49,7 +50,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(path: Path, ssh: str, python: str, address: str | None, slots: int | None, checkpoints: str | None) -> Fleet:
-    """What `up --hosts` with these options is to start. Raises UserError."""
+    """Return the fleet that `up --hosts` starts with these options. Raises UserError."""
     found = file_of_hosts.load(path)
     Ssh(ssh, python)
     if checkpoints is not None and not Path(checkpoints).is_absolute():
@@ -69,7 +70,7 @@ def plan(path: Path, ssh: str, python: str, address: str | None, slots: int | No
 
 
 def look(fleet: Fleet) -> dict[Host, Seen]:
-    """What there is on each host. Raises RequestRefused, naming all that cannot be used."""
+    """Return the state of each host. Raises RequestRefused, naming all hosts that cannot be used."""
     answers = _ssh(fleet).ask_all({host: Look(cluster=fleet.cluster, server=host.name) for host in fleet.hosts})
     seen: dict[Host, Seen] = {}
     bad: dict[Host, str] = {}
@@ -101,14 +102,14 @@ def start(fleet: Fleet, keys: KeyDirectory, seen: Mapping[Host, Seen]) -> list[s
 
 
 def end(fleet: Fleet, which: Iterable[Host], keep: bool = False) -> dict[Host, str]:
-    """End what runs on these hosts. Returns those where it could not be done, with the reason."""
+    """End the agents and workers on these hosts. Returns the hosts where this failed, with the reason."""
     requests = {host: Stop(cluster=fleet.cluster, server=host.name, keep=keep) for host in which}
     answers = _ssh(fleet).ask_all(requests)
     return {host: str(answer) for host, answer in answers.items() if isinstance(answer, Unanswered)}
 
 
 def silent(fleet: Fleet, present: Collection[str]) -> str:
-    """Why other servers than those that are `present` have not come to the controller, as far as their hosts tell."""
+    """Return why servers other than those `present` have not reached the controller, as far as their hosts report."""
     hosts = [host for host in fleet.hosts if host.name not in present]
     answers = _ssh(fleet).ask_all({host: Look(cluster=fleet.cluster, server=host.name) for host in hosts})
     told = {}
@@ -127,7 +128,7 @@ def _start_of(fleet: Fleet, host: Host, keys: KeyDirectory, seen: Seen) -> Start
     if slots is not None:
         options["cpu_slots"] = slots
     if os.getuid() == 0:
-        options["allow_root_jobs"] = True  # it is root who asks for this cluster
+        options["allow_root_jobs"] = True  # root itself has asked for this cluster
     if fleet.checkpoints is not None:
         options["checkpoint_directory"] = fleet.checkpoints
     return Start(
@@ -136,13 +137,13 @@ def _start_of(fleet: Fleet, host: Host, keys: KeyDirectory, seen: Seen) -> Start
 
 
 def _key(fleet: Fleet, server: str, keys: KeyDirectory, public: str) -> str | None:
-    """The text of a new key file, or None where the host has the one that counts."""
+    """Return the text of a new key file, or None where the host has the valid one."""
     principal = f"server:{server}"
     known = keys.principals().named(principal)
     if known is not None and known.revoked_s is None:
         if known.public == public:
             return None
-        keys.revoke(principal)  # its host has lost it
+        keys.revoke(principal)  # its host has lost the key
     out = keys.path / f".given-{secrets.token_hex(4)}"
     try:
         return keys.add(principal, "", out, fleet.agents).text().decode()
@@ -152,7 +153,7 @@ def _key(fleet: Fleet, server: str, keys: KeyDirectory, public: str) -> str | No
 
 
 def host_of(address: str) -> str:
-    """The host in tcp://HOST:PORT."""
+    """Return the host in tcp://HOST:PORT."""
     return address.removeprefix("tcp://").rpartition(":")[0]
 
 
@@ -161,7 +162,7 @@ def _ssh(fleet: Fleet) -> Ssh:
 
 
 def reasons(hosts: Mapping[Host, str]) -> str:
-    """A line for each host."""
+    """Return the hosts with their reasons, one line each."""
     lines = [f"  {host.name} ({host.target}): {reason}" for host, reason in list(hosts.items())[:MOST_NAMED]]
     if len(hosts) > MOST_NAMED:
         lines.append(f"  and {len(hosts) - MOST_NAMED} more")
@@ -169,7 +170,7 @@ def reasons(hosts: Mapping[Host, str]) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address on the way to `host`. Nothing is sent. Raises UserError."""
+    """Return this machine's address on the way to `host`; no packet is sent. Raises UserError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         try:
             probe.connect((host, 9))
@@ -179,7 +180,9 @@ def _address_towards(host: str) -> str:
 
 
 def _ports(address: str) -> tuple[int, int]:
-    """The usual ports, or free ones. They are kept in the configuration, so that restarts find them. Raises UserError."""
+    """Return the usual ports, or free ones. They are kept in the configuration, so that restarts find them. Raises
+    UserError.
+    """
     with contextlib.ExitStack() as stack:
         found = []
         for wanted in (CLIENTS_PORT, AGENTS_PORT):
