@@ -1,7 +1,7 @@
-"""`elasticctl history`: the jobs that are over, as `sacct` shows them, for people, for spreadsheets and for programs.
+"""`elasticctl history`: finished jobs, similar to Slurm's `sacct`, for people, for spreadsheets and for programs.
 
-The controller gives pages of ended jobs, the last day first. Which of them are wanted (a state, a time) is decided here, page by
-page, until there are enough: an archive may hold 100,000 jobs.
+The controller returns pages of finished jobs, the last day first. This module filters them (by state or time) page by
+page until it has enough: an archive may hold 100,000 jobs.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ STATES = tuple(phase.value for phase in JobPhase if phase.final)
 
 @dataclass(frozen=True)
 class Field:
-    """A column. `text` for people, `value` for programs: times as ISO 8601 in UTC, numbers without a unit, nothing as ""."""
+    """A column. `text` for people, `value` for programs: times as ISO 8601 in UTC, numbers without a unit, a missing
+    value as "".
+    """
 
     title: str
     value: Callable[[JobView], object]
     text: Callable[[JobView], str] | None = None
     right: bool = False
-    words: str = ""  # in a line of details, where the terminal is narrow
+    words: str = ""  # template in a line of details, where the terminal is narrow
     wanted: int = 0
 
 
 def moment(time_s: float | None) -> str:
-    """For people: the local day and time."""
+    """Return the local day and time for people."""
     return "-" if time_s is None else time.strftime("%m-%d %H:%M", time.localtime(time_s))
 
 
@@ -55,23 +57,27 @@ def stamp(time_s: float | None) -> str:
 
 
 def elapsed_s(view: JobView) -> float | None:
-    """From its start to its end; None: it never started."""
+    """Return the time (s) from the job's start to its end; None: the job never started."""
     return None if view.started_s is None or view.finished_s is None else max(0.0, view.finished_s - view.started_s)
 
 
 def waited_s(view: JobView) -> float:
-    """From its submission to its start, or to its end if it never started."""
+    """Return the time (s) from the job's submission to its start, or to its end if it never started."""
     until_s = view.started_s if view.started_s is not None else view.finished_s
     return max(0.0, (until_s or view.submitted_s) - view.submitted_s)
 
 
 def peak_gpus(view: JobView) -> int:
-    """The most GPUs that it has trained on at once. Jobs of earlier versions have only their last changes of share."""
+    """Return the most GPUs on which the job has trained at once. Jobs of earlier versions hold only their last changes
+    of share.
+    """
     return max([view.peak_gpus, view.share_gpus, *(change.share for change in view.shares)])
 
 
 def ended_by(view: JobView) -> str:
-    """Who has ended it: a user's name; `itself`, if its command came to an end; `cluster`, if it was given up. "": not known."""
+    """Return the party that ended the job: a user's name; `itself`, if its command ended; `cluster`, if the cluster
+    gave it up; "": unknown.
+    """
     if view.phase is JobPhase.CANCELLED:
         return (view.spec.user if view.ended_by == LOCAL else view.ended_by) or ""
     return "itself" if view.phase is JobPhase.FINISHED or view.exit_code is not None else "cluster"
@@ -94,7 +100,7 @@ def _told(value: object) -> str:
 
 
 def _bare(value: object) -> object:
-    """For a table of another program: a reason may hold what moves a terminal's cursor."""
+    """Return the value for a table of another program, without control characters: a reason may hold some."""
     return render.printable(value) if isinstance(value, str) else value
 
 
@@ -196,7 +202,7 @@ def history(
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values; times in UTC.")] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Show the jobs that are over, the last one first: by the day on which they ended, then by submission."""
+    """Show finished jobs, the latest first: by the day on which they ended, then by submission."""
     if as_json and (as_csv or columns is not None):
         raise UserError("--json shows all that is known of a job: leave out --csv and --format, or --json")
     names = chosen(columns)
@@ -223,22 +229,22 @@ def history(
 
 @dataclass(frozen=True)
 class Picked:
-    """Which jobs are wanted."""
+    """Filter of finished jobs."""
 
     states: frozenset[str] = frozenset(STATES)
-    after_s: float | None = None  # ended then or later (Unix time)
+    after_s: float | None = None  # Unix time: only jobs that ended then or later
 
     def wants(self, view: JobView) -> bool:
         late = self.after_s is None or (view.finished_s or 0.0) >= self.after_s
         return late and view.phase.value in self.states
 
     def is_past(self, view: JobView) -> bool:
-        """Has `view` ended on an earlier day (UTC) than any that is wanted, and so all that come after it?"""
+        """Return whether `view`, and so every later job of the list, ended on a day (UTC) before the filter's first."""
         return self.after_s is not None and (view.finished_s or 0.0) // DAY_S < self.after_s // DAY_S
 
 
 def picked(client: Client, request: GetEnded, asked: Picked, limit: int) -> tuple[list[JobView], bool]:
-    """The first `limit` jobs that are wanted, and whether there may be more."""
+    """Return the first `limit` jobs that pass the filter, and whether there may be more."""
     found: list[JobView] = []
     for view in client.ended(request, limit if asked == Picked() else None):
         if asked.is_past(view):
@@ -252,7 +258,7 @@ def picked(client: Client, request: GetEnded, asked: Picked, limit: int) -> tupl
 
 
 def chosen(text: str | None) -> tuple[str, ...]:
-    """The names of the columns in `text`: each may be shortened, or told by its title. Raises UserError."""
+    """Return the names of the columns in `text`: each may be shortened, or given by its title. Raises UserError."""
     if text is None:
         return USUAL
     names = []
@@ -281,7 +287,7 @@ def _states(given: Sequence[str]) -> frozenset[str]:
 
 
 def table(views: Sequence[JobView], names: Sequence[str], reasons: bool = True) -> Table:
-    """The jobs, one a row; below or beside it why it ended, where `reasons` are told."""
+    """Return a table with one job a row; with `reasons`, a failed job's reason below or beside it."""
     fields = [FIELDS[name] for name in names]
     columns = tuple(
         Column(each.title, each.right, each.words if at else "", each.wanted) for at, each in enumerate(fields)
@@ -307,7 +313,7 @@ def _nothing(before: str | None, asked: Picked) -> str:
 
 
 def _repeated(words: Sequence[str]) -> str:
-    """The options of this call but `--before`, to follow `elasticctl history`."""
+    """Return the options of this call without `--before`, to follow `elasticctl history`."""
     rest = list(words[words.index("history") + 1 :]) if "history" in words else []
     kept: list[str] = []
     while rest:

@@ -1,6 +1,6 @@
 """The file of hosts: ``elasticctl up --hosts FILE``.
 
-A line for each host: its name as ssh knows it, perhaps with a user, then what differs from the defaults::
+A line for each host: its name as ssh knows it, perhaps with a user, then options that differ from the defaults::
 
     # host             name: of the server; slots: CPU slots in place of its GPUs; address: where the other hosts reach it
     gpu1
@@ -33,15 +33,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """One host that runs an agent."""
 
-    target: str  # what ssh is given: HOST or USER@HOST
+    target: str  # argument for ssh: HOST or USER@HOST
     name: str  # of the server
     address: str  # IPv4 address at which the other hosts reach it
     slots: int | None = None  # CPU slots; None: its GPUs
-    python: str | None = None  # the interpreter there that has elasticctl; None: the same as for the others
+    python: str | None = None  # the host's interpreter with elasticctl; None: the same path as on the others
 
 
 def resolved(host: str) -> str:
-    """The IPv4 address of `host`, or "" where it has none that is known here."""
+    """Return the IPv4 address of `host`, or "" if this machine knows none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -51,7 +51,7 @@ def resolved(host: str) -> str:
 
 
 def load(path: Path, resolve: Callable[[str], str] = resolved) -> tuple[Host, ...]:
-    """The hosts in `path`. Raises UserError, naming file and line."""
+    """Return the hosts in `path`. Raises UserError, naming file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +84,7 @@ def load(path: Path, resolve: Callable[[str], str] = resolved) -> tuple[Host, ..
 
 
 def _host(words: list[str], resolve: Callable[[str], str]) -> Host:
-    """One line. Raises UserError."""
+    """Return the host of one line. Raises UserError."""
     target, *options = words
     match = _TARGET.fullmatch(target)
     if match is None:

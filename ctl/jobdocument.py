@@ -1,7 +1,9 @@
-"""The job file of a job: what `submit --dry-run` prints, and what submits the same job again. Pure, the inverse of `jobfile`.
+"""A job as a job file: printed by `submit --dry-run`, and accepted by `submit` as the same job. Pure, the inverse of
+`jobfile`.
 
-All that `jobfile` would fill in is written out, the captured variables too: so the file means the same job wherever it is
-submitted. Left out is what says nothing, and `restarts` of a job that calls `elastic.join()`, which has no number for it.
+All defaults that `jobfile` would fill in are written out, the captured variables too: so the file means the same job
+wherever it is submitted. Empty fields are left out, and `restarts` of a job that calls `elastic.join()`, which has no
+number for it.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ SPANS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def text_of(spec: JobSpec) -> str:
-    """The file."""
+    """Return the job file as text."""
     return yaml.safe_dump(document_of(spec), sort_keys=False, allow_unicode=True, width=float("inf"))
 
 
 def document_of(spec: JobSpec) -> dict[str, object]:
-    """Its fields, as `jobfile` reads them."""
+    """Return the job's fields, as `jobfile` reads them."""
     gpus: dict[str, object] = {"min": spec.gpus.min, "max": spec.gpus.max}
     if spec.gpu_types:
         gpus["type"] = list(spec.gpu_types)
@@ -73,7 +75,7 @@ def _deadline(deadline: Deadline) -> dict[str, object]:
 
 
 def span_text(seconds: float) -> str | float:
-    """A duration as people write it, such as 1h30m; one with a fraction of a second as a number."""
+    """Return a duration in the usual notation, such as 1h30m; a duration with a fraction of a second as a number."""
     if seconds != int(seconds):
         return seconds
     left, parts = int(seconds), []
@@ -85,7 +87,7 @@ def span_text(seconds: float) -> str | float:
 
 
 def memory_text(bytes_: int) -> str:
-    """An amount of memory in the largest unit that gives it exactly."""
+    """Return an amount of memory in the largest unit that represents it exactly."""
     for unit, size in sorted(UNITS.items(), key=lambda each: -each[1]):
         number = f"{bytes_ / size:.3f}".rstrip("0").rstrip(".")
         if round(float(number) * size) == bytes_ and float(number) >= 1:

@@ -1,4 +1,6 @@
-"""From what a user writes (a job file, options, a command line) to a JobSpec, with one sentence for each mistake."""
+"""Conversion of a user's input (a job file, options, a command line) into a JobSpec, with one sentence for each
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}[T ]")
 TEXT = "tag:yaml.org,2002:str"
 MERGE = "tag:yaml.org,2002:merge"
 
-# How msgspec says that a value is of another kind, and the words for kinds that people use.
+# msgspec's message for a value of another type, and the usual words for these types.
 WRONG_KIND = re.compile(r"[Ee]xpected `(?P<allowed>[^`]+)`, got `(?P<got>[^`]+)`")
 KINDS = {
     "object": "fields",
@@ -78,7 +80,7 @@ class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """A job file as it is written."""
+    """A job file, field by field."""
 
     command: str | list[str] | None = None
     name: str | None = None
@@ -107,7 +109,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Overrides(msgspec.Struct, frozen=True):
-    """Options of the command line; they win over the file."""
+    """Options of the command line; they take precedence over the file."""
 
     name: str | None = None
     gpus: GpuOptions = GpuOptions()
@@ -134,16 +136,17 @@ def build(
     doubt: Callable[[str], None] | None = None,
     snapshot: Callable[[JobSpec], JobSpec] | None = None,
 ) -> JobSpec:
-    """The job that `file` and `options` describe. Raises UserError: file or option, field, what was found, what is allowed.
+    """Return the job that `file` and `options` describe. Raises UserError: file or option, field, value found, values
+    allowed.
 
-    `doubt` is told what the job's interpreter lacks here, where it may have it on the servers. None: they are this machine,
-    and such a job is refused. `snapshot` turns a job that is to run in one into that job.
+    `doubt` receives the modules that the job's interpreter lacks here but may have on the servers. None: the servers
+    are this machine, and such a job is refused. `snapshot` turns a job that is to run in a snapshot into one with it.
     """
     source = str(file) if file is not None else "the command line"
     written = _read(file) if file is not None else _File()
 
     def pick(field: str, option: object, in_file: object) -> tuple[str, Any]:
-        """The value of `field`, after the words that say where it stands."""
+        """Return a description of where `field` is set, and its value."""
         if option is not None:
             return f"--{field.replace('_', '-').replace('.', '-')}", option
         return f"{source}: {field}", in_file
@@ -210,7 +213,7 @@ def build(
 
 
 def _account() -> str:
-    """Who submits, where the environment does not say."""
+    """Return the submitting account's name, where the environment does not contain it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # no name for this number
@@ -218,12 +221,12 @@ def _account() -> str:
 
 
 def _read(file: Path) -> _File:
-    """The fields of a job file."""
+    """Return the fields of a job file."""
     try:
         document = load_yaml(file, UserError, lambda document: _as_written(document, file))
     except RecursionError:
         raise UserError(f"{file}: is nested too deeply for a job file") from None
-    except ValueError as error:  # YAML's own scalars: a date that is none, a number of thousands of digits
+    except ValueError as error:  # YAML's own scalars: an impossible date, a number of thousands of digits
         raise UserError(f"{file}: holds a value that YAML cannot read: {error}") from None
     if not isinstance(document, dict):
         raise UserError(f"{file}: must hold fields such as `command: python train.py`, not a {type(document).__name__}")
@@ -240,8 +243,9 @@ def _read(file: Path) -> _File:
 
 
 def _as_written(document: yaml.Node, file: Path) -> None:
-    """Refuse fields that stand twice, and leave variables and the words of a command as they are written: YAML's rules for
-    numbers, times and truth would turn 010 into 8, 12:30 into 750 and yes into true. Raises UserError."""
+    """Refuse fields that stand twice, and keep variables and the words of a command as they are written: YAML's rules
+    for numbers, times and truth would turn 010 into 8, 12:30 into 750 and yes into true. Raises UserError.
+    """
     for line, field in repeated(document):
         raise UserError(f"{file}: line {line}: {field} is given twice: keep one of them")
     if isinstance(document, yaml.MappingNode):
@@ -252,7 +256,9 @@ def _as_written(document: yaml.Node, file: Path) -> None:
 
 
 def _texts(node: yaml.Node, file: Path, field: str) -> yaml.Node:
-    """A copy of a field whose values are texts. Its own, as an anchor may give the same node to other fields."""
+    """Return a copy of a field with its values as texts. It must be a copy: an anchor may share the node with other
+    fields.
+    """
     if isinstance(node, yaml.SequenceNode) and field == "command":
         return yaml.SequenceNode(node.tag, [_text_node(each) for each in node.value], node.start_mark, node.end_mark)
     if not isinstance(node, yaml.MappingNode) or field != "env":
@@ -278,13 +284,13 @@ def _text_node(node: yaml.Node) -> yaml.Node:
 
 
 def _plainly(found: re.Match[str]) -> str:
-    """ "must be text or a whole number, not a list"."""
+    """Return "must be text or a whole number, not a list"."""
     allowed = [KINDS.get(kind, kind) for kind in found["allowed"].split(" | ") if kind != "null"]
     return f"must be {' or '.join(allowed)}, not {KINDS.get(found['got'], found['got'])}"
 
 
 def duration_s(value: str | float, where: str) -> float:
-    """Seconds of "90s", "10m", "1h30m", "2d", or of a plain number. Raises UserError naming `where`."""
+    """Return the seconds of "90s", "10m", "1h30m", "2d", or of a plain number. Raises UserError naming `where`."""
     if isinstance(value, int | float):
         seconds = float(value)
     else:
@@ -303,9 +309,11 @@ def duration_s(value: str | float, where: str) -> float:
 
 
 def deadline_of(where: str, value: object, where_soft: str, soft: bool | None) -> Deadline | None:
-    """A deadline: a duration from the submission on (2h), or a date with a time, in the zone that it names or else in ours.
+    """Return a deadline: a duration from the submission on (2h), or a date with a time, in its own zone or else the
+    local one.
 
-    Raises UserError naming `where`."""
+    Raises UserError naming `where`.
+    """
     if value is None:
         if soft:
             raise UserError(f"{where_soft}: there is no deadline that could be soft")
@@ -329,7 +337,7 @@ UNTIL = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=)\s*([-+.\deE]+)\s*")
 
 
 def _until(where: str, value: str | None) -> Until | None:
-    """A figure that the script reports, and how much it is at the end: accuracy >= 0.95. Raises UserError naming `where`."""
+    """Return a target of a reported metric: accuracy >= 0.95. Raises UserError naming `where`."""
     if value is None:
         return None
     match = UNTIL.fullmatch(value)
@@ -350,7 +358,7 @@ def _unix_s(where: str, date: datetime.datetime) -> float:
 
 
 def _text(where: str, value: str) -> str:
-    """`value` if it can be an argument or a variable of a process anywhere."""
+    """Return `value` if every system accepts it as an argument or a variable of a process."""
     if "\0" in value:
         raise UserError(f"{where}: {value!r} contains a NUL character")
     try:
@@ -374,7 +382,7 @@ def _command(where: str, given: str | Sequence[str] | None, typed: bool) -> tupl
 
 
 def _default_name(file: Path | None, command: Sequence[str]) -> str:
-    """The job file's directory or name, else the script's."""
+    """Return the name of the job file or of its directory, else of the script."""
     if file is not None:
         stem = file.resolve().parent.name if file.stem == "job" else file.stem
     else:
@@ -403,7 +411,9 @@ def _processes(where: str, given: str | None, command: Sequence[str]) -> Process
 
 
 def _joins(gpus: GpuRange, processes: Processes, command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> bool:
-    """Does it look like a job that calls `elastic.join()`? Else its command is not run twice unless the user says so."""
+    """Return whether the job probably calls `elastic.join()`. If not, its command runs only once unless the user sets
+    `restarts`.
+    """
     if processes is Processes.PER_SERVER:
         return False
     return gpus.min < gpus.max or commands.joins(commands.look_at(command), workdir, env)
@@ -453,7 +463,7 @@ def _model(where: str, given: str | None) -> str:
 
 
 def _throughput(where: str, given: Any) -> dict[int, float]:
-    """Steps per second by share."""
+    """Return steps per second by share."""
     if given is None:
         return {}
     if not isinstance(given, dict) or not given:
@@ -511,7 +521,9 @@ def _variable(where: str, key: str) -> str:
 
 
 def _workdir(where: str, given: str | None, cwd: Path, file: Path | None) -> Path:
-    """Where the job runs: as its file says, from the directory of that file on; else where it is submitted."""
+    """Return the job's working directory: as its file says, relative to that file's directory; else where the job is
+    submitted.
+    """
     begin = cwd if file is None else (cwd / file).parent
     workdir = (begin / Path(_text(where, given)).expanduser()) if given else cwd
     if not workdir.is_dir():
@@ -520,7 +532,9 @@ def _workdir(where: str, given: str | None, cwd: Path, file: Path | None) -> Pat
 
 
 def _check_program(where: str, command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> None:
-    """The program must be there and executable, and a script that it is given too: better now than on a server."""
+    """Check that the program exists and is executable, and that its script exists: an error here is earlier than one on
+    a server.
+    """
     program = command[0]
     found = shutil.which(workdir / program) if os.sep in program else shutil.which(program, path=env.get("PATH"))
     if not found:

@@ -1,10 +1,10 @@
-"""What a user writes about GPUs: how many, of which type, with how much memory, how many on each server.
+"""A user's request for GPUs: how many, of which type, with how much memory, how many on each server.
 
 In a file `gpus` is a number, a range such as ``1:8``, or fields::
 
     gpus: {min: 4, max: 8, type: [A100, V100], memory: 40GiB, per_server: 4}
 
-Each has an option of its own on the command line, which wins over the file.
+Each field has an option of its own on the command line, which takes precedence over the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNITS = {f"{letter}{i}B": (1024 if i else 1000) ** power for power, letter in en
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """What the command line says; None, or nothing: it does not."""
+    """GPU options of the command line; None or empty: not given."""
 
     gpus: str | None = None
     types: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class GpuOptions:
 
 @dataclass(frozen=True)
 class WantedGpus:
-    """The GPUs that a job asks for, as in JobSpec."""
+    """The GPUs that a job requests, as in JobSpec."""
 
     range: GpuRange
     types: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class WantedGpus:
 
 
 def wanted_gpus(where: str, written: Any, options: GpuOptions) -> WantedGpus:
-    """What a file and options ask for. `where`: the field of the file, for people. Raises UserError."""
+    """Return the GPUs that a file and options request. `where`: the field of the file, for people. Raises UserError."""
     fields = _fields(where, written) if isinstance(written, dict) else {}
     at_types, types = f"{where}.type", fields.get("type")
     if options.types:
@@ -83,7 +83,7 @@ def _range(where: str, given: Any, per_server: int | None) -> GpuRange:
 
 
 def _bounds(where: str, given: Any, least: int) -> tuple[int, int]:
-    """`least`: where nothing else is said."""
+    """Return least and greatest number of GPUs; both are `least` if `given` sets none."""
     allowed = "a number, or a range such as 1:8"
     match given:
         case None:
@@ -99,7 +99,7 @@ def _bounds(where: str, given: Any, least: int) -> tuple[int, int]:
                 value = given.get(key, 1)
                 if not isinstance(value, int) or isinstance(value, bool):
                     raise UserError(f"{where}.{key}: {value!r} is not a whole number")
-            if not {"min", "max"} & given.keys():  # only a type, say
+            if not {"min", "max"} & given.keys():  # other fields alone, such as a type
                 return least, least
             if "max" not in given:
                 raise UserError(f"{where}: max is missing; write {{min: 1, max: 8}}, or a number")

@@ -54,7 +54,7 @@ WATCH_S = 0.5
 MEASURED_WITHIN_S = 10.0
 RESIZED_WITHIN = "5m"
 PROFILED_WITHIN = "1h"
-MOST_ENDED = 1000  # that are over, of those that `status --all` shows
+MOST_ENDED = 1000  # finished jobs in `status --all`
 
 MINE = typer.Option("--mine", help="Only jobs that you have submitted.", show_default=False)
 
@@ -245,7 +245,7 @@ def submit(
 
 
 def unchecked(spec: JobSpec) -> list[str]:
-    """That there is a check of the script of an elastic job, if none is on record for this version of it."""
+    """Return a hint at `elasticctl check` for an elastic job, if no check of this version of its script is on record."""
     if spec.gpus.min == spec.gpus.max:
         return []
     from . import commands
@@ -262,7 +262,9 @@ def unchecked(spec: JobSpec) -> list[str]:
 
 
 def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
-    """The job as it would be; with a deadline also what the cluster says of that. Raises RequestRefused if it would refuse it."""
+    """Show the job as it would be; with a deadline also the cluster's forecast. Raises RequestRefused if the cluster
+    would refuse it.
+    """
     if spec.deadline is None:
         _show_spec(spec, as_json)
         return
@@ -291,7 +293,7 @@ def _say_all(sentences: Iterable[str]) -> None:
 
 
 def _file_or_command(arguments: list[str]) -> tuple[Path | None, tuple[str, ...]]:
-    """Told apart by the first word: a job file ends in .yaml or .yml."""
+    """Return the job file or the command, distinguished by the first word: a job file ends in .yaml or .yml."""
     if not arguments:
         raise UserError("submit: give a job file, or a command after --")
     if arguments[0].endswith((".yaml", ".yml")):
@@ -304,7 +306,7 @@ def _file_or_command(arguments: list[str]) -> tuple[Path | None, tuple[str, ...]
 
 
 def _show_spec(spec: JobSpec, as_json: bool) -> None:
-    """For programs as the controller is told; for people as a job file, which can be submitted."""
+    """Show the job: for programs as the controller receives it, for people as a job file, which can be submitted."""
     if as_json:
         print_json(render.plain(spec))
         return
@@ -352,18 +354,18 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _jobs(shared: Context, everything: bool, mine: bool) -> Jobs:
-    """The jobs that are not over, and those that ended last, in the order of submission."""
+    """Return the unfinished jobs, and those that ended last, in the order of submission."""
     live = shared.client.jobs(GetJobs(mine=mine))
     if not everything:
         return live
     ended = shared.client.jobs(GetEnded(mine=mine), MOST_ENDED)
-    jobs = {view.job: view for view in (*live.jobs, *ended.jobs)}  # one that has ended meanwhile is in both
+    jobs = {view.job: view for view in (*live.jobs, *ended.jobs)}  # a job that has ended meanwhile is in both
     shown = sorted(jobs.values(), key=lambda view: job_number(view.job))
     return msgspec.structs.replace(ended, jobs=tuple(shown))
 
 
 def _snapshot(shared: Context, job: str | None, everything: bool, mine: bool) -> tuple[object, Iterable[str]]:
-    """What is so (the same as long as only time passes), and how it looks."""
+    """Return the state (equal as long as only time passes), and its display."""
     if job is not None:
         answer = shared.ask(GetJob(job=job), JobFound)
         return answer.job, fitted(render.job_lines(answer.job, answer.time_s))
@@ -379,7 +381,7 @@ def _table(jobs: Jobs, everything: bool, mine: bool) -> Iterable[str]:
 
 
 def _watch(snapshot: Callable[[], tuple[object, Iterable[str]]]) -> None:
-    """Show until Ctrl-C: in place on a terminal, elsewhere a new text when something has changed."""
+    """Show snapshots until Ctrl-C: in place on a terminal, elsewhere a new text at each change."""
     if sys.stdout.isatty():
         from rich.live import Live
         from rich.text import Text
@@ -441,7 +443,7 @@ def scale(
 
 
 def _why_not(view: JobView, wanted: int | None, order: Scaled) -> str:
-    """Why a job does not get the share that was set, to follow a sentence; empty: it does."""
+    """Return why a job does not get the share that was set, to follow a sentence; empty: the job gets it."""
     if order.share == wanted or wanted is None:
         return ""
     if not view.elastic:
@@ -459,7 +461,7 @@ def _ordered(order: Scaled) -> dict[str, object]:
 
 
 def _report(as_json: bool, view: JobView, order: Scaled) -> None:
-    """What came of an order, and what it cost."""
+    """Show the outcome of an order, and its cost."""
     document = {**_ordered(order), "share_gpus": view.share_gpus, "generation": view.generation}
     resize = _measured(view, order)
     if resize is None:
@@ -470,7 +472,9 @@ def _report(as_json: bool, view: JobView, order: Scaled) -> None:
 
 
 def _measured(view: JobView, order: Scaled) -> Resize | None:
-    """The switch that brought the present share, if its leader has reported it. A step between (a union) is not the end."""
+    """Return the switch that led to the present share, if its leader has reported it. An intermediate switch (to a
+    union) does not count.
+    """
     return next(
         (r for r in reversed(view.resizes) if r.generation >= order.generation and r.workers_after == view.share_gpus),
         None,
@@ -490,7 +494,8 @@ def _until_resized(
 ) -> JobView:
     """Poll until the order, or a later one, is in use and, where the job `trained` before, has been measured.
 
-    Raises RequestRefused if the job ends, somebody sets another share meanwhile, or it takes longer than `within_s`.
+    Raises RequestRefused if the job ends, if a user sets another share meanwhile, or if it takes longer than
+    `within_s`.
     """
     after = f"; the order stands, and `elasticctl status {order.job}` shows what comes of it"
     waiting = Waiting(f"{order.job} to train on {gpu_count(order.share)}", within_s, after, always=True)
@@ -529,7 +534,7 @@ def profile(
 ) -> None:
     """Measure a running job with fewer and fewer of its GPUs, give them back, and show its throughput by share.
 
-    It trains on meanwhile, and keeps its GPUs: nobody else gets those that it leaves idle.
+    The job trains on meanwhile, and keeps its GPUs: no other job gets those that it leaves idle.
     """
     shared = of(context)
     within_s = limit_s(timeout)
@@ -576,7 +581,7 @@ def _until_final(shared: Context, job: str, within_s: float | None = None) -> Jo
 
 
 def _exit_code(view: JobView) -> int:
-    """The job's own code; killed by a signal or cancelled: 1."""
+    """Return the job's own exit code; 1 if the job was killed by a signal or cancelled."""
     if view.phase is JobPhase.FINISHED:
         return 0
     return view.exit_code if view.exit_code is not None and 0 < view.exit_code < 256 else 1

@@ -64,7 +64,7 @@ def add(
     ] = None,
     keys: Keys = DIRECTORY,
 ) -> None:
-    """Make a key and let it in: the file is for the user, or for the server's /etc/elasticctl."""
+    """Make a key and register it: the file is for the user, or for the server's /etc/elasticctl."""
     from ..runtime.endpoints import endpoints
     from ..runtime.keys import KeyDirectory
 
@@ -77,7 +77,7 @@ def add(
 
 
 def show(keys: Keys = DIRECTORY, as_json: Annotated[bool, JSON] = False) -> None:
-    """Who has a key, and who had one."""
+    """Show the keys that are registered, and those that are revoked."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -98,7 +98,7 @@ def show(keys: Keys = DIRECTORY, as_json: Annotated[bool, JSON] = False) -> None
 def revoke(
     principal: Annotated[str, typer.Argument(help="ROLE:NAME.", metavar="ROLE:NAME")], keys: Keys = DIRECTORY
 ) -> None:
-    """Do not let a key in any more. A running controller cuts its connections within a second or two."""
+    """Revoke a key. A running controller cuts its connections within a second or two."""
     from ..runtime.keys import KeyDirectory
 
     KeyDirectory(keys.absolute()).revoke(principal)
@@ -141,7 +141,7 @@ def login(
 
 
 def _greet(client: Client) -> None:
-    """Ask for a sign of life. A key that has just been made is known to the controller a moment later."""
+    """Send a ping until the controller accepts the key: a new key is known to the controller a moment later."""
     until_s = time.monotonic() + KNOWN_WITHIN_S
     while True:
         try:

@@ -1,10 +1,10 @@
-"""What runs of a local cluster, and its end.
+"""Processes of a local cluster: finding and ending them.
 
-Daemons are known by the cluster's record, workers by the records that agents keep of them: a number and a start time each, so
-that a stale record never hits a stranger. A record may be missing (`up` was killed between a start and the writing, somebody
-has removed the directory), but command lines tell as well: a daemon's names its configuration file, a shim's its job's
-directory, a warm process's its agent's state, and where these lie says whose they are. A cluster in a directory below is
-another cluster. A worker whose shim ends, ends with it.
+The cluster's record lists the daemons, and the agents' records list the workers, each with a process number and a start
+time, so that a stale record never hits another process. A record may be missing (`up` was killed between a start and
+the writing, or a user has removed the directory). Command lines serve as a second source: a daemon's contains its
+configuration file, a shim's its job's directory, a warm process's its agent's state directory, and these paths identify
+the cluster. A cluster in a subdirectory is another cluster. A worker whose shim ends, ends with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GONE_WITHIN_S = 15.0
 
 
 class _Running(msgspec.Struct, frozen=True):
-    """Process numbers of what runs."""
+    """Process numbers of the cluster's running processes."""
 
     daemons: tuple[int, ...]
     shims: tuple[int, ...]
@@ -38,7 +38,7 @@ class _Running(msgspec.Struct, frozen=True):
 
 
 def daemon_runs(directory: Path, daemons: Mapping[str, Daemon], name: str) -> bool:
-    """Whether the daemon `name` of the cluster in `directory` runs."""
+    """Return whether the daemon `name` of the cluster in `directory` runs."""
     daemon = daemons.get(name)
     if daemon is not None and daemon.runs:
         return True
@@ -47,12 +47,16 @@ def daemon_runs(directory: Path, daemons: Mapping[str, Daemon], name: str) -> bo
 
 
 def anything_runs(directory: Path) -> bool:
-    """Whether any process of the cluster in `directory` runs, as far as it can be told without its list of daemons."""
+    """Return whether any process of the cluster in `directory` runs, as far as the directory and command lines reveal
+    without the list of daemons.
+    """
     return bool(_running(directory, {}).all)
 
 
 def end_daemons(directory: Path, daemons: Mapping[str, Daemon], names: Sequence[str]) -> None:
-    """End these daemons of the cluster in `directory`, and nothing that they have started. One that does not end is left."""
+    """End these daemons of the cluster in `directory`, but not the processes they have started. A daemon that does not
+    end is left.
+    """
     began = time.monotonic()
     while time.monotonic() < began + GONE_WITHIN_S:
         files = {directory / f"{name}.yaml" for name in names}
@@ -68,11 +72,11 @@ def end_daemons(directory: Path, daemons: Mapping[str, Daemon], names: Sequence[
 
 
 def stop_everything(directory: Path, daemons: Mapping[str, Daemon]) -> tuple[int, ...]:
-    """End all processes, gently first. Returns those that are left."""
+    """End all processes, gently first. Returns the processes that remain."""
     began = time.monotonic()
     while (found := _running(directory, daemons)).all and time.monotonic() < began + GONE_WITHIN_S:
         late = time.monotonic() > began + STOP_GRACE_S
-        if found.daemons:  # first, so that nobody starts workers again
+        if found.daemons:  # first, so that no daemon starts workers again
             _send(found.daemons, signal.SIGKILL if late else signal.SIGTERM)
         elif not late:
             _send(found.shims, signal.SIGTERM)
@@ -106,7 +110,7 @@ def _merged(recorded: list[int], seen: list[int]) -> tuple[int, ...]:
 
 
 class _WorkerFile(msgspec.Struct, frozen=True):
-    """What an agent's shim writes down of a worker."""
+    """An agent's record of a worker, as its shim writes it."""
 
     shim_pid: int | None = None
     shim_start_ticks: int | None = None
@@ -117,15 +121,15 @@ class _WorkerFile(msgspec.Struct, frozen=True):
 def _worker_files(directory: Path) -> list[_WorkerFile]:
     found = []
     for path in sorted(directory.glob("*/jobs/*/*.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):  # it is being removed, or was never finished
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # the record is being removed, or was never finished
             found.append(msgspec.json.decode(path.read_bytes(), type=_WorkerFile))
     return found
 
 
 def _command_lines() -> Iterator[tuple[int, list[bytes]]]:
-    """Number and arguments of each process of this user that still runs."""
+    """Yield number and arguments of each process of this user that still runs."""
     for entry in sorted(name for name in os.listdir("/proc") if name.isdecimal()):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if os.stat(f"/proc/{entry}").st_uid == os.geteuid():
                 arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
                 if start_ticks(int(entry)) is not None:
@@ -133,7 +137,7 @@ def _command_lines() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _configuration(line: list[bytes]) -> Path | None:
-    """The configuration file, if this is the command line of a daemon."""
+    """Return the configuration file, if this is the command line of a daemon."""
     match line:
         case [_, b"-m", b"elasticd.controller" | b"elasticd.agent", b"--config", path, *_]:
             return Path(os.fsdecode(path))
@@ -141,7 +145,7 @@ def _configuration(line: list[bytes]) -> Path | None:
 
 
 def _warm(line: list[bytes]) -> Path | None:
-    """The state directory of its agent, if this is the command line of a process that workers are forked from."""
+    """Return its agent's state directory, if this is the command line of a process from which workers are forked."""
     match line:
         case [_, b"-m", b"elasticd.agent.forkserver.server", path, *_]:
             return Path(os.fsdecode(path))
@@ -149,7 +153,7 @@ def _warm(line: list[bytes]) -> Path | None:
 
 
 def _job_directory(line: list[bytes]) -> Path | None:
-    """The job's directory (CLUSTER/SERVER/jobs/JOB), if this is the command line of a shim."""
+    """Return the job's directory (CLUSTER/SERVER/jobs/JOB), if this is the command line of a shim."""
     match line:
         case [_, b"-I", b"-S", program, path, *_] if program.endswith(b"/agent/shim.py"):
             return Path(os.fsdecode(path))
@@ -162,7 +166,7 @@ def _send(pids: tuple[int, ...], number: signal.Signals, group: bool = False) ->
 
 
 def _reap() -> None:
-    """Daemons that this very process has started (an `up` that failed) are its children."""
+    """Reap daemons that this very process has started (in an `up` that failed): they are its children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""Commands about GPUs that are lent to somebody outside the cluster: lend, reclaim."""
+"""Commands that lend GPUs to users outside the cluster: lend, reclaim."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lend(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until they are free.")] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Lend GPUs to others for a while, such as those who serve models: jobs shrink, and grow again when they are back."""
+    """Lend GPUs to others for a while, such as a model-serving team: jobs shrink, and grow again when the loan ends."""
     if no_wait and timeout is not None:
         raise UserError("--no-wait and --timeout exclude each other")
     shared, within_s = of(context), limit_s(timeout)
@@ -63,7 +63,7 @@ def reclaim(
 
 
 def _until_free(shared: Context, lent: GpusLent, within_s: float | None) -> None:
-    """Poll until nothing runs on what is lent. Raises RequestRefused when the time is up, or when the loan is over."""
+    """Poll until no worker runs on the lent GPUs. Raises RequestRefused when the time is up, or when the loan is over."""
     after = f"; the loan stands. End it: {shared.command(f'reclaim {lent.loan}')}"
     waiting = Waiting(f"{gpu_count(len(lent.gpus))} to be free", within_s, after, always=True)
     wanted = set(lent.gpus)

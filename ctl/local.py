@@ -1,9 +1,10 @@
-"""A cluster that `up` has started: real daemons, detached, under one directory. Its agents run here, or on other hosts (`fleet`).
+"""A cluster that `up` has started: real daemons, detached, under one directory. Its agents run here, or on other hosts
+(`fleet`).
 
 The directory holds the daemons' configuration (``controller.yaml``, ``local-1.yaml``, …), their state, their logs, and
-``cluster.json``: what was asked for and which processes these are. A process is known by its number and start time, so a
-stale record never hits a stranger. It is written before anything starts and again after each start (record, then act); how
-processes are found and ended, with a record or without, is in `leftovers`.
+``cluster.json``: the options of `up` and the processes. A process is recorded with its number and start time, so a
+stale record never hits another process. The record is written before any process starts and again after each start
+(record, then act). `leftovers` finds and ends processes, with a record or without.
 """
 
 from __future__ import annotations
@@ -46,38 +47,38 @@ READY_WITHIN_S = 20.0
 LOCKED_FOR_S = 60.0  # by another `up` or `down`, at most
 TOLD_LINES = 5  # of the log of a daemon that does not start
 TEMPORARY = ".new"
-# CPU slots share the processors: what one job is measured at there depends on what the others do.
+# CPU slots share the processors: measurements of one job there depend on the load of the others.
 MEASURED_ON_SLOTS = {"way_down": False}
-OURS = (".lock", TEMPORARY)  # what a killed `up` may leave behind before the cluster has a record
+OURS = (".lock", TEMPORARY)  # files that a killed `up` may leave behind before the cluster has a record
 
 
 class LocalCluster(msgspec.Struct, frozen=True):
-    """``cluster.json``."""
+    """Contents of ``cluster.json``: the cluster's options and processes."""
 
     controller: str  # address for clients
     agents: str  # address for agents
     servers: int
-    gpus: int | None  # CPU slots per server; None: whatever the server has
+    gpus: int | None  # CPU slots per server; None: the server's own GPUs
     policy: str
     daemons: dict[str, Daemon] = {}  # of this machine
-    fleet: Fleet | None = None  # where agents run on other hosts; then none runs here
-    gpu_models: tuple[str, ...] = ()  # whose stand-ins the servers have, one after the other; none: no stand-ins
-    offers: str = ""  # what the servers of this machine offer, and why: a sentence
+    fleet: Fleet | None = None  # set if agents run on other hosts; then none runs here
+    gpu_models: tuple[str, ...] = ()  # models of the stand-ins for GPUs, one server after the other; none: no stand-ins
+    offers: str = ""  # a sentence: the devices that the servers of this machine offer, and the reason
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the daemons of this machine."""
+        """Names of the daemons on this machine."""
         agents = 0 if self.fleet is not None else self.servers
         return (CONTROLLER, *(f"local-{number + 1}" for number in range(agents)))
 
     @property
     def offer(self) -> Offer:
-        """Of each server of this machine."""
+        """Offer of each server on this machine."""
         return Offer(self.gpus, self.gpu_models, self.offers)
 
     @property
     def on_slots(self) -> bool:
-        """Whether workers compute on the CPU, as far as `up` was told so."""
+        """Whether workers compute on the CPU, as far as the options of `up` show."""
         hosts = () if self.fleet is None else self.fleet.hosts
         return self.gpus is not None or bool(self.gpu_models) or any(host.slots is not None for host in hosts)
 
@@ -97,7 +98,7 @@ class Wanted:
     gpu_model: str | None = None
 
     def plan(self) -> Fleet | None:
-        """The hosts. Raises UserError where options exclude each other."""
+        """Return the hosts for agents, or None without --hosts. Raises UserError where options exclude each other."""
         if self.hosts is None:
             for option, given in (
                 ("--ssh", self.ssh),
@@ -125,7 +126,7 @@ class Wanted:
 
 
 def read(directory: Path) -> LocalCluster | None:
-    """The cluster in `directory`, or None. Raises UserError if the record cannot be read."""
+    """Return the record of the cluster in `directory`, or None. Raises UserError if the record cannot be read."""
     path = directory / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=LocalCluster)
@@ -136,21 +137,22 @@ def read(directory: Path) -> LocalCluster | None:
 
 
 def read_address(directory: Path) -> str | None:
-    """Where the controller of the cluster in `directory` listens, or None."""
+    """Return the address of the controller of the cluster in `directory`, or None."""
     cluster = read(directory)
     return cluster.controller if cluster is not None else None
 
 
 def runs(directory: Path) -> str | None:
-    """Where the controller of the cluster in `directory` listens, if it runs."""
+    """Return the address of the controller of the cluster in `directory`, or None if it does not run."""
     cluster = read(directory)
     return cluster.controller if cluster is not None and daemon_runs(directory, cluster.daemons, CONTROLLER) else None
 
 
 def up(directory: Path, wanted: Wanted) -> tuple[LocalCluster, list[str]]:
-    """Start a cluster, or what is missing of one. Returns it, and the names of the daemons that were started.
+    """Start a cluster, or the missing parts of one. Returns the cluster, and the names of the daemons that were
+    started.
 
-    Raises UserError where the options contradict a cluster that is there, RequestRefused if a daemon does not come up.
+    Raises UserError where the options contradict an existing cluster, RequestRefused if a daemon does not start.
     """
     with _locked(directory):
         known = read(directory)
@@ -177,16 +179,17 @@ def up(directory: Path, wanted: Wanted) -> tuple[LocalCluster, list[str]]:
             if cluster.fleet is not None:
                 missing += fleets.start(cluster.fleet, _keys(directory), seen)
             _wait_until_ready(directory, cluster, started)
-        except BaseException:  # Ctrl-C too: what was started here goes, what was there before stays
+        except BaseException:  # Ctrl-C too: processes that were started here are ended, earlier ones stay
             _take_back(directory, cluster, known, started, [host for host, found in seen.items() if not found.runs])
             raise
         return cluster, missing
 
 
 def down(directory: Path, purge: bool = False, abandon: bool = False) -> bool:
-    """Stop all processes of the cluster; `purge`: and remove all that it has made. False: nothing ran, and nothing is removed.
+    """Stop all processes of the cluster; `purge`: and remove all its files. False: no process ran, and no file is
+    removed.
 
-    Raises RequestRefused if some do not end, or if hosts do not answer; `abandon`: these are left to themselves.
+    Raises RequestRefused if some processes do not end, or if hosts do not answer; `abandon`: such hosts are left alone.
     """
     found = read(directory)
     if not anything_runs(directory) and (found is None or (not purge and not found.daemons)):
@@ -201,7 +204,7 @@ def down(directory: Path, purge: bool = False, abandon: bool = False) -> bool:
             if silent and not abandon:
                 again = "`elasticctl down` again when they can be reached, or `elasticctl down --abandon`"
                 raise RequestRefused(f"all but these are stopped: {again}\n{fleets.reasons(silent)}")
-        if cluster is None:  # somebody has removed the record, and perhaps put other things there
+        if cluster is None:  # a user has removed the record, and may have put other files there
             _let_go(directory)
         elif purge:
             _remove(directory)
@@ -211,7 +214,7 @@ def down(directory: Path, purge: bool = False, abandon: bool = False) -> bool:
 
 
 def made(directory: Path) -> str:
-    """What a cluster has made so far, and `down --purge` removes: in words."""
+    """Return a description of the cluster's files, which `down --purge` removes."""
     cluster = read(directory)
     checkpoints = directory / "checkpoints"
     jobs, size = _jobs_in(checkpoints), _bytes_in(checkpoints)
@@ -244,7 +247,7 @@ def _bytes_in(directory: Path) -> int:
 
 
 def size_text(size: float) -> str:
-    """ "512 bytes", "3.4 MiB"."""
+    """Return "512 bytes", "3.4 MiB"."""
     if size < 1024:
         return f"{size:.0f} bytes"
     for unit in ("KiB", "MiB", "GiB"):
@@ -258,7 +261,7 @@ def size_text(size: float) -> str:
 
 
 def _plan(directory: Path, wanted: Wanted) -> LocalCluster:
-    """A new cluster. Raises UserError if the directory holds anything else."""
+    """Return a new cluster. Raises UserError if the directory holds anything else."""
     foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in OURS)
     if foreign:
         raise UserError(f"{directory} is not empty and not a cluster (there is {foreign[0]}): choose another --dir")
@@ -283,13 +286,15 @@ def _plan(directory: Path, wanted: Wanted) -> LocalCluster:
 
 
 def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluster:
-    """The cluster that is there, with the hosts that have been added to its file. Raises UserError if it is another one."""
+    """Return the existing cluster, with the hosts that have been added to its file. Raises UserError if the options
+    differ.
+    """
     if not known.controller.startswith("ipc://"):
         raise UserError(f"the cluster at {directory} is of an older version: `elasticctl down` first")
     fleet, asked = known.fleet, wanted.plan()
     if not known.daemons and fleet is None and asked is None:
         return _changed(directory, known, wanted)
-    # One that has been stopped keeps its jobs: with options of another kind it is a new one, in their place or beside them.
+    # A stopped cluster keeps its jobs: options of another kind need a new cluster, in its place or beside it.
     way = "`elasticctl down` first" if known.daemons else "`elasticctl down --purge` removes it with its jobs"
     for option, given, there in (
         ("--servers", wanted.servers, known.servers),
@@ -319,7 +324,7 @@ def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluste
 
 
 def _changed(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluster:
-    """A cluster of this machine that does not run, with other options: the daemons' configuration has them from now on."""
+    """Return a stopped cluster of this machine with other options, after writing them to the daemons' configuration."""
     servers, offer = wanted.servers or known.servers, known.offer
     if wanted.gpus is not None or wanted.gpu_model is not None:
         offer = offers.plan(wanted.gpus, wanted.gpu_model, servers)
@@ -339,14 +344,15 @@ def _changed(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalClust
             options = offer.options(directory, name, position)
             for option in offers.OPTIONS:
                 _set_option(directory / f"{name}.yaml", option, options.get(option))
-            (directory / name / "gpus.json").unlink(missing_ok=True)  # other GPUs: none of the old ones is missed
+            (directory / name / "gpus.json").unlink(missing_ok=True)  # other GPUs: the agent must not miss the old ones
     return cluster
 
 
 def _set_option(path: Path, option: str, value: object) -> None:
-    """In a configuration that is there; what else stands in it is kept, without its comments. None: not said any more.
+    """Set an option in an existing configuration. The other options are kept, but no comments. None: remove the option.
 
-    Raises UserError."""
+    Raises UserError if the file is not a configuration.
+    """
     if path.exists():
         document = load_yaml(path, UserError)
         if not isinstance(document, dict):
@@ -358,13 +364,13 @@ def _set_option(path: Path, option: str, value: object) -> None:
 
 
 def _policy(given: str) -> str:
-    """The name of a policy, or the path of a policy file from wherever one stands."""
+    """Return the name of a policy, or the absolute path of a policy file."""
     is_file = "/" in given or given.endswith((".yaml", ".yml"))
     return str(Path(given).expanduser().absolute()) if is_file else given
 
 
 def _lay_out(directory: Path, cluster: LocalCluster) -> None:
-    """The daemons' configuration, as far as it is not there: what an operator has changed is kept."""
+    """Write the daemons' configuration files that are missing: an operator's changes are kept."""
     (directory / "log").mkdir(exist_ok=True)
     _made_private(Path(cluster.controller.removeprefix("ipc://")).parent)
     fleet = cluster.fleet
@@ -389,7 +395,7 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
             controller=cluster.agents,
             state_directory=str(directory / name),
             checkpoint_directory=str(directory / "checkpoints"),
-            **({"allow_root_jobs": True} if os.getuid() == 0 else {}),  # it is root who asks for this cluster
+            **({"allow_root_jobs": True} if os.getuid() == 0 else {}),  # root itself has asked for this cluster
             **cluster.offer.options(directory, name, position),
         )
 
@@ -405,7 +411,9 @@ def _configure(directory: Path, name: str, **options: str | int | list[str] | di
 
 
 def _sockets(directory: Path) -> Path:
-    """Where the controller's sockets are: in the cluster's own directory, or, if its path is too long, in one for this user."""
+    """Return the directory of the controller's sockets: in the cluster's own directory, or, if that path is too long,
+    in one for this user.
+    """
     within = directory / "run"
     if len(str(within / "clients").encode()) <= transport.MAX_PATH_BYTES:
         return within
@@ -413,7 +421,9 @@ def _sockets(directory: Path) -> Path:
 
 
 def _made_private(sockets: Path) -> None:
-    """The directory decides who may connect. Raises OperatorError if somebody else has made it first."""
+    """Make the directory of the sockets private: its permissions decide which users may connect. Raises OperatorError
+    if another user made it first.
+    """
     if sockets.name != "run":
         private_directory(sockets.parent)
     check_way(private_directory(sockets))
@@ -437,15 +447,16 @@ def _write(directory: Path, cluster: LocalCluster) -> None:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """All or nothing, whenever this process is killed."""
+    """Write a file atomically, so that a kill at any time leaves either version whole."""
     temporary = path.with_name(TEMPORARY)
     temporary.write_bytes(data)
     os.replace(temporary, path)
 
 
 def _removed(directory: Path, cluster: LocalCluster, missing: list[str]) -> list[str]:
-    """Agents of this machine that run, and whose servers have been removed: the controller takes them in when they have been
-    started anew. None are known where the controller does not run, or does not answer."""
+    """Return running agents of this machine with servers that have been removed: the controller accepts them again
+    after a restart. Returns none where the controller does not run, or does not answer.
+    """
     from .client import Client
 
     if CONTROLLER in missing or cluster.fleet is not None:
@@ -503,7 +514,9 @@ def _take_back(
     started: dict[str, subprocess.Popen[bytes]],
     hosts: list[Host],
 ) -> None:
-    """After a failed `up`: end what it has `started` here and on these `hosts`. If nothing was `known`, all goes."""
+    """After a failed `up`: end the processes that it has `started` here and on these `hosts`. If no cluster was
+    `known`, remove all.
+    """
     if known is None:
         stop_everything(directory, cluster.daemons)
     for process in started.values():
@@ -522,7 +535,7 @@ def _take_back(
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One `up` or `down` at a time. Raises UserError if the directory cannot be used."""
+    """Hold the directory's lock: one `up` or `down` at a time. Raises UserError if the directory cannot be used."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -546,7 +559,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _let_go(directory: Path) -> None:
-    """Nothing of ours is in this directory but the lock."""
+    """Remove a directory that contains only the lock."""
     with contextlib.suppress(OSError):
         (directory / ".lock").unlink()
         directory.rmdir()

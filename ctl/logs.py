@@ -1,7 +1,7 @@
-"""`elasticctl logs`: what the workers have written, in the order of time.
+"""`elasticctl logs`: the output of a job's workers, in the order of time.
 
-Each worker's log is read from its server piece by piece; the pieces are merged by the time stamps of their lines. Lines of the
-same moment keep the order in which their worker wrote them.
+Each worker's log is read from its server piece by piece; the pieces are merged by the time stamps of their lines. Lines
+with the same time stamp keep the order in which their worker wrote them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_to(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class Line:
-    """What a worker wrote, and when (Unix time)."""
+    """A line of a worker's output, with its time (Unix time)."""
 
     time_s: float
     worker: WorkerId
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass
 class _Reader:
-    """How far the log of one worker has been read."""
+    """Progress of reading one worker's log."""
 
     worker: WorkerId
     offset: int = 0
@@ -61,7 +61,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines: of one worker (its number), of one attempt of the job, from a time on, the last so many. None: all."""
+    """Filter of lines: by worker (its number), by attempt of the job, from a time on, the last so many. None: all."""
 
     worker: int | None = None
     attempt: int | None = None
@@ -69,7 +69,7 @@ class Wanted:
     tail: int | None = None
 
     def last(self, lines: list[Line]) -> list[Line]:
-        """Of those that are there, in order."""
+        """Return the last wanted ones of `lines`, in order."""
         return lines if self.tail is None else lines[len(lines) - min(self.tail, len(lines)) :]
 
 
@@ -98,7 +98,7 @@ def logs(
     ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Show what a job's workers have written."""
+    """Show the output of a job's workers."""
     shared = of(context)
     after_s = 0.0 if since is None else since_s(since, time.time())
     wanted = Wanted(worker, attempt, after_s, tail)
@@ -117,7 +117,7 @@ def logs(
 
 
 def follow_job(shared: Context, job: str, wanted: Wanted = EVERYTHING, as_json: bool = False) -> None:
-    """Print what comes until the job is over and its logs have ended."""
+    """Print new lines until the job is over and its logs have ended."""
     readers: dict[WorkerId, _Reader] = {}
     begun = False
     while True:
@@ -143,7 +143,7 @@ def follow_job(shared: Context, job: str, wanted: Wanted = EVERYTHING, as_json: 
 
 
 def since_s(text: str, now_s: float) -> float:
-    """The Unix time that `text` means: "10m" before now, a time of day (the last such), or a date with a time."""
+    """Return the Unix time of `text`: "10m" before now, a time of day (the last such), or a date with a time."""
     from .jobfile import duration_s
 
     try:
@@ -167,7 +167,9 @@ def _time_of_day(text: str, now_s: float) -> float:
 
 
 def _readers(view: JobView, wanted: Wanted) -> list[_Reader]:
-    """One for each wanted worker that has been started, by number. Raises UserError if none is of the number or the attempt."""
+    """Return a reader for each wanted worker that has started, by number. Raises UserError if no worker has the number
+    or attempt.
+    """
     started = {w.worker: w for w in (*view.past_workers, *view.workers) if w.phase is not WorkerStage.ORDERED}
     chosen = [name for name in started if wanted.worker is None or name == f"{view.job}.{wanted.worker}"]
     if wanted.worker is not None and not chosen:
@@ -183,14 +185,14 @@ def _readers(view: JobView, wanted: Wanted) -> list[_Reader]:
 
 
 def _read_wanted(shared: Context, view: JobView, reader: _Reader, tail: int | None) -> list[Line]:
-    """All lines of a log, or so much of its end that `tail` lines are in it."""
+    """Return all lines of a log, or a part of its end that contains `tail` lines."""
     size = TAIL_BYTES
     while tail is not None:
         reader.offset, reader.ended = -size, False
         lines = _read_all(shared, view, reader)
         if (
             len(lines) >= tail or size >= reader.offset
-        ):  # which is the log's length now, or below 0 where it was not read
+        ):  # `reader.offset` is the log's length now, or below 0 where the log was not read
             return lines
         size *= 8
     return _read_all(shared, view, reader)
@@ -204,12 +206,12 @@ def _read_all(shared: Context, view: JobView, reader: _Reader) -> list[Line]:
 
 
 def _read(shared: Context, view: JobView, reader: _Reader) -> list[Line]:
-    """The next lines of one worker's log."""
+    """Return the next lines of one worker's log."""
     try:
         request = GetLog(job=view.job, worker=reader.worker, offset=reader.offset, limit=PIECE_BYTES)
         piece = shared.ask(request, Log)
     except RequestRefused as error:
-        if not reader.complained:  # who follows goes on: the server may come back
+        if not reader.complained:  # following goes on: the server may come back
             say(f"elasticctl: log of {reader.worker}: {error}")
         reader.complained = True
         return []
@@ -218,7 +220,9 @@ def _read(shared: Context, view: JobView, reader: _Reader) -> list[Line]:
 
 
 def _parsed(line: bytes, reader: _Reader) -> Line:
-    """``<unix time> <o|e> <text>``. A line that a full disk has torn is shown whole, at the time of the one before it."""
+    """Return the line in ``<unix time> <o|e> <text>``. A line torn by a full disk is shown whole, at the time of the
+    line before.
+    """
     stamp, _, rest = line.partition(b" ")
     stream, _, text = rest.partition(b" ")
     try:

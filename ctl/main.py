@@ -1,4 +1,4 @@
-"""The command `elasticctl`: options that all commands share, and what errors look like."""
+"""The command `elasticctl`: options that all commands share, and the display of errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
-    """Says which command is meant by a word of another tool."""
+    """Group of all commands, which suggests the command that matches a word of another tool."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and (text := other_word(args[0])):
@@ -76,8 +76,8 @@ def shared(
     context.obj = given(directory, controller, key)
 
 
-# Which file has which commands, in the order in which they are shown. Only the one that is wanted is loaded: so a command
-# answers sooner. One that is missing here is found all the same, more slowly.
+# The commands of each file, in the order of display. Only the file of the called command is loaded, so that commands
+# answer sooner. A command missing here is still found, more slowly.
 ROOMS = {
     "cluster": ("up", "down", "version", "controllers"),
     "servers": ("servers", "cordon", "uncordon", "drain"),
@@ -102,7 +102,9 @@ ROOMS = {
 
 
 def wanted_rooms(words: Sequence[str], completes: bool = False) -> list[str]:
-    """Those with a command that is among the `words` of a command line; all, if there is none or all are to be shown."""
+    """Return the files with a command among the `words` of a command line; all files, if there is none or help or
+    completion needs all.
+    """
     found = [room for room, commands in ROOMS.items() if any(word in commands for word in words)]
     return list(ROOMS) if completes or not found or {"-h", "--help"} & set(words) else found
 
@@ -115,9 +117,9 @@ def load_commands() -> None:
 
 
 def main() -> None:
-    """Run `elasticctl`; every error that the world can cause is one sentence on stderr and an exit code."""
+    """Run `elasticctl`. Every error that the world can cause is one sentence on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a job's output may hold what this terminal cannot show
+        sys.stdout.reconfigure(errors="replace")  # a job's output may hold characters that this terminal cannot show
     load_commands()
     try:
         code = app(standalone_mode=False)
@@ -132,7 +134,7 @@ def main() -> None:
     except BrokenPipeError:
         _give_up_stdout()
         code = 0
-    except OSError as error:  # a full disk under stdout, a directory that may not be read
+    except OSError as error:  # a full disk under stdout, a directory without read permission
         _give_up_stdout()
         print(f"elasticctl: {error}", file=sys.stderr)
         code = 1
@@ -140,7 +142,7 @@ def main() -> None:
 
 
 def _explained(error: Exception) -> int:
-    """What is wrong with a command line; or the help, where a group of commands stands alone (`elasticctl policy`)."""
+    """Print the error of a command line; or the help, where a group of commands stands alone (`elasticctl policy`)."""
     text = error.format_message()  # type: ignore[attr-defined]
     if type(error).__name__ != "NoArgsIsHelpError":
         print(f"elasticctl: {' '.join(text.split())}", file=sys.stderr)
@@ -153,7 +155,7 @@ def _explained(error: Exception) -> int:
 
 
 def _give_up_stdout() -> None:
-    """What could not be written never will be; without this the interpreter tries again at its end, and complains."""
+    """Discard unwritten output; otherwise the interpreter tries to write it again at its end, and complains."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

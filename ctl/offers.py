@@ -1,4 +1,4 @@
-"""What the servers that `up` starts on this machine offer: the GPUs that are here, CPU slots, or stand-ins for GPUs."""
+"""Devices that servers started by `up` on this machine offer: its GPUs, CPU slots, or stand-ins for GPUs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ OPTIONS = ("cpu_slots", *standins.OPTIONS)
 
 @dataclass(frozen=True)
 class Offer:
-    """Of each server. `text`: what they offer, and why, for people."""
+    """Devices that each server offers. `text`: the devices and the reason, for people."""
 
-    slots: int | None  # of the CPU; None: GPUs
-    models: tuple[str, ...]  # of the stand-ins, for one server after the other; none: the GPUs that are here
+    slots: int | None  # CPU slots; None: GPUs
+    models: tuple[str, ...]  # models of the stand-ins, for one server after the other; none: this machine's GPUs
     text: str
 
     def options(self, directory: Path, name: str, position: int) -> Options:
-        """What makes a server offer that. Stand-ins are built for it. Raises UserError."""
+        """Return the options of a server's agent for this offer. Builds the stand-ins. Raises UserError."""
         if self.models:
             return standins.lay_out(directory, name, self.models[position % len(self.models)])
         return {} if self.slots is None else {"cpu_slots": self.slots}
 
 
 def plan(slots: int | None, model: str | None, servers: int | None) -> Offer:
-    """What `--gpus`, `--gpu-model` and `--servers` mean here. Raises UserError."""
+    """Return the offer that `--gpus`, `--gpu-model` and `--servers` select on this machine. Raises UserError."""
     cores = os.cpu_count() or 1
     each = "each server offers" if (servers or 1) > 1 else "the server offers"
     if model is not None:
@@ -59,5 +59,5 @@ def plan(slots: int | None, model: str | None, servers: int | None) -> Offer:
 
 
 def counted(slots: int) -> str:
-    """ "1 CPU slot"."""
+    """Return "1 CPU slot", "2 CPU slots"."""
     return f"{slots} CPU slot{'' if slots == 1 else 's'}"

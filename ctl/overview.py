@@ -1,6 +1,8 @@
-"""What `elasticctl` says when it is called alone: one screen, what users need first. And where words of other tools lead.
+"""Output of `elasticctl` without a command: one screen with the commands that users need first; and hints for other
+tools' commands.
 
-`--help` has every command with a line, and each command's own `--help` its options; neither fits a terminal of 24 lines.
+`--help` has every command with a line, and each command's own `--help` its options; neither fits a terminal of 24
+lines.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 WIDTH = 80
 
-# Words that people bring along, from Slurm, PBS, Kubernetes, Docker and the shell, and the command that is meant.
+# Commands of Slurm, PBS, Kubernetes, Docker and the shell, with the corresponding command of elasticctl.
 OTHER_TOOLS = {
     "apply": "submit",
     "delete": "cancel",
@@ -45,7 +47,7 @@ OTHER_TOOLS = {
 
 @dataclass(frozen=True)
 class Group:
-    """Commands that belong together: some with a line each, the others by name."""
+    """A group of commands: some with a line each, the others by name."""
 
     title: str
     lines: dict[str, str]
@@ -80,7 +82,7 @@ GROUPS = (
 
 
 def screen(known: Collection[str]) -> str:
-    """The text, with those commands that there are."""
+    """Return the text, with those commands that exist."""
     return "\n".join(_lines(known))
 
 
@@ -97,13 +99,13 @@ def _lines(known: Collection[str]) -> Iterator[str]:
         names = [name for name in group.names if name in known]
         placed |= {*group.lines, *names}
         if group is GROUPS[-1]:
-            names += sorted(set(known) - placed)  # nothing is left out
+            names += sorted(set(known) - placed)  # no command is left out
         yield from textwrap.wrap(", ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
     yield "All commands: elasticctl --help. Options of one: elasticctl COMMAND --help."
 
 
 def other_word(word: str) -> str:
-    """What to say of a word that is another tool's; "": it is none."""
+    """Return a hint for a command of another tool; "": the word is not one."""
     meant = OTHER_TOOLS.get(word, "")
     return f"there is no command {word!r}: elasticctl has `{meant}` for this" if meant else ""

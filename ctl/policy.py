@@ -1,4 +1,4 @@
-"""`elasticctl policy`: which policy decides who gets which GPUs, which there are, and changing it while the cluster runs."""
+"""`elasticctl policy`: show the policy in use and the available ones, and change the policy while the cluster runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..scheduler.describe import RuleView
     from ..scheduler.scheduler import Scheduler, Stages
 
-PYTHON = ".py"  # ends the name of a file with a policy of one's own
+PYTHON = ".py"  # ends the name of a file with a user's own policy
 
 
 def add_to(root: typer.Typer) -> None:
@@ -66,7 +66,7 @@ def show(
     ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Show what decides in the cluster now; or what a known policy or stage does, with its parameters."""
+    """Show the policy and stages in use; or the rule of a known policy or stage, with its parameters."""
     if name is not None:
         rule = _rule(name)
         if as_json:
@@ -101,9 +101,10 @@ def set_policy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which jobs' shares would change.")] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Let another policy decide, at once and for good. Running jobs grow, shrink and move; none starts anew that keeps GPUs.
+    """Put another policy in force, at once and permanently. Running jobs grow, shrink and move; no job that keeps GPUs
+    restarts.
 
-    Without FILE or NAME the policy stays, and the stages change that are named.
+    Without FILE or NAME the policy stays, and the named stages change.
     """
     named = {"admission": admission, "packing": packing, "placement": placement}
     stages = {stage: name for stage, name in named.items() if name is not None}
@@ -127,7 +128,7 @@ def check(
 ) -> None:
     """Check policy files, without a cluster: exit code 2 if one is wrong, with file, line, field and reason.
 
-    A policy in a Python file is asked about some tables of jobs, too.
+    A policy in a Python file is also run on some tables of jobs.
     """
     findings = [_finding(file) for file in files]
     for finding in findings if not as_json else ():
@@ -145,8 +146,9 @@ def check(
 
 
 def load(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
-    """What a policy file describes; `default` has the stages that it does not name. `python`: may it be a Python file, or name
-    one? Raises UserError, naming file, line and field."""
+    """Return the scheduler that a policy file describes; `default` has the stages that the file does not name.
+    `python`: the file may be, or name, a Python file. Raises UserError, naming file, line and field.
+    """
     from ..scheduler.options import WrongOption
 
     try:
@@ -186,17 +188,17 @@ def _finding(file: Path) -> dict[str, Any]:
         return {"file": str(file), "ok": False, **where, "reason": _sentence(file, error)}
     except own.PolicyError as error:
         return {"file": str(file), "ok": False, "line": error.line, "field": None, "reason": str(error)}
-    except UserError as error:  # it cannot be read, or is no YAML
+    except UserError as error:  # the file cannot be read, or is not YAML
         return {"file": str(file), "ok": False, "line": None, "field": None, "reason": str(error)}
 
 
 def is_file(policy: str) -> bool:
-    """Is it a policy file rather than a name?"""
+    """Return whether `policy` is a policy file rather than a name."""
     return "/" in policy or policy.endswith((".yaml", ".yml", PYTHON))
 
 
 def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> dict[str, Any]:
-    """What the controller is to take, found right as far as this program knows. Raises UserError."""
+    """Return the document for the controller, checked as far as this program can. Raises UserError."""
     from ..runtime.config import load_yaml
     from ..scheduler.options import plain
     from ..scheduler.scheduler import load_scheduler
@@ -222,7 +224,7 @@ def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> di
 
 
 def _source(policy: str | None, stages: dict[str, str]) -> str:
-    """Where a setting comes from, for people."""
+    """Return the origin of a setting, for people."""
     first = str(Path(policy).absolute()) if policy is not None and is_file(policy) else policy
     return " ".join([*([first] if first else []), *(f"--{stage} {name}" for stage, name in stages.items())])
 
@@ -248,7 +250,7 @@ def _rule(name: str) -> RuleView:
 
 
 def _fields(found: PolicyInUse) -> dict[str, Any]:
-    """As plain values, without what tells messages apart."""
+    """Return the policy in use as plain values, without the messages' tag."""
     return {name: value for name, value in render.plain(found).items() if name in PolicyInUse.__struct_fields__}
 
 
@@ -258,7 +260,7 @@ def _stage(stage: StageView) -> str:
 
 
 def _value(value: Any) -> str:
-    """As it stands in a policy file."""
+    """Return a value as it is written in a policy file."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, float):
@@ -302,7 +304,7 @@ def _print_set(answer: PolicySet, dry_run: bool) -> None:
 
 
 def _changed(before: PolicyInUse, after: PolicyInUse) -> Iterator[tuple[str, str]]:
-    """Who gets which quota, and what is reserved, a line each; nothing of what is as it was."""
+    """Yield the changed quotas and the changed reservations, a line each."""
     from msgspec import ValidationError, convert
 
     from ..scheduler.quotas.reservations import TimedReservation
@@ -333,7 +335,7 @@ def _print_rule(rule: RuleView) -> None:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Plain texts in columns, of which the last one may be wrapped."""
+    """Return plain texts in columns, of which the last one may be wrapped."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""How it stands with a job's deadline, for people."""
+"""State of a job's deadline, for people."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STYLES = {
 
 
 def moment(unix_s: float, now_s: float) -> str:
-    """Local time, with the date where it is not today's."""
+    """Return the local time, with the date where it is not today's."""
     when = time.localtime(unix_s)
     same_day = time.localtime(now_s)[:3] == when[:3]
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", when)
 
 
 def deadline_line(promise: PromiseView, now_s: float, eta_s: float | None = None) -> str:
-    """The deadline, what is planned, and how much time there is to spare. eta_s: how long it takes at its present pace."""
+    """Return the deadline, the plan, and the time to spare. eta_s: the job's remaining time at its present pace."""
     left_s = promise.deadline_s - now_s
     when = f"in {span(left_s)}" if left_s >= 0 else f"{span(-left_s)} ago"
     due = f"{moment(promise.deadline_s, now_s)}, {when}{', soft' if promise.soft else ''}"
@@ -52,7 +52,7 @@ def _standing(promise: PromiseView, now_s: float) -> str:
 
 
 def slack(promise: PromiseView | None, now_s: float, eta_s: float | None) -> Cell:
-    """The time to spare at the present pace, or else by what is planned; in a table."""
+    """Return the time to spare at the present pace, or else by the plan; for a table."""
     if promise is None:
         return Cell("-")
     style = STYLES[promise.state]
@@ -64,7 +64,7 @@ def slack(promise: PromiseView | None, now_s: float, eta_s: float | None) -> Cel
 
 
 def offer_lines(offer: CounterOffer, now_s: float) -> list[str]:
-    """What would hold in place of a deadline that does not, a line each."""
+    """Return alternatives to a deadline that cannot be kept, a line each."""
     lines = []
     if offer.deadline_s is not None:
         lines.append(

@@ -1,4 +1,4 @@
-"""`elasticctl quota`: what users and groups are guaranteed, may have, and have now (docs/quotas.md)."""
+"""`elasticctl quota`: guarantees, limits and present use of users and groups (docs/quotas.md)."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def _number(value: int | None) -> str:
 
 
 def _of(has: int, most: int | None) -> str:
-    """ "2 of 10"; where there is no bound "2"."""
+    """Return "2 of 10"; "2" without a limit."""
     return str(has) if most is None else f"{has} of {most}"
 
 
 def _hours(has: float, most: float | None) -> str:
-    """GPU-hours to three digits: "12.5 of 20"."""
+    """Return GPU-hours to three digits: "12.5 of 20"."""
     if most is None:
         return f"{has:.3g}" if has else "-"
     return f"{has:.3g} of {most:g}"

@@ -1,6 +1,7 @@
-"""Where a cluster of this machine is, without what is needed to start one: read by every command, so it is small and fast.
+"""Part of a local cluster's record that every command reads, so it is small and fast: the controller's address and
+process.
 
-The whole record is `local.LocalCluster`; here is what tells where its controller listens, and whether it runs.
+The whole record is `local.LocalCluster`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TOLD_BYTES = 1 << 16  # at the end of a log
 
 
 class Daemon(msgspec.Struct, frozen=True):
-    """A process of ours."""
+    """A daemon's process."""
 
     pid: int
     start_ticks: int
@@ -30,7 +31,7 @@ class Daemon(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What every command needs of ``cluster.json``."""
+    """The part of ``cluster.json`` that every command needs."""
 
     controller: str  # address for clients
     daemons: dict[str, Daemon] = {}  # empty: the cluster has been stopped
@@ -41,7 +42,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def read(directory: Path) -> Record | None:
-    """That of the cluster in `directory`, or None. Raises UserError if it cannot be read."""
+    """Return the record of the cluster in `directory`, or None. Raises UserError if it cannot be read."""
     path = directory / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Record)
@@ -56,7 +57,7 @@ def log_of(directory: Path, daemon: str) -> Path:
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a log; none where it cannot be read."""
+    """Return the last lines of a log; none where it cannot be read."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - TOLD_BYTES))
@@ -66,12 +67,12 @@ def tail(path: Path, lines: int) -> list[str]:
 
 
 def stopped(directory: Path, up: str) -> str:
-    """What to say where somebody asks a cluster that `down` has stopped. `up`: the command that starts it."""
+    """Return the error of a request to a cluster that `down` has stopped. `up`: the command that starts it."""
     return f"the cluster at {directory} is stopped: `{up}` starts it again, with all that it has kept"
 
 
 def dead(directory: Path, record: Record, up: str) -> str | None:
-    """What to say of a controller that has died; None: it runs, or it cannot be told."""
+    """Return the error for a controller that has died; None: the controller runs, or its state is unknown."""
     daemon = record.daemons.get(CONTROLLER)
     if daemon is None or daemon.runs:
         return None
@@ -85,7 +86,7 @@ def dead(directory: Path, record: Record, up: str) -> str | None:
 
 
 def silent(directory: Path, record: Record) -> str | None:
-    """What to say of a controller that runs and does not answer; None: it cannot be told."""
+    """Return the error for a controller that runs without answering; None: its state is unknown."""
     daemon = record.daemons.get(CONTROLLER)
     if daemon is None or not daemon.runs:
         return None
