@@ -1,9 +1,9 @@
-"""``python -m elasticd.ctl.remote``: what `elasticctl up --hosts` asks of a host, through ssh.
+"""``python -m elasticd.ctl.remote``: the part of `elasticctl up --hosts` that runs on a host, started through ssh.
 
-One request in JSON comes by the standard input, one line with the answer goes out. Nothing is done before the whole request is
-there. What belongs to one server of one cluster lies in one directory: the agent's configuration, its key, its log and its
-state. It is in the user's state directory (mode 0700), for root in /var/lib, since other accounts cannot reach into root's home.
-A home that several hosts share does no harm.
+One request in JSON comes by the standard input, one line with the answer goes out. No action begins before the whole
+request has arrived. One directory holds all files of one server of one cluster: the agent's configuration, its key, its
+log and its state. It is in the user's state directory (mode 0700), for root in /var/lib, since other accounts cannot
+reach into root's home. A home directory that several hosts share does no harm.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Who is there, and what of this server there is already?"""
+    """Report versions, and the state of this server's agent."""
 
     cluster: Identifier
     server: Identifier
@@ -54,11 +54,11 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cluster: Identifier
     server: Identifier
     options: dict[str, str | int | bool]  # of the agent's configuration; the paths are added here
-    key: str | None = None  # a key file's text; None: the one that is there
+    key: str | None = None  # a key file's text; None: the key on the host
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End the agent and its workers, and remove what belongs to them, unless it is to be kept."""
+    """End the agent and its workers, and remove their files, unless `keep` is set."""
 
     cluster: Identifier
     server: Identifier
@@ -69,27 +69,27 @@ Request = Look | Start | Stop
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What `Look` finds."""
+    """Answer to `Look`."""
 
     version: str
     protocol: int
     runs: bool
-    public: str = ""  # key of the server; "": it has none here
+    public: str = ""  # key of the server; "": the host has none
     log: str = ""  # the agent's last lines
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The agent runs."""
 
-    new: bool  # it was started now
+    new: bool  # it was started by this request
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Nothing of it runs."""
+    """Neither the agent nor a worker runs."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It was not done."""
+    """The request failed."""
 
     reason: str
 
@@ -98,7 +98,7 @@ Answer = Seen | Started | Stopped | Failed
 
 
 def directory_of(cluster: str, server: str) -> Path:
-    """Where everything of one server of one cluster lies on its host."""
+    """Return the directory of one server of one cluster on its host."""
     base = os.environ.get("XDG_STATE_HOME") or (
         "/var/lib" if os.getuid() == 0 else str(Path.home() / ".local" / "state")
     )
@@ -106,7 +106,7 @@ def directory_of(cluster: str, server: str) -> Path:
 
 
 def answer(request: Request) -> Answer:
-    """Do what is asked. Raises ElasticError, OSError."""
+    """Carry the request out and return its answer. Raises ElasticError, OSError."""
     directory = directory_of(request.cluster, request.server)
     match request:
         case Look():
@@ -160,7 +160,7 @@ def _lay_out(directory: Path, request: Start) -> None:
 
 
 def _launch(directory: Path) -> None:
-    """Start the agent and wait until it says that it is ready. Raises RequestRefused."""
+    """Start the agent and wait until it reports that it is ready. Raises RequestRefused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as ready:
         ready.bind("")  # the kernel chooses a name, outside of the file system
         name = ready.getsockname()
@@ -217,7 +217,7 @@ def _remove_sockets(directory: Path) -> None:
 
 
 def _remove_empty(directory: Path) -> None:
-    """The directories above, up to elasticctl's own, where nothing else lies in them."""
+    """Remove the directories above, up to elasticctl's own, where they are empty."""
     for above in list(directory.parents)[:3]:
         with contextlib.suppress(OSError):
             above.rmdir()
@@ -250,7 +250,7 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 def _public(directory: Path) -> str:
-    """The public key in the server's key file, or ""."""
+    """Return the public key in the server's key file, or ""."""
     try:
         text = (directory / KEY).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -268,8 +268,9 @@ def _tail(directory: Path) -> str:
 
 
 def main() -> int:
-    """The exit code: 0 if what was asked is done."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that ends in the middle leaves nothing half done
+    """Return the exit code: 0 if the request was carried out."""
+    # A connection that ends in the middle must not leave the request half done
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         request: Request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     except (msgspec.MsgspecError, UnicodeDecodeError):

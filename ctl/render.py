@@ -1,4 +1,4 @@
-"""From the controller's answers to what people read (rich tables) and what programs read (plain values). Pure."""
+"""Conversion of the controller's answers into tables and lines for people, and into plain values for programs. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SHARE_CELLS = 48  # of the line that shows the share over time
 
 
 def plain(view: object) -> Any:
-    """`view` as values that `json` can write; GPU-seconds with their sum."""
+    """Return `view` as values that `json` can write; GPU-seconds with their sum."""
     found = msgspec.to_builtins(view)
     _add_sums(found)
     return found
@@ -72,7 +72,7 @@ def _add_sums(value: object) -> None:
 
 
 def phase(job: JobView) -> str:
-    """Its phase; of a job that does not run, since a user keeps it from that, how."""
+    """Return the job's phase; for a job that a user keeps from running, the kind of withholding."""
     withheld = job.withheld if job.phase is JobPhase.PENDING else None
     if withheld is None:
         return job.phase.value
@@ -80,21 +80,23 @@ def phase(job: JobView) -> str:
 
 
 def gpus(job: JobView) -> str:
-    """ "2", or "2 > 3" while a resize is under way."""
+    """Return "2", or "2 > 3" while a resize is in progress."""
     if job.phase.final or job.wanted_gpus == job.share_gpus:
         return str(job.share_gpus)
     return f"{job.share_gpus} > {job.wanted_gpus}"
 
 
 def eta_s(job: JobView) -> float | None:
-    """Seconds until the last step at the present pace; None: unknown, as is the time for what a script does after that step."""
+    """Return the seconds until the last step at the present pace; None: unknown. The script's time after that step is
+    not included.
+    """
     if job.phase is not JobPhase.RUNNING or job.step is None or not job.total_steps or not job.median_step_s:
         return None
     return (job.total_steps - 1 - job.step) * job.median_step_s or None
 
 
 def describe_resize(job: str, resize: Resize) -> str:
-    """One sentence on what a switch of generations cost."""
+    """Return one sentence on the cost of a switch of generations."""
     return (
         f"{job}: {resize.workers_before} -> {gpu_count(resize.workers_after)} after step {resize.step}; longest time between two "
         f"steps {milliseconds(resize.longest_gap_s)} (median {milliseconds(resize.median_step_s)} before, "
@@ -112,7 +114,7 @@ def metrics(job: JobView) -> str:
 
 
 def batch(job: JobView) -> str:
-    """The global batch, as far as it is known."""
+    """Return the global batch, as far as it is known."""
     count = job.spec.virtual_workers
     if job.batch_samples:
         return f"{job.batch_samples} samples ({count} virtual worker{'s' if count != 1 else ''} x {job.batch_samples // count})"
@@ -121,7 +123,7 @@ def batch(job: JobView) -> str:
 
 
 def steps_done(job: JobView) -> int | None:
-    """How many steps it has made, in all attempts; None: it has told none."""
+    """Return the number of steps in all attempts; None: the job has reported none."""
     if job.step is None and job.failure is None:
         return None
     return max(job.step + 1 if job.step is not None else 0, job.failure.steps_done if job.failure is not None else 0)
@@ -138,7 +140,7 @@ TOLD_BY = {LengthSource.MAX_STEPS: "max_steps", LengthSource.EPOCHS: "its loop o
 
 
 def length(job: JobView, known: JobLength) -> str:
-    """How many steps a job takes, who says so, and, when it is over, how wrong that was."""
+    """Return a job's number of steps and its source, and, when the job is over, how wrong it was."""
     done = job.step + 1 if job.step is not None else 0
     told_by = TOLD_BY.get(known.source)
     if known.by_reports and known.steps and not job.phase.final:
@@ -157,7 +159,7 @@ def length(job: JobView, known: JobLength) -> str:
 
 
 def kept(job: JobView) -> str:
-    """How far a job has come that has given its GPUs back, and what of that is saved."""
+    """Return the progress of a job that has given its GPUs back, and how much of it is saved."""
     done = job.step + 1 if job.step is not None else 0
     saved = job.saved_step + 1 if job.saved_step is not None else 0
     if not done and not saved:
@@ -166,26 +168,28 @@ def kept(job: JobView) -> str:
 
 
 def outcome(job: JobView, gap: str = " ") -> str:
-    """How it stands with a job, and why."""
+    """Return a job's phase with its reason."""
     return f"{job.job}{gap}{_phase_and_reason(job.phase.value, job.phase.value, job.reason)}"
 
 
 def _phase_and_reason(phase: str, told: str, reason: str) -> str:
-    """`told`: the phase with what follows it. A reason may begin with the phase itself: "cancelled by alice"."""
+    """Return the phase with its reason. `told`: the phase with its details. A reason may begin with the phase itself:
+    "cancelled by alice".
+    """
     if reason.startswith(phase):
         return told + printable(reason.removeprefix(phase))
     return told + (f": {printable(reason)}" if reason else "")
 
 
 def because(job: JobView) -> str:
-    """A job's reason without the word for its phase, as a note beside the phase: "by alice"."""
+    """Return a job's reason without the word for its phase, as a note beside the phase: "by alice"."""
     if job.phase is not JobPhase.CANCELLED:
         return job.reason
     return job.reason.removeprefix(job.phase.value).lstrip(" ,;:")
 
 
 def verdict(job: JobView) -> str:
-    """How a job that is over has ended, and after how long."""
+    """Return how a finished job ended, and after how long."""
     ran = f" after {span((job.finished_s or job.submitted_s) - job.submitted_s)}"
     code = f" (exit code {job.exit_code})" if (job.exit_code or 0) > 0 and job.phase is JobPhase.FAILED else ""
     reason, phase = job.reason, job.phase.value
@@ -195,7 +199,9 @@ def verdict(job: JobView) -> str:
 
 
 def submitted(job: str, spec: JobSpec, joins: bool = True) -> str:
-    """What is known of a job at its submission, beside its id. `joins`: as far as is known it calls `elastic.join()`."""
+    """Return the known facts of a job at its submission, beside its id. `joins`: the command probably calls
+    `elastic.join()`.
+    """
     low, high = spec.gpus.min, spec.gpus.max
     share = gpu_count(low) if low == high else f"{low} to {gpu_count(high)}"
     count = spec.virtual_workers
@@ -208,13 +214,13 @@ def submitted(job: str, spec: JobSpec, joins: bool = True) -> str:
 
 
 def goes_on_from(resume: ResumeFrom) -> str:
-    """Whose checkpoint a job begins with."""
+    """Return the job or directory of the checkpoint from which a job starts."""
     any_code = ", whatever its code and data" if resume.any_code else ""
     return printable(f"{resume.job or resume.directory}, after {resume.step + 1:,} steps{any_code}")
 
 
 def failure_lines(job: JobView) -> list[str]:
-    """Where a failed job has failed, and where more is to be read; none of any other job."""
+    """Return where a failed job has failed, and where to read more; empty for any other job."""
     failed = job.failure
     if failed is None:
         return []
@@ -243,12 +249,12 @@ def note(worker: WorkerView) -> str:
 
 
 def gpus_of(worker: WorkerView) -> str:
-    """Indices of its GPUs on its server."""
+    """Return the indices of the worker's GPUs on its server."""
     return ",".join(str(index) for index in worker.gpus or (worker.gpu,))
 
 
 def resizing(job: JobView) -> str:
-    """Can it be resized, and how is its command run?"""
+    """Return whether the job can be resized, and how its command is run."""
     if job.elastic:
         return f"does not grow: {printable(job.does_not_grow)}" if job.does_not_grow else "elastic"
     allowed = job.spec.restarts
@@ -261,13 +267,13 @@ def resizing(job: JobView) -> str:
 
 
 def owner(job: JobView) -> str:
-    """Whose job it is, and the Unix account that it runs as if that has another name."""
+    """Return the job's owner, and the job's Unix account if it has another name."""
     name = user(job)
     return name if job.account in ("", job.owner, name) else f"{name} (runs as {job.account})"
 
 
 def user(job: JobView) -> str:
-    """Whose it is, in a word; on a machine of one's own the name that was told at the submission."""
+    """Return the job's user in a word; in a cluster of one machine the name given at the submission."""
     return job.owner if job.owner not in ("", LOCAL) else job.spec.user or "-"
 
 
@@ -288,7 +294,7 @@ SLACK = Column("SLACK", right=True, words="{} to spare", wanted=7)
 
 
 def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
-    """The jobs, one a row; with the time to spare, where any of them has a deadline."""
+    """Return the jobs, one a row; with the time to spare if any of them has a deadline."""
     rows = [_job_row(job, now_s) for job in jobs]
     if all(job.promise is None for job in jobs):
         return Table(JOB_COLUMNS, rows)
@@ -330,7 +336,7 @@ SERVER_COLUMNS = (
 
 
 def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
-    """The servers, one a row; beside each the jobs there, and what is wrong."""
+    """Return the servers, one a row; beside each its jobs and its troubles."""
     return Table(SERVER_COLUMNS, [_server_row(view, now_s) for view in servers], "JOBS, NOTE")
 
 
@@ -344,7 +350,7 @@ CONTROLLER_COLUMNS = (
 
 
 def controller_table(answer: Controllers) -> Table:
-    """The controllers that run, one a row."""
+    """Return the running controllers, one a row."""
     rows = []
     for view in answer.controllers:
         state = Cell(f"leads, term {answer.term}", "green") if view.leads else Cell("stands by")
@@ -388,7 +394,7 @@ def _server_row(view: ServerView, now_s: float) -> Row:
 
 
 def cordoned(cordon: CordonView, now_s: float) -> str:
-    """ "cordoned 5 min ago", "draining for 12 s", "drained 3 h ago", "lent for 4 min more"."""
+    """Return "cordoned 5 min ago", "draining for 12 s", "drained 3 h ago", "lent for 4 min more"."""
     if cordon.loan:
         more = f" for {span(cordon.until_s - now_s)} more" if cordon.until_s is not None else ""
         return f"lent{more}{'' if cordon.drained_s is not None else ', jobs are leaving it'}"
@@ -404,7 +410,7 @@ def _of_gpu(cordon: CordonView) -> str:
 
 
 def staying_lines(left: Sequence[StillThere]) -> list[str]:
-    """What is still on a server that is being drained, and why, a line each."""
+    """Return the work left on a server that is being drained, with reasons, a line each."""
     return [
         printable(f"{one.job}{f' ({ranges(one.gpus)})' if one.gpus else ''}{' stays:' if one.stays else ''} {one.why}")
         for one in left
@@ -416,14 +422,14 @@ def _notes(*texts: str) -> tuple[str, ...]:
 
 
 def _used(used: Mapping[int, JobId]) -> str:
-    """ "digits-1 (0-3), tabular-2 (5)": the jobs, and on which GPUs."""
+    """Return "digits-1 (0-3), tabular-2 (5)": the jobs with their GPUs."""
     return ", ".join(
         f"{job} ({ranges(gpu for gpu, name in used.items() if name == job)})" for job in dict.fromkeys(used.values())
     )
 
 
 def pushed(losers: Sequence[ShareForecast]) -> str:
-    """Who loses GPUs to another job, and how many."""
+    """Return the jobs that lose GPUs to another job, with the numbers."""
     told = [
         f"{loser.job} ({loser.before_gpus} -> {gpu_count(loser.after_gpus)})" for loser in losers[:MOST_PUSHED_TOLD]
     ]
@@ -432,12 +438,12 @@ def pushed(losers: Sequence[ShareForecast]) -> str:
 
 
 def event_line(event: EventView) -> str:
-    """One event as one line."""
+    """Return one event as one line."""
     return f"{clock(event.time_s)}  {event.kind.value:<14} {event.job or '-':<14} {printable(event.text)}"
 
 
 def job_lines(job: JobView, now_s: float) -> list[str]:
-    """One job in full."""
+    """Return one job in full."""
     spec = job.spec
     age = span((job.finished_s or now_s) - job.submitted_s)
     since = f"over after {age}" if job.phase.final else f"{age} ago"
@@ -487,7 +493,7 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
 
 
 def gpu_time(told: GpuSeconds) -> str:
-    """What a job has had, in GPU-seconds or hours."""
+    """Return a job's GPU time, in GPU-seconds or hours."""
     unit_s, unit = (1.0, "GPU-seconds") if told.held_gpu_s <= FEW_GPU_S else (3600.0, "GPU-hours")
     columns = (
         (told.used_gpu_s, "used"),
@@ -500,7 +506,7 @@ def gpu_time(told: GpuSeconds) -> str:
 
 
 def point_line(point: CurvePoint) -> str:
-    """One share's throughput, and how it is known."""
+    """Return one share's throughput, with its source."""
     where = "" if point.servers is None else f"on {point.servers} server{'s' if point.servers > 1 else ''}"
     samples = f"{point.samples_per_s:10.1f} samples/s" if point.samples_per_s is not None else ""
     how = point.source
@@ -510,7 +516,7 @@ def point_line(point: CurvePoint) -> str:
 
 
 def share_line(job: JobView, now_s: float) -> str:
-    """The share over time as one line of digits, one for each equal part of the job's life (+ for ten and more)."""
+    """Return the share over time as one line of digits, one for each equal part of the job's life (+ for ten and more)."""
     end = job.finished_s or now_s
     begin = job.shares[0].time_s
     cells = []
@@ -522,11 +528,11 @@ def share_line(job: JobView, now_s: float) -> str:
 
 
 USAGE_COLUMNS = tuple(Column(title, right=True) for title in ("USED", "IDLE", "PAUSED", "LOST", "HELD", "USED%"))
-FEW_GPU_S = 36_000.0  # up to so many they are told as they are, more in hours
+FEW_GPU_S = 36_000.0  # up to this sum in GPU-seconds, above it in GPU-hours
 
 
 def usage_table(rows: Sequence[UsageRow], by: UsageBy) -> Table:
-    """A report, with the sum of all rows in the last one."""
+    """Return a usage report, with the sum of all rows in the last one."""
     every = _sum(rows)
     unit_s = _unit_s(every)
     columns = (Column(by.value.upper()), *((Column("USER"),) if by is UsageBy.JOB else ()), *USAGE_COLUMNS)
@@ -547,7 +553,7 @@ def _usage_row(row: UsageRow, by: UsageBy, unit_s: float) -> Row:
 
 
 def usage_line(report: UsageReport, whole_life: bool) -> str:
-    """What the numbers of a report are, and of which days; where there are none, that nobody held a GPU."""
+    """Return the unit and the days of a report's numbers; if the report is empty, that no GPU was held."""
     unit = "GPU-seconds" if _unit_s(_sum(report.rows)) == 1.0 else "GPU-hours"
     what = f"{unit}," if report.rows else "no GPU was held"
     if whole_life:

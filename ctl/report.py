@@ -1,4 +1,4 @@
-"""`elasticctl report`: who has had how many GPU-seconds (docs/accounting.md)."""
+"""`elasticctl report`: GPU-seconds by user, day or job (docs/accounting.md)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def report(
         bool, typer.Option("--csv", help="Comma-separated values, for spreadsheets.", show_default=False)
     ] = False,
 ) -> None:
-    """Show who has had how many GPU-seconds: used, idle, paused, lost."""
+    """Show GPU-seconds of users, days or jobs: used, idle, paused, lost."""
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other")
     if job is not None and (user is not None or since is not None or until is not None or by is not None):
@@ -89,7 +89,7 @@ def _all_pages(context: typer.Context, request: GetUsage) -> UsageReport:
 
 
 def day_s(option: str, text: str, now_s: float) -> float:
-    """A time on the day that `text` names: so many days ago, or a date. Raises UserError."""
+    """Return a time on the day that `text` names: so many days ago, or a date. Raises UserError."""
     ago = _DAYS.fullmatch(text)
     if ago is not None:
         return max(0.0, now_s - int(ago[1]) * DAY_S)
@@ -101,7 +101,7 @@ def day_s(option: str, text: str, now_s: float) -> float:
 
 
 def _print_csv(rows: Sequence[UsageRow]) -> None:
-    """GPU-seconds to the millisecond, a row each, with a head."""
+    """Print GPU-seconds to the millisecond, a row each, with a head."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("user", "day", "job", "phase", *COLUMNS))
     for row in rows:
@@ -111,6 +111,6 @@ def _print_csv(rows: Sequence[UsageRow]) -> None:
 
 
 def _harmless(text: str) -> str:
-    """A spreadsheet takes what begins so for a formula."""
+    """Return `text` so that a spreadsheet does not take it for a formula."""
     shown = render.printable(text)
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown

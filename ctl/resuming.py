@@ -1,4 +1,4 @@
-"""`submit --resume`: a new job that goes on from the checkpoint of one that is over, or from a directory of checkpoints."""
+"""`submit --resume`: a new job that starts from the checkpoint of a finished job, or from a directory of checkpoints."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..protocol.messages import JobView
 from ..protocol.model import JobSpec, ResumeFrom
 from .jobfile import Overrides
 
-_CHECKPOINT = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # as `worker.state.lineages` names them
-_OF_A_JOB = re.compile(r"([a-z0-9-]+-\d+)\.([0-9a-f]+)")  # what the directory of a job's checkpoints is called
+_CHECKPOINT = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # names of `worker.state.lineages`
+_OF_A_JOB = re.compile(r"([a-z0-9-]+-\d+)\.([0-9a-f]+)")  # name of the directory of a job's checkpoints
 
 
 def is_directory(given: str) -> bool:
-    """Is a directory of checkpoints meant, and no job?"""
+    """Return whether `given` is a directory of checkpoints, and not a job."""
     return "/" in given or Path(given).is_dir()
 
 
 def of_directory(given: str, any_code: bool) -> ResumeFrom:
-    """The newest checkpoint in a directory. Raises UserError if none is seen there."""
+    """Return the newest checkpoint in a directory. Raises UserError if there is none."""
     directory = Path(given).expanduser().absolute()
     try:
         files = os.listdir(directory)
@@ -43,10 +43,12 @@ def of_directory(given: str, any_code: bool) -> ResumeFrom:
 
 
 class GoingOn:
-    """What `--resume` means for a submission."""
+    """Effect of `--resume` on a submission."""
 
     def __init__(self, given: str | None, any_code: bool, view_of: Callable[[str], JobView]) -> None:
-        """given: a job, or a directory of checkpoints; None: the job begins anew. view_of: shows a job. Raises UserError."""
+        """given: a job, or a directory of checkpoints; None: the job starts from its initial state. view_of: returns
+        the view of a job. Raises UserError.
+        """
         if any_code and given is None:
             raise UserError("--with-new-code goes with --resume")
         self.source = None if given is None or is_directory(given) else view_of(given)
@@ -57,23 +59,27 @@ class GoingOn:
             self._resume = of_directory(given, any_code)
 
     def options(self, file: Path | None, options: Overrides) -> Overrides:
-        """Those to build the job with. Without a file its command is that of the other job, unless one is given."""
+        """Return the options with which to build the job. Without a file or a command, the command is that of the other
+        job.
+        """
         if self.source is None or file is not None or options.command:
             return options
         return replace(options, command=self.source.spec.command)
 
     def where(self, file: Path | None, cwd: Path) -> Path:
-        """The directory from which relative paths are meant."""
+        """Return the directory that relative paths start at."""
         return cwd if self.source is None or file is not None else Path(self.source.spec.workdir)
 
     def job(self, file: Path | None, options: Overrides, built: JobSpec) -> JobSpec:
-        """The job to submit. `built`: what file and options describe, or the options alone."""
+        """Return the job to submit. `built`: the job of file and options, or of the options alone."""
         spec = as_before(self.source.spec, built, options) if self.source is not None and file is None else built
         return replace(spec, resume=self._resume)
 
 
 def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
-    """The job as it was submitted `before`, but for what `options` say, as `built` has it. A deadline is not promised again."""
+    """Return the job as it was submitted `before`, changed by the given `options`, with values from `built`. An earlier
+    deadline is dropped.
+    """
     gpus = options.gpus
     given = {
         "name": options.name,

@@ -38,7 +38,7 @@ def add_to(app: typer.Typer) -> None:
     group.callback()(servers)
     group.command()(adopt)
     group.command()(remove)
-    # What they were called in earlier versions.
+    # Names of these commands in earlier versions.
     group.command("forget", hidden=True)(remove)
     group.command("exclude", hidden=True)(cordon)
     group.command(hidden=True)(include)
@@ -66,7 +66,7 @@ def servers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> N
 
 
 def adopt(context: typer.Context, server: Annotated[str, SERVER], as_json: Annotated[bool, JSON] = False) -> None:
-    """Take over a server on which workers run that belong to no job of this cluster: they save their state and end."""
+    """Take over a server with workers that belong to no job of this cluster: they save their state and end."""
     answer = of(context).ask(AdoptServer(server=ServerId(server)), ServerAdopted)
     if as_json:
         print_json(render.plain(answer))
@@ -83,8 +83,7 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Also if it is there; do not ask.")] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Do not know a server any more that is lost, or on which nothing runs. When its agent is started again, it joins as a new
-    one."""
+    """Remove a server that is lost or has no workers. When its agent is started again, it joins as a new server."""
     if not yes and _is_there(of(context), ServerId(server)):
         agreed(
             f"{server} is there, and its GPUs can be used; it comes back when its agent is started again. Remove it?",
@@ -125,7 +124,7 @@ def uncordon(
 
 
 def include(context: typer.Context, place: Annotated[str, PLACE], as_json: Annotated[bool, JSON] = False) -> None:
-    """What `uncordon --trust` was called in earlier versions."""
+    """Run `uncordon --trust` under its name in earlier versions."""
     _uncordon(context, place, True, as_json)
 
 
@@ -158,8 +157,8 @@ def drain(
 ) -> None:
     """Move the work on a server, or on one of its GPUs, to others without stopping it, and start nothing new there.
 
-    Ends when it is empty, or with exit code 1 when what is left cannot be moved. It stays cordoned, and what is left is moved as
-    soon as there is room, until `uncordon`.
+    Ends when the server or GPU is empty, or with exit code 1 when the remaining work cannot be moved. The server stays
+    cordoned, and the remaining work is moved as soon as there is room, until `uncordon`.
     """
     if no_wait and timeout is not None:
         raise UserError("--no-wait and --timeout exclude each other")
@@ -187,8 +186,9 @@ def drain(
 
 
 def _left_in_the_end(shared: Context, place: str, within_s: float | None) -> tuple[StillThere, ...]:
-    """Poll until nothing is there, or only what cannot be moved. Raises RequestRefused when the time is up, when the server is
-    lost, or when the drain has been ended."""
+    """Poll until no work is left, or only work that cannot be moved. Raises RequestRefused when the time is up, when
+    the server is lost, or when the drain has been ended.
+    """
     server, gpu = _place(place)
     after = f"; the drain goes on. End it: {shared.command(f'uncordon {place}')}"
     waiting = Waiting(f"{place} to be empty", within_s, after, always=True)
@@ -213,7 +213,7 @@ def _view(shared: Context, server: ServerId) -> ServerView:
 
 
 def _is_there(shared: Context, server: ServerId) -> bool:
-    """Is it an idle server of this cluster whose agent is heard, and of which nobody has said that it is to take no new work?"""
+    """Return whether the server is idle, alive, of this cluster, and not cordoned."""
     found = shared.ask(GetServers(server=server), Servers).servers
     return any(
         view.server.server == server
@@ -236,7 +236,7 @@ def _tell_who_stays(shared: Context, place: str, left: Sequence[StillThere], pre
 
 
 def _place(given: str) -> tuple[ServerId, int | None]:
-    """A server, and the index of one of its GPUs. Raises UserError."""
+    """Return a server, and the index of one of its GPUs or None. Raises UserError."""
     server, colon, gpu = given.partition(":")
     if colon and not (gpu.isascii() and gpu.isdigit() and len(gpu) <= 4):
         raise UserError(f"{given[:80]!r} is no SERVER:GPU, such as s1:3")

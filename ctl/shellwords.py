@@ -1,10 +1,10 @@
-"""Words of a command that only a shell understands. Pure.
+"""Refusal of shell syntax in a job's command. Pure.
 
-A job's command is executed as it is, without a shell: `python a.py && python b.py` would hand `&&`, `python` and `b.py` to the
-first program as arguments, and the job would "finish" without its second half. So such words are refused where the command is
-submitted, with what to write instead. In a command of one line they count where they are not quoted, as in a shell. Words of a
-list are never quoted, so there only whole operators count, and neither the value of an option (`awk -F "|"`) nor the last word
-(`find -exec ... ";"`).
+A job's command is executed as it is, without a shell: `python a.py && python b.py` would hand `&&`, `python` and `b.py`
+to the first program as arguments, and the job would "finish" without its second half. So shell operators are refused at
+submission, with the words to write instead. In a command of one line they count where they are not quoted, as in a
+shell. Words of a list are never quoted, so there only whole operators count, and neither the value of an option (`awk
+-F "|"`) nor the last word (`find -exec ... ";"`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<<?<?)(?:&\d*)?[^<>=].*|(?:\d*|&)(?:>>?|<<?<?)(?:&(?:\d+|-))?", re.DOTALL)
 OPERATORS = ("&&", "||", "|", "|&", ";", "&")
 VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()|`")
-WHOLE = frozenset((*OPERATORS, ">", ">>", "<", "2>", "&>", "2>&1"))  # those that count in a list
-TAKE_OPERATORS = ("[", "[[", "expr", "find", "test")  # programs that have such words among their own
+WHOLE = frozenset((*OPERATORS, ">", ">>", "<", "2>", "&>", "2>&1"))  # words that count in a list
+TAKE_OPERATORS = ("[", "[[", "expr", "find", "test")  # programs that take such words as arguments
 LONGEST_SUGGESTION = 300  # characters
 
 
 def words_of(where: str, text: str) -> list[str]:
-    """The words of a command that is one text. Raises UserError, naming `where`, if a shell would be needed."""
+    """Return the words of a command that is one text. Raises UserError, naming `where`, if the command needs a shell."""
     joined = QUOTED.sub(lambda found: "" if found[0] == "\\\n" else found[0], text)  # a line goes on after a backslash
     try:
         words = shlex.split(joined)
     except ValueError as error:
         raise UserError(f"{where}: {text!r} cannot be split into words: {error}") from None
-    bare = QUOTED.sub(lambda found: "x" * len(found[0]), joined)  # what is quoted stands for itself
+    bare = QUOTED.sub(lambda found: "x" * len(found[0]), joined)  # quoted text is never an operator
     for line in bare.strip().splitlines()[1:]:
         if line.strip() and not line.lstrip().startswith("-"):
             raise UserError(f"{where}: has several lines, which are for a shell, {_instead(text.strip(), '')}")
@@ -49,7 +49,7 @@ def words_of(where: str, text: str) -> list[str]:
 
 
 def check_list(where: str, words: Sequence[str], typed: bool) -> None:
-    """Raise UserError, naming `where`, if one of `words` is a shell's. typed: on a command line, not in a file."""
+    """Raise UserError, naming `where`, if one of `words` is a shell operator. typed: on a command line, not in a file."""
     if not words or Path(words[0]).name in TAKE_OPERATORS:
         return
     for before, word in itertools.pairwise(words[:-1]):
@@ -59,7 +59,7 @@ def check_list(where: str, words: Sequence[str], typed: bool) -> None:
 
 
 def _instead(line: str, word: str, typed: bool = False) -> str:
-    """What to write for a command whose `word` is a shell's."""
+    """Return the suggestion for a command in which `word` is shell syntax."""
     if len(line) > LONGEST_SUGGESTION:
         line = "..."
     shell = (

@@ -39,7 +39,7 @@ LONGEST_STORY = 100
 
 
 class _Simulate(TyperCommand):
-    """`simulate TRACE`, beside which there is `simulate compare A B`."""
+    """`simulate TRACE`, which also dispatches `simulate compare A B`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         if args[:1] != ["compare"]:
@@ -237,11 +237,11 @@ def simulate(
         _draw(plot, found[0][1], f"{trace.name}: {many(count, 'job')} on {gpu_count(gpus)}", gpus)
 
 
-# -- what is asked for
+# -- options
 
 
 def _stages(packing: bool, placement: str | None, admission: str | None) -> Stages:
-    """What stands around every policy whose file does not say otherwise."""
+    """Return the stages around every policy that has no file with other stages."""
     from ..scheduler.options import WrongOption
     from ..scheduler.scheduler import load_stages
 
@@ -252,7 +252,7 @@ def _stages(packing: bool, placement: str | None, admission: str | None) -> Stag
 
 
 def _schedulers(names: Sequence[str], stages: Stages) -> dict[str, Scheduler]:
-    """The policies by label: the name, or for a file its name without the ending."""
+    """Return the schedulers by label: the policy's name, or for a file its name without the ending."""
     from ..scheduler.options import WrongOption
     from ..scheduler.policies import NAMES
     from ..scheduler.scheduler import load_scheduler
@@ -307,7 +307,7 @@ def _costs(name: str) -> Costs:
 
 
 def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, timeline: Path | None) -> None:
-    """Before hours of simulation, not after."""
+    """Check the output files before hours of simulation, not after."""
     written = {"--json": None if as_json in (None, "-") else Path(str(as_json)), "--plot": plot}
     rows = {"--jobs": jobs, "--timeline": timeline}
     for option, path in {**written, **rows}.items():
@@ -335,11 +335,11 @@ def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, ti
         raise UserError("--plot: matplotlib is not installed: pip install 'elasticctl[plots]'")
 
 
-# -- what is answered
+# -- results
 
 
 def _run_all(setups: Sequence[Setup], schedulers: Mapping[str, Scheduler], processes: int | None) -> Runs:
-    """Each policy with each seed."""
+    """Run each policy with each seed."""
     from ..simulator.replay import own_setups
     from ..simulator.runs import run_all
 
@@ -355,8 +355,9 @@ def _run_all(setups: Sequence[Setup], schedulers: Mapping[str, Scheduler], proce
 
 @contextmanager
 def _progress(labels: Mapping[str, str], jobs: int) -> Iterator[Callable[[Mapping[str, int]], None]]:
-    """A bar for each policy on stderr where that is a terminal; yields what is told how many jobs of each run are over.
-    `labels`: of the runs; `jobs`: of all runs of a policy."""
+    """Yield a function that takes the number of finished jobs of each run; it draws a bar for each policy if stderr is
+    a terminal. `labels`: of the runs; `jobs`: of all runs of a policy.
+    """
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -421,7 +422,7 @@ def _stage_names(setup: Setup) -> dict[str, Any]:
 
 
 def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> None:
-    """What each policy decided about the job that is to be explained."""
+    """Print each policy's decisions about the job to explain."""
     row = setup.explained_row()
     assert row is not None
     load = setup.assigned.workload
@@ -462,7 +463,7 @@ def _write_json(name: str, document: dict[str, Any]) -> None:
 
 
 def _write_rows(jobs: Path | None, timeline: Path | None, found: Runs) -> None:
-    """What happened to each job, and at each event, under each policy and with each seed."""
+    """Write a row for each job, and for each event, under each policy and with each seed."""
     from ..simulator import results
 
     each = [(setup, label, result) for setup, one in found for label, result in one.items()]
@@ -490,7 +491,7 @@ def _draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> N
 
 @contextmanager
 def _complete(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place when it is complete, so that nobody ever reads half of it."""
+    """Yield a file beside `path` that replaces it when complete, so that no reader ever sees half of it."""
     if path.exists() and not path.is_file():  # a device or a pipe
         yield path
         return

@@ -1,4 +1,4 @@
-"""Figures of simulations as tables that fit into 80 columns: times, and how well jobs and GPUs fared."""
+"""Figures of simulations as tables that fit into 80 columns: times, and the quality of the service to jobs and GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table: its head, which figure of the JSON it shows, how, and whether more is better."""
+    """A column of a table: its head, the figure of the JSON that it shows, its format, and whether more is better."""
 
     head: str
     figure: str
@@ -26,7 +26,7 @@ class Column:
     most_first: bool = False
 
     def rank(self, figures: Figures) -> float:
-        """The least is the best; inf: there is no value."""
+        """Return the sort key, least first; inf: there is no value."""
         value = figures[self.figure]
         if value is None:
             return math.inf
@@ -53,7 +53,7 @@ TIMES = (
 DEADLINES = (
     Column("DEADLINES", "deadline_ratio", _form("{:.1%}"), most_first=True),
     Column("REFUSED", "refused", _count),
-    Column("LATE", "missed_admitted", _count),  # admitted, and not over by their deadlines
+    Column("LATE", "missed_admitted", _count),  # admitted, and not finished by their deadlines
 )
 QUALITY = (
     Column("QUEUEING", "avg_queueing_s", render.span),
@@ -76,7 +76,7 @@ ALL = (*TIMES, *DEADLINES, *QUALITY, *CLUSTER)
 
 
 def column(name: str) -> Column:
-    """By its head, or by the name of its figure. Raises UserError."""
+    """Return a column by its head, or by the name of its figure. Raises UserError."""
     asked = name.casefold().replace("-", " ").replace("_", " ")
     for each in ALL:
         if asked in (each.head.casefold(), each.figure.replace("_", " ")):
@@ -86,7 +86,7 @@ def column(name: str) -> Column:
 
 
 def tables(document: Mapping[str, Any]) -> list[Table]:
-    """All of them, for the JSON of a simulation; with the halves of the intervals where it is of several seeds."""
+    """Return all tables for the JSON of a simulation; with half-widths of the intervals if there are several seeds."""
     found = document["policies"]
     halves = document["interval_95"] if "interval_95" in document and differ(document) else {}
     deadlines = any(figures["deadline_ratio"] is not None for figures in found.values())
@@ -116,12 +116,12 @@ def _cell(shown: Column, figures: Figures, halves: Figures) -> str:
 
 
 def cell(shown: Column, document: Mapping[str, Any], label: str) -> str:
-    """What the JSON of a simulation tells of a policy in a column, with its interval where it has one."""
+    """Return a policy's value in a column of a simulation's JSON, with its interval if there is one."""
     return _cell(shown, document["policies"][label], (document.get("interval_95") or {}).get(label) or {})
 
 
 def differ(document: Mapping[str, Any]) -> bool:
-    """Do the results of the seeds differ in anything but what clocks say?"""
+    """Return whether the results of the seeds differ in any figure that is not a measured time."""
     clocks = {"wall_s", "avg_decision_s", "p99_decision_s"}
     halves = document["interval_95"].values()
     return any(half for one in halves for name, half in one.items() if name not in clocks)

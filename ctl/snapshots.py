@@ -1,11 +1,10 @@
-"""`submit --snapshot`: the files of the working directory as they are now, packed, for a job that is to run in a copy of them.
+"""`submit --snapshot`: the present files of the working directory, packed, for a job that runs in a copy of them.
 
-In a Git repository these are the files that Git knows or would add: what `.gitignore` names stays out. Elsewhere it is everything
-but what tools make (`JUNK`), hidden directories and virtual environments. Links are followed to files below the directory; others
-are left out, which is told.
-
-What leads back to the directory itself is made relative, since that directory is what the job must not depend on: words of the
-command that name a file of the snapshot, and entries of PYTHONPATH.
+In a Git repository these are the files that Git tracks or would add: files that `.gitignore` names stay out. Elsewhere
+they are all files except tools' outputs (`JUNK`), hidden directories and virtual environments. Links are followed to
+files below the directory; other links are left out and reported. Paths to the directory itself are made relative, since
+the job must not depend on that directory: words of the command that name a file of the snapshot, and entries of
+PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ NAMED = 5  # files in an error
 
 
 class Packed:
-    """The files of one submission."""
+    """The packed files of one submission."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []  # sentences
         self._data = b""
 
     def take(self, spec: JobSpec) -> JobSpec:
-        """That job in a snapshot of its working directory. Raises UserError where there can be none."""
+        """Return the job with a snapshot of its working directory. Raises UserError if the directory cannot be packed."""
         root = Path(spec.workdir)
         files, links = read(root)
         if links:
@@ -58,7 +57,7 @@ class Packed:
         return replace(spec, command=command, env=env, snapshot=snapshot)
 
     def send(self, shared: Context, spec: JobSpec) -> None:
-        """Let the controller have what it has not got yet. Raises what `Client.ask` raises."""
+        """Send the parts that the controller lacks. Raises the errors of `Client.ask`."""
         if spec.snapshot is None:
             return
         wanted = shared.ask(OfferSnapshot(snapshot=spec.snapshot), SnapshotWanted, SENT_WITHIN_S)
@@ -68,7 +67,7 @@ class Packed:
 
 
 def read(root: Path) -> tuple[list[File], list[str]]:
-    """The files of the directory `root` that belong into a snapshot, and the links that are left out. Raises UserError."""
+    """Return the files of the directory `root` that belong into a snapshot, and the links left out. Raises UserError."""
     sizes: dict[str, int] = {}
     links: list[str] = []
     paths = dict.fromkeys(_known_to_git(root) if _is_in_git(root) else _walk(root))
@@ -130,7 +129,9 @@ def _is_in_git(root: Path) -> bool:
 
 
 def _known_to_git(root: Path) -> Iterator[str]:
-    """What Git tracks or would add below `root`, submodules too. Raises UserError where Git cannot say it."""
+    """Yield the files that Git tracks or would add below `root`, in submodules too. Raises UserError if Git cannot list
+    them.
+    """
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=GIT_WITHIN_S)
@@ -156,7 +157,8 @@ def _walk(root: Path) -> Iterator[str]:
     for directory, inner, names in os.walk(root):
         here = os.path.relpath(directory, root)
         inner[:] = sorted(name for name in inner if not _is_junk(Path(directory) / name))
-        linked = [name for name in inner if (Path(directory) / name).is_symlink()]  # not walked into
+        # Links to directories are not walked into
+        linked = [name for name in inner if (Path(directory) / name).is_symlink()]
         for name in sorted([*names, *linked]):
             if not name.endswith((".pyc", ".pyo")):
                 yield os.path.normpath(os.path.join(here, name))
@@ -168,14 +170,14 @@ def _is_junk(directory: Path) -> bool:
 
 
 def _relative(root: Path, entry: str) -> str:
-    """An entry of a search path, from the snapshot's directory on if it is in `root`."""
+    """Return an entry of a search path, made relative to `root` if it lies there."""
     if entry == str(root) or entry.startswith(f"{root}{os.sep}"):
         return os.path.relpath(entry, root)
     return entry
 
 
 def _in_snapshot(root: Path, word: str, known: Sequence[str] | set[str]) -> str:
-    """A word of the command: one that names a file of the snapshot by its whole path names it in there."""
+    """Return a word of the command; the absolute path of a file in the snapshot is made relative."""
     if not os.path.isabs(word):
         return word
     found = os.path.relpath(os.path.realpath(word), os.path.realpath(root))

@@ -1,8 +1,9 @@
-"""Asking many hosts over the system's ssh: one program there, one document to its standard input, one line as its answer.
+"""Requests to many hosts over the system's ssh: one program there, one document to its standard input, one line as its
+answer.
 
-Everything that is to be kept secret goes through the standard input, which nobody else on either machine can read; the command
-line names the interpreter and the module, and nothing else. Names, users, ports, keys and jump hosts are ssh's business: whatever
-~/.ssh/config says holds here, too.
+Secrets go through the standard input alone, which no other account on either machine can read; the command line names
+only the interpreter and the module. Names, users, ports, keys and jump hosts are left to ssh: ~/.ssh/config applies
+here, too.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from .remote import ANSWER, Answer, Failed, Request
 
 DEFAULT_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 AT_ONCE = 16  # hosts
-LIMIT_S = 90.0  # of one question, with its connection
-MOST_SAID = 300  # characters of what ssh, or the program there, complains of
+LIMIT_S = 90.0  # of one request, with its connection
+MOST_SAID = 300  # characters of an error message of ssh, or of the program there
 
 
 class Unanswered(Exception):
-    """A host did not do what it was asked. The text is the reason, for a person."""
+    """A host did not carry out a request. The text is the reason, for a person."""
 
 
 class Ssh:
-    """The way to the hosts: `command` as a shell would read it, and the interpreter there that has elasticctl."""
+    """Connections to hosts. `command`: ssh with its options, as a shell would read it; `python`: the hosts' interpreter
+    with elasticctl.
+    """
 
     def __init__(self, command: str, python: str) -> None:
-        """Raises UserError."""
+        """Raises UserError if `command` is not a command."""
         try:
             self._command = shlex.split(command)
         except ValueError as error:
@@ -43,13 +46,13 @@ class Ssh:
         self._python = python
 
     def ask_all(self, requests: Mapping[Host, Request]) -> dict[Host, Answer | Unanswered]:
-        """What each host answers, or why it does not."""
+        """Return each host's answer, or the reason of its failure."""
         hosts = list(requests)
         with ThreadPoolExecutor(max(1, min(AT_ONCE, len(hosts)))) as pool:
             return dict(zip(hosts, pool.map(lambda host: self._tried(host, requests[host]), hosts), strict=True))
 
     def ask(self, host: Host, request: Request) -> Answer:
-        """What `host` answers. Raises Unanswered."""
+        """Return the answer of `host`. Raises Unanswered."""
         line = f"{shlex.quote(host.python or self._python)} -m elasticd.ctl.remote"
         command = [*self._command, host.target, line]
         try:
@@ -68,7 +71,7 @@ class Ssh:
 
 
 def _answer(done: subprocess.CompletedProcess[bytes]) -> Answer:
-    """The last line with an answer: what a login prints comes before it. Raises Unanswered."""
+    """Return the last line with an answer; a login may print text before it. Raises Unanswered."""
     lines = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
     if not lines:
         raise Unanswered(_complaint(done))

@@ -29,7 +29,7 @@ from . import completion, render
 from .context import JSON, Context, of, print_json, say
 from .waiting import Waiting, limit_s
 
-SAVED_WITHIN = "1h"  # the most that a job's state may take to be saved
+SAVED_WITHIN = "1h"  # longest time for saving a job's state
 
 A = TypeVar("A", bound=Answer)
 
@@ -54,7 +54,7 @@ def cancel(
     timeout: Annotated[str, TIMEOUT] = SAVED_WITHIN,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """End jobs. What has trained saves its state first."""
+    """End jobs. Jobs that have trained save their state first."""
     shared, within_s = of(context), limit_s(timeout)
     told = _Each(shared, jobs, lambda name: Cancel(job=name, save=not at_once), Cancelled)
     views = [
@@ -67,7 +67,7 @@ def cancel(
 def _cancelled(view: JobView) -> str:
     if not view.phase.final:
         return f"{view.job} is being cancelled: its state is saved first"
-    if view.phase is not JobPhase.CANCELLED:  # it had come to its end
+    if view.phase is not JobPhase.CANCELLED:  # it had finished before
         return render.outcome(view)
     goes_on = f": `elasticctl submit --resume {view.job}` goes on from there" if view.saved_step is not None else ""
     return f"{view.job} cancelled" + (f" {render.kept(view)}{goes_on}" if view.step is not None else "")
@@ -90,7 +90,7 @@ def pause(
 
 
 def _paused(view: JobView) -> str:
-    if view.phase.final:  # it had come to its end
+    if view.phase.final:  # it had finished before
         return render.outcome(view)
     if view.workers:
         return f"{view.job} is being paused: its state is saved first"
@@ -98,7 +98,7 @@ def _paused(view: JobView) -> str:
 
 
 def hold(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
-    """Keep jobs that wait from starting, until `release`. One that runs goes on: `pause` stops it."""
+    """Keep waiting jobs from starting, until `release`. A running job goes on: `pause` stops it."""
     told = _Each(of(context), jobs, lambda name: Pause(job=name, hold=True), Paused)
     told.show(as_json, "held", [({"job": one.job, "runs": one.runs}, _held(one)) for one in told.answers])
 
@@ -118,7 +118,7 @@ def resume(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: An
 
 
 def release(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
-    """Let jobs start that were held: the same as `resume`."""
+    """Let held jobs start: the same as `resume`."""
     resume(context, jobs, as_json)
 
 
@@ -141,7 +141,7 @@ def checkpoint(
     timeout: Annotated[str, typer.Option(help="Wait no longer than this.")] = SAVED_WITHIN,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Have a running job save its state at its next step's edge, and print the checkpoint's path."""
+    """Have a running job save its state at its next step boundary, and print the checkpoint's path."""
     shared, within_s = of(context), limit_s(timeout)
     found = shared.ask(Checkpoint(job=job), Checkpointed)
     waiting = Waiting(f"{found.job} to save its state", within_s)
@@ -170,7 +170,7 @@ def _saved(view: JobView) -> dict[str, object]:
 
 
 class _Each(Generic[A]):
-    """The answers for each of several jobs: those that refuse are told in the end, and make the exit code."""
+    """The answers for each of several jobs. Refusals are reported last, and set the exit code."""
 
     def __init__(
         self, shared: Context, jobs: Sequence[str], request: Callable[[str], Request], answer: type[A]
@@ -186,7 +186,7 @@ class _Each(Generic[A]):
                 self._refused.append((name, error))
 
     def show(self, as_json: bool, what: str, told: Sequence[tuple[dict[str, object], str]]) -> None:
-        """What became of those that were told, as documents and in words. Raises Exit if any was refused."""
+        """Show the outcome for each accepted job, as documents or in words. Raises Exit if any was refused."""
         if as_json:
             refused = [{"job": name, "reason": str(error)} for name, error in self._refused]
             documents = [document for document, _ in told]

@@ -1,4 +1,4 @@
-"""`elasticctl store`: a controller's memory, copied, kept in a file, and restored by a process with the controller's own code."""
+"""`elasticctl store`: copy, back up and restore a controller's store, in a process with the controller's own code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)],
     target: Annotated[str, typer.Argument(metavar="TO", help="The same; it has to be empty.")],
 ) -> None:
-    """Copy everything into an empty store, such as from SQLite to etcd. The controller is stopped meanwhile; jobs train on."""
+    """Copy everything into an empty store, such as from SQLite to etcd. The controller is stopped meanwhile; jobs train
+    on.
+    """
     _run("copy", source, target)
 
 
@@ -47,7 +49,7 @@ def restore(
     file: Annotated[Path, typer.Argument(help="From `elasticctl store backup`.")],
     target: Annotated[str, typer.Argument(metavar="STORE", help=f"Has to be empty. {STORE}")],
 ) -> None:
-    """Bring a backup into an empty store, and say what that means for jobs that have gone on since."""
+    """Bring a backup into an empty store, and list the consequences for jobs that have gone on since."""
     _run("restore", str(file), target)
 
 

@@ -1,13 +1,13 @@
-"""Tables that are right on a terminal of any width. Pure.
+"""Tables that are readable on a terminal of any width. Pure.
 
-A table is wider than most terminals. What gives way, in this order, until it fits:
+A table is wider than most terminals. These parts give way, in this order, until it fits:
 
-* the note of a row (why a job waits, what is wrong with a server) stands in lines of its own below the row, whole;
-* the first column, which names the row, loses the middle of long names, but not their end: it tells them apart;
-* columns that have words for it join a line of details below the row, the least wanted first.
+* the note of a row (why a job waits, the trouble of a server) stands in lines of its own below the row, whole;
+* the first column, which names the row, loses the middle of long names, but not their end, which distinguishes them;
+* columns with `words` join a line of details below the row, the least wanted first.
 
-So no number is ever shortened, nor a note, and nothing is left out. A program that reads a pipe gets one line for each row, of
-whatever length.
+So no number or note is ever shortened, and no value is left out. A program that reads a pipe gets one line for each
+row, of any length.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from dataclasses import dataclass
 
 GAP = "  "
 INDENT = "  "
-NARROW_NOTE = 30  # a note in a column of its own has so much room at least, or all that it needs
-NAMED = 16  # the first column gives way down to so many characters before others do,
-SHORTEST = 10  # and to so many when no other can
+NARROW_NOTE = 30  # least width of a note in a column of its own, if the note needs that much
+NAMED = 16  # the first column gives way down to this width before others do,
+SHORTEST = 10  # and to this width when no other can
 ELLIPSIS = "…"
-COLUMN = re.compile(r"(?:^|(?<=\S)) {2,}(?=\S)")  # what stands before one
+COLUMN = re.compile(r"(?:^|(?<=\S)) {2,}(?=\S)")  # the gap before a column
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """One of a table. `words`: how a value is told in a row's line of details, such as "{} old"; empty: it stays a column."""
+    """A column of a table. `words`: template of a value in a row's line of details, such as "{} old"; empty: always a
+    column.
+    """
 
     title: str
     right: bool = False
     words: str = ""
-    wanted: int = 0  # of those with words the least wanted goes first
+    wanted: int = 0  # among columns with `words` the least wanted gives way first
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value. One that says nothing ("-") is not worth a word among details."""
+    """A value. Empty values ("-") do not appear among details."""
 
     text: str
     style: str = ""
@@ -51,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """`notes`: sentences about it, each of which begins a new line where they do not stand in a column."""
+    """A row. `notes`: sentences about it, each on a new line where they do not stand in a column."""
 
     cells: tuple[Cell, ...]
     notes: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the row."""
+    """A table. The first column names the row."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Row]
@@ -67,7 +69,7 @@ class Table:
 
 
 def lines(table: Table, width: int | None, colour: bool) -> Iterator[str]:
-    """The table for a terminal of so many columns; None: for a program."""
+    """Yield the table's lines for a terminal of `width` columns; None: for a program."""
     widths = [
         max([cell_len(column.title), *(cell_len(row.cells[at].text) for row in table.rows)])
         for at, column in enumerate(table.columns)
@@ -82,7 +84,7 @@ def lines(table: Table, width: int | None, colour: bool) -> Iterator[str]:
 
 
 def _fitted(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
-    """Which columns stand in the row; `widths[0]` may become less."""
+    """Return the columns that stay in the row; reduces `widths[0]` if necessary."""
     shown = list(range(len(widths)))
 
     def excess() -> int:
@@ -126,7 +128,7 @@ def _row(
 
 
 def _beside(first: str, used: int, notes: Sequence[str], width: int | None) -> Iterator[str]:
-    """The notes in a column of their own, wrapped there."""
+    """Yield a row with its notes in a column of their own, wrapped there."""
     text = "; ".join(notes)
     if not text:
         yield first.rstrip()
@@ -138,7 +140,9 @@ def _beside(first: str, used: int, notes: Sequence[str], width: int | None) -> I
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """`text` in lines of so many columns, broken between words, and within a word that is longer than a line."""
+    """Return `text` in lines of at most `width` columns, broken between words, and within a word that is longer than a
+    line.
+    """
     found, line, used = [], "", 0
     for word in text.split(" "):
         long = cell_len(word)
@@ -155,8 +159,9 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def hung(line: str, width: int) -> Iterator[str]:
-    """A line of columns for a terminal of so many columns: broken between words, the rest below where its last column begins. A
-    word that is longer than a line, such as a path, stays whole: it is to be copied."""
+    """Yield a line of columns for a terminal of `width` columns: broken between words, the rest below where its last
+    column begins. A word that is longer than a line, such as a path, stays whole, so that it can be copied.
+    """
     if cell_len(line) <= width:
         yield line
         return
@@ -174,7 +179,9 @@ def hung(line: str, width: int) -> Iterator[str]:
 
 
 def middle(text: str, width: int) -> str:
-    """`text`, if it is too long without a part of its middle. A number at its end stays whole where there is room for it."""
+    """Return `text`, without a part of its middle if it is too long. A number at its end stays whole where there is
+    room for it.
+    """
     if cell_len(text) <= width:
         return text
     number = len(text) - len(text.rstrip("0123456789"))
@@ -193,7 +200,7 @@ def _padded(text: str, width: int, right: bool, style: str = "", colour: bool = 
 
 
 def _head_of(text: str, width: int) -> str:
-    """As much of its beginning as fits, at least one character."""
+    """Return the longest prefix that fits, at least one character."""
     used = 0
     for at, character in enumerate(text):
         used += cell_len(character)
@@ -203,7 +210,7 @@ def _head_of(text: str, width: int) -> str:
 
 
 def cell_len(text: str) -> int:
-    """How many columns of a terminal `text` takes."""
+    """Return the number of terminal columns that `text` takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len as measured

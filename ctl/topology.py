@@ -1,4 +1,4 @@
-"""`elasticctl topology`: how the servers are wired, as a tree, with what lies between their GPUs."""
+"""`elasticctl topology`: the wiring of the servers, as a tree, with the links between their GPUs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def topology(
 
 
 def racks(views: Sequence[ServerView]) -> Iterator[Tree]:
-    """A tree for each rack; for each server where none is told."""
+    """Yield a tree for each rack; for each server without a known rack."""
     from rich.tree import Tree
 
     for rack in sorted({view.server.rack for view in views}):
@@ -111,18 +111,18 @@ def _grow(on: Tree, view: ServerView, part: Part) -> None:
 
 
 def on_slots(server: Server) -> bool:
-    """Does it offer CPU slots, and no GPU?"""
+    """Return whether the server offers CPU slots, and no GPU."""
     return bool(server.gpus) and all(gpu.kind is GpuKind.CPU and not gpu.uuid for gpu in server.gpus)
 
 
 def _cpus(server: Server, node: Part) -> str:
-    """The processors that the GPUs of a NUMA node tell, where they agree."""
+    """Return the processors near a NUMA node, if all its GPUs report the same."""
     told = {gpu.cpus for gpu in server.wiring.gpus if str(gpu.node) == node.name}
     return f"CPUs {told.pop()}" if len(told) == 1 and told != {""} else ""
 
 
 def server_label(view: ServerView) -> Any:
-    """A server, and what it has."""
+    """Return the label of a server: its GPUs, state and trouble."""
     server = view.server
     state = "" if view.state is ServerState.ALIVE else view.state.value
     kinds = types(server)
@@ -138,7 +138,7 @@ def server_label(view: ServerView) -> Any:
 
 
 def types(server: Server) -> dict[str, int]:
-    """How many GPUs of each type, as people call it."""
+    """Return the number of GPUs of each type, by name and memory."""
     found: dict[str, int] = {}
     for gpu in server.gpus:
         name = render.printable(gpu.name) + (f", {size(gpu.memory_bytes)}" if gpu.memory_bytes else "")
@@ -147,7 +147,7 @@ def types(server: Server) -> dict[str, int]:
 
 
 def gpu_label(view: ServerView, gpu: Gpu) -> Any:
-    """A GPU: what it is where that differs in its server, how fast its plug is, who uses it."""
+    """Return the label of a GPU: its type if the server has several, its PCIe speed, its job and its troubles."""
     wiring = wiring_of(view.server, gpu.index)
     told = [wiring.pci, speed(wiring.pcie_bytes_per_s)]
     if len(types(view.server)) > 1:
@@ -179,7 +179,7 @@ def _text(title: str, style: str, *details: str) -> Any:
 
 
 def between_lines(server: Server) -> Iterator[str]:
-    """What lies between each two GPUs, which cards are near, and how fast each level is."""
+    """Yield the links between all pairs of GPUs, the nearest network cards, and the speed of each level."""
     wired = {wiring.index for wiring in server.wiring.gpus}
     shown = [gpu for gpu in server.gpus if gpu.uuid and gpu.index in wired]
     if not shown:
@@ -205,7 +205,7 @@ def between_lines(server: Server) -> Iterator[str]:
 
 
 def peer_lines(server: Server) -> Iterator[str]:
-    """Which GPUs reach each other's memory directly, where the driver tells."""
+    """Yield the GPUs that reach each other's memory directly, where the driver reports them."""
     wired = {each.index: each.peers for each in server.wiring.gpus if each.peers is not None and not each.parent}
     whole = list(combinations(sorted(wired), 2))
     works = [(a, b) for a, b in whole if b in (wired[a] or ())]
@@ -223,12 +223,12 @@ def peer_lines(server: Server) -> Iterator[str]:
 
 
 def speed(bytes_per_s: float) -> str:
-    """ "31.5 GB/s"; "": not told."""
+    """Return "31.5 GB/s"; "": unknown."""
     return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s else ""
 
 
 def size(memory_bytes: int) -> str:
-    """ "40 GiB"."""
+    """Return "40 GiB"."""
     return f"{memory_bytes / (1 << 30):.3g} GiB"
 
 
@@ -236,7 +236,7 @@ def size(memory_bytes: int) -> str:
 
 
 def document(view: ServerView) -> dict[str, Any]:
-    """A server for programs."""
+    """Return a server as a document for programs."""
     server = view.server
     wired = {wiring.index: render.plain(wiring) for wiring in server.wiring.gpus}
     return {

@@ -1,4 +1,4 @@
-"""Waiting for something of the cluster, with a limit, and words for what is waited for."""
+"""Waiting for a change in the cluster, with a limit, and a sentence about the wait."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from . import render
 from .context import say
 
 POLL_S = 0.1
-SAID_AFTER_S = 2.0  # what takes no longer needs no words
-SECONDS = re.compile(r"\d+ s\b")  # that count down: a reason is not another one for that
+SAID_AFTER_S = 2.0  # a shorter wait is not announced
+SECONDS = re.compile(r"\d+ s\b")  # countdowns: a reason that differs only in them is not a new one
 
 
 class Waiting:
     """A wait for `what` ("digits-1 to train on 3 GPUs"), for at most `limit_s` seconds; None: until Ctrl-C."""
 
     def __init__(self, what: str, limit_s: float | None, after: str = "", always: bool = False) -> None:
-        """`after`: what to say besides when the time is up. `always`: say what is waited for also where no terminal is."""
+        """`after`: a sentence to add when the time is up. `always`: announce the wait even without a terminal."""
         self._what = what
         self._limit_s = limit_s
         self._after = after
@@ -28,7 +28,7 @@ class Waiting:
         self._said: str | None = None
 
     def pause(self, detail: str = "") -> None:
-        """Wait a moment. `detail`: what stands in the way now. Raises RequestRefused when the time is up, with all of that."""
+        """Wait a moment. `detail`: the present obstacle. Raises RequestRefused, with all of these, when the time is up."""
         waited_s = time.monotonic() - self._began
         in_the_way = f": {render.printable(detail)}" if detail else ""
         if self._limit_s is not None and waited_s >= self._limit_s:
@@ -45,7 +45,7 @@ class Waiting:
 
 
 def limit_s(text: str | None) -> float | None:
-    """Seconds of `--timeout`; None: not given. Raises UserError."""
+    """Return the seconds of `--timeout`; None: not given. Raises UserError."""
     from .jobfile import duration_s
 
     if text is None:

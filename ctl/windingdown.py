@@ -1,4 +1,4 @@
-"""What `elasticctl down` does before it stops a cluster: the jobs save their state, as those that are preempted."""
+"""Saving of jobs before `elasticctl down` stops a cluster: the jobs save their state, as in a preemption."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .client import Client
 from .context import say
 from .waiting import Waiting
 
-KNOWN_WITHIN_S = 5.0  # whether a controller answers
-QUIET_S = 30.0  # in which nobody gets GPUs once `down` has asked for the last time: it may be broken off
-SAVED_WITHIN_S = 3600.0  # the most that a job's state may take to be saved
+KNOWN_WITHIN_S = 5.0  # for a controller to answer
+QUIET_S = 30.0  # without GPUs for any job after the last request of `down`, which may be interrupted
+SAVED_WITHIN_S = 3600.0  # longest time for saving a job's state
 
 
 def save_jobs(address: str) -> list[str]:
-    """Have the jobs of the cluster whose controller listens at `address` save their state. Returns how far each has come."""
+    """Have the jobs of the cluster with the controller at `address` save their state. Returns each job's progress."""
     client = Client(address)
     try:
         running = [view.job for view in client.jobs(GetJobs()).jobs if view.share_gpus or view.workers]

@@ -7,8 +7,8 @@ import time
 
 from ..protocol.texts import span as span
 
-# Escape sequences (colours, titles, cursor movements), other control characters, C1 included, and those that write backwards
-# or take no room: they would move what stands beside them.
+# Escape sequences (colours, titles, cursor movements), other control characters, C1 included, and characters that write
+# backwards or take no room: they would move the text beside them.
 CONTROL = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])?"
     r"|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
@@ -16,10 +16,10 @@ CONTROL = re.compile(
 
 
 def printable(text: str) -> str:
-    """`text` on one line, without what would move the cursor or colour the terminal: a reason may quote a job's output."""
+    """Return `text` on one line, without control sequences for the terminal: a reason may quote a job's output."""
     return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else "", text)
 
 
 def clock(unix_s: float) -> str:
-    """Local time of day."""
+    """Return the local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(unix_s))

@@ -1,1 +1,1 @@
-"""`elasticctl check`: whether a script's result depends on how many workers train it, tried at the desk."""
+"""`elasticctl check`: a local test of whether a script's result depends on the number of workers that train it."""

@@ -1,4 +1,4 @@
-"""`elasticctl check`: runs the parts of a check one after the other, and shows what each finds."""
+"""`elasticctl check`: runs the parts of a check one after the other, and shows the finding of each."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ def check(
     limit: Annotated[str, typer.Option(help="No part may take longer.")] = "2m",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Try at the desk whether a script gives the same bits however many GPUs train it; no cluster is needed.
+    """Test locally whether a script gives the same bits on any number of GPUs; no cluster is needed.
 
-    Its first steps run again and again in processes of this machine, on the CPU: alone, with another hash seed, with a step's
-    loop bodies in reverse, with workers that join, die and leave in the middle of an epoch and at its edges, from checkpoints.
+    Its first steps run again and again in processes of this machine, on the CPU: alone, with another hash seed, with a
+    step's loop bodies in reverse, with workers that join, die and leave in the middle of an epoch and at its edges,
+    from checkpoints.
     """
     from . import record
     from .driver import Driver
@@ -99,7 +100,7 @@ def check(
 
 
 class Trial:
-    """A whole check."""
+    """A whole check: its parts, findings and notes."""
 
     def __init__(self, driver: object, script: Script, label: Callable[[str], None]) -> None:
         from .driver import Driver
@@ -109,7 +110,7 @@ class Trial:
         self._script = script
         self._label = label
         self.findings: list[Finding] = []
-        self.notes: list[Finding] = []  # that matter only outside a job
+        self.notes: list[Finding] = []  # findings that matter only outside a job
         self.without_effect: list[dict[str, object]] = []
         self.refused = False  # by the library, in the script's first steps
         self.error = ""
@@ -120,7 +121,7 @@ class Trial:
         self.edges = 0
 
     def run(self) -> Iterator[tuple[Part, Outcome, Finding | None]]:
-        """Part after part."""
+        """Run part after part, and yield each with its outcome and finding."""
         from . import parts, verdict
 
         alone = self._run(parts.FIRST, self._script.steps)
@@ -145,7 +146,7 @@ class Trial:
                 again = self._run(parts.AGAIN, self.steps)
                 random = verdict.compare(alone, again)
                 yield parts.AGAIN, again, random
-                if random is not None:  # then nothing else can be said
+                if random is not None:  # the script is not repeatable at all, so no other part can tell anything
                     self.findings.append(random)
                     return
                 (self.notes if outcome.failed is None else self.findings).append(finding)
@@ -185,7 +186,7 @@ class Trial:
 def _script(
     arguments: list[str], virtual_workers: int | None, steps: int | None, limit: str
 ) -> tuple[Script, tuple[Path, ...]]:
-    """What is to be checked, and its files. Raises UserError."""
+    """Return the script to check, and its files. Raises UserError."""
     from .. import commands
     from ..jobfile import duration_s
     from .driver import Script
@@ -232,7 +233,7 @@ def _is_coloured() -> bool:
 
 @contextmanager
 def _waiting(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    """On a terminal a line that says what is being tried, and for how long."""
+    """Show, on a terminal, a line with the part in progress and its time."""
     if quiet or not sys.stdout.isatty():
         yield (lambda text: None), (lambda: None)
         return

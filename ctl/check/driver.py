@@ -1,6 +1,6 @@
-"""Runs the parts of a check: the user's own command, once for each worker, with an errand in its environment.
+"""Runs the parts of a check: the user's own command, once for each worker, with its instructions in the environment.
 
-Whatever happens (the script fails or hangs, Ctrl-C), no process and no file of the check is left behind.
+In every case (the script fails or hangs, Ctrl-C), no process and no file of the check is left behind.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .notes import Notes
 from .parts import Part
 
 POLL_S = 0.02
-OTHERS_END_WITHIN_S = 5.0  # when one has failed
+OTHERS_END_WITHIN_S = 5.0  # after one has failed
 STACKS_WITHIN_S = 1.0
 TAIL_LINES = 40
 TAIL_BYTES = 64 << 10
 EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 BY_OTHERS = "elasticd.protocol.errors.PeerError: "
-REFUSED = "elasticd.protocol.errors.UserError: "  # how Python shows it at the end of a traceback
+REFUSED = "elasticd.protocol.errors.UserError: "  # as Python prints the class at the end of a traceback
 BUDGET_S = 15.0  # of the first part's steps
 
 
 @dataclass(frozen=True)
 class Script:
-    """What is checked."""
+    """The script to check: its command, surroundings and limits."""
 
     command: tuple[str, ...]
     directory: Path
@@ -47,19 +47,19 @@ class Script:
 
 @dataclass
 class Outcome:
-    """What became of a part."""
+    """Outcome of one part of a check."""
 
     part: Part
     seconds: float = 0.0
     notes: dict[int, Notes] = field(default_factory=dict)  # by worker
     failed: int | None = None  # the worker that ended first with an error
     exit_code: int | None = None
-    output: tuple[str, ...] = ()  # the last lines of that one's
-    late: bool = False  # it had not ended after the time limit
+    output: tuple[str, ...] = ()  # the last lines of that worker
+    late: bool = False  # the worker had not ended at the time limit
 
     @property
     def error(self) -> str:
-        """One sentence; empty: all went well."""
+        """Return the error in one sentence; empty: no worker failed."""
         if self.failed is None:
             return ""
         code = self.exit_code or 0
@@ -69,15 +69,15 @@ class Outcome:
 
     @property
     def refused(self) -> bool:
-        """Has the library told the script that it cannot be elastic as it is?"""
+        """Return whether the library refused the script because it cannot be elastic in its present form."""
         return self.failed is not None and not self.late and REFUSED in error_line(self.output)
 
 
 class Driver:
-    """A context: the scratch directory is gone behind it, and all processes with it."""
+    """Context manager that runs the parts. On exit the scratch directory and all processes are gone."""
 
     def __init__(self, script: Script, turned: Callable[[], None] = lambda: None) -> None:
-        """turned: called again and again while it waits."""
+        """turned: called at every turn of a wait."""
         self._script = script
         self._turned = turned
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -94,7 +94,7 @@ class Driver:
         self._stack.close()
 
     def run(self, part: Part, steps: int | None) -> Outcome:
-        """Run a part, to `steps` steps; None: as far as is worth it."""
+        """Run a part, to `steps` steps; None: until its time budget is spent."""
         begun = time.monotonic()
         outcome = Outcome(part)
         directory = Path(tempfile.mkdtemp(prefix=part.kind.name.lower(), dir=self._scratch))
@@ -152,19 +152,21 @@ class Driver:
             )
 
     def _wait(self, outcome: Outcome, directory: Path) -> None:
-        """Until all workers of a stage have ended, or one has failed and the others have had some time."""
+        """Wait until all workers of a stage have ended, or until one has failed and the others had a limited time to
+        end.
+        """
         until = time.monotonic() + self._script.limit_s
         while self._running:
             for worker, process in list(self._running.items()):
                 code = process.poll()
                 if code is None:
                     continue
-                self._end(worker)  # what it has started
+                self._end(worker)  # the worker's own child processes
                 killed = worker in outcome.part.killed and code == -signal.SIGKILL
                 over = Notes.read(directory / f"{worker}.notes").over is not None
                 if code and not killed and not over:
                     self._failed(outcome, worker, code, tail(directory / f"{worker}.log"))
-                    (directory / "failed").touch()  # nobody waits for it
+                    (directory / "failed").touch()  # tells the other workers not to wait for the failed one
                     until = min(until, time.monotonic() + OTHERS_END_WITHIN_S)
             if self._running and time.monotonic() > until:
                 self._give_up(outcome, directory)
@@ -172,7 +174,7 @@ class Driver:
             time.sleep(POLL_S)
 
     def _failed(self, outcome: Outcome, worker: int, code: int, output: tuple[str, ...]) -> None:
-        """The first one counts, but for those that have only lost another one."""
+        """Record a failed worker. The first one counts, unless it only followed the loss of another."""
         follows = BY_OTHERS in error_line(outcome.output) and BY_OTHERS not in error_line(output)
         if outcome.failed is None or follows:
             outcome.failed, outcome.exit_code, outcome.output = worker, code, output
@@ -182,7 +184,7 @@ class Driver:
         if outcome.failed is None:
             outcome.failed, outcome.late = first, True
             with contextlib.suppress(ProcessLookupError):
-                self._running[first].send_signal(signal.SIGABRT)  # its stack goes to its output
+                self._running[first].send_signal(signal.SIGABRT)  # makes it write its stack to its output
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._running[first].wait(STACKS_WITHIN_S)
             outcome.output = tail(directory / f"{first}.log", 40)
@@ -200,13 +202,13 @@ class Driver:
 
 
 def error_line(lines: Sequence[str]) -> str:
-    """The one that names the error: the last exception, else the last line."""
+    """Return the line that names the error: the last exception, else the last line."""
     errors = [line for line in lines if EXCEPTION.match(line)]
     return errors[-1] if errors else lines[-1] if lines else ""
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
-    """The last lines of an output."""
+    """Return the last lines of an output."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -219,7 +221,7 @@ def tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does: not before it has cleared up."""
+    """Make SIGTERM and SIGHUP end this process as Ctrl-C does: after the cleanup."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

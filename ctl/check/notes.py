@@ -1,4 +1,4 @@
-"""What the workers of a check have noted (`worker.rehearsal.notes`)."""
+"""Notes of the workers of a check (`worker.rehearsal.notes`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 
 from ...worker.kept import Reach
 
-Entries = dict[str, tuple[int, str]]  # by name: digest, and how the value reads
+Entries = dict[str, tuple[int, str]]  # by name: digest and text of the value
 
 
 @dataclass
 class Notes:
-    """Those of one worker."""
+    """Notes of one worker."""
 
-    joined: bool = False  # it has called `elastic.join()`
+    joined: bool = False  # the worker has called `elastic.join()`
     loop: dict[str, Any] | None = None
     looks: dict[int, Reach] = field(default_factory=dict)  # by applied steps; -1: where the loop begins
     states: dict[int, Entries] = field(default_factory=dict)  # by applied steps
@@ -27,7 +27,7 @@ class Notes:
 
     @staticmethod
     def read(path: Path) -> Notes:
-        """As far as they are written."""
+        """Return the notes written so far."""
         notes = Notes()
         try:
             lines = path.read_bytes().split(b"\n")[:-1]

@@ -1,6 +1,6 @@
-"""What a check tries: its parts, and at which steps their workers come and go. Pure.
+"""Parts of a check, with the steps at which their workers come and go. Pure.
 
-Each part runs the first steps of the script once. The first one is what the others are compared with: one worker alone.
+Each part runs the first steps of the script once. The first part, one worker alone, is the reference for the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ALONE: Entries = ((0, (0,)),)
 
 
 class Kind(enum.Enum):
-    """What a part tries."""
+    """Kind of a part: the disturbance that it tests."""
 
     ALONE = "one worker"
     AGAIN = "one worker again"
@@ -25,10 +25,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """One of them. Its stages run one after the other, the workers of a stage (by number) at the same time."""
+    """A part of a check. Its stages run one after the other, the workers of a stage (by number) at the same time."""
 
     kind: Kind
-    tried: str  # with the steps
+    tried: str  # description, with the steps
     stages: tuple[tuple[int, ...], ...] = ((0,),)
     entries: Entries = ALONE
     losses: tuple[int, ...] = ()  # entries that begin by the death of a worker
@@ -38,7 +38,7 @@ class Part:
 
     @property
     def killed(self) -> frozenset[int]:
-        """The workers that die."""
+        """Return the workers that are killed."""
         found: set[int] = set()
         for position in self.losses:
             found |= set(self.entries[position - 1][1]) - set(self.entries[position][1])
@@ -52,7 +52,7 @@ HASH_SEED = Part(Kind.HASH_SEED, "again with another hash seed", hash_seed=1)
 
 
 def planned(steps: int, steps_per_epoch: int | None, virtual_workers: int) -> list[Part]:
-    """The parts behind the first one, which has come to so many steps."""
+    """Return the parts after the first one, which has run `steps` steps."""
     parts = [HASH_SEED]
     if virtual_workers > 1:
         parts.append(BACKWARDS)
@@ -66,13 +66,15 @@ def planned(steps: int, steps_per_epoch: int | None, virtual_workers: int) -> li
 
 
 def edges(steps: int, steps_per_epoch: int | None) -> int:
-    """How many beginnings of an epoch, behind the first, are among these steps."""
+    """Return how many of these steps begin an epoch, the first epoch not counted."""
     return 0 if steps_per_epoch is None else (steps - 1) // steps_per_epoch
 
 
 def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
-    """A worker joins, the first one dies, and so on: each newcomer goes on without those that were there before. A generation
-    with a newcomer has two steps at least: in the second one the newcomer proves itself (worker/crosscheck.py)."""
+    """Return a part in which a worker joins, the first one dies, and so on: each joining worker goes on without the
+    earlier ones. A generation with a joining worker has at least two steps, since the worker is verified in the second
+    one (worker/crosscheck.py).
+    """
     entries: list[tuple[int, tuple[int, ...]]] = [(0, (0,))]
     losses: list[int] = []
     told: list[str] = []
@@ -106,7 +108,9 @@ def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
 
 
 def _restarts(steps: int, steps_per_epoch: int | None) -> Part | None:
-    """Preempted in the middle of an epoch, and at an epoch's end, with a new process from the checkpoint each time."""
+    """Return a part that is preempted in the middle of an epoch, and at an epoch's end, with a new process from the
+    checkpoint each time.
+    """
     wanted = {steps // 2} if steps_per_epoch is None else {steps_per_epoch // 2, 2 * steps_per_epoch, steps // 2}
     at = sorted(step for step in wanted if 0 < step < steps)
     if steps_per_epoch is not None and len(at) > 1:

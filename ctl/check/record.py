@@ -1,4 +1,6 @@
-"""Which scripts were checked, and with what result: a small file for each version of a script, in the user's state directory."""
+"""Record of checked scripts and their results: a small file for each version of a script, in the user's state
+directory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ KEPT = 500
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Of a check."""
+    """Result of a check."""
 
     command: tuple[str, ...]
     same: bool
@@ -23,7 +25,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def digest_of(files: Sequence[Path]) -> str | None:
-    """Of a script's files, the first of which is the script itself; None: that cannot be read."""
+    """Return the digest of a script's files, the first of which is the script itself; None: the script cannot be read."""
     digest = hashlib.sha256()
     for number, path in enumerate(files):
         try:
@@ -37,7 +39,7 @@ def digest_of(files: Sequence[Path]) -> str | None:
 
 
 def write(digest: str, command: Sequence[str], same: bool) -> None:
-    """Keep what came of a check. If that cannot be written, nothing is kept."""
+    """Record the result of a check. A failure to write is ignored."""
     directory = _directory()
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def write(digest: str, command: Sequence[str], same: bool) -> None:
 
 
 def read(digest: str) -> Record | None:
-    """What came of the last check of this version; None: there was none."""
+    """Return the result of the last check of this version; None: there was none."""
     try:
         return msgspec.json.decode((_directory() / f"{digest}.json").read_bytes(), type=Record)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""What `elasticctl check` prints: lines for a terminal of any width, and plain values for programs."""
+"""Output of `elasticctl check`: lines for a terminal of any width, and plain values for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEN, RED, YELLOW, BOLD = "32", "31", "33", "1"
 
 
 class Screen:
-    """Of one check."""
+    """Output of one check."""
 
     def __init__(self, width: int, colour: bool, quiet: bool) -> None:
         self._width = width
@@ -28,7 +28,7 @@ class Screen:
         self._parts: list[dict[str, Any]] = []
 
     def part(self, part: Part, outcome: Outcome, finding: Finding | None) -> None:
-        """A part is over: show it."""
+        """Show a part that has ended."""
         same = finding is None
         self._parts.append(
             {"part": part.kind.value, "tried": part.tried, "same": same, "took_s": round(outcome.seconds, 2)}
@@ -45,7 +45,7 @@ class Screen:
             print(" " * (self._width - room) + line)
 
     def summary(self, trial: Trial, took_s: float) -> Iterator[str]:
-        """The verdict."""
+        """Yield the verdict."""
         yield ""
         for finding in told_once(trial.findings):
             yield from self._finding(finding, RED)
@@ -76,7 +76,7 @@ class Screen:
             )
 
     def scope(self, trial: Trial) -> str:
-        """What was tried, in a sentence."""
+        """Return the scope of the trial in a sentence."""
         per = trial.steps_per_epoch
         text = f"Tried: {trial.steps} steps of {trial.virtual_workers} virtual workers"
         if per is None:
@@ -106,7 +106,7 @@ class Screen:
         return f"\x1b[{colour}m{text}\x1b[0m" if self._colour else text
 
     def document(self, trial: Trial, took_s: float) -> dict[str, Any]:
-        """For programs."""
+        """Return the result as a document for programs."""
         return {
             "verdict": "refused" if trial.refused else "differs" if trial.findings else "same bits",
             "findings": [_plain(each) for each in trial.findings],
@@ -122,7 +122,7 @@ class Screen:
 
 
 def _word(part: Part, finding: Finding | None) -> tuple[str, str]:
-    """What became of a part, and its colour."""
+    """Return the word for a part's outcome, and its colour."""
     if finding is None:
         return ("ran" if part.kind is Kind.ALONE else "same"), GREEN
     if finding.what == "refused":
@@ -131,11 +131,12 @@ def _word(part: Part, finding: Finding | None) -> tuple[str, str]:
 
 
 def told_once(findings: Sequence[Finding]) -> list[Finding]:
-    """Each name once; those without a name only where none has one."""
+    """Return one finding for each name; findings without a name only if no finding has one."""
     named: dict[str, Finding] = {}
     for finding in findings:
         known = named.get(finding.name)
-        if finding.name and (known is None or known.tried == BACKWARDS.tried):  # others show two values
+        # Findings of the other parts show two values
+        if finding.name and (known is None or known.tried == BACKWARDS.tried):
             named[finding.name] = finding
     return list(named.values()) or list(findings)
 

@@ -1,7 +1,9 @@
-"""What a part's notes say beside those of one worker alone: whether bits differ, from which step on, and which names explain it.
+"""Comparison of a part's notes with those of one worker alone: whether bits differ, from which step on, and which names
+explain it.
 
-Bits decide: the digests of the job's state after each step and at the end, and of what `run.save` was given. Names explain: what
-the script keeps (`worker.kept`), looked at before the first step that differs. Pure, but for reading the script's source.
+Bits decide: the digests of the job's state after each step and at the end, and of the values given to `run.save`. Names
+explain: the values that the script keeps (`worker.kept`), compared before the first step that differs. Pure, but for
+reading the script's source.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ class Finding:
     """A difference, for people and programs."""
 
     tried: str
-    what: str  # differs: the step, and parts of the state
+    what: str  # the difference: the step, and parts of the state
     name: str = ""  # the script's variable
     file: str = ""
     line: int = 0
-    remedy: str = ""  # what to write
-    text: str = ""  # all of it about the name, in a sentence
+    remedy: str = ""  # how to change the script
+    text: str = ""  # full explanation of the name, in a sentence
     others: tuple[str, ...] = ()  # further names that differ there
-    suspect: bool = True  # the name explains it; else it was the only thing to be seen
+    suspect: bool = True  # the name explains the difference; otherwise it was the only visible one
 
 
 def compare(alone: Outcome, other: Outcome) -> Finding | None:
-    """None: the same bits."""
+    """Return the first difference between two outcomes; None: the same bits."""
     first, second = alone.notes[0], other.notes
     where = _first_difference(first, second)
     tried = _tried(other)
@@ -72,7 +74,9 @@ def compare(alone: Outcome, other: Outcome) -> Finding | None:
 
 
 def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
-    """Steps begin alike, and differ by the order of their loop bodies: one of them reads what another has changed."""
+    """Return a finding for steps that begin alike but depend on the order of their loop bodies: one body reads a value
+    that another changed.
+    """
     changed: list[Difference] = []
     if step - 1 in first.looks and step in first.looks:
         changed = differences(first.looks[step], first.looks[step - 1])
@@ -98,7 +102,7 @@ def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
 
 
 def refusal(outcome: Outcome) -> Finding:
-    """The library itself says what cannot be elastic."""
+    """Return the finding for a script that the library itself refuses."""
     return Finding(_tried(outcome), "refused", text=outcome.error, suspect=False)
 
 
@@ -110,7 +114,7 @@ def _tried(outcome: Outcome) -> str:
 
 
 def _without_end(first: Notes, other: Outcome) -> Finding | None:
-    """All that was noted is equal: has it all been noted?"""
+    """Return a finding if all noted values are equal, but the notes end early."""
     last = other.notes[max(other.notes)]
     if last.over == first.over:
         return None
@@ -119,7 +123,7 @@ def _without_end(first: Notes, other: Outcome) -> Finding | None:
 
 
 def _first_difference(first: Notes, others: dict[int, Notes]) -> tuple[int, int | None, str] | None:
-    """Worker, applied steps, and what differs. Steps None: before the first."""
+    """Return worker, applied steps, and a description of the first difference. Steps None: before the first step."""
     found: list[tuple[int, int, str]] = []
     for worker, notes in others.items():
         for step, entries in notes.states.items():
@@ -145,7 +149,7 @@ def _first_difference(first: Notes, others: dict[int, Notes]) -> tuple[int, int 
 
 
 def _differing(ones: Entries | None, others: Entries) -> list[str]:
-    """Names under which two states have different digests."""
+    """Return the names under which two states have different digests."""
     if ones is None:
         return []
     names = [name for name, (digest, _) in others.items() if name in ones and ones[name][0] != digest]
@@ -163,9 +167,9 @@ def _listed(names: Sequence[str]) -> str:
 def _names(
     first: Notes, others: dict[int, Notes], worker: int, step: int | None, outcome: Outcome
 ) -> tuple[list[Difference], tuple[str, str]]:
-    """The likeliest first; and how the two sides are called."""
+    """Return the differing names, the likeliest first, and the descriptions of the two sides."""
     sides = ("one worker alone", _side(outcome, worker))
-    # Before the step that differs: the state that has made it differ. All workers that were there count.
+    # Before the step that differs: the state that caused the difference. All workers present at that step count.
     last = step if step is not None else max(first.looks, default=-1)
     order = [last - 1, last] if step is not None else [last]
     looks = [at for at in (*order, *range(max(0, last - 1))[::-1], -1) if at in first.looks]
@@ -205,7 +209,7 @@ def _side(outcome: Outcome, worker: int) -> str:
 
 
 def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list[Difference]:
-    """Names that only a log reads last."""
+    """Return the findings with names that only a log reads last."""
     logged = only_logged(sources)
 
     found = sorted(found, key=lambda each: _root(each) in logged)
@@ -227,7 +231,7 @@ def _root(difference: Difference) -> str:
 
 
 def sources_of(notes: Notes) -> Sources:
-    """The script's files."""
+    """Return the script's files."""
     loop = notes.loop or {}
     if "file" not in loop:
         return Sources(None)
@@ -245,7 +249,7 @@ LOGS = frozenset(
 
 
 def only_logged(sources: Sources) -> frozenset[str]:
-    """Variables that nothing but their own updates and calls that show something read."""
+    """Return variables that are read only by their own updates and by calls that display values."""
     first = sources.first
     if first is None:
         return frozenset()
@@ -271,7 +275,7 @@ def only_logged(sources: Sources) -> frozenset[str]:
 
 
 def without_effect(alone: Outcome, others: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-    """Names that differ at the end, where bits do not: what a log shows depends on them."""
+    """Yield names that differ at the end, where bits do not: displayed values depend on them."""
     first = alone.notes[0]
     known: set[str] = set()
     for outcome in others:
@@ -287,7 +291,7 @@ def without_effect(alone: Outcome, others: Sequence[Outcome]) -> Iterator[dict[s
 
 
 def shown_file(file: str) -> str:
-    """As a person would write it."""
+    """Return the path relative to the working directory, if it lies below."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except ValueError:

@@ -1,8 +1,8 @@
-"""GPUs that are not there: servers that text files describe, and a stand-in for the driver's library that plays them.
+"""Stand-ins for GPUs: servers described by text files, and a substitute of the driver's library that plays them.
 
-For tests, and for `elasticctl up --gpu-model`. The agent of such a server is the same as any other. Its configuration names
-another library in place of the driver's, another directory in place of /sys, and that workers compute on the CPU. The names of
-the GPUs say what they are, so that it is seen wherever they are shown.
+For tests, and for `elasticctl up --gpu-model`. The agent of such a server is the same as any other. Its configuration
+names another library in place of the driver's, another directory in place of /sys, and makes workers compute on the
+CPU. The names of the GPUs contain the word stand-in, so that every display shows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DESCRIPTION = "server.txt"
 
 
 def models_of(given: str) -> tuple[str, ...]:
-    """The models in a list with commas. Raises UserError if there is none of that name, or nothing to build stand-ins with."""
+    """Return the models in a list with commas. Raises UserError for an unknown name, or if there is no C compiler."""
     library.compiler()
     models = tuple(model.strip().lower() for model in given.split(","))
     for model in models:
@@ -29,9 +29,9 @@ def models_of(given: str) -> tuple[str, ...]:
 
 
 def lay_out(directory: Path, server: str, model: str) -> dict[str, str | int]:
-    """Make what the agent of a server reads. Returns the options of its configuration. Raises UserError.
+    """Make the files that the agent of a server reads. Returns the options of its configuration. Raises UserError.
 
-    What is there already is kept: somebody may have changed the description.
+    Existing files are kept: a user may have changed the description.
     """
     above = directory / DIRECTORY
     own = above / f"{server}-{model}"

@@ -1,4 +1,4 @@
-"""Building the stand-in for the driver's library, and the descriptions of servers that come with it."""
+"""Build of the substitute for the driver's library, and the shipped descriptions of servers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ FLAGS = ("-shared", "-fPIC", "-O1", "-pthread", f"-Wl,-soname,{LIBRARY}")
 
 
 def models() -> tuple[str, ...]:
-    """The servers that there are descriptions of."""
+    """Return the names of the described servers."""
     return tuple(sorted(path.stem for path in SERVERS.glob("*.txt")))
 
 
 def description(model: str) -> str:
-    """The description of a server. Raises UserError."""
+    """Return the description of a server. Raises UserError."""
     if model not in models():
         raise UserError(f"there are no stand-ins of {model!r}: {', '.join(models())}")
     return (SERVERS / f"{model}.txt").read_text(encoding="utf-8")
 
 
 def compiler() -> str:
-    """Of C. Raises UserError if there is none."""
+    """Return the path of a C compiler. Raises UserError if there is none."""
     found = shutil.which("gcc") or shutil.which("cc")
     if found is None:
         raise UserError(
@@ -38,7 +38,7 @@ def compiler() -> str:
 
 
 def build(directory: Path, *flags: str) -> Path:
-    """The library, made in `directory`. Raises UserError without a C compiler."""
+    """Build the library in `directory` and return its path. Raises UserError without a C compiler."""
     target = directory / LIBRARY
     command = [compiler(), *FLAGS, *flags, "-o", str(target), str(SOURCE), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BUILT_WITHIN_S, check=False)

@@ -19,7 +19,7 @@ class _Device:
 
 
 def write(description: str, root: Path) -> None:
-    """Make below `root` what `/sys` would have of the GPUs and the network cards in a description."""
+    """Make below `root` the part of `/sys` about the GPUs and the network cards in a description."""
     for directory in ("bus/pci/devices", "class/net"):
         (root / directory).mkdir(parents=True, exist_ok=True)
     for gpu in _gpus(description):
