@@ -1,6 +1,7 @@
-"""`elasticctl store certs`: a certificate authority for one etcd cluster, what it signs, and what to do with it.
+"""`elasticctl store certs`: a certificate authority for one etcd cluster, its certificates, and instructions for using
+them.
 
-The files are made by the program openssl. What is there is kept, so the command may be repeated for another member.
+The program openssl makes the files. Existing files are kept, so the command may be repeated for another member.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..protocol.errors import OperatorError, UserError
 
 DAYS = 3650
 CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-OPERATOR = "root"  # etcd's own name for whoever may do everything
+OPERATOR = "root"  # etcd's own name for the user with all rights
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -32,7 +33,7 @@ class Member:
 
     @classmethod
     def parsed(cls, text: str) -> Member:
-        """From NAME=ADDRESS[,ADDRESS...]. Raises UserError."""
+        """Return the member in NAME=ADDRESS[,ADDRESS...]. Raises UserError."""
         name, _, given = text.partition("=")
         addresses = tuple(given.split(","))
         if not _NAME.fullmatch(name) or not all(_is_ip(each) or _NAME.fullmatch(each) for each in addresses):
@@ -41,12 +42,12 @@ class Member:
 
     @property
     def host(self) -> str:
-        """The first address, as it stands in a URL."""
+        """Return the first address, as it stands in a URL."""
         return f"[{self.addresses[0]}]" if ":" in self.addresses[0] else self.addresses[0]
 
 
 def make(directory: Path, members: Sequence[Member], controllers: Sequence[str]) -> list[Path]:
-    """The files that were missing, and are there now. Raises UserError, OperatorError."""
+    """Make the missing files and return them. Raises UserError, OperatorError."""
     if not members:
         raise UserError("which machines have etcd? Say --member NAME=ADDRESS for each, such as --member c1=10.0.0.1")
     for name in controllers:
@@ -93,7 +94,7 @@ def _authority(directory: Path, work: Path) -> list[Path]:
 
 
 def _signed(directory: Path, work: Path, file: str, name: str, uses: str) -> list[Path]:
-    """A key, and a certificate for it that says `name`, unless they are there."""
+    """Make a key, and a certificate that names `name`, unless they exist."""
     cert, key = directory / f"{file}.pem", directory / f"{file}.key"
     if cert.exists() and key.exists():
         if _run("verify", "-CAfile", str(directory / "ca.pem"), str(cert)).returncode:
@@ -111,7 +112,7 @@ def _signed(directory: Path, work: Path, file: str, name: str, uses: str) -> lis
 
 
 def _placed(work: Path, *files: Path) -> list[Path]:
-    """The key first: where a certificate is, its key is too."""
+    """Move the files into place, the key first: so a certificate never lacks its key."""
     for file in files:
         (work / file.name).chmod(0o600)
         (work / file.name).rename(file)
@@ -126,7 +127,9 @@ def _check_addresses(cert: Path, member: Member) -> None:
 
 
 def advice(directory: Path, members: Sequence[Member], controllers: Sequence[str], root: str) -> str:
-    """What to do with the files, for people. `root`: what the keys of the cluster begin with, such as /elasticctl/lab."""
+    """Return instructions for the files, for people. `root`: prefix of the cluster's keys in etcd, such as
+    /elasticctl/lab.
+    """
     hosts = sorted({each for member in members for each in member.addresses if _is_ip(each)})
     every = ",".join(f"https://{member.host}:2379" for member in members)
     lines = ["On each machine with etcd, as /etc/etcd/{ca.pem,member.pem,member.key}, owner etcd, mode 0600:"]

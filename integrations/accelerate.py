@@ -1,11 +1,11 @@
-"""accelerate (version 1.15), in a loop of the script's own::
+"""accelerate (version 1.15), in the script's own training loop::
 
     accelerator = ElasticAccelerator()
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     for epoch in accelerator.epochs(5):
 
-The first data loader that `prepare` gets is the training's. As under N processes, `num_processes` is N, and a prepared scheduler
-advances N times for each step unless the batches are split.
+The first data loader that `prepare` gets is the one for training. As under N processes, `num_processes` is N, and a
+prepared scheduler advances N times for each step unless the batches are split.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ElasticAccelerator(Accelerator):
     """An Accelerator whose processes are a job's virtual workers."""
 
     def __init__(self, *arguments: Any, run: elastic.Run | None = None, **named: Any) -> None:
-        """run: if the script has called `elastic.join` itself. Raises UserError for what cannot work."""
+        """run: the job, if the script has called `elastic.join` itself. Raises UserError for options that cannot work."""
         self.run = run or elastic.join()
         self._bodies = Bodies(self.run)
         super().__init__(*arguments, **named)
@@ -39,13 +39,13 @@ class ElasticAccelerator(Accelerator):
             raise UserError("split_batches, dispatch_batches: each virtual worker reads its own batch, leave them out")
         if (given := self.scaler) is not None:
             self.scaler: Any = Unscaled(self.run.scaler(given))
-        self._trackers: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # to be opened by who leads
+        self._trackers: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # to be opened by the leader
 
     def epochs(self, count: int) -> Iterator[int]:
-        """In the place of `range(count)`."""
+        """Yield the remaining epochs, in place of `range(count)`."""
         return self._bodies.epochs(count)
 
-    # -- who and how many
+    # -- ranks and number of processes
 
     @property
     def num_processes(self) -> int:
@@ -58,7 +58,7 @@ class ElasticAccelerator(Accelerator):
     is_local_main_process = is_main_process
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """A function that only the leader runs, whoever that is when it is called."""
+        """Return a function that runs only on the worker that leads at the time of the call."""
         return lambda *arguments, **named: function(*arguments, **named) if function and self.is_main_process else None
 
     on_local_main_process = on_main_process
@@ -67,7 +67,7 @@ class ElasticAccelerator(Accelerator):
         if self.is_main_process:
             print(*arguments, **named)
 
-    # -- what the script prepares
+    # -- objects that the script prepares
 
     def prepare_model(self, model: Any, *arguments: Any, **named: Any) -> Any:
         self._bodies.models.append(model)
@@ -86,22 +86,22 @@ class ElasticAccelerator(Accelerator):
         return prepared
 
     def prepare_data_loader(self, data_loader: Any, *arguments: Any, **named: Any) -> Any:
-        """The training's; any other is read in full by every worker."""
+        """Return the training's data loader; every worker reads any other loader in full."""
         return self._bodies.read(data_loader) or prepare_data_loader(
             data_loader, self.device, num_processes=1, process_index=0, put_on_device=self.device_placement
         )
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Their states travel with the job. Before `epochs`."""
+        """Let the objects' states travel with the job. Call it before `epochs`."""
         for each in objects:
             name = f"{type(each).__name__} {len(self._custom_objects)}"
             self._custom_objects.append(each)
             self.run.register(name, each.state_dict, each.load_state_dict)
 
-    # -- what its loop calls
+    # -- calls of the script's loop
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: int = 2) -> torch.Tensor:
-        """The global gradient is clipped when it is there. Returns the norm of the step before."""
+        """Clip the global gradient as soon as it is complete. Returns the norm of the step before."""
         if norm_type != 2:
             raise UserError(f"clip_grad_norm_(norm_type={norm_type}): only the 2-norm works here")
         return self._bodies.clip(max_norm)
@@ -110,7 +110,7 @@ class ElasticAccelerator(Accelerator):
         raise UserError("clip_grad_value_(): clip_grad_norm_() acts on the global gradient")
 
     def gather(self, tensor: Any) -> Any:
-        """Between epochs every worker has the whole of it already."""
+        """Return `tensor`: between epochs every worker has evaluated all of the data."""
         self._bodies.refuse_in_body("accelerator.gather()")
         return tensor
 
@@ -123,7 +123,7 @@ class ElasticAccelerator(Accelerator):
         return tensor * scale
 
     def init_trackers(self, *arguments: Any, **named: Any) -> None:
-        """A tracker opens its directory when the leader has something to log."""
+        """Record the trackers, each of which opens its directory when the leader first logs."""
         self._trackers = arguments, named
 
     def log(self, *arguments: Any, **named: Any) -> None:
@@ -141,7 +141,7 @@ class ElasticAccelerator(Accelerator):
 
 
 class _Scheduler(AcceleratedScheduler):
-    """Advances as often as in a real run of so many processes."""
+    """A scheduler that advances as often as in a real run of N processes."""
 
     times: int
 

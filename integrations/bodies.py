@@ -1,8 +1,8 @@
-"""For scripts that write their loop out: the body runs once for each virtual worker that this worker hosts.
+"""Support for scripts with a written-out loop: its body runs once for each virtual worker that this worker hosts.
 
-The script prepares its objects in its framework's way, in any order. They are made elastic when the loop over epochs begins. A
-torch DataLoader says what is read; the first one that is prepared is the training's, and all others are read in full by every
-worker.
+The script prepares its objects in its framework's way, in any order. They become elastic when the loop over epochs
+begins. A torch DataLoader defines the data; the first one prepared is for training, and every worker reads all others
+in full.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ class Bodies:
         self.reading: Reading | None = None
 
     def read(self, loader: DataLoader[Any]) -> Reading | None:
-        """The training's loader in the place of `loader`; None: the training has one, this is an evaluation's."""
+        """Return a replacement of the training's loader; None: training has one, so `loader` is for evaluation."""
         if self.reading is not None:
             return None
         self.reading = Reading(loader, self.run.virtual_workers)
         return self.reading
 
     def epochs(self, count: int) -> Iterator[int]:
-        """In the place of `range(count)`: the epochs that are left. Raises UserError where something is lacking."""
+        """Return the remaining epochs, in place of `range(count)`. Raises UserError if a model, an optimizer or data is
+        missing.
+        """
         if len(self.models) != 1 or not self.optimizers or self.reading is None:
             raise UserError("before epochs(): prepare one model, its optimizers, and the training's data loader")
         reading = self.reading
@@ -49,11 +51,11 @@ class Bodies:
         return self.run.epochs(count)
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Clip the global gradient to this norm when it is there. Returns the norm of the step before."""
+        """Clip the global gradient to this norm when it is complete. Returns the norm of the step before."""
         return torch.tensor(self.run.clip(max_norm) or 0.0)
 
     def refuse_in_body(self, what: str) -> None:
-        """Raises UserError in the loop over batches: other virtual workers are not there to talk to."""
+        """Raises UserError in the loop over batches, where other virtual workers cannot be reached."""
         if self.reading is not None and self.reading.in_body:
             raise UserError(
                 f"{what} was called in the loop over batches: {ONE_AFTER_ANOTHER}. Call it between epochs, where every worker "
@@ -73,11 +75,11 @@ class Reading:
         self.in_body = False
 
     def begin(self, batches: Any) -> None:
-        """The loop over epochs begins."""
+        """Set the batches when the loop over epochs begins."""
         self._batches = batches
 
     def __len__(self) -> int:
-        """Global steps of an epoch."""
+        """Return the number of global steps in an epoch."""
         if self._batches is not None:
             return len(self._batches)
         n, size = self._virtual_workers, self.loader.batch_size
@@ -101,16 +103,18 @@ class Reading:
 
 
 class Unscaled:
-    """An elastic gradient scaler for hosts that unscale before they clip: that happens to the global gradient, by itself."""
+    """An elastic gradient scaler for hosts that unscale before they clip; the runtime itself unscales the global
+    gradient.
+    """
 
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler
 
     def unscale_(self, optimizer: Any) -> None:
-        """Nothing: what is clipped is the global gradient, which has been scaled back by then."""
+        """Do nothing: the clipped gradient is the global one, which is unscaled by then."""
 
     def step(self, optimizer: Any, *nothing: None) -> None:
-        """As `optimizer.step()`; the update leaves a step out that overflows."""
+        """Call `optimizer.step()` through the scaler; the update skips a step that overflows."""
         self._scaler.step(optimizer)
 
     def __getattr__(self, name: str) -> Any:

@@ -10,8 +10,8 @@
             optimizer.step()
     job.save(model, "model.pt")
 
-Virtual worker v reads what rank v of N processes would. With the canonical hook (`worker.gradients.ddp`) in those N processes the
-results are the same, bit for bit.
+Virtual worker v reads the samples that rank v of N processes would read. With the canonical hook
+(`worker.gradients.ddp`) in those N processes the results are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .bodies import Bodies
 
 
 class DistributedSampler(TorchSampler[Any]):
-    """torch's, where no process group is: the shares of N ranks are made of it when the job begins."""
+    """torch's sampler without a process group: the runtime derives the N ranks' samples from it when the job begins."""
 
     def __init__(
         self,
@@ -43,33 +43,35 @@ class DistributedSampler(TorchSampler[Any]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """num_replicas, rank: of no account, since the job says how many virtual workers there are."""
+        """num_replicas, rank: ignored, since the job fixes the number of virtual workers."""
         super().__init__(dataset, 1, 0, shuffle, seed, drop_last)
 
 
 class Job(Bodies):
-    """What a script talks to in the place of its process group."""
+    """Handle of a script on its job, in place of a process group."""
 
     def save(self, what: Any, path: str | Path) -> None:
-        """As `Run.save`: once, by the leader."""
+        """Save once, by the leader, as `Run.save` does."""
         self.run.save(what, path)
 
     def log(self, text: str) -> None:
-        """As `Run.log`: a line, by the leader only."""
+        """Print a line, by the leader only, as `Run.log` does."""
         self.run.log(text)
 
     @property
     def is_leader(self) -> bool:
-        """In the place of `rank == 0`, but not to be remembered: another worker may become the leader."""
+        """Whether this worker leads now, in place of `rank == 0`. Do not store it: another worker may become the
+        leader.
+        """
         return self.run.is_leader
 
 
 def adopt(*objects: Any, run: elastic.Run | None = None) -> tuple[Any, ...]:
-    """Join the job, and make these objects elastic: a model, its optimizers, the training's DataLoader, a GradScaler. Schedulers
-    and data loaders for evaluation may be among them; the latter are read in full by every worker.
+    """Join the job, and make these objects elastic: a model, its optimizers, the training's DataLoader, a GradScaler.
+    Schedulers and data loaders for evaluation may be among them; every worker reads the latter in full.
 
-    Returns the job, and the objects in their order. run: if the script has called `elastic.join` itself.
-    Raises UserError for what cannot work.
+    Returns the job, and the objects in their order. run: the job, if the script has called `elastic.join` itself.
+    Raises UserError for objects that cannot be elastic.
     """
     job = Job(run or elastic.join())
     return job, *(_adopted(job, each) for each in objects)
@@ -88,7 +90,7 @@ def _adopted(job: Job, each: Any) -> Any:
         case torch.amp.GradScaler():
             return job.run.scaler(each)
         case LRScheduler():
-            pass  # the runtime finds it, and follows what the script calls
+            pass  # the runtime finds the scheduler, and follows the script's calls
         case _:
             raise UserError(
                 f"adopt() got a {type(each).__name__}; it takes a model, optimizers, schedulers, a GradScaler and DataLoaders"

@@ -1,4 +1,4 @@
-"""Who leads, for frameworks that remember a rank once and for all."""
+"""A rank that follows changes of the leader, for frameworks that store a rank once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import elasticd as elastic
 
 
 class LiveRank(int):
-    """0 as long as this worker is the job's leader, else 1: whatever compares it sees how things are now."""
+    """0 as long as this worker is the job's leader, else 1: every comparison sees the present leader."""
 
     _run: elastic.Run
 

@@ -2,9 +2,10 @@
 
     trainer = Trainer(strategy=ElasticStrategy(), accelerator="cpu", devices=1, ...)
 
-The Trainer's loop gets one item for each global step, and its training step runs for each virtual worker inside. So its
-counters, schedulers, callbacks and stops need no change. What a step logs is the mean over all virtual workers; each worker
-validates on all of the data. Clipping and `on_before_optimizer_step` see the global gradient, on every worker.
+The Trainer's loop gets one item for each global step, and its training step runs inside it for each virtual worker. So
+its counters, schedulers, callbacks and stops need no change. The logged value of a step is the mean over all virtual
+workers; each worker validates on all of the data. Clipping and `on_before_optimizer_step` see the global gradient, on
+every worker.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from .lightning_state import HostState, refuse, refuse_loggers
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """One device, in a job whose workers come and go. With automatic optimization."""
+    """Strategy for one device, in a job with workers that join and leave. With automatic optimization."""
 
     def __init__(self, run: elastic.Run | None = None, **options: Any) -> None:
-        """run: if the script has called `elastic.join` itself. options: as every strategy takes them."""
+        """run: the job, if the script has called `elastic.join` itself. options: as every strategy takes them."""
         self.run = run or elastic.join()
         self._on_terminate = signal.getsignal(signal.SIGTERM)
         super().__init__(device=self.run.device, **options)
@@ -44,14 +45,14 @@ class ElasticStrategy(SingleDeviceStrategy):
         return self.run.leads
 
     def connect(self, model: Any) -> None:
-        """The host begins; it has not asked its loggers for anything yet."""
+        """Check the loggers at the start, before the Trainer has used them."""
         super().connect(model)
         refuse_loggers(model.trainer)
 
     # -- the training's data: one item for each global step
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The training's loader is taken over; any other is read in full by every worker."""
+        """Return the steps of the training in place of its loader; every worker reads any other loader in full."""
         trainer = self.lightning_module.trainer
         if not trainer.training:
             return dataloader
@@ -62,10 +63,10 @@ class ElasticStrategy(SingleDeviceStrategy):
     def _begin(self, trainer: Any, reading: Reading) -> None:
         refuse(trainer, self.lightning_module)
         state = HostState(trainer)
-        # Lightning would end the training by itself when the cluster tells this worker to go.
+        # Lightning would end the training by itself when the cluster asks this worker to end.
         signal.signal(signal.SIGTERM, self._on_terminate)
         for callback in trainer.checkpoint_callbacks:
-            # Workers look at different times: a file is written anew, under one name.
+            # Workers check at different times: each writes the file again, under one name.
             callback.file_exists = lambda *_: False
         if getattr(self.precision_plugin, "scaler", None) is not None:
             self.precision_plugin.scaler = Unscaled(self.run.scaler(self.precision_plugin.scaler))
@@ -79,7 +80,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         position = self.run.begin(epochs, limit)
         for _ in range(
             state.epoch - position.epoch
-        ):  # others have been through its end, and the host goes on behind it
+        ):  # others have passed the epoch's end, and the host continues after it
             assert not list(self.run.steps()), "an epoch whose end is part of the state has no step left"
         state.begin(position.steps)
 
@@ -90,7 +91,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         for batch in self._step:
             self._micro_batch, ran = self._moved(batch), True
             result = closure()
-        if not ran:  # no sample of this step is this worker's: the host wants to see its closure called
+        if not ran:  # this worker has no sample of this step; the host still needs its closure called
             self._micro_batch = None
             closure()
         return result
@@ -106,23 +107,27 @@ class ElasticStrategy(SingleDeviceStrategy):
             return super().training_step(self._micro_batch, *others, **named)
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Of one process, as validation is. Raises UserError in the training, where others' tensors are meant."""
+        """Gather within one process, as validation is. Raises UserError in the training, where other workers' tensors
+        are meant.
+        """
         if self.lightning_module.trainer.training and self.run.virtual_workers > 1:
             raise UserError(f"self.all_gather() was called in the training: {ONE_AFTER_ANOTHER}. {GATHERS}")
         return super().all_gather(tensor, group, sync_grads)
 
     def _moved(self, batch: Any) -> Any:
-        """As the host does with a batch from a data loader."""
+        """Return a batch on the device, prepared as the host does for a batch from a data loader."""
         batch = self.lightning_module.on_before_batch_transfer(self.precision_plugin.convert_input(batch), 0)
         return self.batch_to_device(batch, self.root_device, 0)
 
     def _before_update(self) -> None:
-        """The host's hook before the update, and its clipping, with the global gradient."""
+        """Run the host's hook before the update, and its clipping, with the global gradient."""
         self.precision_plugin._after_closure(self.lightning_module, self.optimizers[0])
 
 
 class _Epochs:
-    """The steps of one epoch after the other. The host stops by their number, and never asks whether there is another one."""
+    """Iterable over the steps of one epoch after the other. The host stops by their number, and never asks for one
+    more.
+    """
 
     def __init__(self, steps: Any) -> None:
         self._steps = steps
@@ -132,14 +137,14 @@ class _Epochs:
         return len(self._steps)
 
     def __iter__(self) -> Iterator[Any]:
-        next(self._epoch, None)  # the one before is over
+        next(self._epoch, None)  # ends the epoch before
         self._epoch = iter(self._steps)
         while (step := next(self._epoch, None)) is not None:
             yield step
 
 
 class _AtTheEnd(Callback):
-    """Tells the job that the training is over, when all other callbacks have had their turn."""
+    """Callback that ends the job's training after all other callbacks have run."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
         self._finish = finish

@@ -1,8 +1,8 @@
-"""What a Lightning module logs in its training step: the values of all virtual workers, and their means over steps and epochs.
+"""Logging in a Lightning module's training step: values of all virtual workers, and their means over steps and epochs.
 
-`self.log` in `training_step` is called for one virtual worker. Its value is shared with the step's gradient, and logged once when
-the step is over: the mean over the step's samples. For `on_epoch=True` the mean over the epoch's samples is kept here, since it
-has to travel with the job.
+`self.log` in `training_step` is called for one virtual worker. Its value is shared with the step's gradient, and logged
+once when the step is over, as the mean over the step's samples. For `on_epoch=True` this module keeps the mean over the
+epoch's samples, since it has to travel with the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..protocol.errors import UserError
 
 
 class StepLogs(Callback):
-    """The first of the Trainer's callbacks, so that others find what is logged."""
+    """Callback that must come first among the Trainer's, so that the others find the logged values."""
 
     def __init__(self, run: elastic.Run) -> None:
         self._run = run
@@ -39,7 +39,7 @@ class StepLogs(Callback):
 
     @contextmanager
     def collecting(self, module: Any, batch: Any) -> Iterator[None]:
-        """In a training step: what is logged is one virtual worker's."""
+        """Collect the values that one virtual worker logs in its training step."""
         module.log = self._collect
         try:
             yield

@@ -1,4 +1,4 @@
-"""What of a Lightning Trainer travels with its job, and what of its settings cannot work in one."""
+"""State of a Lightning Trainer that travels with its job, and checks of its settings."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class HostState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._arrived: dict[str, Any] | None = None  # and has not been handed to the host yet
-        self._loops = False  # has the host begun its loop, so that a state may be handed to it at once?
+        self._arrived: dict[str, Any] | None = None  # received, and not yet restored into the host
+        self._loops = False  # whether the host's loop has begun, so that a state is restored at once
 
     @property
     def epoch(self) -> int:
-        """That which the host goes on with."""
+        """The epoch with which the host continues."""
         return int(self._arrived["loops"]["epoch_progress"]["current"]["processed"]) if self._arrived else 0
 
     def begin(self, steps: int) -> None:
-        """The host's loop begins, where so many steps have been made."""
+        """Restore the state at the start of the host's loop, after `steps` earlier steps."""
         if steps:
             self._restore(begins=True)
         self._arrived, self._loops = None, True
@@ -36,8 +36,8 @@ class HostState:
         batches = loops["epoch_loop.batch_progress"]
         updates = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
         epochs = loops["epoch_progress"]
-        epochs["total"] = dict(epochs["current"])  # its own count goes on where a worker begins in an epoch
-        for since in ("total", "current"):  # what has been begun is not part of the state
+        epochs["total"] = dict(epochs["current"])  # the host's own count continues if a worker begins within an epoch
+        for since in ("total", "current"):  # started but uncompleted work is not part of the state
             for each in (batches, updates["step"]):
                 each[since] = dict.fromkeys(each[since], each[since]["completed"])
             # Gradients are zeroed once for each virtual worker here.
@@ -67,14 +67,15 @@ class HostState:
         for callback in trainer.callbacks:
             if callback.state_key in arrived["callbacks"]:
                 callback.load_state_dict(arrived["callbacks"][callback.state_key])
-                if isinstance(callback, ModelCheckpoint):  # which gives it and does not take it
+                # Its `state_dict` contains this value, but its `load_state_dict` ignores it
+                if isinstance(callback, ModelCheckpoint):
                     callback.current_score = arrived["callbacks"][callback.state_key]["current_score"]
         trainer.callback_metrics.update(arrived["metrics"])
         trainer.should_stop = arrived["stops"]
 
 
 def refuse(trainer: Any, module: Any) -> None:
-    """Raises UserError for what cannot work, by name."""
+    """Raises UserError, naming the setting, for settings that cannot work."""
     for wrong, text in (
         (
             not module.automatic_optimization,
@@ -107,7 +108,7 @@ def refuse(trainer: Any, module: Any) -> None:
 
 
 def refuse_loggers(trainer: Any) -> None:
-    """Raises UserError for a logger that workers would give different names."""
+    """Raises UserError for a logger to which workers would give different names."""
     if any(getattr(each, "_version", "") is None for each in trainer.loggers):
         raise _cannot("a logger without version=: it would look for a free one, and workers look at different times")
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers that the runtime steps, as a host loop sees them."""
+"""Proxies of optimizers and schedulers for a host loop, where the runtime makes the steps."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import Any
 
 
 class Passive:
-    """To step it is nothing, since the runtime does; all else is the object's own."""
+    """Proxy with a `step` that does nothing, since the runtime steps the object; all other attributes are the object's
+    own.
+    """
 
     def __init__(self, inner: Any, **instead: Any) -> None:
-        """instead: attributes that answer in the place of the object's."""
+        """instead: attributes that replace the object's."""
         self.__dict__.update(instead, _inner=inner)
 
     def step(self, *arguments: Any, **named: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: each micro-batch starts from no gradient."""
+        """Do nothing: each micro-batch starts without a gradient."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_inner"], name)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 
 def by_rank(loader: DataLoader[Any], ranks: int) -> DataLoader[Any]:
-    """`loader`, in the order of all ranks."""
+    """Return `loader`, in the order of all ranks."""
     assert isinstance(loader.sampler, DistributedSampler)
     assert loader.batch_size is not None
     return DataLoader(
@@ -28,7 +28,7 @@ def by_rank(loader: DataLoader[Any], ranks: int) -> DataLoader[Any]:
 
 
 class RankOrder(Sampler[int]):
-    """The order in which so many ranks read a data set under DDP: what rank v reads in step s, virtual worker v does."""
+    """Sampler in the order of N ranks under DDP: virtual worker v reads in step s the samples of rank v."""
 
     def __init__(self, dataset: Any, sampler: DistributedSampler[Any], ranks: int, batch_size: int) -> None:
         self._samplers: list[DistributedSampler[Any]] = [
@@ -38,7 +38,7 @@ class RankOrder(Sampler[int]):
         self._batch_size = batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """The runtime calls it before it draws the epoch's order."""
+        """Set the epoch. The runtime calls this method before it draws the epoch's order."""
         for sampler in self._samplers:
             sampler.set_epoch(epoch)
 

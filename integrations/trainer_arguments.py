@@ -1,4 +1,4 @@
-"""What of a transformers.Trainer's arguments changes while its job runs, and which cannot work in one."""
+"""Arguments of a transformers.Trainer that change while its job runs, and arguments that cannot work in a job."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ..protocol.errors import UserError
 
 
 def live_arguments(arguments: Any, leads: Callable[[], bool]) -> None:
-    """Who saves and logs may change while the job runs: these arguments say how it is now."""
+    """Make the arguments on saving and logging follow the leader, which may change while the job runs."""
     kind, live = type(arguments), property(lambda _: leads())
     members = {"should_save": live, "should_log": live, "__reduce__": lambda own: (_plain, (kind, dict(vars(own))))}
     arguments.__class__ = type(kind.__name__, (kind,), members)
 
 
 def _plain(kind: type, values: dict[str, Any]) -> Any:
-    """What is written to a file is of the script's own class."""
+    """Return a copy of the script's own class, for arguments that are written to a file."""
     arguments: Any = object.__new__(kind)
     vars(arguments).update(values)
     return arguments
 
 
 def refuse_arguments(arguments: Any, resume_from_checkpoint: Any = None) -> None:
-    """Raises UserError, naming it, for what cannot work."""
+    """Raises UserError, naming the argument, for arguments that cannot work."""
     if resume_from_checkpoint:
         raise UserError("resume_from_checkpoint: the job goes on from its own state by itself; leave it out")
     if arguments is None:
@@ -57,5 +57,5 @@ def refuse_arguments(arguments: Any, resume_from_checkpoint: Any = None) -> None
 
 
 def refuse_search(*_: Any, **__: Any) -> None:
-    """Raises UserError: in place of `hyperparameter_search`."""
+    """Replacement of `hyperparameter_search`. Raises UserError."""
     raise UserError("hyperparameter_search() trains several models, and a job trains one: submit a job for each")

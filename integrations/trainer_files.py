@@ -1,4 +1,4 @@
-"""What only the leader of a transformers.Trainer's job writes: the host's own checkpoints, its logs, its bars."""
+"""Files that only the leader of a transformers.Trainer's job writes: the host's own checkpoints, its logs, its bars."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from .trainer_state import CarriedState
 
 
 class LeadersFiles(Trainer):
-    """A Trainer that writes if it leads, which may change. What it decides from its files is the same on all workers."""
+    """A Trainer that writes files only while it leads. Its decisions from these files are the same on all workers."""
 
     run: elastic.Run
     carried: CarriedState
-    looping: bool  # its callbacks have been told that training begins
-    unsaved: tuple[Any, ...] | None = None  # the leader writes it now: should it be lost, another has to
+    looping: bool  # its callbacks have been notified that training begins
+    # The checkpoint that the leader writes now: if the leader is lost, another worker writes it
+    unsaved: tuple[Any, ...] | None = None
 
     def is_world_process_zero(self) -> bool:
         return self.run.leads
@@ -26,7 +27,7 @@ class LeadersFiles(Trainer):
     is_local_process_zero = is_world_process_zero
 
     def lead(self) -> None:
-        """This worker is the leader from now on."""
+        """Make this worker the leader from now on."""
         self.state.is_world_process_zero = self.state.is_local_process_zero = True
         for callback in self.callback_handler.callbacks if self.looping else ():
             if isinstance(callback, ProgressCallback):
@@ -39,7 +40,8 @@ class LeadersFiles(Trainer):
         self.unsaved = None if self.is_world_process_zero() else arguments
         super()._save_checkpoint(*arguments)
         self.carried.saved.append(self.state.global_step)
-        if self.state.best_global_step in self.carried.saved:  # whether or not this worker has seen it written
+        # Whether or not this worker has seen the checkpoint written
+        if self.state.best_global_step in self.carried.saved:
             best = os.path.join(self._get_output_dir(arguments[1]), f"checkpoint-{self.state.best_global_step}")
         self.state.best_model_checkpoint = best
 
@@ -48,6 +50,6 @@ class LeadersFiles(Trainer):
             super()._save_rng_state(output_dir)
 
     def _load_best_model(self) -> None:
-        # What has just been written may not be on the disk yet, and is here.
+        # The latest checkpoint may not be on the disk yet, but its weights are in this worker's memory.
         if self.state.best_global_step != self.state.global_step:
             super()._load_best_model()

@@ -1,4 +1,4 @@
-"""What of a transformers.Trainer travels with its job."""
+"""State of a transformers.Trainer that travels with its job."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from transformers.trainer_utils import has_length
 
 from ..protocol.errors import UserError
 
-LOCAL = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")  # of this worker, or only of who saves
+# Of this worker, or only of the leader
+LOCAL = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")  # that the host keeps for its logs
 
 MEASURED = ("runtime", "per_second", "preparation_time")
 
 
 class CarriedState:
-    """The host's state, as a value that is registered with the run: its TrainerState, the states of its callbacks and of its
-    scheduler, and what it logs."""
+    """The host's state, as a value registered with the run: its TrainerState, the states of its callbacks and of its
+    scheduler, and its logged values.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -29,10 +31,10 @@ class CarriedState:
         self.scheduler: Any = None
         self.rate: float | None = None  # of the step applied last, as the norm
         self.norm: float | None = None
-        self.saved: list[int] = []  # steps with a checkpoint of the host's
+        self.saved: list[int] = []  # steps at which the host has saved a checkpoint
 
     def give(self) -> dict[str, Any]:
-        """All of it, in plain values."""
+        """Return the whole state in plain values."""
         trainer = self._trainer
         names = [field.name for field in dataclasses.fields(TrainerState) if field.name not in LOCAL]
         state = {name: getattr(trainer.state, name) for name in names}
@@ -47,7 +49,7 @@ class CarriedState:
         }
 
     def take(self, values: dict[str, Any]) -> None:
-        """It has come from others, or from a checkpoint."""
+        """Take a state from other workers, or from a checkpoint."""
         self._arrived = values
         self.scheduler.load_state_dict(values["scheduler"])
         for group, rate in zip(self._trainer.optimizer.param_groups, values["rates"], strict=True):
@@ -56,7 +58,7 @@ class CarriedState:
         self.restore()
 
     def restore(self) -> None:
-        """Make what has come the host's own, if anything has."""
+        """Write a received state into the host, if there is one."""
         trainer, values = self._trainer, self._arrived
         if values is None:
             return
@@ -78,7 +80,7 @@ class CarriedState:
 
 
 class Passes:
-    """What the host takes for its data loader: each pass over it is the rest of an epoch, in global steps."""
+    """Replacement of the host's data loader: each pass over it yields the rest of an epoch, in global steps."""
 
     def __init__(self, steps: Any, dataset: Any) -> None:
         self._steps, self.dataset = steps, dataset
@@ -95,9 +97,10 @@ class Passes:
             yield step
 
     def end(self) -> None:
-        """The host has counted the epoch's steps, and asked for no more: the pass ends, before what is done between epochs.
+        """End the pass, after the host has counted the epoch's steps, and before the work between epochs.
 
-        Raises UserError if there are more."""
+        Raises UserError if steps are left.
+        """
         if next(self._pass, None) is not None:
             raise UserError(
                 "should_epoch_stop: an epoch cannot end before all of its data is used; should_training_stop works"
@@ -105,7 +108,9 @@ class Passes:
 
 
 class Follow(TrainerCallback):
-    """The host counts from where its process began: it is told where the job is. Called before all other callbacks."""
+    """Callback that corrects the host's counters, which start with the process, to the job's. Called before all other
+    callbacks.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -130,5 +135,5 @@ class Follow(TrainerCallback):
 
 
 def _without_measurements(entry: dict[str, Any]) -> dict[str, Any]:
-    """What is logged, but for how long it took here and in how much memory."""
+    """Return a log entry without times and memory use, which are this worker's alone."""
     return {name: value for name, value in entry.items() if not name.endswith(MEASURED) and "_mem_" not in name}

@@ -1,7 +1,8 @@
 """transformers.Trainer (version 5.23): `from elasticd.integrations.transformers import ElasticTrainer as Trainer`.
 
-The host counts global steps: it gets one item for each, and its `training_step` runs once for each virtual worker inside. The
-loss is the mean over all labels of the step that are not ignored, or over its samples where the model does not count labels.
+The host counts global steps: it gets one item for each, and its `training_step` runs inside it once for each virtual
+worker. The loss is the mean over all labels of the step that are not ignored, or over its samples where the model does
+not count labels.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ UNIT = 1024  # items: a loss is scaled by their number in units of this, which k
 
 
 class ElasticTrainer(LeadersFiles):
-    """A Trainer in a job whose workers come and go. With another Trainer as its second base it makes that one elastic."""
+    """A Trainer in a job with workers that join and leave. With another Trainer as a second base class, that Trainer
+    becomes elastic.
+    """
 
     optimizer: Any
     control: Any
 
     def __init__(self, *positional: Any, run: elastic.Run | None = None, **named: Any) -> None:
-        """run: if the script has called `elastic.join` itself. Raises UserError for what cannot work, by name."""
+        """run: the job, if the script has called `elastic.join` itself. Raises UserError, naming the argument, for
+        arguments that cannot work.
+        """
         arguments = named.get("args", positional[1] if len(positional) > 1 else None)
         refuse_arguments(arguments)
         self.run = run or elastic.join(seed=getattr(arguments, "seed", 42))
@@ -75,7 +80,7 @@ class ElasticTrainer(LeadersFiles):
     def _init_training_state(self, max_steps: int, per_epoch: int, epochs: int, _: Any, trial: Any) -> tuple[int, int]:
         super()._init_training_state(max_steps, per_epoch, epochs, None, trial)
         scheduler = self.carried.scheduler = self.create_scheduler(max_steps)
-        self._created_lr_scheduler = False  # or the host would throw it away
+        self._created_lr_scheduler = False  # otherwise the host would discard it
         position = self.run.begin(epochs, max_steps)
         self.run.on_leader(self.lead)
         self.optimizer = Passive(self.optimizer)
@@ -127,7 +132,7 @@ class ElasticTrainer(LeadersFiles):
         if not isinstance(self.carried.scheduler, ReduceLROnPlateau | GreedyLR):
             self.carried.scheduler.step()
 
-    # -- behind it
+    # -- after a global step
 
     def _maybe_log_save_evaluate(self, tr_loss: Any, norm: Any, *rest: Any, learning_rate: Any = None) -> None:
         if not self.run.is_behind:
@@ -144,4 +149,4 @@ class ElasticTrainer(LeadersFiles):
 
 
 class ElasticSeq2SeqTrainer(ElasticTrainer, Seq2SeqTrainer):
-    """As `ElasticTrainer`."""
+    """`ElasticTrainer` on the base of Seq2SeqTrainer."""

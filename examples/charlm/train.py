@@ -1,10 +1,10 @@
-"""A character-level transformer on the reference texts of the Python language, which every Python brings along.
+"""A character-level transformer on the reference texts of the Python language, which ship with every Python.
 
     elasticctl submit examples/charlm/job.yaml
     ELASTIC_VIRTUAL_WORKERS=4 python examples/charlm/train.py       # alone, with the same result
 
-Reports bits per character on held-out text: what an ideal packer would need with this model's predictions. If all characters
-were equally likely it would be 6.6 bits; their plain frequencies give 4.7.
+Reports bits per character on held-out text: the length of an ideal code based on this model's predictions. If all
+characters were equally likely it would be 6.6 bits; their plain frequencies give 4.7.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from torch.utils.data import Dataset
 
 import elasticd as elastic
 
-CONTEXT = 64  # characters that a prediction may look back on
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # all else counts as a space
+CONTEXT = 64  # characters of context for a prediction
+ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # all other characters count as a space
 HELD_OUT = 10  # one paragraph of this many is for validation
 
 
 def load_text() -> tuple[str, str]:
-    """Text for training and for validation: the same for the same Python.
+    """Return the texts for training and for validation: the same for the same version of Python.
 
-    Paragraphs that several topics share count once, lest the validation text be one that was trained on.
+    Paragraphs that several topics share count once, so that no validation text is also a training text.
     """
     parted = (part.strip("\n") for name in sorted(topics) for part in topics[name].split("\n\n"))
     paragraphs = dict.fromkeys(part for part in parted if part)
@@ -38,7 +38,7 @@ def load_text() -> tuple[str, str]:
 
 
 def encode(text: str) -> Tensor:
-    """`text` as numbers of characters in ALPHABET."""
+    """Return `text` as numbers of characters in ALPHABET."""
     numbers = {character: number for number, character in enumerate(ALPHABET)}
     return torch.tensor([numbers.get(character, numbers[" "]) for character in text], dtype=torch.int64)
 
@@ -46,7 +46,8 @@ def encode(text: str) -> Tensor:
 class Windows(Dataset[tuple[Tensor, Tensor]]):
     """One window of each `stride` characters of a text, with the characters that follow.
 
-    jitter: let it begin anywhere in its stride, elsewhere in each epoch (torch's global generator, which the runtime seeds).
+    jitter: draw the window's begin within its stride, differently in each epoch (torch's global generator, which the
+    runtime seeds).
     """
 
     def __init__(self, text: Tensor, stride: int, jitter: bool) -> None:
@@ -64,7 +65,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Block(nn.Module):
-    """Attention to what came before, then two linear layers, each around a normalised residual stream."""
+    """Causal attention, then two linear layers, each around a normalised residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts the next character at every place of a window (batch x length -> batch x length x alphabet)."""
+    """Predictor of the next character at every position of a window (batch x length -> batch x length x alphabet)."""
 
     def __init__(self, width: int = 96, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
@@ -103,13 +104,13 @@ class Transformer(nn.Module):
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Mean over all places of the cross entropy, in nats."""
+    """Return the cross entropy, in nats, as the mean over all positions."""
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
 @torch.no_grad()
 def bits_per_character(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """The loss on held-out windows, in bits."""
+    """Return the loss on held-out windows, in bits."""
     model.eval()
     bits = loss_of(model, x, y).item() / math.log(2)
     model.train()
@@ -117,7 +118,7 @@ def bits_per_character(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def warm_up(steps: int, warm_up_steps: int, floor: float = 0.05) -> Callable[[int], float]:
-    """Factor of the learning rate: up linearly, then down along a cosine to `floor`."""
+    """Return a factor for the learning rate by step: up linearly, then down along a cosine to `floor`."""
 
     def factor(step: int) -> float:
         if step < warm_up_steps:

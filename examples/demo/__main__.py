@@ -1,4 +1,4 @@
-"""``python -m examples.demo``."""
+"""Entry point of ``python -m examples.demo``."""
 
 import sys
 

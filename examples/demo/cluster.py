@@ -1,7 +1,7 @@
 """A cluster for the length of a demo, driven the way a user drives one: through ``elasticctl``.
 
-Everything that belongs to the cluster carries the path of its temporary directory in its command line or environment. That is
-how processes are looked for at the end, whatever the cluster's own records say.
+All processes of the cluster carry the path of its temporary directory in their command lines or environments. The demo
+finds them by that path at the end, independently of the cluster's own records.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .errors import DemoFailed
 
 ROOT = Path(__file__).resolve().parents[2]  # of the repository: job files name scripts relative to it
 POLL_INTERVAL_S = 0.05
-COMMAND_TIMEOUT_S = 180.0  # other work may keep it waiting
+COMMAND_TIMEOUT_S = 180.0  # generous, since other load may slow the command
 ANSWER_TIMEOUT_S = 3.0
 EXIT_GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command said, and how it ended."""
+    """Output of a command, and how it ended."""
 
     exit_code: int
     answer: str
@@ -48,7 +48,7 @@ class Command:
     """One call of ``elasticctl`` that runs while the demo goes on."""
 
     def __init__(self, words: list[str], environment: dict[str, str], told: Path) -> None:
-        """told: a file name to which endings are added, for what the command says."""
+        """told: a file name to which endings are added, for the command's output."""
         # Files, not pipes: a daemon that inherited a pipe would keep it open.
         self._answer, self._errors = told.with_suffix(".out"), told.with_suffix(".err")
         with self._answer.open("wb") as answer, self._errors.open("wb") as errors:
@@ -59,23 +59,25 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=answer,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is the demo's to handle
+                start_new_session=True,  # the demo itself handles Ctrl-C
             )
 
     def poll(self) -> Outcome | None:
-        """How it ended; None while it runs."""
+        """Return the outcome, or None while the command runs."""
         code = self._process.poll()
         if code is None:
             return None
         return Outcome(code, self._answer.read_text(errors="replace"), self._errors.read_text(errors="replace"))
 
     def give_up(self) -> None:
-        """Nobody needs its answer any more."""
+        """Kill the command, since its answer is no longer needed."""
         self._process.kill()
         self._process.wait()
 
     def wait(self, timeout_s: float, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
-        """Its end, killed should it take longer. `meanwhile` is called all the time, and may raise."""
+        """Return the outcome; the command is killed after `timeout_s`. `meanwhile` is called at every poll, and may
+        raise.
+        """
         deadline = time.monotonic() + timeout_s
         while (outcome := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -87,7 +89,7 @@ class Command:
 
 
 class DemoCluster:
-    """Two servers' worth of real daemons under a temporary directory."""
+    """Real daemons for two servers under a temporary directory."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="elasticctl-demo-"))
@@ -118,12 +120,14 @@ class DemoCluster:
         self._client = Client(address)
 
     def ask(self, request: Request) -> Answer:
-        """What the controller answers. Raises ElasticError."""
+        """Return the controller's answer. Raises ElasticError."""
         assert self._client is not None, "asked before the cluster was up"
         return self._client.ask(request, ANSWER_TIMEOUT_S)
 
     def down(self) -> list[str]:
-        """Stop everything. Returns what outlived ``elasticctl down`` and had to be killed, as command lines."""
+        """Stop everything. Returns the command lines of processes that outlived ``elasticctl down`` and had to be
+        killed.
+        """
         if self._client is not None:
             self._client.close()
         if self._up is not None:
@@ -142,7 +146,7 @@ class DemoCluster:
         return told
 
     def processes(self) -> list[psutil.Process]:
-        """All processes that belong to this cluster."""
+        """Return all processes that belong to this cluster."""
         mark, own = str(self.directory), os.getpid()
         return [process for process in psutil.process_iter() if process.pid != own and _mentions(process, mark)]
 

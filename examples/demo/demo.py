@@ -1,7 +1,7 @@
-"""The demo: start a cluster, submit three jobs, show how they share it, say how good they got, leave nothing behind.
+"""The demo: start a cluster, submit three jobs, show how they share it, report their quality, leave nothing behind.
 
-Whatever ends it - its end, a failure, Ctrl-C, SIGTERM, a closed terminal - goes through the same `finally`. Signals only set a
-flag that every wait looks at, so that no exception starts in the middle of something.
+Every end - success, a failure, Ctrl-C, SIGTERM, a closed terminal - goes through the same `finally`. Signals only set a
+flag that every wait checks, so that no exception starts in the middle of an operation.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ SLOTS = 2  # of each server
 POLICY = "max-min"
 POLL_INTERVAL_S = 0.1
 LIMIT_S = 600.0
-SILENCE_LIMIT_S = 60.0  # a controller that does not answer for so long has failed: other work may keep it waiting
+# A controller without an answer for so long has failed; shorter silences may come from other load
+SILENCE_LIMIT_S = 60.0
 DIGITS_ACCURACY = 0.97
 LOG_LINES = 30
 PICTURE = Path("out/demo-shares.png")
 
 
 class Interruption:
-    """Remembers the first signal that asks for the end."""
+    """Recorder of the first signal that asks for the end."""
 
     def __init__(self) -> None:
         self._signal: int | None = None
@@ -47,13 +48,13 @@ class Interruption:
         self._signal = self._signal or number
 
     def check(self) -> None:
-        """Raises Interrupted if somebody wants the end."""
+        """Raises Interrupted if a signal has asked for the end."""
         if self._signal is not None:
             raise Interrupted(self._signal)
 
 
 class Demo:
-    """One performance."""
+    """One run of the demo."""
 
     def __init__(self, cluster: DemoCluster, output: Output, interruption: Interruption) -> None:
         self._cluster = cluster
@@ -71,7 +72,7 @@ class Demo:
         return self._jobs
 
     def start_cluster(self) -> None:
-        """Bring the daemons up. Raises DemoFailed, Interrupted."""
+        """Start the daemons. Raises DemoFailed, Interrupted."""
         self._output.note(f"elasticctl up --servers {SERVERS} --gpus {SLOTS} --policy {POLICY}")
         self._cluster.up(SERVERS, SLOTS, POLICY, lambda: self._tick("the daemons start"))
         self._heard_s = time.monotonic()
@@ -100,7 +101,7 @@ class Demo:
         self._tick("")
 
     def _ask(self, request: Request) -> Answer | None:
-        """None if no answer has come in a moment. Raises DemoFailed after a minute without one."""
+        """Return the answer, or None if none came in a moment. Raises DemoFailed after a minute without one."""
         try:
             answer = self._cluster.ask(request)
         except ElasticError as error:
@@ -132,7 +133,7 @@ class Demo:
             self._take(words, outcome)
 
     def _take(self, words: Words, outcome: Outcome) -> None:
-        """A call has ended. One that came too late for its job is no failure."""
+        """Handle the end of a call. A call that came too late for its job is no failure."""
         over = any(job.job in words and job.phase.final for job in self._jobs)
         if outcome.exit_code and not over:
             raise DemoFailed(f"elasticctl {' '.join(words)}: {outcome.text}")
@@ -153,7 +154,7 @@ class Demo:
 
 
 def main() -> int:
-    """Run the demo; the exit code is 0 if everything that it promises was true."""
+    """Run the demo; the exit code is 0 if all its promises held."""
     interruption = Interruption()
     output = Output()
     began_s = time.monotonic()
@@ -184,7 +185,7 @@ def _perform(cluster: DemoCluster, output: Output, interruption: Interruption) -
     for job in demo.jobs:
         output.line(ending(job))
     from .picture import (
-        draw,  # late, since importing matplotlib takes a second that nobody should wait for at the start
+        draw,  # late, since importing matplotlib takes a second, which would delay the start
     )
 
     draw(ROOT / PICTURE, demo.jobs, SERVERS * SLOTS, began_s, ended_s, demo.marks)
@@ -193,7 +194,7 @@ def _perform(cluster: DemoCluster, output: Output, interruption: Interruption) -
 
 
 def _verdict(cluster: DemoCluster, jobs: tuple[JobView, ...]) -> int:
-    """0 if all jobs have finished and the digits are known well enough; what is wrong goes to stderr."""
+    """Return 0 if all jobs have finished and the digits' accuracy is high enough; failures go to stderr."""
     code = 0
     for job in jobs:
         if job.phase is not JobPhase.FINISHED:
@@ -212,7 +213,7 @@ def _verdict(cluster: DemoCluster, jobs: tuple[JobView, ...]) -> int:
 
 
 def _clean_up(cluster: DemoCluster, output: Output) -> int:
-    """Stop everything, and look whether really nothing is left. 1 if something was."""
+    """Stop everything, and check that no process is left. Returns 1 if one was."""
     left: list[str] = []
     try:
         output.line("elasticctl down")

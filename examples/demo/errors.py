@@ -1,14 +1,14 @@
-"""Why a demo ends before its end."""
+"""Exceptions that end the demo early."""
 
 from __future__ import annotations
 
 
 class DemoFailed(Exception):
-    """Something that the demo shows did not work. ``str(error)`` says what."""
+    """A part of the demo did not work. ``str(error)`` names the part."""
 
 
 class Interrupted(Exception):
-    """Somebody wants the demo to end."""
+    """A signal has asked for the end of the demo."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"signal {signal_number}")

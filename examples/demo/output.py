@@ -1,4 +1,4 @@
-"""Where the demo talks to: a live screen on a terminal, else one plain line for each thing that happened."""
+"""Output of the demo: a live screen on a terminal, else one plain line for each event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ECHO_COLUMNS = 3  # left free at the right, so that the terminal's "^C" does not
 
 
 class Output:
-    """Takes scenes and lines. A reader that has gone away (``demo | head``) ends the demo by BrokenPipeError, once."""
+    """Sink of scenes and lines. A closed pipe (``demo | head``) ends the demo by BrokenPipeError, once."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
@@ -46,13 +46,13 @@ class Output:
             live.stop()
 
     def note(self, text: str) -> None:
-        """Something that the demo does, or has been told by `elasticctl`."""
+        """Show an action of the demo, or an answer of `elasticctl`."""
         self._notes.append(text)
         if self._live is None:
             self.line(f"{time.monotonic() - self._began_s:6.1f} s  {text}")
 
     def scene(self, scene: Scene) -> None:
-        """The newest state of things."""
+        """Show the newest state."""
         for text in changes(self._jobs, scene.jobs):
             self.note(text)
         self._jobs = scene.jobs
@@ -64,13 +64,13 @@ class Output:
             self._live.update(Constrain(render(shown, width), width), refresh=True)
 
     def line(self, text: str) -> None:
-        """A line that stays. Never lets anything but the first failure to write through: cleaning up goes on."""
+        """Print a permanent line. Only the first failure to write raises, so that the cleanup goes on."""
         if self._gone:
             return
         try:
             print(text, flush=True)
         except OSError:
             self._gone = True
-            # What is still buffered must not fail again when the interpreter ends.
+            # Output still in the buffer must not fail again when the interpreter ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise BrokenPipeError from None

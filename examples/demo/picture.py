@@ -1,4 +1,4 @@
-"""The picture that the demo leaves: how many GPUs trained each job, over time, as stacked areas."""
+"""The picture that the demo writes: the number of GPUs that trained each job, over time, as stacked areas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .words import quality
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that somebody did, at a time (Unix time)."""
+    """A user's action at a time (Unix time)."""
 
     time_s: float
     text: str
@@ -53,7 +53,7 @@ def draw(
 def _area(
     axes: Axes, number: int, job: JobView, x: Sequence[float], lower: Sequence[int], upper: Sequence[int]
 ) -> None:
-    """One job's area, with its name where there is most room."""
+    """Draw one job's area, with its name where there is most room."""
     colour, on_it = colours(number)
     label = ": ".join(part for part in (str(job.job), quality(job)) if part)
     axes.fill_between(x, lower, upper, step="post", color=colour, linewidth=0, label=label)
@@ -66,7 +66,7 @@ def _area(
 
 
 def _marks(axes: Axes, marks: Sequence[Mark], capacity: int, began_s: float) -> None:
-    """What was done, above the areas, in two rows so that neighbours do not overlap."""
+    """Draw the actions above the areas, in two rows so that neighbours do not overlap."""
     for number, mark in enumerate(marks):
         x, y = mark.time_s - began_s, capacity + (0.15, 0.6)[number % 2]
         axes.plot([x, x], [0, y + 0.1], color="0.3", linewidth=0.8, linestyle=":", zorder=0)

@@ -18,7 +18,7 @@ from elasticd.protocol.model import GpuAddress
 from .shares import colours, stack_at
 from .words import pause_s, quality
 
-CHART_WINDOW_S = 90.0  # the chart begins with this much, and shrinks when it is full
+CHART_WINDOW_S = 90.0  # the chart begins with this much, and its scale shrinks when it is full
 CHART_MARGIN = 6  # columns for labels and the edge
 TICK_S = 15
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -28,18 +28,18 @@ WIDTH_WITH_BARS = 104
 
 @dataclass(frozen=True)
 class Scene:
-    """All that is on the screen."""
+    """Contents of the screen."""
 
     now_s: float  # Unix time, as all times here
     began_s: float
     gpus: tuple[GpuAddress, ...]
     jobs: tuple[JobView, ...]
-    notes: tuple[str, ...]  # what has happened, oldest first
-    doing: str = ""  # what is being waited for
+    notes: tuple[str, ...]  # events, oldest first
+    doing: str = ""  # present wait, as text
 
 
 def render(scene: Scene, width: int) -> RenderableType:
-    """The whole screen, for a terminal of `width` columns."""
+    """Return the whole screen, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_header(scene), _jobs(scene, width), _servers(scene), *_chart(scene, width)]
     parts += [Text(note, style="dim", no_wrap=True, overflow="ellipsis") for note in scene.notes[-NOTES_SHOWN:]]
     parts += [Text("")] * (NOTES_SHOWN - len(scene.notes))  # the screen does not grow while it runs
@@ -85,7 +85,7 @@ def _jobs(scene: Scene, width: int) -> Table:
 
 
 def _phase(scene: Scene, job: JobView) -> str:
-    """With a spinner while workers are to come or to go."""
+    """Return the phase, with a spinner while workers are to come or to go."""
     moves = not job.phase.final and job.share_gpus != job.wanted_gpus
     return f"{job.phase.value} {_spinner(scene)}" if moves else job.phase.value
 
@@ -111,7 +111,7 @@ def _letter(job: JobView) -> str:
 
 
 def _workers(number: int, job: JobView) -> Text:
-    """A block for each worker's GPU (server:index): solid where it trains, open where it is still preparing."""
+    """Return a block for each worker's GPU (server:index): solid where it trains, open where it is still preparing."""
     text = Text()
     colour, on_it = colours(number)
     for worker in job.workers:
@@ -122,7 +122,7 @@ def _workers(number: int, job: JobView) -> Text:
 
 
 def _short(server: str) -> str:
-    """ "local-2" as "2": its full name stands among the servers."""
+    """Return "2" for "local-2": the full name stands among the servers."""
     return server.rsplit("-", 1)[-1]
 
 
@@ -132,7 +132,7 @@ def _bar(number: int, job: JobView) -> ProgressBar:
 
 
 def _servers(scene: Scene) -> Text:
-    """All GPUs in their servers, each with the letter of its job."""
+    """Return all GPUs in their servers, each with the letter of its job."""
     on_gpu = {
         (worker.server, worker.gpu): (number, worker.phase is WorkerStage.TRAINING)
         for number, job in enumerate(scene.jobs)
@@ -156,7 +156,7 @@ def _servers(scene: Scene) -> Text:
 
 
 def _chart(scene: Scene, width: int) -> list[Text]:
-    """Shares over time: a row for each GPU of the cluster, a column for each stretch of time."""
+    """Return shares over time: a row for each GPU of the cluster, a column for each stretch of time."""
     columns = max(20, width - 2 - CHART_MARGIN)
     window_s = max(CHART_WINDOW_S, scene.now_s - scene.began_s)
     column_s = window_s / columns

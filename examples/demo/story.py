@@ -1,6 +1,6 @@
-"""What the demo does, and when: cues, each with the condition that it waits for. Pure; the clock is an argument.
+"""Script of the demo: cues, each a command with the condition for it. Pure; the clock is an argument.
 
-Cues depend on what the cluster has reached, not on the clock alone, so that a slow machine plays the same piece.
+Cues depend on the state of the cluster, not on the clock alone, so that a slow machine shows the same story.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from elasticd.protocol.messages import JobView
 
 BETWEEN_SUBMISSIONS_S = 10.0
 BEFORE_BACK_S = 6.0
-PATIENCE_S = 45.0  # after this long a cue is given although what it waits for has not come
+PATIENCE_S = 45.0  # after this long a cue runs even if its condition does not hold
 
 Words = tuple[str, ...]  # the arguments of an `elasticctl` call
 SKIP: Words = ()
@@ -20,7 +20,7 @@ SKIP: Words = ()
 
 @dataclass(frozen=True)
 class Situation:
-    """What a cue may look at."""
+    """State on which a cue depends."""
 
     waited_s: float  # since the last call has ended
     jobs: Sequence[JobView]
@@ -33,7 +33,7 @@ Cue = Callable[[Situation], Words | None]  # None: not yet
 
 
 def _submit(name: str, after: str | None = None) -> Cue:
-    """Submit `name` a while after the one before, which should train by then, or be over."""
+    """Submit `name` a while after the job `after`, which should train by then, or be over."""
 
     def cue(situation: Situation) -> Words | None:
         before = situation.job(after) if after else None
@@ -45,7 +45,7 @@ def _submit(name: str, after: str | None = None) -> Cue:
 
 
 def _by_hand(situation: Situation) -> Words | None:
-    """When the tabular job is over and the other two have divided what it left: change that by hand."""
+    """Set a share by hand when the tabular job is over and the other two have divided its GPUs."""
     job, gone = situation.job("charlm"), situation.job("tabular")
     if job is None or job.phase.final:
         return SKIP
@@ -56,7 +56,7 @@ def _by_hand(situation: Situation) -> Words | None:
 
 
 def _back(situation: Situation) -> Words | None:
-    """A while later the policy decides again."""
+    """Give the decision back to the policy a while later."""
     job = situation.job("charlm")
     if job is None or job.phase.final or job.manual_share is None:
         return SKIP
@@ -67,7 +67,7 @@ CUES: tuple[Cue, ...] = (_submit("digits"), _submit("charlm", "digits"), _submit
 
 
 class Story:
-    """Goes through the cues, one call of ``elasticctl`` at a time."""
+    """Sequence of the cues, one call of ``elasticctl`` at a time."""
 
     def __init__(self, now: float) -> None:
         self._number = 0
@@ -78,7 +78,7 @@ class Story:
         return self._number >= len(CUES)
 
     def next(self, now: float, jobs: Sequence[JobView]) -> Words | None:
-        """The call to make now; it is not asked for the next one before that has `ended`."""
+        """Return the call to make now, or None. The caller asks again only after that call has `ended`."""
         while not self.over:
             words = CUES[self._number](Situation(now - self._since, jobs))
             if words != SKIP:
@@ -87,6 +87,6 @@ class Story:
         return None
 
     def ended(self, now: float) -> None:
-        """The call has been made, and is over."""
+        """Record that the present call is over."""
         self._number += 1
         self._since = now

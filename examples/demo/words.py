@@ -1,4 +1,4 @@
-"""What is said about jobs, in words: for those who read a log, and for the last lines of the demo. Pure."""
+"""Descriptions of jobs and their changes, for the log and for the last lines of the demo. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TENTHS = 10
 
 
 def quality(job: JobView, short: bool = False) -> str:
-    """How good the model is, in the job's own measure; empty before the first report."""
+    """Return the model's quality in the job's own metric; empty before the first report."""
     metrics = job.metrics
     if "test_accuracy" in metrics:
         return f"{metrics['test_accuracy']:.1%} {'right' if short else 'test accuracy'}"
@@ -21,30 +21,30 @@ def quality(job: JobView, short: bool = False) -> str:
 
 
 def pause_s(resize: Resize) -> float:
-    """How much longer than usual the workers that trained on had to wait between two steps."""
+    """Return how much longer than usual (s) the workers that trained on had to wait between two steps."""
     return max(0.0, resize.longest_gap_s - resize.median_step_s)
 
 
 def resize_words(resize: Resize) -> str:
-    """ "2 -> 3 GPUs, paused for 14 ms"."""
+    """Return "2 -> 3 GPUs, paused for 14 ms"."""
     change = f"{resize.workers_before} -> {resize.workers_after} GPU{'s' * (resize.workers_after != 1)}"
     return f"{change}, paused for {1000 * pause_s(resize):.0f} ms"
 
 
 def gpus(job: JobView) -> str:
-    """The GPUs that a job's processes are on."""
+    """Return the GPUs of a job's processes."""
     return " ".join(f"{worker.server}:{worker.gpu}" for worker in job.workers)
 
 
 def ending(job: JobView) -> str:
-    """The last line about a job."""
+    """Return the last line about a job."""
     if job.phase is JobPhase.FINISHED:
         return f"{job.job} finished: {quality(job) or 'no quality reported'}"
     return f"{job.job} {job.phase.value}: {job.reason or 'no reason given'}"
 
 
 def changes(before: Sequence[JobView], after: Sequence[JobView]) -> list[str]:
-    """One line for everything worth telling that has changed between two views of the jobs."""
+    """Return one line for each notable change between two views of the jobs."""
     known = {job.job: job for job in before}
     return [line for job in after for line in _changes_of(known.get(job.job), job)]
 
@@ -69,7 +69,7 @@ def _changes_of(before: JobView | None, job: JobView) -> list[str]:
 
 
 def _steps(job: JobView) -> int:
-    """Steps applied; they are counted from 0."""
+    """Return the number of steps applied; `job.step` counts from 0."""
     return 0 if job.step is None else job.step + 1
 
 

@@ -3,8 +3,8 @@
     elasticctl submit examples/digits/job.yaml
     ELASTIC_VIRTUAL_WORKERS=4 python examples/digits/train.py       # alone, with the same result
 
-BatchNorm, dropout and random shifts of the images are in here on purpose: all three depend on state or chance, and the result
-is still the same, bit for bit, for any number of GPUs and any history of resizes.
+BatchNorm, dropout and random shifts of the images are in here on purpose: all three depend on state or chance, and the
+result is still the same, bit for bit, for any number of GPUs and any history of resizes.
 """
 
 import argparse
@@ -20,9 +20,9 @@ import elasticd as elastic
 
 
 class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
-    """Images that are moved by up to one pixel each time they are read.
+    """Images that are shifted by up to one pixel each time they are read.
 
-    Chance is drawn from torch's global generator, which the runtime seeds for each micro-batch.
+    The shift is drawn from torch's global generator, which the runtime seeds for each micro-batch.
     """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
@@ -38,7 +38,9 @@ class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
 
 
 def load_split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test images (float, n x 1 x 8 x 8, 0 to 1) with labels. A fifth is for the test, the same one each time."""
+    """Return training and test images (float, n x 1 x 8 x 8, 0 to 1) with labels. A fixed fifth of the images is for
+    the test.
+    """
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target, dtype=torch.int64)
@@ -47,7 +49,7 @@ def load_split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def make_model() -> nn.Module:
-    """Three convolutions and a linear layer: 78 thousand parameters."""
+    """Return three convolutions and a linear layer: 78 thousand parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
@@ -58,7 +60,7 @@ def make_model() -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Fraction of `images` that the model names rightly."""
+    """Return the fraction of `images` that the model classifies correctly."""
     model.eval()
     right = (model(images).argmax(dim=1) == labels).float().mean().item()
     model.train()

@@ -1,1 +1,1 @@
-"""One small training, written out in each framework's way (docs/frameworks.md). `make verify-scripts` compares their results."""
+"""One small training, written for each framework (docs/frameworks.md). `make verify-scripts` compares their results."""

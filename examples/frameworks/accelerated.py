@@ -1,4 +1,4 @@
-"""accelerate, in a loop of the script's own: `python -m examples.frameworks.accelerated model.pt`."""
+"""accelerate, in the script's own training loop: `python -m examples.frameworks.accelerated model.pt`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script written for torchrun: `python -m examples.frameworks.ddp model.pt`. As it was before: `torchrun_ddp`."""
+"""A script written for torchrun: `python -m examples.frameworks.ddp model.pt`. `torchrun_ddp` is its original."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from examples.frameworks import task
 
 
 class Module(pl.LightningModule):
-    """The task's network, with what it logs."""
+    """The task's network, with its logged values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Module(pl.LightningModule):
 
 
 class Kept(Callback):
-    """All that was logged, step by step and epoch by epoch; it travels with the job, as every callback's state does."""
+    """All logged values, step by step and epoch by epoch; they travel with the job, as every callback's state does."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []

@@ -1,4 +1,4 @@
-"""A loop of the script's own: `python -m examples.frameworks.own model.pt`."""
+"""The script's own training loop: `python -m examples.frameworks.own model.pt`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop of the script's own, on shards that are read in sequence: `python -m examples.frameworks.shards model.pt`."""
+"""The script's own training loop, on shards that are read in sequence: `python -m examples.frameworks.shards model.pt`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = task.Rows(sum(SIZES))
 
 
 def read(shard: int) -> Iterator[dict[str, torch.Tensor]]:
-    """The samples of one shard. A real one would be read from a file."""
+    """Yield the samples of one shard. A real one would be read from a file."""
     begin = sum(SIZES[:shard])
     for index in range(begin, begin + SIZES[shard]):
         yield ROWS[index]

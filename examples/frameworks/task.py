@@ -1,4 +1,5 @@
-"""What the scripts of this folder train: a small network with batch normalization and dropout, on generated rows.
+"""The common task of the scripts in this folder: a small network with batch normalization and dropout, on generated
+rows.
 
 A batch is a dict, so that `model(**batch)` is a call that every framework makes. It returns a dict with the loss.
 """
@@ -23,7 +24,7 @@ on_samples: Callable[[list[int]], None] = lambda indices: None  # noqa: E731  to
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Random rows with two classes. Reading one adds a little noise, drawn anew each time."""
+    """Random rows with two classes. Each read adds a little noise, drawn again each time."""
 
     def __init__(self, size: int, seed: int = 3, noise: float = 0.05) -> None:
         self._noise = noise
@@ -40,7 +41,9 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Net(nn.Module):
-    """Channels of two numbers each: batch normalization can train on a single sample, as in a short last step."""
+    """Network with two numbers in each channel, so that batch normalization can train on a single sample, as in a short
+    last step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class Net(nn.Module):
 
 
 def build() -> Net:
-    """The network as the training begins."""
+    """Return the network in its initial state."""
     torch.manual_seed(SEED)
     return Net()
 
@@ -72,7 +75,7 @@ def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSched
 
 
 def train_rows(virtual_workers: int = 4) -> Rows:
-    """Nine full steps and one of only two samples: some virtual workers have none in it."""
+    """Return rows for nine full steps and one of only two samples, in which some virtual workers have none."""
     return Rows(9 * virtual_workers * BATCH_SIZE + 2)
 
 
@@ -81,7 +84,7 @@ def test_rows() -> Rows:
 
 
 def evaluate(model: nn.Module, batches: Iterable[dict[str, torch.Tensor]]) -> float:
-    """The mean loss over all rows."""
+    """Return the mean loss over all rows."""
     model.eval()
     total, rows = 0.0, 0
     with torch.no_grad():
@@ -93,7 +96,8 @@ def evaluate(model: nn.Module, batches: Iterable[dict[str, torch.Tensor]]) -> fl
 
 
 def document(model: nn.Module, optimizer: Any, log: list[Any], steps: int, samples: int) -> dict[str, Any]:
-    """What a training ends with, to be compared: parameters and buffers, the optimizer's state, and what was logged. Beside it
-    the number of steps, and the samples of an epoch."""
+    """Return the result of a training for comparison: parameters and buffers, the optimizer's state, the logged values,
+    the number of steps, and the samples of an epoch.
+    """
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     return {**states, "log": log, "steps": steps, "epoch": list(range(samples))}

@@ -1,4 +1,4 @@
-"""The script of `ddp` as it was, for torchrun: `torchrun --nproc-per-node 4 -m examples.frameworks.torchrun_ddp model.pt`."""
+"""The original of `ddp`, for torchrun: `torchrun --nproc-per-node 4 -m examples.frameworks.torchrun_ddp model.pt`."""
 
 from __future__ import annotations
 

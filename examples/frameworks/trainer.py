@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 from elasticd.integrations.transformers import ElasticTrainer as Trainer
 from examples.frameworks import task
 
-TIMES = ("runtime", "per_second")  # in the names of what is logged: how long it took
+TIMES = ("runtime", "per_second")  # name endings of logged values that measure time
 
 
 def train() -> tuple[Any, dict[str, Any]]:

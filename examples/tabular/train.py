@@ -1,9 +1,10 @@
-"""Is a tumour benign or malignant? A multilayer perceptron on the 569 cases with 30 measurements each that scikit-learn ships.
+"""Is a tumour benign or malignant? A multilayer perceptron on the 569 cases with 30 measurements each that scikit-learn
+ships.
 
     elasticctl submit examples/tabular/job.yaml
     ELASTIC_VIRTUAL_WORKERS=4 python examples/tabular/train.py       # alone, with the same result
 
-The data set is so small that one epoch is a few steps: the job for which a cluster has to be quick to give and to take.
+The data set is so small that one epoch is a few steps: for such a job a cluster must give and take GPUs quickly.
 """
 
 import argparse
@@ -18,7 +19,9 @@ import elasticd as elastic
 
 
 def load_split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test measurements (float, n x 30, in standard deviations of the training set) with labels 0 and 1."""
+    """Return training and test measurements (float, n x 30, in standard deviations of the training set) with labels 0
+    and 1.
+    """
     cases = load_breast_cancer()
     values = torch.tensor(cases.data, dtype=torch.float32)
     labels = torch.tensor(cases.target, dtype=torch.float32)
@@ -29,7 +32,7 @@ def load_split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def make_model(width: int = 512) -> nn.Module:
-    """One logit for each case: positive means benign."""
+    """Return a network with one logit for each case: positive means benign."""
     return nn.Sequential(
         nn.Linear(30, width), nn.ReLU(), nn.Dropout(0.5),
         nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.5),
@@ -39,7 +42,7 @@ def make_model(width: int = 512) -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, values: Tensor, labels: Tensor) -> float:
-    """Fraction of the cases that the model decides rightly."""
+    """Return the fraction of the cases that the model classifies correctly."""
     model.eval()
     right = ((model(values) > 0) == (labels > 0)).float().mean().item()
     model.train()
