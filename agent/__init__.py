@@ -1,1 +1,1 @@
-"""The daemon of one server: what the server has, its workers' processes, and the line between them and the controller."""
+"""The daemon of one server: its devices, its workers' processes, and the connection between them and the controller."""

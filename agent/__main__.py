@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """The exit code: 0 after a signal, 2 for a wrong configuration, 1 for a bug (the log says which)."""
+    """Return the exit code: 0 after a signal, 2 for a wrong configuration, 1 for a bug (the log contains its
+    traceback).
+    """
     parser = argparse.ArgumentParser(prog="elasticd.agent", description="The agent of one server.")
     parser.add_argument("--config", type=Path, required=True, help="configuration file, see configs/agent.yaml")
     parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")

@@ -1,16 +1,15 @@
-"""The Unix accounts that jobs run as, and how an agent that is root acts as one of them for a moment.
+"""Unix accounts of jobs, and the means by which an agent that is root acts as one of them for a moment.
 
-Theory of operation
--------------------
-What belongs to a user is never opened, resolved or removed with root's rights: a path may be a link to somebody else's file,
-and change while one looks at it. So the kernel itself checks every step, as it would check the user. In Linux each *thread* has
-credentials of its own (the C library hides that, its `setuid` changes all threads), so a thread of `errands` can become the user
-for one piece of work, without a process for it: effective user, effective group and supplementary groups are the account's, and
-with the effective user the kernel takes all capabilities away. The real and the saved user stay root, so that the user's own
-processes can neither signal nor trace the agent meanwhile, and the way back is open.
+Theory of operation ------------------- A user's files are never opened, resolved or removed with root's rights: a path
+may be a link to another user's file, and may change during the check. So the kernel itself checks every step, as it
+would check the user. In Linux each *thread* has credentials of its own (the C library hides that, its `setuid` changes
+all threads), so a thread of `errands` can become the user for one piece of work, without a process for it: effective
+user, effective group and supplementary groups are the account's, and with the effective user the kernel takes all
+capabilities away. The real and the saved user stay root, so that the user's own processes can neither signal nor trace
+the agent meanwhile, and the thread can become root again.
 
-Signals go out the same way. A user who forges the number of a process in a file that his shim wrote can direct them only to
-processes that he could have signalled himself.
+Signals are sent the same way. A user who forges the process number in a file that the user's shim wrote can direct them
+only to processes that the user could have signalled anyway.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from ..protocol.errors import ElasticError
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _NUMBERS = {"x86_64": (117, 119, 116), "aarch64": (147, 149, 159)}  # of setresuid, setresgid, setgroups
 _SAME = -1
-LEFT_AS_USER = 70  # the exit code of an agent that cannot become root again
+LEFT_AS_USER = 70  # exit code of an agent that cannot become root again
 
 
 class NoAccount(ElasticError):
-    """Workers cannot run as this account here."""
+    """Workers cannot run as this account on this server."""
 
 
 @dataclass(frozen=True)
 class Account:
     """A Unix account."""
 
-    name: str  # "": one without an entry, as in containers
+    name: str  # "": an account without an entry, as in containers
     uid: int
     gid: int
     groups: tuple[int, ...]  # supplementary ones
@@ -49,17 +48,17 @@ class Account:
 
     @property
     def own(self) -> bool:
-        """Is it the agent's own?"""
+        """Return whether this is the agent's own account."""
         return self.uid == os.getuid()
 
 
 def myself() -> Account:
-    """The account that this process runs as, as far as its rights go: nothing is looked up."""
+    """Return the account of this process, with its rights alone: no database is asked."""
     return Account("", os.getuid(), os.getgid(), (), "/")
 
 
 def own_account() -> Account:
-    """The account that this process runs as, whatever its environment says."""
+    """Return the account of this process from the system's database, independently of environment variables."""
     uid, gid = os.getuid(), os.getgid()
     try:
         entry = pwd.getpwuid(uid)
@@ -69,9 +68,9 @@ def own_account() -> Account:
 
 
 def find(name: str, root_jobs: bool) -> Account:
-    """The account that a job's workers run as; "": the agent's own. `root_jobs`: may that be root?
+    """Return the account under which a job's workers run; "": the agent's own. `root_jobs`: whether that may be root.
 
-    May wait: accounts may live in a directory on the network. Raises NoAccount.
+    May block: accounts may live in a directory on the network. Raises NoAccount.
     """
     own = own_account()
     if name in ("", own.name):
@@ -105,9 +104,9 @@ def _looked_up(name: str) -> Account:
 
 @contextlib.contextmanager
 def acting_as(account: Account) -> Iterator[None]:
-    """Let this thread, and no other, have the rights of `account`, no more and no less. Nothing changes if it is the agent's own.
+    """Give this thread, and no other, exactly the rights of `account`. The agent's own account changes nothing.
 
-    What is done within must not import anything, nor start a process.
+    The body must neither import a module nor start a process.
     """
     if account.own:
         yield
@@ -119,7 +118,7 @@ def acting_as(account: Account) -> Iterator[None]:
     finally:
         try:
             _return(os.getuid(), os.getgid(), before)
-        except BaseException:  # a bug, too, must not leave a thread that is half of each
+        except BaseException:  # even after a bug, no thread may go on with half of the credentials changed
             os._exit(LEFT_AS_USER)
 
 
@@ -134,7 +133,7 @@ def _return(uid: int, gid: int, groups: Sequence[int]) -> None:
     setresuid, setresgid, setgroups = _NUMBERS[platform.machine()]
     _call(setresuid, _SAME, uid, _SAME)
     _call(setresgid, _SAME, gid, _SAME)
-    if os.getgroups() != groups:  # else it has not come so far: an agent that may not change them goes on
+    if os.getgroups() != groups:  # unchanged groups need no call: an agent without the right to change them goes on
         _set_groups(setgroups, groups)
 
 
@@ -143,7 +142,7 @@ def _set_groups(number: int, groups: Sequence[int]) -> None:
 
 
 def _call(number: int, *arguments: object) -> None:
-    """A system call as it is, for this thread alone."""
+    """Make a system call directly, for this thread alone."""
     library = ctypes.CDLL(None, use_errno=True)
     words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     if library.syscall(ctypes.c_long(number), *words) != 0:
@@ -155,7 +154,9 @@ def _call(number: int, *arguments: object) -> None:
 
 
 def runs_as(pid: int) -> int | None:
-    """The user of process `pid`, if real, effective and saved user are the same; None: they are not, or it has ended."""
+    """Return the user of process `pid` if its real, effective and saved user agree; None: they differ, or the process
+    has ended.
+    """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             line = next(line for line in file if line.startswith(b"Uid:"))
@@ -166,12 +167,12 @@ def runs_as(pid: int) -> int | None:
 
 
 def signal_process(account: Account, descriptor: int, number: signal.Signals) -> None:
-    """Signal the process of a pidfd as its user; nothing if it has ended or is none of his."""
+    """Signal the process of a pidfd as its user; do nothing if the process has ended or belongs to another user."""
     with acting_as(account), contextlib.suppress(ProcessLookupError, PermissionError):
         signal.pidfd_send_signal(descriptor, number)
 
 
 def signal_group(account: Account, group: int, number: signal.Signals) -> None:
-    """Signal a process group as its user; nothing if it is gone or none of his."""
+    """Signal a process group as its user; do nothing if the group is gone or belongs to another user."""
     with acting_as(account), contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)

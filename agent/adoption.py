@@ -1,11 +1,12 @@
-"""What an agent takes the records on its disk for, purely: workers that run, and ends that nobody has been told of.
+"""Interpretation of the records on an agent's disk, pure: which workers run, and which ends are unreported.
 
-A worker is its shim, as far as an agent can see: the shim keeps the log and writes down how the worker ended, so that a worker
-whose shim is gone has ended, whatever is left of it. What is left of it is killed before its end is told, for its GPU counts as
-free then. A record without a shim is one that an agent was killed over: it had written down what it was about to start.
+To an agent a worker is its shim: the shim keeps the log and records how the worker ended, so a worker without its shim
+has ended, even if some of its processes are left. These are killed before the end is reported, since the GPU then
+counts as free. A record without a shim means that an agent was killed after it had recorded a worker and before it
+started it.
 
-Whose fault an end is follows from nothing that a worker of another account can write. Its shim's own record is asked for numbers
-of processes alone, and for these only if they can be its own.
+The fault behind an end never follows from data that a worker of another account can write. The shim's own record is
+used for process numbers alone, and only if they can be the shim's own.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ SHIM_KILLED = "the process that kept it was killed"
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A worker's ``.json``. The agent writes it without pids before it starts the shim, the shim adds them.
+    """A worker's ``.json``. The agent writes it without process numbers before it starts the shim, and the shim adds
+    them.
 
-    Where the worker runs as another account, the shim writes into a file of its own (`Seen`), and this one stays the agent's: it
-    adds the shim itself, before that can have begun with anything of the worker's.
+    Where the worker runs as another account, the shim writes into a file of its own (`Seen`), and this record stays the
+    agent's: the agent adds the shim's numbers, before the shim can have started any process of the worker.
     """
 
     job: JobId
@@ -39,21 +41,21 @@ class Record(msgspec.Struct, frozen=True):
     shim_start_ticks: int | None = None
     pid: int | None = None
     start_ticks: int | None = None
-    boot_id: str = ""  # in which this was written
-    account: str = ""  # that it runs as
-    user: int = -1  # and its numbers; -1: the agent's own account
+    boot_id: str = ""  # boot of the machine in which this was written
+    account: str = ""  # under which the worker runs
+    user: int = -1  # the account's numbers; -1: the agent's own account
     group: int = -1
     groups: tuple[int, ...] = ()
     cgroups: tuple[str, ...] = ()  # its directories
     scratch: str = ""  # name of its directory for temporary files
     made_s: float = 0.0  # when this was written (Unix time)
-    gpus: tuple[int, ...] = ()  # where it has several; empty: `gpu` alone
+    gpus: tuple[int, ...] = ()  # indices where the worker has several GPUs; empty: `gpu` alone
     room: str = ""  # of its job (`rooms`); "": none
     opens: tuple[int, ...] | None = None  # the GPUs whose device files it may open; None: all
 
     @property
     def settled(self) -> bool:
-        """Is a shim named? If not, one may just be starting."""
+        """Return whether a shim is named. If not, one may just be starting."""
         return self.shim_pid is not None
 
 
@@ -62,7 +64,7 @@ Ticks = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a shim of another account says of itself. Nothing of it is believed that has not been looked at."""
+    """A shim's own statement, in a file of another account. Every value is verified before use."""
 
     shim_pid: Pid | None = None
     shim_start_ticks: Ticks | None = None
@@ -76,24 +78,24 @@ class ExitRecord(msgspec.Struct, frozen=True):
 
     exit_code: int | None
     reason: str
-    fault: Fault | None = None  # where the exit code does not tell
+    fault: Fault | None = None  # where the exit code does not determine it
 
 
 @dataclass(frozen=True)
 class Found:
-    """A record, and what is true of it now."""
+    """A record, with the present state of its processes."""
 
     record: Record
-    same_boot: bool  # has the machine been up ever since it was written?
+    same_boot: bool  # whether the machine has been up ever since the record was written
     shim_runs: bool
     worker_runs: bool
     end: ExitRecord | None
-    left: bool = False  # processes of it are left in its control group, which the kernel has not ended yet
+    left: bool = False  # processes in its control group that the kernel has not ended yet
 
 
 @dataclass(frozen=True)
 class Left:
-    """A process group that is left of an ended worker, to be killed before its end is told."""
+    """A process group that is left of an ended worker, to be killed before the end is reported."""
 
     record: Record
     group: int
@@ -109,7 +111,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Adoption:
-    """What an agent that starts finds."""
+    """The workers that a starting agent finds."""
 
     running: tuple[LocalWorker, ...] = ()
     exited: tuple[WorkerExit, ...] = ()
@@ -117,7 +119,7 @@ class Adoption:
 
 
 def ended(found: Found) -> Ended | None:
-    """How the worker has ended; None: it runs, or something of it does, so that its GPU is not free."""
+    """Return how the worker has ended; None: it, or one of its processes, still runs, so that its GPU is not free."""
     record = found.record
     if found.shim_runs or found.left:
         return None
@@ -132,7 +134,7 @@ def ended(found: Found) -> Ended | None:
 
 
 def adopt(records: Iterable[Found]) -> Adoption:
-    """Which of the workers in `records` run, and which have ended and are to be told."""
+    """Return which of the workers in `records` run, and which have ended and are to be reported."""
     running: list[LocalWorker] = []
     exited: list[WorkerExit] = []
     kill: list[Left] = []
@@ -159,5 +161,7 @@ def adopt(records: Iterable[Found]) -> Adoption:
 
 
 def _fault_unseen(exit_code: int | None) -> Fault:
-    """Whose fault an end is that no agent has seen. With exit code 0 it may have been as it should: not the script's."""
+    """Return the fault behind an end that no agent has seen. An exit with code 0 may have been intended: not the
+    script's fault.
+    """
     return fault_of(exit_code) if exit_code else Fault.KILLED

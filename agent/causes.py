@@ -1,17 +1,17 @@
-"""Why a command has ended, in one line, by what it has written to stderr. The standard library alone: the shim uses it.
+"""The cause of a command's end, in one line, from its output to stderr. The standard library alone: the shim uses this
+module.
 
-Theory of operation
--------------------
-The last line of a log is seldom the cause. Launchers (torchrun, accelerate, deepspeed) end with a traceback and a summary of
-their own; progress bars, warnings of NCCL, and what libraries say at their end follow an exception. So, in this order:
+Theory of operation ------------------- The last line of a log is seldom the cause. Launchers (torchrun, accelerate,
+deepspeed) end with a traceback and a summary of their own; progress bars, warnings of NCCL, and the last messages of
+libraries follow an exception. So, in this order:
 
-* what a launcher has found in the error file of the process that failed first (`TORCHELASTIC_ERROR_FILE`), for scripts that write
-  one;
+* the message in the error file of the process that failed first (`TORCHELASTIC_ERROR_FILE`), for scripts that write one;
 * the last exception of a Python traceback that is no launcher's, of the process that failed first where its lines are marked;
 * the last line that is neither a ruler nor a progress bar, nor one of those warnings; in the end the last line.
 
-torchrun's summary names the rank that failed first, and the signal where one has ended it. Each line is looked at once, when it
-is written, and a few are kept. An exception that is far from the end of the log was survived, and is not the cause.
+torchrun's summary names the rank that failed first, and the signal where one has ended it. Each line is examined once,
+when it is written, and a few are kept. An exception that is far from the end of the log was survived, and is not the
+cause.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import stat
 from collections import deque
 
 LOOKED_AT = 1000  # bytes of a line
-LAST_LINES = 64  # among which the last one is looked for that is no noise
-MOST_RANKS = 64  # whose last exceptions are kept
-NEAR_THE_END = 50  # lines, of an exception before an end that is not Python's own
-SURVIVED = 1000  # lines: an exception so far from the end is not what has ended a command
+LAST_LINES = 64  # lines kept, to find the last one that is not noise
+MOST_RANKS = 64  # ranks with their last exceptions kept
+NEAR_THE_END = 50  # lines from the end, for an exception before an end that is not Python's own
+SURVIVED = 1000  # lines from the end: an exception farther away did not end the command
 ERROR_FILE_BYTES = 256 << 10
-LIBRARY = range(77, 90)  # exit codes of the library's own ends, which say their reason last (`protocol.exits`)
+LIBRARY = range(77, 90)  # exit codes of the library's own ends, which print their reason last (`protocol.exits`)
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _MARK = re.compile(r"\[(?:rank|default)(\d{1,6})\]:[ ]?")  # torch's mark of a rank, and torchrun's with --tee
@@ -42,7 +42,7 @@ _EXIT_CODE = re.compile(r"\s+exitcode\s*: (-?\d{1,4})\b")
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'")
 _WHAT = re.compile(r"\s+what\(\):\s+(.+)")
 _RULER = re.compile(r"[\s=\-*_#~|+.]*")
-_NOISE = re.compile(  # each alternative begins with its own letters, so that a long line is looked through once
+_NOISE = re.compile(  # each alternative begins with its own letters, so that a long line is scanned once
     r"\d%\||\bit/s\b|\bs/it\b"  # progress bars
     r"|\bNCCL (?:WARN|INFO)\b|\bdestroy_process_group\b"
     r"|^[WIE]\d{4} \d\d:|^\[[WIE]\d{3,4} "  # torch's own log
@@ -52,24 +52,24 @@ _NOISE = re.compile(  # each alternative begins with its own letters, so that a 
 
 
 class Cause:
-    """Looks at the lines of one command's stderr. A traceback of each rank may be among the lines of the others."""
+    """Analyser of one command's stderr, line by line. The tracebacks of several ranks may be interleaved."""
 
     def __init__(self) -> None:
         self._lines = 0
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        self._within: dict[str, bool] = {}  # by rank, "" unmarked: are its next lines those of a traceback?
-        self._found: dict[str, tuple[str, int]] = {}  # by rank: its last exception, and in which line
-        self._newest = ""  # the rank that has the last of all
+        self._within: dict[str, bool] = {}  # by rank, "" unmarked: whether its next lines belong to a traceback
+        self._found: dict[str, tuple[str, int]] = {}  # by rank: its last exception, and the number of its line
+        self._newest = ""  # the rank with the latest exception
         self._launcher = ""  # a launcher's own exception
-        self._continues = ""  # the rank whose exception goes on in the next line
-        self._summary = False  # the lines are those of torchrun's summary
+        self._continues = ""  # the rank with an exception that continues on the next line
+        self._summary = False  # the lines belong to torchrun's summary
         self._root = False  # of the process that failed first
         self._rank = ""
         self._signal = 0
         self._thrown = ""
 
     def take(self, line: bytes) -> None:
-        """The next line, without its end."""
+        """Take the next line, without its end."""
         text = line[:LOOKED_AT].decode(errors="replace").rstrip()
         if not text.strip():
             return
@@ -119,7 +119,7 @@ class Cause:
             self._newest = rank
 
     def _summarize(self, text: str) -> None:
-        """A line of torchrun's summary."""
+        """Take a line of torchrun's summary."""
         if text.startswith("Root Cause"):
             self._root = True
         elif self._root and not self._rank and (rank := _RANK.match(text)):
@@ -128,8 +128,9 @@ class Cause:
             self._signal = max(0, -int(code[1]))
 
     def text(self, exit_code: int, recorded: str = "") -> str:
-        """What has brought about an end with this exit code, or minus the signal; "": nothing tells. `recorded`: what stands in
-        the error file."""
+        """Return the cause of an end with this exit code, or minus the signal; "": unknown. `recorded`: the message in
+        the error file.
+        """
         if exit_code in LIBRARY:
             return self._last[-1].strip() if self._last else ""
         rank = self._rank or self._newest
@@ -146,20 +147,23 @@ class Cause:
         return self._launcher or self._said()
 
     def _said(self) -> str:
-        """The last line that is no noise; if all are, the last one."""
+        """Return the last line that is not noise; if all lines are, the last one."""
         words = (line for line in reversed(self._last) if not _RULER.fullmatch(line) and not _NOISE.search(line))
         return next(words, self._last[-1] if self._last else "").strip()
 
     def _exception(self, within: int) -> str:
-        """The last one of the process that failed first, else of any, if it is so near to the end."""
+        """Return the last exception of the process that failed first, else of any, if it is within `within` lines of
+        the end.
+        """
         text, at = self._found.get(self._rank) or self._found.get(self._newest) or ("", 0)
         return text if self._lines - at <= within else ""
 
 
 def recorded(path: str, since_s: float) -> str:
-    """The message in an error file that torch.distributed.elastic has written since then (Unix time, s); "": there is none.
+    """Return the message in an error file that torch.distributed.elastic has written since `since_s` (Unix time, s);
+    "": none.
 
-    The file is the command's: it may be a link, a pipe, somebody else's, or without end.
+    The file belongs to the command: it may be a link, a pipe, another user's file, or endless.
     """
     try:
         data = _read(path, since_s)
@@ -174,7 +178,7 @@ def recorded(path: str, since_s: float) -> str:
 
 
 def _read(path: str, since_s: float) -> bytes:
-    """A small file of this process's account. Raises OSError, ValueError."""
+    """Return a small file of this process's account. Raises OSError, ValueError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
@@ -186,7 +190,7 @@ def _read(path: str, since_s: float) -> bytes:
 
 
 def signal_name(number: int) -> str:
-    """ "SIGKILL"; real-time signals have no name of their own."""
+    """Return "SIGKILL", or "signal 40" for real-time signals, which have no name of their own."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,28 +1,27 @@
-"""A cgroup for each worker: what it may use, what is left of it, and an end that nothing of it survives.
+"""A control group (cgroup) for each worker: its limits, its remaining processes, and an end that no process survives.
 
-Theory of operation
--------------------
-A process cannot leave its cgroup without root's rights, whatever it forks and whatever session it opens. So the cgroup is the
-list of a worker's processes that is true for certain. Two kinds of kernels are served:
+Theory of operation ------------------- A process cannot leave its cgroup without root's rights, however it forks and
+opens sessions. So the cgroup is the only certain list of a worker's processes. Two kinds of kernels are served:
 
 * version 2 with its controllers (all present distributions): one directory for each worker;
 * version 1, or a hybrid: a directory in the hierarchy of each controller (memory, pids, cpu), and one in the unified
   hierarchy, if that is mounted, since only there all processes are killed at once.
 
-The tree is ``elasticctl-TAG``. TAG tells agents of one machine apart. It stands
+The tree is ``elasticctl-TAG``, where TAG distinguishes agents of one machine. It stands
 
 * in the delegated part of each hierarchy, where the agent is a service of systemd: the group of ``elasticctl-workers.service``,
   beside the agent's own (``Delegate=``, systemd.resource-control(5)). Root without CAP_DAC_OVERRIDE, as that service is,
-  may make groups there, since it owns the directory, and nowhere above. It is not below the agent's service, since version
-  2 allows no process in a group that has controllers enabled for groups below: systemd could not start the agent again
-  while workers run;
+  may make groups there, since it owns the directory, and nowhere above. The tree is not below the agent's service, since
+  version 2 allows no process in a group that has controllers enabled for groups below: systemd could not start the agent
+  again while workers run;
 * else at the top of each hierarchy, as those of container engines do.
 
-All workers together get what the machine has less a reserve, so memory runs out among them and not for the agent.
+All workers together get the machine's memory less a reserve, so memory runs out among them and not for the agent.
 
-A limit that was asked for and cannot hold is told by `Cgroups.unheld`, and no worker is started without it. An agent that
-runs jobs of other accounts needs the groups themselves as well: without one a daemon outlives its job. Any other agent runs
-workers without where there are none to be had (no root, no such file system); the log says so once.
+`Cgroups.unheld` reports a limit that was requested and cannot be enforced, and no worker is started without it. An
+agent that runs jobs of other accounts needs the groups themselves as well: without one a daemon outlives its job. Any
+other agent runs workers without groups where none are available (no root, no such file system); the log reports this
+once.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ NO_CONTROLLER = "this kernel, or systemd, has no control groups of that kind for
 
 @dataclass(frozen=True)
 class Limits:
-    """What one worker may use; None: as much as there is."""
+    """Limits of one worker; None: no limit."""
 
     memory_bytes: int | None = None
     tasks: int | None = None
@@ -63,16 +62,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Mounted:
-    """Where cgroups can be made."""
+    """Hierarchies in which cgroups can be made."""
 
     unified: Path | None = None  # version 2
-    unified_controllers: bool = False  # has it those of CONTROLLERS that there are?
+    unified_controllers: bool = False  # whether the unified hierarchy has the available ones of CONTROLLERS
     old: tuple[tuple[str, Path], ...] = ()  # version 1: a hierarchy for each controller
     below: str = ""  # the delegated part of each of them, from its top; "": the top itself
 
 
 def mounted(mounts: Path = MOUNTS, own: Path = OWN) -> Mounted:
-    """The hierarchies of this machine, and where in them groups may be made by the process whose groups `own` lists."""
+    """Return this machine's hierarchies, and the part of them in which the process whose groups `own` lists may make
+    groups.
+    """
     unified: Path | None = None
     old: dict[str, Path] = {}
     try:
@@ -93,7 +94,7 @@ def mounted(mounts: Path = MOUNTS, own: Path = OWN) -> Mounted:
 
 
 def _delegated(tops: list[Path], own: Path) -> str:
-    """Where systemd has left a part of the tree to the agent; "": nowhere."""
+    """Return the part of the tree that systemd has delegated to the agent; "": none."""
     for line in _read(own).splitlines():
         _, named, path = line.split(":", 2)
         if named not in ("", "name=systemd") or not path.endswith(".service"):
@@ -105,7 +106,7 @@ def _delegated(tops: list[Path], own: Path) -> str:
 
 
 class Cgroups:
-    """The cgroups of one agent's workers. Except for `make`, nothing here fails: what cannot be had is left out."""
+    """The cgroups of one agent's workers. Except for `make`, no method fails: unavailable features are left out."""
 
     def __init__(
         self,
@@ -117,8 +118,10 @@ class Cgroups:
         needed: bool = False,
         asked: frozenset[str] = frozenset(),
     ) -> None:
-        """`all_memory_bytes`: what all workers may use together. `own_too`: workers of the agent's own account have some, too.
-        `needed`: no worker is started without a cgroup. `asked`: nor without these limits (names as in `Limits`)."""
+        """`all_memory_bytes`: limit of all workers together. `own_too`: workers of the agent's own account have
+        cgroups, too. `needed`: no worker is started without a cgroup. `asked`: nor without these limits (names as in
+        `Limits`).
+        """
         self.own_too = own_too
         self._limits = limits
         self._all_memory_bytes = all_memory_bytes
@@ -128,7 +131,8 @@ class Cgroups:
         if not found.unified_controllers:
             hierarchies += [hierarchy for _, hierarchy in found.old]
         bases = [hierarchy / found.below for hierarchy in hierarchies]
-        # systemd has no group in a hierarchy of version 1 whose controller it does not use: a limit of that one is not held.
+        # systemd has no group in a hierarchy of version 1 whose controller it does not use: a limit of that one is not
+        # held.
         bases = [base for base in bases if not found.below or base.is_dir()]
         self._unified = bases[0] if bases and found.unified is not None else None
         self._enabled = bases[0] if bases and found.unified_controllers else None
@@ -139,18 +143,19 @@ class Cgroups:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What does not hold here and was not asked for, a sentence each."""
+        """Limits that are not enforced here and were not requested, a sentence each."""
         return tuple(sorted(self._told))
 
     @property
     def unified(self) -> bool:
-        """Is the first directory of each cgroup one of version 2?"""
+        """Whether the first directory of each cgroup is one of version 2."""
         return self._unified is not None
 
     def make(self, name: str) -> tuple[str, ...]:
-        """The directories of a new cgroup, none where there are no cgroups. An earlier one of this name is emptied.
+        """Make a cgroup and return its directories, none where cgroups are unavailable. An earlier one of this name is
+        emptied.
 
-        Raises OSError where it is needed and cannot be had, or lacks a limit that was asked for.
+        Raises OSError where a cgroup is needed and unavailable, or lacks a limit that was requested.
         """
         made = tuple(str(top / name) for top in self._tops)
         try:
@@ -175,7 +180,7 @@ class Cgroups:
         return made
 
     def _make(self, paths: tuple[str, ...]) -> None:
-        """Raises OSError."""
+        """Make the directories of a cgroup. Raises OSError."""
         for again in (True, False):
             try:
                 if not self._ready:
@@ -186,15 +191,16 @@ class Cgroups:
                     except FileExistsError:
                         clear((path,))
                 return
-            except FileNotFoundError:  # somebody has removed the tree above
+            except FileNotFoundError:  # another process has removed the tree above
                 if not (self._ready and again):
                     raise
                 self._ready = False
 
     def unheld(self, kill: bool = True) -> str:
-        """Why workers cannot have what they need here, found by trying it; "": they can. Waits for the kernel.
+        """Return why workers cannot have the cgroups and limits that they need, found by a trial; "": they can. Blocks
+        for the kernel.
 
-        `kill`: try with a process, too, whether it can be put into a group and ended there.
+        `kill`: also try whether a process can be put into a group and killed there.
         """
         if not self._needed:
             return ""
@@ -235,7 +241,9 @@ class Cgroups:
 
     @staticmethod
     def _settle_keeper(base: Path) -> None:
-        """Whatever is in the delegated group itself goes into one below, so that controllers can be enabled. Raises OSError."""
+        """Move the processes in the delegated group itself into a group below, so that controllers can be enabled.
+        Raises OSError.
+        """
         if pids := sorted(processes((str(base),))):
             (base / KEEPER).mkdir(mode=0o755, exist_ok=True)
             for pid in pids:
@@ -248,13 +256,13 @@ class Cgroups:
             log.warning("%s", text)
 
     def close(self) -> None:
-        """Leave no empty directories behind."""
+        """Remove the empty directories."""
         for top in self._tops:
             with contextlib.suppress(OSError):
                 top.rmdir()
 
     def others(self, known: frozenset[str]) -> list[str]:
-        """The cgroups that are there, but for those that are `known`."""
+        """Return the existing cgroups, without those that are `known`."""
         found = []
         for top in self._tops:
             with contextlib.suppress(OSError), os.scandir(top) as entries:
@@ -263,7 +271,7 @@ class Cgroups:
 
     @property
     def memory_text(self) -> str:
-        """What bounds a worker's memory, for people."""
+        """Return the limit of a worker's memory, for people."""
         if self._limits.memory_bytes is not None:
             return f"a worker here may use {_gib(self._limits.memory_bytes)}"
         if self._all_memory_bytes is not None:
@@ -272,14 +280,14 @@ class Cgroups:
 
 
 def enter(paths: tuple[str, ...], pid: int) -> None:
-    """Move a process, which has no children yet. Raises OSError."""
+    """Move a process, which has no children yet, into a cgroup. Raises OSError."""
     for path in paths:
         with open(f"{path}/cgroup.procs", "w", encoding="ascii") as file:
             file.write(str(pid))
 
 
 def let_out(paths: tuple[str, ...], pid: int) -> None:
-    """Take a process out that has come in by mistake, just after its birth: to where its parent is, since it was born there."""
+    """Move a new process that was put into a cgroup by mistake back to its parent's cgroup, in which it was born."""
     try:
         parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
         lines = Path(f"/proc/{parent}/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -297,12 +305,12 @@ def let_out(paths: tuple[str, ...], pid: int) -> None:
 
 
 def processes(paths: tuple[str, ...]) -> frozenset[int]:
-    """Who is in a cgroup."""
+    """Return the processes in a cgroup."""
     return frozenset(int(word) for path in paths[:1] for word in _read(Path(path) / "cgroup.procs").split())
 
 
 def out_of_memory(paths: tuple[str, ...]) -> bool:
-    """Has the kernel killed a process of this cgroup because memory was short?"""
+    """Return whether the kernel has killed a process of this cgroup for lack of memory."""
     for path in paths:
         for name in ("memory.events", "memory.oom_control"):
             for line in _read(Path(path) / name).splitlines():
@@ -313,13 +321,15 @@ def out_of_memory(paths: tuple[str, ...]) -> bool:
 
 
 def clear(paths: tuple[str, ...], spare: int | None = None) -> bool:
-    """Kill all that is in a cgroup, and wait a little until it is gone. Whether nothing is left, but for process `spare`."""
+    """Kill all processes in a cgroup, and wait a little for their end. Return whether none is left, except process
+    `spare`.
+    """
     give_up_at, pause_s = time.monotonic() + EMPTY_WITHIN_S, FIRST_PAUSE_S
     while (left := processes(paths)) and left != {spare}:
         if time.monotonic() >= give_up_at:
             return False
         if spare not in left and _write(f"{paths[0]}/cgroup.kill", "1"):
-            pass  # all at once; without it one after the other, as often as some are left
+            pass  # all at once; without this file one after the other, as often as some are left
         else:
             _kill(paths, left - {spare})
         time.sleep(pause_s)
@@ -328,7 +338,7 @@ def clear(paths: tuple[str, ...], spare: int | None = None) -> bool:
 
 
 def remove(paths: tuple[str, ...]) -> None:
-    """End a cgroup with all that is in it."""
+    """Remove a cgroup, after killing all its processes."""
     clear(paths)
     for path in paths:
         for attempt in range(20):
@@ -347,12 +357,12 @@ def remove(paths: tuple[str, ...]) -> None:
 
 def _kill(paths: tuple[str, ...], pids: frozenset[int] | set[int]) -> None:
     for path in paths:
-        _write(f"{path}/pids.max", "0")  # nothing new meanwhile
+        _write(f"{path}/pids.max", "0")  # no new processes meanwhile
     for pid in sorted(pids):
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(pid)
             try:
-                if pid in processes(paths):  # its number is not somebody else's
+                if pid in processes(paths):  # its number has not been reused by another process
                     import signal
 
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -361,7 +371,7 @@ def _kill(paths: tuple[str, ...], pids: frozenset[int] | set[int]) -> None:
 
 
 def _limit(paths: tuple[str, ...], limits: Limits) -> list[str]:
-    """Set the limits of a cgroup. Returns the controllers that it does not have."""
+    """Set the limits of a cgroup. Returns the controllers that it lacks."""
     missing = []
     for controller, wanted, files in (
         ("memory", limits.memory_bytes, (("memory.max", "{0}"), ("memory.limit_in_bytes", "{0}"))),
@@ -387,7 +397,9 @@ def _enable(directory: Path) -> None:
 
 
 def _write(path: str, text: str) -> bool:
-    """Whether it was taken. The file is never made: what is no control file here is none."""
+    """Write to a control file and return whether the kernel accepted it. The file is never created: a missing one is
+    unsupported.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Just before a worker starts: is its GPU there, is its memory free, does nobody else compute on it? In bounded time."""
+"""Checks of a GPU just before a worker starts on it (presence, free memory, no other processes), in bounded time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Pending:
 
 
 class Checks:
-    """The starts that wait for a look at their GPUs."""
+    """Pending starts of workers that wait for a check of their GPUs."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Checks:
         begin: Callable[[StartWorker], None],
         fail: Callable[[ProcessFailed, CheckFailed], None],
     ) -> None:
-        """`begin`: the GPU is fit. `fail`: it is not; with what that says of the GPU."""
+        """`begin`: called if the GPU is fit. `fail`: called if it is not, with the finding."""
         self._errands = errands
         self._check = check
         self._begin = begin
@@ -39,7 +39,7 @@ class Checks:
         self._pending: dict[WorkerId, _Pending] = {}
 
     def ask(self, now: float, start: StartWorker) -> None:
-        """Look at the GPU of `start`, then go on."""
+        """Check the GPU of `start`, then call `begin` or `fail`."""
         pending = self._pending[start.worker] = _Pending(start, now + CHECK_S)
         offered = self._errands.offer(
             f"gpu {start.gpu}", lambda: self._check(start), lambda found: self._on_checked(pending, found)
@@ -48,7 +48,7 @@ class Checks:
             self._give_up(pending, "too much waits for this server's devices")
 
     def stop(self, worker: WorkerId, how: StopSignal) -> ProcessFailed | None:
-        """It is not to start any more. None: it does not wait here."""
+        """Cancel a pending start. None: the worker does not wait here."""
         if self._pending.pop(worker, None) is None:
             return None
         return ProcessFailed(worker, "it was stopped before it began", Fault.STOPPED)

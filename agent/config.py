@@ -37,19 +37,21 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONTROLLER = "ipc:///var/lib/elasticctl/controller/agents"
 
-ISOLATION = "isolation.json"  # in the state directory: what the running agent has found that it may do (`isolation`)
+# In the state directory: the isolation that the running agent has found possible (`isolation`)
+ISOLATION = "isolation.json"
 MOST_TASKS = 16_384  # of a worker: threads and processes
 LEAST_CONNECTIONS, CONNECTIONS_PER_GPU = 64, 4  # of an account's workers
-WORKER_BYTES_PER_S, WORKER_BYTES_AT_ONCE = 8e6, 64e6  # likewise
-UNREAD_BYTES = 64 << 20  # likewise, of what the agent tells them
-LONGEST_SCRATCH = 60  # bytes: programs make sockets below, for whose paths the kernel takes 107
+WORKER_BYTES_PER_S, WORKER_BYTES_AT_ONCE = 8e6, 64e6  # of an account's workers
+UNREAD_BYTES = 64 << 20  # of messages to an account's workers, sent and unread
+LONGEST_SCRATCH = 60  # bytes: programs make sockets below, and the kernel limits their paths to 107
 
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!ELASTICD_)[A-Za-z_][A-Za-z0-9_]*$")]  # those are the cluster's
+# Names with this prefix are the cluster's
+Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!ELASTICD_)[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one worker may use, as far as there are cgroups."""
+    """Limits of one worker, where there are cgroups."""
 
     memory_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
     tasks: Annotated[int, msgspec.Meta(ge=16, le=1 << 22)] | None = None
@@ -58,31 +60,31 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def given(self) -> bool:
-        """Has the operator set any for single workers?"""
+        """Return whether the operator has set any limit for single workers."""
         return bool(self.asked)
 
     @property
     def asked(self) -> frozenset[str]:
-        """Which of them: no worker is started without."""
+        """Return the limits that are set: no worker is started without them."""
         given = {"memory": self.memory_gib, "tasks": self.tasks, "CPUs": self.cpus}
         return frozenset(name for name, value in given.items() if value is not None)
 
     def each(self) -> tuple[int | None, int | None, float | None]:
-        """Memory (bytes), tasks and CPUs of a worker."""
+        """Return memory (bytes), tasks and CPUs of a worker."""
         memory_bytes = None if self.memory_gib is None else int(self.memory_gib * (1 << 30))
         return memory_bytes, self.tasks or MOST_TASKS, self.cpus
 
 
 class Apart(enum.Enum):
-    """Whether jobs have something of their own."""
+    """How strictly jobs are isolated from each other."""
 
-    AUTO = "auto"  # where the agent may give it to them
-    REQUIRED = "required"  # else the server gets no work
+    AUTO = "auto"  # where the agent has the rights for it
+    REQUIRED = "required"  # otherwise the server gets no work
     OFF = "off"
 
 
 class IsolationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What jobs of other accounts have of their own, besides their rights and control groups."""
+    """Isolation of jobs of other accounts, besides their rights and control groups."""
 
     devices: Apart = Apart.AUTO
     tmp: Apart = Apart.AUTO
@@ -93,7 +95,7 @@ class IsolationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class HealthOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How closely GPUs and disks are watched."""
+    """How closely GPUs and disks are monitored."""
 
     interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
     probation_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0
@@ -103,13 +105,13 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WorkerMessages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much the workers of one account may say to the agent."""
+    """Rate limits of the messages from the workers of one account."""
 
     per_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 1000.0
     at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5000
 
     def bounds(self, gpus: int) -> Bounds:
-        """On a server with so many GPUs."""
+        """Return the bounds for a server with `gpus` GPUs."""
         return Bounds(
             connections=max(LEAST_CONNECTIONS, CONNECTIONS_PER_GPU * gpus),
             messages_per_s=self.per_s,
@@ -160,7 +162,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def key(self) -> KeyFile | None:
-        """What proves this server. Raises OperatorError if the file cannot be used, or is another server's."""
+        """Return the key of this server. Raises OperatorError if the file cannot be used, or is another server's."""
         if self.key_file is None:
             return None
         path = Path(self.key_file).expanduser()
@@ -173,12 +175,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def limits_needed(self) -> bool:
-        """May no worker be started without its limits? An operator who calls that a mere note (`trouble_actions`) allows it."""
+        """Return whether no worker may be started without its limits. `trouble_actions: {limits: note}` allows it."""
         return self.trouble_actions.get(LIMITS, Severity.NO_NEW_WORK).bars
 
     @property
     def rules(self) -> Rules:
-        """By which troubles are judged."""
+        """Return the rules by which troubles are judged."""
         given = self.health
         return Rules(
             xid_actions=self.xid_actions,
@@ -190,13 +192,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def disks(self) -> dict[str, Path]:
-        """What the agent and its workers need room for."""
+        """Return the directories that need free space for the agent and its workers."""
         logs = {"logs": Path(self.log_file).expanduser().absolute().parent} if self.log_file else {}
         return {"state": self.state, "checkpoints": self.checkpoints, "scratch": scratch_directory(self), **logs}
 
     @property
     def gpu_kind(self) -> GpuKind:
-        """What workers on this server's GPUs compute on."""
+        """Return the device type on which workers on this server's GPUs compute."""
         return GpuKind.CUDA if self.worker_device == "gpu" else GpuKind.CPU
 
     @property
@@ -204,13 +206,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Path(self.state_directory).expanduser().absolute()
 
     def begin_log(self) -> None:
-        """Raises OperatorError."""
+        """Set the log up. Raises OperatorError."""
         process = logs.Process("agent", {"server": self.server})
         logs.configure(process, self.log_level, self.log_file, logs.Form(self.log_format))
 
     @property
     def scratch(self) -> Path:
-        """Where the workers' directories for temporary files are."""
+        """Return the directory of the workers' directories for temporary files."""
         if self.scratch_directory:
             return Path(self.scratch_directory).expanduser().absolute()
         chosen = self.state / "scratch"
@@ -220,13 +222,15 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def checkpoints(self) -> Path:
-        """Where the jobs' checkpoints go; shared by all servers if jobs are to survive the loss of one."""
+        """Return the directory of the jobs' checkpoints; shared by all servers if jobs are to survive the loss of one."""
         given = self.checkpoint_directory
         return Path(given).expanduser().absolute() if given else self.state / "checkpoints"
 
 
 def load(path: Path, log_format: Literal["text", "json"] | None = None) -> AgentConfig:
-    """The configuration in `path`; `log_format` goes before that in it. Raises OperatorError, naming file and field."""
+    """Return the configuration in `path`; `log_format` overrides the file's. Raises OperatorError, naming file and
+    field.
+    """
     loaded = config.load(path, AgentConfig)
     if log_format is not None:
         loaded = msgspec.structs.replace(loaded, log_format=log_format)
@@ -239,12 +243,12 @@ def load(path: Path, log_format: Literal["text", "json"] | None = None) -> Agent
     return loaded
 
 
-# What holds as soon as the configuration is read again. Everything else needs a restart, which jobs do not notice.
+# Options that apply as soon as the configuration is read again. All others need a restart, which does not disturb jobs.
 RELOADED = frozenset({"log_file", "log_level", "log_format"})
 
 
 def mistakes(path: Path) -> list[str]:
-    """What is wrong with the configuration in `path`, a sentence each."""
+    """Return the mistakes in the configuration `path`, a sentence each."""
     try:
         load(path)
     except OperatorError as error:
@@ -253,8 +257,9 @@ def mistakes(path: Path) -> list[str]:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """The configuration in `path`, and what follows from it, for `elasticctl doctor`. Nothing is made, and the key need not be
-    readable. Raises OperatorError."""
+    """Return the configuration in `path`, with derived values, for `elasticctl doctor`. No file is created, and the key
+    need not be readable. Raises OperatorError.
+    """
     options = config.load(path, AgentConfig)
     try:
         addresses = controllers_of(options, options.key)
@@ -282,7 +287,7 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def _told(path: Path) -> dict[str, Any]:
-    """What an agent has written down; {}: nothing that may be read."""
+    """Return a document that an agent has written; {}: there is none that may be read."""
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -291,7 +296,7 @@ def _told(path: Path) -> dict[str, Any]:
 
 
 def controllers_of(options: AgentConfig, key: KeyFile | None) -> tuple[str, ...]:
-    """The controllers' addresses: those of the configuration, else those in the key file. Raises OperatorError."""
+    """Return the controllers' addresses: those of the configuration, else those in the key file. Raises OperatorError."""
     told = options.controller
     if told is None:
         told = (key.controller if key is not None else None) or DEFAULT_CONTROLLER
@@ -303,10 +308,10 @@ def controllers_of(options: AgentConfig, key: KeyFile | None) -> tuple[str, ...]
 
 
 def socket_directory(options: AgentConfig, environment: Mapping[str, str]) -> Path:
-    """Where the workers' socket is. Made if missing.
+    """Return the directory of the workers' socket. Made if missing.
 
-    Running workers know the socket by its path, so a restarted agent must choose the same whatever its environment is: the
-    choice is written down in the state directory. A service of systemd has a RUNTIME_DIRECTORY.
+    Running workers know the socket by its path, so a restarted agent must choose the same path in any environment: the
+    choice is recorded in the state directory. A service of systemd has a RUNTIME_DIRECTORY.
     """
     if options.socket_directory:
         return private_directory(Path(options.socket_directory).expanduser().absolute())
@@ -315,7 +320,7 @@ def socket_directory(options: AgentConfig, environment: Mapping[str, str]) -> Pa
         return private_directory(Path(noted))
     runtime = Path(environment.get("RUNTIME_DIRECTORY") or environment.get("XDG_RUNTIME_DIR") or "/tmp")
     if os.getuid() == 0 and (runtime == Path("/tmp") or not _lets_pass(runtime)):
-        runtime = Path("/run")  # root's own runtime directory is closed to the accounts that workers run as
+        runtime = Path("/run")  # root's own runtime directory is closed to the accounts under which workers run
     usable = runtime.is_dir() and os.access(runtime, os.W_OK)
     chosen = transport.short_socket_directory(options.state, runtime if usable else Path("/tmp"), os.getuid())
     private_directory(chosen.parent)
@@ -329,7 +334,7 @@ def _lets_pass(path: Path) -> bool:
 
 
 def scratch_directory(options: AgentConfig) -> Path:
-    """Where the workers' directories for temporary files are. Made when first needed."""
+    """Return the directory of the workers' directories for temporary files. Made when first needed."""
     chosen = options.scratch
     if not options.scratch_directory and chosen.parent != options.state:
         private_directory(chosen.parent)
@@ -337,18 +342,18 @@ def scratch_directory(options: AgentConfig) -> Path:
 
 
 def tag(state: Path) -> str:
-    """Tells agents of one machine apart by their state directories."""
+    """Return a tag that distinguishes agents of one machine by their state directories."""
     return f"{zlib.crc32(os.fsencode(state.resolve())):08x}"
 
 
 def all_memory_bytes(limits: WorkerLimits, there_bytes: int) -> int | None:
-    """What all workers of a server with so much memory may use together."""
+    """Return the memory that all workers of a server with `there_bytes` may use together."""
     rest = there_bytes - int(limits.reserved_gib * (1 << 30))
     return rest if rest > 0 else None
 
 
 def others_may_change(programs: Iterable[Path]) -> list[Path]:
-    """Which of these files, or of the directories on the way to them, somebody else than this user and root can change."""
+    """Return which of these files, or of the directories above them, accounts other than this one and root can change."""
     found = []
     for program in programs:
         real = program.resolve()
@@ -370,7 +375,7 @@ def _read_note(note: Path) -> str:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """All of it or nothing. Without it the next agent chooses the same directory, unless its environment differs."""
+    """Write the note atomically. Without it the next agent chooses the same directory, unless its environment differs."""
     temporary = note.with_name(f"{note.name}.new")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The agent's sockets to its cluster's controllers: one for each endpoint, all connected all the time.
+"""The agent's sockets to its cluster's controllers: one for each endpoint, all of them always connected.
 
-So the next one can be asked at once (`endpoints`), and a connection that ends is heard of. Nothing is queued for a controller
-that is away (ZMQ_IMMEDIATE, of the context): the machine repeats what matters.
+So the next controller can be asked at once (`endpoints`), and the end of a connection is noticed. No message is queued
+for an unreachable controller (ZMQ_IMMEDIATE, of the context): the state machine repeats important messages.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Line:
-    """A socket, and what is told of its connection."""
+    """A socket, with the events of its connection."""
 
     address: str
     socket: transport.Socket
     handshakes: transport.Socket
-    again_at: float | None = None  # the controller did not want our key: when it is tried again
+    again_at: float | None = None  # the controller rejected the agent's key: time of the next attempt
 
 
 class Controllers:
@@ -50,8 +50,9 @@ class Controllers:
         on_message: Callable[[int, list[bytes]], None],
         on_change: Callable[[Event], None],
     ) -> None:
-        """`on_message` gets an endpoint's number and the parts of a message, `on_change` `Connected` and `Disconnected`. Raises
-        OperatorError."""
+        """`on_message` gets an endpoint's number and the parts of a message, `on_change` gets `Connected` and
+        `Disconnected`. Raises OperatorError.
+        """
         self.addresses = tuple(addresses)
         self._clock = clock
         self._on_change = on_change
@@ -65,11 +66,11 @@ class Controllers:
             loop.add_socket(line.handshakes, partial(self._on_handshake, number))
 
     def send(self, endpoint: int, *parts: bytes) -> bool:
-        """False: no connection stands there, or it does not take more."""
+        """Send a message. False: there is no connection, or it does not accept more."""
         return transport.send(self._lines[endpoint].socket, *parts)
 
     def pass_time(self) -> None:
-        """Try those again that have not wanted our key."""
+        """Connect again to controllers that have rejected the agent's key."""
         now = self._clock.now()
         for line in self._lines:
             if line.again_at is not None and now >= line.again_at:
@@ -77,7 +78,7 @@ class Controllers:
                 transport.connect_again(line.socket, line.address)
 
     def next_deadline(self) -> float | None:
-        """When `pass_time` is wanted (Unix time, s)."""
+        """Return when `pass_time` is due (Unix time, s)."""
         return min((line.again_at for line in self._lines if line.again_at is not None), default=None)
 
     def close(self) -> None:
@@ -87,8 +88,9 @@ class Controllers:
             line.socket.close()
 
     def _on_handshake(self, endpoint: int, frames: list[bytes]) -> None:
-        """A connection stands, has ended, or was not let in. ZeroMQ then tries again by itself, unless it was told that the key
-        is not wanted."""
+        """Handle a connection that stands, has ended, or was rejected. ZeroMQ reconnects by itself, except after a
+        rejected key.
+        """
         line = self._lines[endpoint]
         if transport.stands(frames):
             self._on_change(Connected(endpoint))

@@ -1,18 +1,17 @@
-"""Which device files of GPUs the processes of a job may open, by a program that the kernel asks at each such attempt.
+"""Access of a job's processes to the device files of GPUs, decided by a program that the kernel runs at each attempt to
+open one.
 
-Theory of operation
--------------------
-Version 2 of cgroups has no files for devices: a program (BPF_PROG_TYPE_CGROUP_DEVICE) is attached to a group and
-answers yes or no for each device that a process in it opens or makes. It holds for whatever the group's processes fork
-and stays with the group, also when its agent ends. It takes CAP_SYS_ADMIN, and no controller: it works in a hybrid,
-too. The hierarchy of version 1 is not used.
+Theory of operation ------------------- Version 2 of cgroups has no files for devices: a program
+(BPF_PROG_TYPE_CGROUP_DEVICE) is attached to a group and answers yes or no for each device that a process in it opens or
+makes. It applies to all children of the group's processes and stays with the group, also when its agent ends. It takes
+CAP_SYS_ADMIN, and no controller: it works in a hybrid, too. The hierarchy of version 1 is not used.
 
-A worker may open the GPUs of *its job* on this server, not its own alone: NCCL and CUDA IPC open those of peers, and fail
-without. So when a worker of the job starts or ends, the programs of the others are replaced. What is open then stays open
-until its process ends.
+A worker may open the GPUs of *its job* on this server, not its own alone: NCCL and CUDA IPC open those of peers, and
+fail without. So when a worker of the job starts or ends, the programs of the others are replaced. Files that are open
+then stay open until their process ends.
 
-Of NVIDIA's device files (major number 195) those of other GPUs are closed; what all share (nvidiactl, nvidia-uvm,
-nvidia-modeset) is open. So are DRM's files of GPUs that are not the job's. All other devices are as their modes say.
+Of NVIDIA's device files (major number 195) those of other GPUs are closed; the shared ones (nvidiactl, nvidia-uvm,
+nvidia-modeset) are open. So are DRM's files of GPUs that are not the job's. All other devices are as their modes say.
 Instances of one GPU (MIG) share its device file; their own capabilities (/dev/nvidia-caps) are not judged here.
 """
 
@@ -31,12 +30,12 @@ PROG_LOAD, PROG_ATTACH = 5, 8  # of enum bpf_cmd
 CGROUP_DEVICE_PROGRAM, AT_CGROUP_DEVICE = 15, 6  # of enum bpf_prog_type, bpf_attach_type
 CHARACTER_DEVICE = 2  # BPF_DEVCG_DEV_CHAR
 NVIDIA, DRM = 195, 226  # major numbers
-SHARED_FROM = 254  # NVIDIA's minor numbers from here on are of no GPU
+SHARED_FROM = 254  # NVIDIA's minor numbers from here on belong to no GPU
 LOAD_32, AND_32, MOVE, JUMP_EQUAL, JUMP_UNEQUAL, JUMP_FROM, EXIT = 0x61, 0x54, 0xB7, 0x15, 0x55, 0x35, 0x95
-REPLACES = 0  # without BPF_F_ALLOW_MULTI: the program that is there goes. One of a group above counts as well
+REPLACES = 0  # without BPF_F_ALLOW_MULTI: replaces the group's own program. One of a group above applies as well
 
 Node = tuple[int, int]  # major and minor number of a character device
-Nodes = Mapping[int, tuple[Node, ...]]  # by a GPU's index; empty: not told. A CPU slot is not there
+Nodes = Mapping[int, tuple[Node, ...]]  # by a GPU's index; empty: unknown. CPU slots are not included
 UNKNOWN: Node = (0, 0)
 
 
@@ -47,7 +46,7 @@ class _Held:
 
 
 class Devices:
-    """The device files of the jobs of one server. Its methods are for any thread."""
+    """The device files of the jobs of one server. Its methods may be called from any thread."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -55,21 +54,21 @@ class Devices:
         self._held: dict[str, _Held] = {}  # by a group's directory
 
     def learn(self, nodes: Nodes) -> None:
-        """The server has these GPUs from now on."""
+        """Replace the device files of the server's GPUs."""
         with self._lock:
             self._nodes = nodes
 
     @property
     def told(self) -> bool:
-        """Are the device files of all GPUs known?"""
+        """Return whether the device files of all GPUs are known."""
         return all(self._nodes.values())
 
     def close_all(self, directory: str) -> None:
-        """No GPU for whoever is in this group. Raises OSError."""
+        """Close all GPUs to the processes of a group. Raises OSError."""
         attach(directory, program((), self._of_others(frozenset())))
 
     def admit(self, directory: str, job: str, gpus: Iterable[int]) -> None:
-        """The worker in this group is its job's, and uses these GPUs (indices). Raises OSError."""
+        """Open the job's GPUs to the worker in this group, which uses the GPUs with these indices. Raises OSError."""
         with self._lock:
             self._held[directory] = _Held(job, frozenset(gpus))
             for gpu in sorted(self._held[directory].gpus):
@@ -78,7 +77,7 @@ class Devices:
             self._renew(job)
 
     def release(self, directory: str) -> None:
-        """The worker has ended: its GPUs are its job's no longer, unless other workers have them. Raises OSError."""
+        """Withdraw the GPUs of an ended worker from its job, unless other workers of the job have them. Raises OSError."""
         with self._lock:
             if (held := self._held.pop(directory, None)) is not None:
                 self._renew(held.job)
@@ -91,7 +90,7 @@ class Devices:
         for directory in groups:
             try:
                 attach(directory, code)
-            except FileNotFoundError:  # it has just ended
+            except FileNotFoundError:  # the worker has just ended
                 continue
 
     def _of_others(self, gpus: frozenset[int]) -> list[Node]:
@@ -101,9 +100,11 @@ class Devices:
 
 
 def program(own: Iterable[int], others: Iterable[Node]) -> bytes:
-    """Code that opens the NVIDIA GPUs with these minor numbers and closes all other ones, and the nodes `others`.
+    """Return code that opens the NVIDIA GPUs with these minor numbers and closes all other ones, and the nodes
+    `others`.
 
-    It gets a struct bpf_cgroup_dev_ctx (three 32-bit words: access and type, major, minor) and answers 1 (yes) or 0.
+    The code gets a struct bpf_cgroup_dev_ctx (three 32-bit words: access and type, major, minor) and answers 1 (yes) or
+    0.
     """
     yes = (_instruction(MOVE, 0, value=1), _instruction(EXIT))
     no = (_instruction(MOVE, 0, value=0), _instruction(EXIT))
@@ -128,7 +129,7 @@ def _instruction(operation: int, target: int = 0, source: int = 0, offset: int =
 
 
 def attach(directory: str, code: bytes) -> None:
-    """Let the kernel ask this program about the group in `directory`, in place of the one before. Raises OSError."""
+    """Attach a program to the group in `directory`, in place of the one before. Raises OSError."""
     text = ctypes.create_string_buffer(code, len(code))
     licence = ctypes.create_string_buffer(b"elasticctl")
     count = len(code) // 8

@@ -1,15 +1,15 @@
-"""Which of its cluster's controllers an agent speaks to, and who comes next. Pure.
+"""Choice of the controller that an agent talks to, and of the next one to try. Pure.
 
-One of several controllers leads, and nobody tells an agent which. So it asks one after the other, in rounds. Within a round the
-next one is asked at once, as far as the one before has said no, or is not there. After a round in which nobody has said yes the
-agent waits a while (`session`), since an election takes a moment.
+One of several controllers leads, and the agent has to find out which one. So it asks one after the other, in rounds.
+Within a round the agent asks the next controller at once if the present one refuses or cannot be reached. After a round
+in which none has accepted, the agent waits a while (`session`), since an election takes a moment.
 """
 
 from __future__ import annotations
 
 
 class Endpoints:
-    """Numbered from 0, in the order of the configuration."""
+    """Endpoints of controllers, numbered from 0 in the order of the configuration."""
 
     def __init__(self, count: int) -> None:
         assert count > 0
@@ -19,7 +19,7 @@ class Endpoints:
 
     @property
     def present(self) -> int:
-        """The one that is spoken to. What the others say is not heard."""
+        """The endpoint in use. Messages from the others are ignored."""
         return self._present
 
     @property
@@ -28,15 +28,15 @@ class Endpoints:
 
     @property
     def is_last(self) -> bool:
-        """Have the others of this round been asked?"""
+        """Return whether the other endpoints of this round have been asked."""
         return self._left == 0
 
     def begin_round(self) -> None:
-        """Whatever the others said before counts no more."""
+        """Start a round: earlier answers of the other endpoints no longer count."""
         self._left = self._count - 1
 
     def go_on(self) -> bool:
-        """The present one does not help: the next one is to be asked. Whether it is one that this round has left."""
+        """Go to the next endpoint, since the present one does not help. Return whether it still belongs to this round."""
         self._present = (self._present + 1) % self._count
         if self._left > 0:
             self._left -= 1
@@ -45,6 +45,6 @@ class Endpoints:
         return False
 
     def go_to(self, endpoint: int) -> None:
-        """This one is there now."""
+        """Use the endpoint that has become reachable."""
         self._present = endpoint
         self.begin_round()
