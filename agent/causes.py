@@ -1,9 +1,11 @@
 """The cause of a command's end, in one line, from its output to stderr. The standard library alone: the shim uses this
 module.
 
-Theory of operation ------------------- The last line of a log is seldom the cause. Launchers (torchrun, accelerate,
-deepspeed) end with a traceback and a summary of their own; progress bars, warnings of NCCL, and the last messages of
-libraries follow an exception. So, in this order:
+Theory of operation
+-------------------
+The last line of a log is seldom the cause. Launchers (torchrun, accelerate, deepspeed) end with a traceback and a
+summary of their own; progress bars, warnings of NCCL, and the last messages of libraries follow an exception. So, in
+this order:
 
 * the message in the error file of the process that failed first (`TORCHELASTIC_ERROR_FILE`), for scripts that write one;
 * the last exception of a Python traceback that is no launcher's, of the process that failed first where its lines are marked;

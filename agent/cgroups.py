@@ -1,7 +1,9 @@
 """A control group (cgroup) for each worker: its limits, its remaining processes, and an end that no process survives.
 
-Theory of operation ------------------- A process cannot leave its cgroup without root's rights, however it forks and
-opens sessions. So the cgroup is the only certain list of a worker's processes. Two kinds of kernels are served:
+Theory of operation
+-------------------
+A process cannot leave its cgroup without root's rights, however it forks and opens sessions. So the cgroup is the only
+certain list of a worker's processes. Two kinds of kernels are served:
 
 * version 2 with its controllers (all present distributions): one directory for each worker;
 * version 1, or a hybrid: a directory in the hierarchy of each controller (memory, pids, cpu), and one in the unified

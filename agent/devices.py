@@ -1,10 +1,12 @@
 """Access of a job's processes to the device files of GPUs, decided by a program that the kernel runs at each attempt to
 open one.
 
-Theory of operation ------------------- Version 2 of cgroups has no files for devices: a program
-(BPF_PROG_TYPE_CGROUP_DEVICE) is attached to a group and answers yes or no for each device that a process in it opens or
-makes. It applies to all children of the group's processes and stays with the group, also when its agent ends. It takes
-CAP_SYS_ADMIN, and no controller: it works in a hybrid, too. The hierarchy of version 1 is not used.
+Theory of operation
+-------------------
+Version 2 of cgroups has no files for devices: a program (BPF_PROG_TYPE_CGROUP_DEVICE) is attached to a group and
+answers yes or no for each device that a process in it opens or makes. It applies to all children of the group's
+processes and stays with the group, also when its agent ends. It takes CAP_SYS_ADMIN, and no controller: it works in a
+hybrid, too. The hierarchy of version 1 is not used.
 
 A worker may open the GPUs of *its job* on this server, not its own alone: NCCL and CUDA IPC open those of peers, and
 fail without. So when a worker of the job starts or ends, the programs of the others are replaced. Files that are open

@@ -1,4 +1,4 @@
-"""What the agent's machine hears (facts) and what it asks for (imperatives)."""
+"""Events (facts) that the agent's state machine takes, and actions (imperatives) that it returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from .identity import Identity
 
 @dataclass(frozen=True)
 class Started:
-    """The agent has started and found these on its disk: processes of an earlier agent that run, and ends not yet forgotten."""
+    """The agent has started, with the state on its disk: running processes of an earlier agent, and unacknowledged
+    ends.
+    """
 
     running: tuple[LocalWorker, ...] = ()
     exited: tuple[WorkerExit, ...] = ()
@@ -33,7 +35,7 @@ class Started:
 
 @dataclass(frozen=True)
 class ControllerMessage:
-    """The controller at this endpoint has said something, in this term of its reign; `NO_TERM`: its version knows none."""
+    """The controller at this endpoint has sent a message, stamped with its term; `NO_TERM`: its version has none."""
 
     message: ToAgentFromController
     term: int = NO_TERM
@@ -42,7 +44,7 @@ class ControllerMessage:
 
 @dataclass(frozen=True)
 class Connected:
-    """A connection to the controller at this endpoint stands, for the first time or anew."""
+    """A connection to the controller at this endpoint stands, for the first time or again."""
 
     endpoint: int = 0
 
@@ -61,7 +63,7 @@ class HelloNotSent:
 
 @dataclass(frozen=True)
 class WorkerStatusReceived:
-    """A worker has told its status."""
+    """A worker has reported its status."""
 
     status: WorkerStatus
 
@@ -84,46 +86,46 @@ class ProcessFailed:
 
 @dataclass(frozen=True)
 class ProcessExited:
-    """A worker's process has ended, and nothing of its process group is left."""
+    """A worker's process has ended, and no process of its group is left."""
 
     worker: WorkerId
     exit_code: int | None
     reason: str
-    fault: Fault | None = None  # None: as the exit code tells
+    fault: Fault | None = None  # None: as the exit code implies
     log: str = ""  # path of its log
 
 
 @dataclass(frozen=True)
 class LogRead:
-    """A piece of a log that was asked for has been read."""
+    """A requested piece of a log has been read."""
 
     piece: LogPiece
 
 
 @dataclass(frozen=True)
 class IdentityWritten:
-    """The last `KeepIdentity` has been carried out. `error`: why it could not be; "": it is on the disk."""
+    """The last `KeepIdentity` has been carried out. `error`: why it failed; "": the identity is on the disk."""
 
     error: str = ""
 
 
 @dataclass(frozen=True)
 class ServerChanged:
-    """The server offers something else than before, or is wired otherwise."""
+    """The server's devices or its wiring have changed."""
 
     server: Server
 
 
 @dataclass(frozen=True)
 class HealthChanged:
-    """These are the troubles of this server and its GPUs now, all of them."""
+    """The troubles of this server and its GPUs have changed; these are all present ones."""
 
     troubles: tuple[Trouble, ...]
 
 
 @dataclass(frozen=True)
 class TimePassed:
-    """The deadline of `next_deadline` may have come."""
+    """The deadline of `next_deadline` may have passed."""
 
 
 Event = (
@@ -155,8 +157,9 @@ class StopSignal(enum.Enum):
 
 @dataclass(frozen=True)
 class SendController:
-    """Send to the controller at this endpoint, or drop it where no connection stands: everything is repeated until it has
-    arrived."""
+    """Send to the controller at this endpoint, or drop the message where no connection stands: the machine repeats
+    every message until it has arrived.
+    """
 
     message: ToControllerFromAgent
     endpoint: int = 0
@@ -172,7 +175,7 @@ class SendWorker:
 
 @dataclass(frozen=True)
 class StartProcess:
-    """Write down that this worker is started here, then start it. `ProcessStarted` or `ProcessFailed` follows."""
+    """Record that this worker is started here, then start it. `ProcessStarted` or `ProcessFailed` follows."""
 
     start: StartWorker
 
@@ -196,7 +199,7 @@ class ForgetWorker:
 
 @dataclass(frozen=True)
 class TakeSnapshotPart:
-    """A part of a snapshot has come, for which a start waits."""
+    """Take a part of a snapshot, for which a start waits."""
 
     part: SnapshotPart
 
@@ -211,14 +214,14 @@ class ReadLogPiece:
 
 @dataclass(frozen=True)
 class KeepIdentity:
-    """Write the agent's identity down; `IdentityWritten` follows."""
+    """Write the agent's identity to the disk; `IdentityWritten` follows."""
 
     identity: Identity
 
 
 @dataclass(frozen=True)
 class Warn:
-    """Tell the operator of this server, in the log."""
+    """Warn the operator of this server, in the log."""
 
     text: str
 

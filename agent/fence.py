@@ -1,10 +1,10 @@
-"""Which controller an agent obeys: none whose reign is over (`protocol.terms`). Pure.
+"""Fencing of controllers: the agent obeys none whose leadership is over (`protocol.terms`). Pure.
 
-A controller may have been stopped, or cut off, while another one was elected. When it goes on it does not know that, and what it
-sends, or what has waited on the way, is stamped with the term of its own reign. The agent remembers the highest term that it has
-heard of, beyond its own end, and refuses what is lower.
+A controller may have been stopped, or cut off, while another one was elected. When it resumes it does not know that,
+and its messages, new ones and delayed ones, bear the term of its own leadership. The agent remembers, across its
+restarts, the highest term that it has received, and refuses lower ones.
 
-A controller of version 1 stamps nothing. Whoever puts that version back in its place, where a newer one has run, wants it obeyed.
+A controller of version 1 sends no term. An operator who downgrades the controller to that version wants it obeyed.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import enum
 from ..protocol.sparing import Sparing
 from ..protocol.terms import NO_TERM
 
-REFUSALS_AT_ONCE, REFUSAL_INTERVAL_S = 1, 600.0  # so many are told at once, then one in so long
+REFUSALS_AT_ONCE, REFUSAL_INTERVAL_S = 1, 600.0  # refusals logged at once, then one per interval
 
 
 class Verdict(enum.Enum):
-    """On a message of a controller."""
+    """Verdict on a message of a controller."""
 
     OBEYED = "obeyed"
-    HIGHER = "higher"  # likewise, and its term is to be remembered
+    HIGHER = "higher"  # obeyed, and its term is to be remembered
     REFUSED = "refused"
 
 
 class Fence:
-    """Weighs the terms of messages. Times are Unix times in seconds."""
+    """Comparison of messages' terms with the highest one. Times are Unix times in seconds."""
 
     def __init__(self, term: int) -> None:
-        """`term`: the highest that is remembered."""
+        """`term`: the highest remembered one."""
         self._term = term
         self._without_term = False
         self._told = Sparing(REFUSALS_AT_ONCE, REFUSAL_INTERVAL_S)
@@ -37,11 +37,11 @@ class Fence:
 
     @property
     def term(self) -> int:
-        """The highest that has been heard of."""
+        """The highest term received."""
         return self._term
 
     def weigh(self, term: int) -> Verdict:
-        """What is to be done with a message that bears this term. Counts it."""
+        """Return the verdict on a message that bears this term, and count refusals."""
         if term > self._term:
             self._term = term
             return Verdict.HIGHER
@@ -51,7 +51,7 @@ class Fence:
         return Verdict.OBEYED
 
     def news(self, now: float, term: int) -> str:
-        """What is worth a line in the log about such a message, after it was weighed; empty: nothing."""
+        """Return a line for the log about such a message, after it was weighed; empty: nothing to report."""
         without_before, self._without_term = self._without_term, term == NO_TERM
         if self._without_term and not without_before and self._term > NO_TERM:
             return (

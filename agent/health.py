@@ -1,22 +1,21 @@
-"""What is wrong with a server and its GPUs, purely: observations in, troubles out (`model.Trouble`).
+"""Troubles of a server and its GPUs, pure: observations in, troubles out (`model.Trouble`).
 
 Theory of operation
 -------------------
 Three kinds of things are observed:
 
-* *Conditions* are so or not so, and each look tells which: a GPU does not answer, memory errors have been counted, a process
-  that is no worker uses a GPU, a disk is full, the driver does not answer. Some count only when they have lasted for a
-  while.
-* *XIDs* happen once. What calls for a reset stays until the server has booted again, or until the GPU was lost and is back:
-  only that says that somebody has acted. An operator who has reset a GPU says so (`elasticctl uncordon --trust`).
-* What is merely worth noting (an XID of an application) is shown for a while, and bars nothing.
+* *Conditions* hold or not, and each look decides which: a GPU does not answer, memory errors have been counted, a foreign
+  process uses a GPU, a disk is full, the driver does not answer. Some count only when they have lasted for a while.
+* *XIDs* are single events. One that calls for a reset stays until the server has booted again, or until the GPU was lost and
+  is back: only that shows that an operator has acted. An operator who has reset a GPU says so (`elasticctl uncordon --trust`).
+* A mere note (an XID of an application) is shown for a while, and keeps no work away.
 
-What has barred a GPU from new work and is over is on *probation*: the GPU gets no new work for a while yet, twice as long
-with each time that the same comes back, so that a GPU with a loose plug does not fail one job after the other. A case that
-has not come back for a day is forgotten.
+After the end of a trouble that kept new work away, the GPU is on *probation*: it gets no new work for a while, twice as
+long with each return of the same trouble, so that a GPU with a loose plug does not fail one job after the other. A case
+that has not come back for a day is forgotten.
 
-All cases that bar are kept over a restart of the agent (`kept`, `restore`): an agent that has just started must not offer a
-GPU that the last one has found broken.
+All cases that keep work away outlast a restart of the agent (`kept`, `restore`): an agent that has just started must
+not offer a GPU that the last one has found broken.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ RELAPSES_KEPT_S = 86_400.0
 MOST_DOUBLINGS = 16
 
 _GRAVITY = list(Severity)
-THROTTLED: Mapping[int, str] = {  # NVML's reasons for lower clocks that say that something is wrong
+THROTTLED: Mapping[int, str] = {  # NVML's reasons for lower clocks that show a fault
     0x08: "the hardware slows it down",
     0x20: "it is too hot (driver)",
     0x40: "it is too hot (hardware)",
@@ -53,14 +52,14 @@ RECOVERY: Mapping[int, tuple[str, Severity]] = {  # NVML's recovery actions
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change while the agent runs."""
+    """Rules that stay fixed while the agent runs."""
 
-    xid_actions: Mapping[int, Severity] = field(default_factory=dict)  # the operator's, before the table
-    trouble_actions: Mapping[str, Severity] = field(default_factory=dict)  # likewise, by code
+    xid_actions: Mapping[int, Severity] = field(default_factory=dict)  # the operator's, which override the table
+    trouble_actions: Mapping[str, Severity] = field(default_factory=dict)  # the operator's, by code
     probation_s: float = 60.0
     longest_probation_s: float = 3600.0
-    note_s: float = 3600.0  # how long an XID that bars nothing is shown
-    lasting_s: float = 15.0  # so long a GPU is throttled, or its memory held by nobody, before that counts
+    note_s: float = 3600.0  # how long an XID that is only a note is shown
+    lasting_s: float = 15.0  # least time of throttling, or of memory held by unknown processes, before it counts
     least_free_share: float = 0.8  # of a GPU's memory, when no worker is there
 
 
@@ -69,18 +68,18 @@ class Rules:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A process on a GPU that is no worker of this agent."""
+    """A process on a GPU that is not a worker of this agent."""
 
     pid: int
     name: str
-    used_bytes: int  # 0: not told
+    used_bytes: int  # 0: unknown
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What the driver tells of a GPU at one look. None: it does not tell."""
+    """The driver's report on one GPU. None: not reported."""
 
-    lost: str = ""  # it does not answer, and why; then nothing else is known
+    lost: str = ""  # why the GPU does not answer; then all else is unknown
     uncorrected: int | None = None  # memory errors since the driver was loaded
     pending: bool | None = None  # a part of the memory is to be taken out of use at the next reset
     remap_failed: bool | None = None
@@ -95,19 +94,19 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class DiskReading:
-    """What a file system tells that the agent needs."""
+    """State of a file system that the agent needs."""
 
-    name: str  # what the agent has there: "state", "checkpoints"
+    name: str  # the agent's use of it: "state", "checkpoints"
     path: str
     free_bytes: int = 0
     least_bytes: int = 0
-    hangs_s: float = 0.0  # for so long it has not answered
-    fails: str = ""  # it answers with this error
+    hangs_s: float = 0.0  # time without an answer
+    fails: str = ""  # its error
 
 
 @dataclass(frozen=True)
 class XidSeen:
-    """The driver has told of an error."""
+    """The driver has reported an error."""
 
     gpu: int
     xid: int
@@ -122,10 +121,10 @@ class GpusRead:
 
 @dataclass(frozen=True)
 class DriverLooked:
-    """How the driver's library answers as a whole. Both empty: it does."""
+    """State of the driver's library as a whole. Both empty: it works."""
 
-    gone: str = ""  # it says that there is no driver any more
-    hangs: str = ""  # a call does not return
+    gone: str = ""  # its report that there is no driver any more
+    hangs: str = ""  # description of a call that does not return
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class DisksRead:
 
 @dataclass(frozen=True)
 class CheckFailed:
-    """What was looked at just before a worker was to start on a GPU: it is not fit."""
+    """A check just before a worker's start has found a GPU unfit."""
 
     gpu: int
     code: str
@@ -146,14 +145,14 @@ class CheckFailed:
 
 @dataclass(frozen=True)
 class LimitsTried:
-    """Whether workers can have the limits, and the room of their own, that they are to have here."""
+    """Result of a trial of the workers' limits and private directories."""
 
-    unheld: str = ""  # why not; "": they can
+    unheld: str = ""  # why they are unavailable; "": they work
 
 
 @dataclass(frozen=True)
 class TimePassed:
-    """The deadline may have come."""
+    """The deadline may have passed."""
 
 
 Observation = XidSeen | GpusRead | DriverLooked | DisksRead | CheckFailed | LimitsTried | TimePassed
@@ -170,7 +169,7 @@ OF_THE_START = frozenset({"gpu-missing", "gpu-error"})
 
 
 class KeptCase(Value, frozen=True, kw_only=True):
-    """A case, as it is written down."""
+    """A case, as it is recorded."""
 
     trouble: Trouble
     latched: bool = False
@@ -179,23 +178,23 @@ class KeptCase(Value, frozen=True, kw_only=True):
 
 
 class Kept(Value, frozen=True, kw_only=True):
-    """What outlasts an agent."""
+    """Cases that outlast an agent."""
 
-    boot: str  # the kernel's name of the boot in which it was written
+    boot: str  # the kernel's name of the boot in which the record was written
     cases: tuple[KeptCase, ...] = ()
 
 
 @dataclass
 class _Case:
-    """Something that is wrong, or was until lately."""
+    """A trouble that is present, or was until lately."""
 
     text: str
     severity: Severity
     since_s: float
-    latched: bool = False  # it does not go away by itself
-    times: int = 1  # that it has come, as far as is remembered
-    over_s: float | None = None  # it is over since then
-    until_s: float | None = None  # its probation, or the time for which it is shown, ends then
+    latched: bool = False  # the trouble does not end by itself
+    times: int = 1  # number of occurrences, as far as they are remembered
+    over_s: float | None = None  # end of the trouble; None: present
+    until_s: float | None = None  # end of its probation, or of the time for which it is shown
 
 
 class Health:
@@ -204,22 +203,22 @@ class Health:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._cases: dict[_Key, _Case] = {}
-        self._past: dict[_Key, tuple[int, float]] = {}  # how often, and when it was over for good
+        self._past: dict[_Key, tuple[int, float]] = {}  # number of occurrences, and time of the final end
         self._first_seen: dict[_Key, float] = {}  # of conditions that have not lasted long enough
 
-    # -- what comes out
+    # -- output
 
     def troubles(self) -> tuple[Trouble, ...]:
-        """All that there are: those of the server first, then by GPU and code."""
+        """Return all troubles: those of the server first, then by GPU and code."""
         found = [self._trouble(key, case) for key, case in self._cases.items()]
         return tuple(sorted(found, key=lambda one: (-1 if one.gpu is None else one.gpu, one.code)))
 
     def next_deadline(self) -> float | None:
-        """When `handle` wants a TimePassed."""
+        """Return when `handle` wants a TimePassed."""
         return min((case.until_s for case in self._cases.values() if case.until_s is not None), default=None)
 
     def kept(self, boot: str) -> Kept:
-        """What is to be written down."""
+        """Return the cases to record."""
         cases = [
             KeptCase(trouble=self._raw(key, case), latched=case.latched, over_s=case.over_s, times=case.times)
             for key, case in self._cases.items()
@@ -228,7 +227,7 @@ class Health:
         return Kept(boot=boot, cases=tuple(cases))
 
     def restore(self, now: float, kept: Kept, boot: str) -> None:
-        """Begin with what an earlier agent has found. After a boot all of it is over, and on probation."""
+        """Start with the cases that an earlier agent has recorded. After a boot all of them are over, and on probation."""
         for one in kept.cases[:MOST_CASES]:
             trouble = one.trouble
             key = (trouble.gpu, trouble.code)
@@ -238,11 +237,11 @@ class Health:
                 self._end(now, key, case)
 
     def begin(self, now: float, found: tuple[Trouble, ...], gpus: Collection[int] | None = None) -> None:
-        """What was found when an inventory was made. A look at the GPU may tell that it is over. `gpus`: those in it; what is
-        known of others is forgotten. None: whichever.
+        """Take the troubles found by an inventory; later looks at a GPU may end them. `gpus`: the GPUs of the
+        inventory; cases of others are forgotten. None: all GPUs stay.
 
-        What only an inventory can find is over where this one has not: a driver that was installed needs no probation, as
-        nothing has failed; a GPU that was missing or did not answer does.
+        A trouble that only an inventory can find ends if this one has not found it: a newly installed driver needs no
+        probation, as nothing has failed; a GPU that was missing or did not answer does.
         """
         there = {(trouble.gpu, trouble.code) for trouble in found}
         for key, case in list(self._cases.items()):
@@ -257,10 +256,10 @@ class Health:
             severity = self._rules.trouble_actions.get(trouble.code, trouble.severity)
             self._begin(now, (trouble.gpu, trouble.code), trouble.text, severity)
 
-    # -- what goes in
+    # -- input
 
     def handle(self, now: float, seen: Observation) -> bool:
-        """Take one observation. Whether the troubles are others now, in more than their words."""
+        """Take one observation. Return whether the troubles have changed in more than their wording."""
         before = self._signature()
         match seen:
             case XidSeen(gpu, xid):
@@ -269,7 +268,7 @@ class Health:
                 for gpu, reading in sorted(readings.items()):
                     self._on_gpu(now, gpu, reading)
             case DriverLooked(gone, hangs):
-                known = any((None, code) in self._cases for code in OF_THE_SERVER)  # it is told already
+                known = any((None, code) in self._cases for code in OF_THE_SERVER)  # already reported
                 self._condition(now, (None, "driver-gone"), "" if known else gone, Severity.NO_NEW_WORK)
                 self._condition(now, (None, "driver-hangs"), hangs, Severity.NO_NEW_WORK)
             case DisksRead(disks):
@@ -282,14 +281,15 @@ class Health:
                 if unheld:
                     self._condition(now, key, unheld, Severity.NO_NEW_WORK)
                 else:
-                    self._cases.pop(key, None)  # without probation: it has been mended, and tried
+                    # Without probation: an operator has mended it, and the trial has succeeded
+                    self._cases.pop(key, None)
             case TimePassed():
                 pass
         self._pass_time(now)
         return self._signature() != before
 
     def _signature(self) -> tuple[object, ...]:
-        """All but the figures in the sentences, which change with each look."""
+        """Return the cases without the figures in their sentences, which change with each look."""
         return tuple((key, case.severity, case.since_s, case.over_s) for key, case in self._cases.items())
 
     def _on_xid(self, now: float, gpu: int, xid: int) -> None:
@@ -297,7 +297,7 @@ class Health:
         key = (gpu, f"xid-{xid}")
         case = self._begin(now, key, xids.sentence(xid), severity)
         if case is not None:
-            case.since_s = now  # each time counts anew
+            case.since_s = now  # each occurrence counts as new
             case.latched = severity.bars
             case.until_s = None if severity.bars else now + self._rules.note_s
 
@@ -314,7 +314,7 @@ class Health:
             "check-hangs",
         ):  # found at the start, or before a worker's
             self._condition(now, (gpu, code), "", Severity.NO_NEW_WORK)
-        if was_lost:  # somebody has reset it
+        if was_lost:  # an operator has reset it
             for key, case in list(self._cases.items()):
                 if key[0] == gpu and case.latched and case.over_s is None:
                     self._end(now, key, case)
@@ -363,7 +363,7 @@ class Health:
     # -- cases
 
     def _condition(self, now: float, key: _Key, text: str, severity: Severity, lasting_s: float = 0.0) -> None:
-        """`text`: it is so, and why; "": it is not."""
+        """Start, update or end a condition. `text`: the condition holds, and why; "": it does not."""
         case = self._cases.get(key)
         if not text:
             self._first_seen.pop(key, None)
@@ -373,7 +373,7 @@ class Health:
         severity = self._rules.trouble_actions.get(key[1], severity)
         if case is not None and case.over_s is None:
             if _GRAVITY.index(severity) > _GRAVITY.index(case.severity):
-                case.since_s = now  # an operator who trusts the GPU has not seen this
+                case.since_s = now  # an operator who trusts the GPU did so before this rise in severity
             case.text, case.severity = text, severity
             return
         if now - self._first_seen.setdefault(key, now) < lasting_s:
@@ -381,7 +381,7 @@ class Health:
         self._begin(now, key, text, severity)
 
     def _begin(self, now: float, key: _Key, text: str, severity: Severity) -> _Case | None:
-        """None: there are too many."""
+        """Start a case, or renew it. None: there are too many."""
         case = self._cases.get(key)
         if case is None:
             if len(self._cases) >= MOST_CASES:
@@ -394,7 +394,7 @@ class Health:
         return case
 
     def _end(self, now: float, key: _Key, case: _Case) -> None:
-        """It is over. What has barred the GPU does so for a while yet."""
+        """End a case. A case that kept work away continues to do so for its probation."""
         self._first_seen.pop(key, None)
         case.over_s = now
         doublings = min(case.times - 1, MOST_DOUBLINGS)
@@ -416,7 +416,7 @@ class Health:
         return Trouble(code=key[1], severity=case.severity, text=case.text, gpu=key[0], since_s=case.since_s)
 
     def _trouble(self, key: _Key, case: _Case) -> Trouble:
-        """A trouble for the controller. On probation it keeps new work away, and moves no job."""
+        """Return a trouble for the controller. On probation it keeps new work away, and moves no job."""
         told = self._raw(key, case)
         if case.over_s is None:
             return told
@@ -425,7 +425,7 @@ class Health:
 
 
 def foreign_sentence(foreign: tuple[Foreign, ...]) -> str:
-    """The first foreign process on a GPU, as a sentence; "": there is none."""
+    """Return a sentence about the first foreign process on a GPU; "": there is none."""
     if not foreign:
         return ""
     first = foreign[0]
@@ -435,7 +435,7 @@ def foreign_sentence(foreign: tuple[Foreign, ...]) -> str:
 
 
 def memory_sentence(reading: GpuReading, least_free_share: float) -> str:
-    """How much of a GPU's memory somebody holds who is not to be seen; "": enough is free."""
+    """Return a sentence about a GPU's memory that invisible processes hold; "": enough is free."""
     free_bytes = reading.memory_bytes - reading.used_bytes
     if not reading.memory_bytes or free_bytes >= least_free_share * reading.memory_bytes:
         return ""

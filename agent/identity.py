@@ -1,7 +1,8 @@
-"""Who an agent is: what it keeps in its state directory for as long as that exists.
+"""An agent's identity, kept in its state directory for as long as that exists.
 
-Two agents may be given one server name by mistake, and a server may be moved to another cluster, or its cluster's store be lost.
-Names do not tell that; the identity does. It is written down before it is used, and synced: once told, it must not change.
+Two agents may get one server name by mistake, a server may move to another cluster, or its cluster's store may be lost.
+The identity reveals these cases, which names do not. It is written and synced before it is used: once reported, it must
+not change.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from ..protocol.model import Value
 
 
 class Identity(Value, frozen=True, kw_only=True):
-    """What an agent knows of itself."""
+    """The identity of an agent, with its knowledge of its cluster."""
 
     agent: str = ""  # random; "": an agent without a state directory of its own (tests)
-    start: int = 1  # the agent has been started so often
-    cluster: str = ""  # id of the cluster that it has been a member of last
-    highest_job: int = 0  # greatest number of a job that it has been told to start
-    newest_event: int = 0  # of its cluster's history, that it has heard of
-    term: int = 0  # the highest of a controller's reign that it has heard of (`fence`)
+    start: int = 1  # number of starts of the agent
+    cluster: str = ""  # id of the cluster to which the agent belonged last
+    highest_job: int = 0  # greatest number among the jobs that the agent was asked to start
+    newest_event: int = 0  # of its cluster's history, as known to the agent
+    term: int = 0  # the highest term received from a controller (`fence`)

@@ -1,16 +1,16 @@
-"""What keeps the jobs of a server apart besides their accounts, tried out by the agent itself, and what of it does not hold.
+"""Isolation of a server's jobs beyond their accounts, tried out by the agent itself, with a report of the parts that
+fail.
 
 Theory of operation
 -------------------
-Three things depend on what the kernel, systemd and the agent's own rights allow: control groups with their limits
-(`cgroups`), the device files of GPUs (`devices`), and a /tmp and /dev/shm of each job's own (`rooms`). Only the
-process that needs a right can tell whether it has it: a look with the full rights of an administrator finds
-everything well. So the agent tries them when it starts, and again each minute, and writes down what came of it
-(`config.ISOLATION` in its state directory, which ``elasticctl doctor`` reads). What is needed and does not hold is a
-trouble of the server (`health.LimitsTried`), which then gets no work; and each start of a worker fails by itself as
-well.
+Three things depend on the kernel, systemd and the agent's own rights: control groups with their limits (`cgroups`), the
+device files of GPUs (`devices`), and a /tmp and /dev/shm of each job's own (`rooms`). Only the process that needs a
+right can tell whether it has it: a check with the full rights of an administrator finds no fault. So the agent tries
+them when it starts, and again each minute, and records the result (`config.ISOLATION` in its state directory, which
+``elasticctl doctor`` reads). A part that is needed and fails is a trouble of the server (`health.LimitsTried`), which
+then gets no work; and each start of a worker fails by itself as well.
 
-What may be had or not (``auto``) is settled when the agent starts, and stays.
+Optional parts (``auto``) are decided when the agent starts; the decision then stays.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ PROBE = "probe"
 
 
 class Isolation:
-    """Control groups, device files and rooms of one agent's workers. `devices` and `rooms` are None where jobs have neither."""
+    """Control groups, device files and rooms of one agent's workers. `devices` and `rooms` are None where jobs have
+    neither.
+    """
 
     def __init__(
         self, options: AgentConfig, memory_bytes: int, nodes: Nodes, sockets: Path, wake: Callable[[], None]
     ) -> None:
-        """`memory_bytes`: of the server. `nodes`: device files of its GPUs. `sockets`: where workers find the agent."""
+        """`memory_bytes`: of the server. `nodes`: device files of its GPUs. `sockets`: directory of the socket for workers."""
         own = accounts.own_account()
         self._options = options
         self._wake = wake
@@ -64,7 +66,7 @@ class Isolation:
         self._own = own
         self.devices: Devices | None = Devices(nodes)
         self.rooms: Rooms | None = Rooms(options.state / "rooms", tag(options.state))
-        self._without: list[str] = []  # what jobs do not have here, and why
+        self._without: list[str] = []  # parts that jobs lack here, with reasons
         self._seen: deque[LimitsTried] = deque()
         self._looker = Looker("limits of workers", self._look, TRIED_EACH_S, TRIED_WITHIN_S)
         places = [options.state, options.checkpoints, scratch_directory(options), sockets]
@@ -72,7 +74,7 @@ class Isolation:
         self._write()
 
     def _settle(self, places: Sequence[Path]) -> str:
-        """Decide what may be had or not. Returns why what is needed is not."""
+        """Decide about the optional parts. Returns why needed parts are unavailable; "": all work."""
         wanted = self._options.isolation
         problems: list[str] = []
         for name, how, try_it in (
@@ -132,7 +134,7 @@ class Isolation:
 
     @property
     def tried(self) -> LimitsTried:
-        """What came of it the last time."""
+        """Result of the last trial."""
         return LimitsTried(self._unheld)
 
     def start(self) -> None:
@@ -140,7 +142,7 @@ class Isolation:
             self._looker.start()
 
     def deliver(self) -> list[LimitsTried]:
-        """What has been found since the last time."""
+        """Return the results since the last call."""
         found = []
         while self._seen:
             found.append(self._seen.popleft())
@@ -153,7 +155,9 @@ class Isolation:
             self.rooms.close()
 
     def _look(self) -> None:
-        """In the looker's thread. Whatever an operator has required and was not there at the start, only a restart can find."""
+        """Repeat the trial, in the looker's thread. A required part that failed at the start needs a restart, so it is
+        not tried again.
+        """
         if self._options.isolation.required and self._unheld:
             return
         self._unheld = self.cgroups.unheld(kill=False)
@@ -170,12 +174,12 @@ class Isolation:
             "serves": self._serves,
             "notes": [*self.cgroups.notes, *self._without],
         }
-        with contextlib.suppress(OSError):  # the state directory is full, which is told elsewhere
+        with contextlib.suppress(OSError):  # the state directory is full, which is reported elsewhere
             shim.write_whole(str(self._options.state / ISOLATION), document)
 
 
 def _moves_in(mounts: Sequence[tuple[str, str]]) -> str:
-    """Whether a process can see these directories in place of others; why not."""
+    """Return why a process cannot have these directories mounted over others; "": it can."""
     orders = privileges.write_orders(
         {"command": ["/bin/true"], "environment": {}, "drop": None, "cgroups": [], "umask": 0o22, "room": mounts}
     )

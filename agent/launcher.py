@@ -1,7 +1,8 @@
-"""Executes a program as a job's owner: ``python -I -S launcher.py``, with the orders of `privileges` in its standard input.
+"""Executes a program as a job's owner: ``python -I -S launcher.py``, with the orders of `privileges` in its standard
+input.
 
-Warm processes of other accounts are started so: their interpreter is the job's, so nothing but its name may be touched before
-root's rights are given up, and the job's variables must not act on anything that still has them.
+Warm processes of other accounts are started this way. Their interpreter belongs to the job, so only its name may be
+used before root's rights are given up, and the job's variables must not affect a process that still has them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Does not return."""
+    """Carry the orders out and execute the program. Does not return."""
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import privileges  # type: ignore[import-not-found]  # as a script this file belongs to no package
 
@@ -19,7 +20,7 @@ def main() -> None:
     command, environment = orders["command"], orders["environment"]
     try:
         privileges.join(orders["cgroups"])
-        privileges.move_in(orders.get("room", ()))  # an agent that is older than this file says nothing of it
+        privileges.move_in(orders.get("room", ()))  # an agent older than this file sends no `room`
         if orders["drop"] is not None:
             privileges.drop(privileges.Drop(orders["drop"]))
         os.umask(orders["umask"])

@@ -1,12 +1,13 @@
-"""The files of a server's jobs: where they are, and pieces of the logs among them.
+"""The files of a server's jobs: their paths, and pieces of the logs among them.
 
-``<state>/jobs/<job>.<uid>/<worker>.json|.exit|.log``, written by the shim. The uid tells a job from another one that has had
-the same number. Names come over the network, so a path is made only of ids that have been checked: letters, digits, ``.``,
-``_``, ``-``, no leading dot, and a worker's id is its job's and a number.
+``<state>/jobs/<job>.<uid>/<worker>.json|.exit|.log``, written by the shim. The uid distinguishes a job from another one
+that has had the same number. Names come over the network, so a path is made only of ids that have been checked:
+letters, digits, ``.``, ``_``, ``-``, no leading dot, and a worker's id is its job's and a number.
 
-Where a job runs as another account, only the agent's own record is there, and the shim, which is that account by then, writes to
-``<state>/accounts/<account>/<job>.<uid>``. That directory is the account's. So what is in it is believed of nothing but that
-account's processes, and read with the account's rights, as a plain file and no more of it than such a file can have.
+Where a job runs as another account, this directory holds only the agent's own record. The shim, which has that account
+by then, writes to ``<state>/accounts/<account>/<job>.<uid>``. That directory belongs to the account. So its contents
+are trusted only as statements about that account's processes, and read with the account's rights, as plain files of
+limited size.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def directory_name(job: JobId, uid: str) -> str:
-    """What the directories of a job are called, of its logs as of its checkpoints. Raises PeerError if these are no ids."""
+    """Return the name of a job's directories, for its logs as for its checkpoints. Raises PeerError if these are not
+    ids.
+    """
     if not _ID.fullmatch(job) or not _UID.fullmatch(uid):
         raise PeerError(f"{job!r} is not the id of a job")
     return f"{job}.{uid}" if uid else job
@@ -50,20 +53,22 @@ class JobFiles:
         return self.root.parent / "accounts"
 
     def output(self, job: JobId, uid: str, account: Account) -> Path:
-        """Where a job's shims write. Raises PeerError if `job` is not an id."""
+        """Return the directory to which a job's shims write. Raises PeerError if `job` is not an id."""
         name = directory_name(job, uid)
         return self.root / name if account.own else self.accounts / account.name / name
 
     def output_of(self, job: JobId, worker: WorkerId, suffix: str, uid: str, account: Account) -> Path:
-        """As `of`, of what a shim writes."""
+        """Return the path of a file that a shim writes, named as in `of`."""
         return self.output(job, uid, account) / self.of(job, worker, suffix, uid).name
 
     def directory(self, job: JobId, uid: str = "") -> Path:
-        """Raises PeerError if `job` is not an id."""
+        """Return the directory of a job. Raises PeerError if `job` is not an id."""
         return self.root / directory_name(job, uid)
 
     def of(self, job: JobId, worker: WorkerId, suffix: str, uid: str = "") -> Path:
-        """`suffix` is "json", "exit" or "log". Raises PeerError if `worker` is not the id of a worker of `job`."""
+        """Return the path of a worker's file. `suffix` is "json", "exit" or "log". Raises PeerError if `worker` is not
+        the id of a worker of `job`.
+        """
         directory = self.directory(job, uid)
         if not worker.startswith(f"{job}.") or not _NUMBER.fullmatch(worker[len(job) + 1 :]):
             raise PeerError(f"{worker!r} is not the id of a worker of job {job}")
@@ -71,14 +76,16 @@ class JobFiles:
 
 
 def not_read(request: ReadLog, error: str) -> LogPiece:
-    """The answer to a request that cannot be met."""
+    """Return the answer to a request that cannot be met."""
     return LogPiece(
         request=request.request, data=b"", next_offset=min(max(0, request.offset), MAX_OFFSET), end=True, error=error
     )
 
 
 def read_small(path: Path, account: Account, most_bytes: int) -> bytes:
-    """A file in a directory of `account`. Raises OSError, also if it is no plain file or longer than it can be."""
+    """Return a file in a directory of `account`. Raises OSError, also if it is not a plain file or longer than
+    `most_bytes`.
+    """
     with acting_as(account):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -89,8 +96,9 @@ def read_small(path: Path, account: Account, most_bytes: int) -> bytes:
 
 
 def read_piece(files: JobFiles, request: ReadLog, growing: bool, account: Account) -> LogPiece:
-    """Whole lines of a log from `request.offset` on; a negative offset counts bytes back from the present end of the log, and the
-    first line is then the first that begins after it. `growing`: more may be written later."""
+    """Return whole lines of a log from `request.offset` on. A negative offset counts bytes back from the present end of
+    the log; the first line is then the first that begins after it. `growing`: more may be written later.
+    """
     if not -MAX_OFFSET <= request.offset <= MAX_OFFSET:
         return not_read(request, f"offset {request.offset} is beyond the ends of any file")
     limit = min(max(request.limit, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
@@ -118,8 +126,9 @@ def read_piece(files: JobFiles, request: ReadLog, growing: bool, account: Accoun
 
 
 def _read_at(path: Path, request: ReadLog, limit: int) -> tuple[int, int, bool, int, bytes]:
-    """A piece of a log: the offset that was asked for, counted from the log's beginning; the offset of the piece, which is later
-    where files have been removed; whether its file is the last; how long that file is from there; data."""
+    """Return a piece of a log: the requested offset, counted from the log's beginning; the offset of the piece, which
+    is later where files have been removed; whether its file is the last; the length of that file from there; data.
+    """
     parts = shim.log_files(str(path.parent), request.worker)
     if not parts:
         raise FileNotFoundError
@@ -145,4 +154,4 @@ def _read_at(path: Path, request: ReadLog, limit: int) -> tuple[int, int, bool, 
             wanted, within, data = wanted + cut, within + cut, data[cut:]
         if data or last:
             return wanted, start + within, last, max(0, status.st_size - within), data
-        number += 1  # what comes next, also where files between them have been removed
+        number += 1  # the next file, also where files between them have been removed

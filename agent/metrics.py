@@ -1,4 +1,4 @@
-"""The agent's figures (docs/metrics.md has all of them)."""
+"""The agent's metrics (docs/metrics.md lists all of them)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .machine import AgentMachine
 
 @dataclass
 class Tally:
-    """What comes and goes, counted from the agent's start."""
+    """Counters and times of events since the agent's start."""
 
     answers: Buckets = field(default_factory=Buckets)
     starts: int = 0
@@ -22,18 +22,18 @@ class Tally:
     statuses: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"controller": 0, "worker": 0})
     unsent: int = 0
-    heard_s: float | None = None  # when the controller was heard last
-    _asked_s: float | None = None  # since then its answer is awaited
+    heard_s: float | None = None  # when the last message of the controller came
+    _asked_s: float | None = None  # when the request was sent that the controller has not answered yet
 
     def sent(self, message: object, went: bool) -> None:
-        """A message to the controller; `went`: there is a connection."""
+        """Count a message to the controller; `went`: there is a connection."""
         if not went:
             self.unsent += 1
         elif isinstance(message, AgentHeartbeat | AgentHello) and self._asked_s is None:
             self._asked_s = time.perf_counter()
 
     def heard(self, message: object) -> None:
-        """A message of the controller."""
+        """Count a message of the controller."""
         self.heard_s = time.perf_counter()
         if isinstance(message, Acknowledged) and self._asked_s is not None:
             self.answers.add(self.heard_s - self._asked_s)
@@ -41,7 +41,7 @@ class Tally:
 
 
 def figures(machine: AgentMachine, tally: Tally, server: Server, troubles: Iterable[Trouble]) -> list[Figure]:
-    """All of them."""
+    """Return all metrics of the agent."""
     return [*_server(server, troubles), *_workers(machine, tally), *_controller(machine, tally)]
 
 

@@ -1,18 +1,18 @@
-"""Which number a GPU has on its server: bound to its UUID for ever, in `gpus.json` in the agent's state directory.
+"""Numbers of GPUs on their server: bound to their UUIDs permanently, in `gpus.json` in the agent's state directory.
 
 Theory of operation
 -------------------
-The driver counts the GPUs that it finds when the machine starts, in the order of their PCI addresses. One that dies is not
-counted after a restart, and those behind it move up. What the cluster knows of GPU 5 would then be said of another GPU: so the
-agent keeps its own numbers.
+The driver counts the GPUs that it finds when the machine starts, in the order of their PCI addresses. A dead GPU is not
+counted after a restart, and those behind it move up. The cluster's knowledge of GPU 5 would then apply to another GPU:
+so the agent keeps its own numbers.
 
 * A GPU that is seen for the first time gets the driver's number, or the lowest free one where that is taken.
-* One that does not answer, or is not counted any more, keeps its number and is *missing*. A GPU that does not answer does not
-  say which one it is; the driver's order tells, where as many do not answer as are missing.
-* One is forgotten when another GPU is in its place (its PCI address). MIG instances are forgotten when their GPU answers and has
-  them no more: they are made and removed by operators.
+* A GPU that does not answer, or is not counted any more, keeps its number and is *missing*. A GPU that does not answer does not
+  identify itself; the driver's order does, if as many do not answer as are missing.
+* A GPU is forgotten when another GPU is in its place (its PCI address). MIG instances are forgotten when their GPU answers and
+  has them no more: operators make and remove them.
 
-A record that cannot be read is an error of the operator's, since new numbers would be worse.
+A record that cannot be read is an error for the operator to solve, since new numbers would be worse.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Bound:
-    """Who has which number."""
+    """Assignment of numbers to GPUs."""
 
-    cards: dict[int, Card]  # that answer, by number; and those that do not and have never been seen
+    cards: dict[int, Card]  # GPUs that answer, by number; and those that do not and have never been seen
     missing: dict[
         int, tuple[Known, Card | None]
-    ]  # that have been seen, by number; the card that fails in its stead, if any
+    ]  # GPUs that have been seen, by number; the card that fails in its stead, if any
 
     @property
     def known(self) -> tuple[Known, ...]:
-        """To be recorded."""
+        """The GPUs to record."""
         found = {number: known for number, (known, _) in self.missing.items()}
         for number, card in self.cards.items():
             if card.uuid:
@@ -68,7 +68,7 @@ class Bound:
 
 
 def bind(known: Iterable[Known], cards: Sequence[Card]) -> Bound:
-    """A number for each GPU. Those that were known and are not forgotten keep theirs."""
+    """Assign a number to each GPU. Known GPUs that are not forgotten keep theirs."""
     answering = {card.uuid: card for card in cards if card.uuid}
     wholes = {card.parent or card.uuid for card in answering.values()}
     occupied = {card.pci for card in answering.values() if card.pci}
@@ -81,7 +81,7 @@ def bind(known: Iterable[Known], cards: Sequence[Card]) -> Bound:
     missing = sorted((each for each in kept if each.uuid not in answering), key=lambda each: (each.pci, each.number))
     failing = [card for card in cards if not card.uuid]
     exact = len(failing) == len(missing)
-    unknown = failing[len(missing) :]  # more do not answer than are missing
+    unknown = failing[len(missing) :]  # more GPUs fail to answer than are missing
     taken = set(numbers.values())
     bound: dict[int, Card] = {}
     for position, card in enumerate(cards):
@@ -97,7 +97,7 @@ def bind(known: Iterable[Known], cards: Sequence[Card]) -> Bound:
 
 
 def load(state: Path) -> tuple[Known, ...]:
-    """What has been recorded. Raises OperatorError if it cannot be read."""
+    """Return the recorded GPUs. Raises OperatorError if the record cannot be read."""
     path = state / FILE
     try:
         found = msgspec.json.decode(path.read_bytes(), type=tuple[Known, ...])
@@ -113,7 +113,7 @@ def load(state: Path) -> tuple[Known, ...]:
 
 
 def save(state: Path, known: tuple[Known, ...]) -> None:
-    """All of it or nothing, durable. Raises OperatorError."""
+    """Write the record atomically and durably. Raises OperatorError."""
     path = state / FILE
     data = msgspec.json.format(msgspec.json.encode(known)) + b"\n"
     temporary = path.with_name(f"{FILE}.new")

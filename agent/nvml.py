@@ -1,8 +1,8 @@
-"""What NVIDIA's driver tells of a server's GPUs through its library (NVML), as plain values. Everything is asked when the
-agent starts, and again when what answers has changed (`count`).
+"""Report of NVIDIA's driver on a server's GPUs through its library (NVML), as plain values. The agent reads all of it
+at its start, and again when the answering GPUs have changed (`count`).
 
-Whatever single thing is not told is unknown, and never an error: a driver too old, a virtual machine. A GPU that does not tell
-who it is has an error, with which it stays in the list.
+Any single missing value is unknown, and never an error: the driver may be too old, or the machine virtual. A GPU that
+does not identify itself has an error, with which it stays in the list.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pynvml
 log = logging.getLogger(__name__)
 
 NUMA_WORDS = 16  # of 64 bits, one for each NUMA node
-CPU_WORDS = 64  # likewise, one for each processor
+CPU_WORDS = 64  # of 64 bits, one for each processor
 P2P_READ, P2P_WORKS = 0, 0  # of nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t
 NVSWITCH = "switch"
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # of PCIe, by generation
@@ -29,7 +29,7 @@ Levels = Mapping[tuple[int, int], int]  # closest common ancestors (nvmlGpuTopol
 
 
 class DriverFailed(Exception):
-    """The driver's library does not start. `absent`: there is no driver at all."""
+    """The driver's library does not start. `absent`: no driver is installed."""
 
     def __init__(self, text: str, absent: bool) -> None:
         super().__init__(text)
@@ -38,51 +38,52 @@ class DriverFailed(Exception):
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as the driver counts it, or a part of one (an MIG instance)."""
+    """A GPU as the driver counts it, or a part of one (a MIG instance)."""
 
     index: int  # of the whole GPU
     uuid: str = ""
     name: str = ""
-    memory_bytes: int = 0  # 0: not told
+    memory_bytes: int = 0  # 0: unknown
     pci: str = ""  # "0000:07:00.0", as the kernel writes it
     node: int | None = None
     cpus: tuple[int, ...] = ()
     pcie: tuple[int, int] | None = None  # generation, width
     links: tuple[str, ...] = ()  # the other ends of its NVLinks: PCI addresses, or NVSWITCH
     link_bytes_per_s: float = 0.0  # of one of them
-    parent: str = ""  # UUID of the whole GPU, of an instance
-    minor: int | None = None  # of its device file, /dev/nvidiaN; None: not told
-    divided: bool = False  # into instances: MIG mode is on
-    error: str = ""  # why it does not tell who it is
+    parent: str = ""  # UUID of the whole GPU, for an instance
+    minor: int | None = None  # of its device file, /dev/nvidiaN; None: unknown
+    divided: bool = False  # MIG mode is on
+    error: str = ""  # why it does not identify itself
     lost: bool = False  # it does not answer at all any more
 
     @property
     def pcie_bytes_per_s(self) -> float:
-        """In one direction; 0: not told."""
+        """Return the speed in one direction; 0: unknown."""
         return LANE_BYTES_PER_S.get(self.pcie[0], 0.0) * self.pcie[1] if self.pcie else 0.0
 
 
 @dataclass(frozen=True)
 class Told:
-    """All that the driver tells."""
+    """The driver's full report."""
 
     cards: tuple[Card, ...]  # instances in place of a GPU that is divided into some
     levels: Levels = field(default_factory=dict)
-    direct: Mapping[tuple[int, int], bool] = field(default_factory=dict)  # may they read each other's memory (P2P)?
+    # Whether they read each other's memory directly (P2P)
+    direct: Mapping[tuple[int, int], bool] = field(default_factory=dict)
     driver: str = ""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What answers, as far as an inventory depends on it."""
+    """The answering GPUs, as far as an inventory depends on them."""
 
     driver: str
     gpus: frozenset[str]  # UUIDs of whole GPUs
-    parts: frozenset[tuple[str, str]]  # of a whole GPU and of its instance; "": the GPU is divided, into none
+    parts: frozenset[tuple[str, str]]  # of a whole GPU and of its instance; "": the GPU is divided, but has no instance
 
     @classmethod
     def of(cls, told: Told) -> Counted:
-        """When all that has been told was told."""
+        """Return the counts of a full report."""
         cards = [card for card in told.cards if card.uuid]
         return cls(
             driver=told.driver,
@@ -93,7 +94,9 @@ class Counted:
         )
 
     def outdates(self, before: Counted) -> bool:
-        """Is an inventory of `before` wrong now? Not if GPUs do not answer any more: they are lost, and keep their places."""
+        """Return whether an inventory of `before` is wrong now. GPUs that stopped answering do not make it wrong: they
+        are lost, and keep their places.
+        """
         parts = frozenset(pair for pair in before.parts if pair[0] in self.gpus)
         return self.driver != before.driver or bool(self.gpus - before.gpus) or self.parts != parts
 
@@ -104,7 +107,7 @@ def _part(card: Card) -> bool:
 
 @contextmanager
 def session(library: str | None) -> Iterator[None]:
-    """NVML, initialised. Raises DriverFailed."""
+    """Context manager with NVML initialised. Raises DriverFailed."""
     begin(library)
     try:
         yield
@@ -113,10 +116,10 @@ def session(library: str | None) -> Iterator[None]:
 
 
 def begin(library: str | None) -> None:
-    """Load and initialise NVML: `nvmlShutdown` ends that. Raises DriverFailed."""
+    """Load and initialise NVML, until `nvmlShutdown`. Raises DriverFailed."""
     if library is not None:
         try:
-            ctypes.CDLL(library)  # whoever asks for a library of its name from now on gets this one
+            ctypes.CDLL(library)  # later loads of a library of this name get this one
         except OSError as error:
             raise DriverFailed(f"nvml_library: {error}", absent=True) from None
     try:
@@ -128,7 +131,9 @@ def begin(library: str | None) -> None:
 
 
 def look() -> Told:
-    """Ask for everything. NVML is initialised. Raises DriverFailed if not even the number of GPUs is told."""
+    """Return the full report. NVML must be initialised. Raises DriverFailed if not even the number of GPUs is
+    available.
+    """
     try:
         count = int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError as error:
@@ -148,7 +153,7 @@ def look() -> Told:
 
 
 def count() -> Counted:
-    """What answers now. NVML is initialised. Raises DriverFailed."""
+    """Return the GPUs that answer now. NVML must be initialised. Raises DriverFailed."""
     gpus: list[str] = []
     parts: list[tuple[str, str]] = []
     try:
@@ -164,13 +169,13 @@ def count() -> Counted:
                 parts += [(uuid, each) for each in own or [""]]
             gpus.append(uuid)
         except pynvml.NVMLError:
-            continue  # it is lost, or has been for long
+            continue  # the GPU is lost, perhaps since long
     version = text(ask("its version", pynvml.nvmlSystemGetDriverVersion) or "")
     return Counted(version, frozenset(gpus), frozenset(parts))
 
 
 def _cards(index: int, handle: Any) -> list[Card]:
-    """A GPU, or its instances. Raises NVMLError if it does not tell who it is."""
+    """Return a GPU, or its instances. Raises NVMLError if it does not identify itself."""
     card = Card(
         index=index,
         name=text(pynvml.nvmlDeviceGetName(handle)),
@@ -207,10 +212,10 @@ def _instances(whole: Card, handle: Any) -> list[Card]:
 
 
 def memory(handle: Any) -> tuple[int, int]:
-    """How much memory a GPU has, and how much of it is used, in bytes; (0, 0): it does not tell.
+    """Return a GPU's total and used memory in bytes; (0, 0): not reported.
 
-    GPUs that share the processor's memory (GB10, Jetson, some of Grace) have none of their own, and virtual GPUs may not tell.
-    Any other error is a fault. Raises NVMLError.
+    GPUs that share the processor's memory (GB10, Jetson, some of Grace) have none of their own, and virtual GPUs may
+    not report it. Any other error is a fault. Raises NVMLError.
     """
     try:
         found = pynvml.nvmlDeviceGetMemoryInfo(handle)
@@ -220,7 +225,7 @@ def memory(handle: Any) -> tuple[int, int]:
 
 
 def _parts_of(handle: Any) -> Iterator[Any]:
-    """Handles of the instances of a GPU. Raises NVMLError."""
+    """Yield handles of the instances of a GPU. Raises NVMLError."""
     for number in range(int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
         try:
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -257,7 +262,7 @@ def _direct(handles: Mapping[int, Any]) -> dict[tuple[int, int], bool]:
 
 
 def _node(index: int, handle: Any) -> int | None:
-    """The NUMA node, if it tells of just one."""
+    """Return the NUMA node, if the driver reports exactly one."""
     what = f"the NUMA node of GPU {index}"
     words = ask(what, pynvml.nvmlDeviceGetMemoryAffinity, handle, NUMA_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE)
     bits = _bits(words or ())
@@ -279,7 +284,7 @@ def _pcie(index: int, handle: Any) -> tuple[int, int] | None:
 
 
 def _link_ends(index: int, handle: Any) -> Iterator[str]:
-    """What is at the other ends of a GPU's active NVLinks; "": not told."""
+    """Yield the devices at the other ends of a GPU's active NVLinks; "": unknown."""
     for number in range(pynvml.NVML_NVLINK_MAX_LINKS):
         what = f"NVLink {number} of GPU {index}"
         try:
@@ -321,7 +326,7 @@ def _address(pci: Any) -> str:
 
 
 def ask(what: str, question: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None if it has none."""
+    """Return NVML's answer; None if it has none."""
     try:
         return question(*arguments)
     except pynvml.NVMLError as error:

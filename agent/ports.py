@@ -2,14 +2,15 @@
 
 Theory of operation
 -------------------
-The processes of a distributed script meet at one port of their first process's server, and all must know its number before they
-start. A number that merely happens to be free may be taken by then. So the agent binds a socket for each of its GPUs, listens on
-none of them, and tells the numbers with its hello: a gang has the port of its first process's first GPU, where no second gang can
-be. With SO_REUSEADDR on both sides the kernel lets a process listen on a port that another socket is only bound to; torch's store
-and all servers of Python's library set it. With SO_REUSEPORT on this side also those that set nothing but that, in the agent's
-own account.
+The processes of a distributed script meet at one port of their first process's server, and all must know its number
+before they start. A number that merely happens to be free may be taken by then. So the agent binds a socket for each of
+its GPUs, listens on none of them, and reports the numbers with its hello: a gang uses the port of its first process's
+first GPU, where no second gang can be. With SO_REUSEADDR on both sides the kernel lets a process listen on a port that
+another socket is only bound to; torch's store and all servers of Python's library set it. SO_REUSEPORT on this side
+also admits programs that set only that option, in the agent's own account.
 
-The kernel gives a bound port to nobody who asks for any. An agent that starts anew binds other ports: gangs that run have met.
+The kernel gives a bound port to no process that asks for any free one. A restarted agent binds other ports, which does
+not disturb running gangs: their processes have met.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Ports:
         self._kept: dict[int, socket.socket] = {}  # by GPU
 
     def keep(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-        """The same GPUs, each with its port. Where none can be had it has none, and the controller names one unseen."""
+        """Return the same GPUs, each with its port. Without a port (0), the controller names one unchecked."""
         return tuple(msgspec.structs.replace(gpu, port=self._port(gpu.index)) for gpu in gpus)
 
     def _port(self, index: int) -> int:
@@ -46,19 +47,19 @@ class Ports:
         return found
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all sockets."""
         for kept in self._kept.values():
             kept.close()
         self._kept.clear()
 
 
 def _bound() -> socket.socket:
-    """A socket on a port that nobody has, of both families where there are two. Raises OSError."""
+    """Return a socket on a free port, for both address families where there are two. Raises OSError."""
     found = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
     try:
         if found.family == socket.AF_INET6:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        found.bind(("", 0))  # before the options that follow: so no other agent gets this port as well
+        found.bind(("", 0))  # before the options that follow, so that no other agent gets this port as well
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError:

@@ -1,9 +1,9 @@
-"""From the agent's rights to a job owner's, for good. The standard library alone: the shim uses it.
+"""Change from the agent's rights to a job owner's, irrevocably. The standard library alone: the shim uses this module.
 
-The order matters. What only root may do comes first (cgroup, the job's own /tmp, limits, keyring), then groups before the
-user, for without root they could not be changed any more; last `no_new_privs`, after which no program, setuid or not, can
-give this process more rights again. Nothing of the user's has been opened, resolved or imported before: see
-`docs/design/isolation.md`.
+The order matters. Steps that only root may do come first (cgroup, the job's own /tmp, limits, keyring), then groups
+before the user, for without root they could not be changed any more; last `no_new_privs`, after which no program,
+setuid or not, can give this process more rights again. No file of the user's has been opened, resolved or imported
+before: see `docs/design/isolation.md`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_ORDERS_BYTES = 64 << 20
 
 
 class Drop:
-    """What a process becomes. The fields are those of the agent's words; see `orders`."""
+    """Target credentials of a process. The fields are those of the agent's orders; see `orders`."""
 
     def __init__(self, document: dict[str, object]) -> None:
         self.uid = _number(document["uid"])
@@ -34,7 +34,7 @@ class Drop:
 
 
 def orders() -> dict[str, object]:
-    """What the agent has put into this process's standard input, which is empty from then on."""
+    """Return the orders that the agent has put into this process's standard input, which is empty from then on."""
     with open(0, "rb", closefd=False) as file:
         found = json.loads(file.read(MAX_ORDERS_BYTES))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -45,7 +45,7 @@ def orders() -> dict[str, object]:
 
 
 def write_orders(document: dict[str, object]) -> int:
-    """A descriptor from which `orders` reads `document`. Not a file that others see, nor an argument list."""
+    """Return a descriptor from which `orders` reads `document`. It is neither a visible file nor an argument list."""
     descriptor = os.memfd_create("orders", os.MFD_CLOEXEC)
     try:
         data = memoryview(json.dumps(document).encode())
@@ -66,7 +66,7 @@ def join(cgroups: Sequence[str]) -> None:
 
 
 def move_in(mounts: Sequence[Sequence[str]]) -> None:
-    """See these directories in place of others from now on: pairs of which and over what (`rooms`). Raises OSError."""
+    """Mount directories over others for this process alone: pairs of source and target (`rooms`). Raises OSError."""
     if not mounts:
         return
     library = ctypes.CDLL(None, use_errno=True)
@@ -84,7 +84,7 @@ def drop(target: Drop) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    except (OSError, ValueError):  # pinned memory is bounded then, as it is for the agent
+    except (OSError, ValueError):  # pinned memory is limited then, as it is for the agent
         pass
     _leave_keyring()
     os.setgroups(target.groups)
@@ -97,9 +97,9 @@ def drop(target: Drop) -> None:
 
 
 def _leave_keyring() -> None:
-    """Whoever has inherited a session's keyring may read and change it, whichever user he is by now. So have a new one.
+    """Take a new session keyring: a process that has inherited one may read and change it under any account.
 
-    As root still: the account may have as many keys as it is allowed already.
+    Done while still root: the account may already have as many keys as it is allowed.
     """
     number = KEYCTL.get(os.uname().machine)
     if number is None:
@@ -107,7 +107,7 @@ def _leave_keyring() -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if library.syscall(ctypes.c_long(number), KEYCTL_JOIN_SESSION_KEYRING, None) < 0:
         problem = ctypes.get_errno()
-        if problem not in (errno.ENOSYS, errno.EPERM):  # no keyrings, or nobody may use them: jobs may not, either
+        if problem not in (errno.ENOSYS, errno.EPERM):  # no keyrings, or none is permitted: jobs cannot use them either
             raise OSError(problem, "it cannot leave the keyring of the agent's session")
 
 

@@ -1,10 +1,10 @@
 """Workers' processes: start them behind a shim, find them again after a restart, notice their end at once, signal them.
 
-A shim is watched through a pidfd, which becomes readable when the process ends, whether it is our child or was started by an
-earlier agent. What is written down is read back from the files that the shim keeps (see `shim`). Nothing here waits for a file:
-that is done by `errands`, in three lanes for each job. What may lie on a network (checkpoints, interpreters) has one, the
-records another, the logs the third, so that a job whose checkpoints hang still ends. All lanes of an account's jobs together
-have only some of the threads.
+A shim is watched through a pidfd, which becomes readable when the process ends, whether it is the agent's child or was
+started by an earlier agent. Recorded facts are read back from the files that the shim keeps (see `shim`). This module
+itself never waits for a file: `errands` does, in three lanes for each job. Files that may lie on a network
+(checkpoints, interpreters) have one lane, the records another, the logs the third, so that a job whose checkpoints hang
+still ends. All lanes of an account's jobs together have only some of the threads.
 
 A start has four stages, and each can be the one that hangs::
 
@@ -14,9 +14,10 @@ A start has four stages, and each can be the one that hangs::
 
 Before a shim may exist, a signal ends the start at once; afterwards it is sent as soon as the shim is known.
 
-The fellows of a dead worker wait for the news, so it must be quick. The shim's own end comes too late: a forked one has the
-memory of torch to give back, some 10 ms. Therefore a worker that has joined its job is watched as well, and once it is dead
-its exit record, which the shim writes when nothing of the worker is left, is looked for every millisecond, for a while.
+The peers of a dead worker wait for the news, so it must be quick. The shim's own end comes too late: a forked shim has
+the memory of torch to give back, which takes some 10 ms. Therefore a worker that has joined its job is watched as well.
+Once it is dead, the agent looks every millisecond, for a while, for its exit record, which the shim writes when no
+process of the worker is left.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.001
 LOOK_FOR_S = 0.1
-DOUBT_AFTER_KILLS = 4  # that one who runs as another account may have named the wrong processes
+DOUBT_AFTER_KILLS = 4  # after so many kills, a worker under another account may have named the wrong processes
 NO_DESCRIPTOR = -1
-CLEAR_AGAIN_S = 5.0  # after processes in a control group could not be ended
+CLEAR_AGAIN_S = 5.0  # after processes in a control group could not be killed
 SHIM_START_S = 2.0  # how long shims may take to write their records, when an agent was killed just after starting them
 
 R = TypeVar("R")
 
 
 class Stage(enum.Enum):
-    """How far a start has come."""
+    """Stage of a start."""
 
     PREPARING = "preparing"
     WRITING = "writing"
@@ -82,19 +83,19 @@ class _Start:
 
 @dataclass
 class _Watched:
-    """A shim that runs."""
+    """A running shim."""
 
     record: Record  # as the agent wrote it
     pid: int
     descriptor: int  # pidfd
-    child: subprocess.Popen[bytes] | None  # to be reaped, if it is ours
-    group: tuple[int, int] | None = None  # the worker itself, its number and start time, once they are known
-    worker: int | None = None  # pidfd of the worker itself, once it has spoken
+    child: subprocess.Popen[bytes] | None  # to be reaped, if it is the agent's child
+    group: tuple[int, int] | None = None  # the worker's number and start time, once they are known
+    worker: int | None = None  # pidfd of the worker itself, once it has reported a status
     reading: bool = False  # one of its files is being read
     look_at: float | None = None  # the worker is dead: its exit record is due
     look_until: float = 0.0
-    told: bool = False  # the worker's end has been told; the shim is just ending
-    kills: int = 0  # how often it was to be killed
+    told: bool = False  # the worker's end has been reported; the shim is just ending
+    kills: int = 0  # number of requests to kill it
 
     def __post_init__(self) -> None:
         self.account = owner(self.record)
@@ -102,7 +103,7 @@ class _Watched:
 
 @dataclass
 class _Left:
-    """A worker whose shim has ended, and of which the kernel has not ended everything yet: its GPU is not free."""
+    """A worker whose shim has ended, with processes that the kernel has not ended yet: its GPU is not free."""
 
     watched: _Watched
     exit_code: int | None  # of the shim
@@ -124,9 +125,11 @@ class Processes:
         disk: Disk,
         listen: Callable[[Account], str] = lambda account: "",
     ) -> None:
-        """`warm`: what to fork workers from, where that is possible. `listen`: hear the workers of an account from now on, or say
-        why not."""
-        self.generation_of: Callable[[JobId], int | None] = lambda job: None  # the newest that was ordered, for the log
+        """`warm`: processes from which workers are forked, where that is possible. `listen`: receive messages from the
+        workers of an account from now on; returns why not, or "".
+        """
+        # The newest ordered generation, for the log
+        self.generation_of: Callable[[JobId], int | None] = lambda job: None
         self._files = files
         self._around = around
         self._loop = loop
@@ -137,18 +140,16 @@ class Processes:
         self._disk = disk
         self._listen = listen
         self._own = accounts.own_account().name
-        self._ended_of: dict[
-            tuple[JobId, str, WorkerId], str
-        ] = {}  # whose workers they were that are not forgotten yet
+        self._ended_of: dict[tuple[JobId, str, WorkerId], str] = {}  # holders of workers that are not forgotten yet
         self._starts: dict[WorkerId, _Start] = {}
         self._watched: dict[WorkerId, _Watched] = {}
-        self._dead: dict[WorkerId, _Watched] = {}  # whose exit records are looked for
-        self._left: dict[WorkerId, _Left] = {}  # that have ended, but for processes in their control groups
+        self._dead: dict[WorkerId, _Watched] = {}  # of which exit records are looked for
+        self._left: dict[WorkerId, _Left] = {}  # ended workers with processes left in their control groups
 
     # -- starts
 
     def start(self, order: StartWorker) -> ProcessFailed | None:
-        """Begin to start a worker. Returns why that cannot be, or None: what comes of it is told."""
+        """Begin to start a worker. Returns why that is impossible, or None: the outcome is reported through `tell`."""
         start = _Start(order)
         watched = self._warm.watched() if self._warm is not None else {}
         offered = self._errands.offer(
@@ -163,7 +164,7 @@ class Processes:
         return None
 
     def knows(self, job: JobId, uid: str) -> bool:
-        """Is a worker of the job here, or about to be?"""
+        """Return whether a worker of the job is here, or is being started."""
         starting = any((each.order.job, each.order.uid) == (job, uid) for each in self._starts.values())
         if any((each.watched.record.job, each.watched.record.uid) == (job, uid) for each in self._left.values()):
             return True
@@ -172,7 +173,7 @@ class Processes:
         )
 
     def holder(self, start: StartWorker) -> str:
-        """Whose threads its start takes (`errands`)."""
+        """Return the holder of the threads that a worker's start takes (`errands`)."""
         return self._holder(start.account)
 
     def _goes_on(self, start: _Start) -> bool:
@@ -214,7 +215,7 @@ class Processes:
             start.stage, start.channel = Stage.FORKING, channel
 
     def _fork(self, start: _Start, prepared: Prepared, record: Record) -> Channel | None:
-        """Ask a warm process for the worker, if one can have it."""
+        """Ask a warm process for the worker, if one is suitable."""
         found, order = prepared.forkable, start.order
         if self._warm is None or found is None:
             return None
@@ -288,7 +289,7 @@ class Processes:
         self._tell(ProcessFailed(start.order.worker, failed.reason, failed.fault))
 
     def _tidy_start(self, start: _Start) -> None:
-        """Nothing comes of it."""
+        """Tidy up after a start that was abandoned."""
         if start.record is not None:
             self._tidy(start.record)
         else:
@@ -302,7 +303,7 @@ class Processes:
         self._errands.ask("tidying", lambda: self._disk.tidy(record), lambda done: None, self._holder(record.account))
 
     def _about(self, worker: StartWorker | Record, **more: object) -> dict[str, object]:
-        """For a line of the log about a worker."""
+        """Return the fields for a line of the log about a worker."""
         generation = self.generation_of(worker.job)
         if generation is None and isinstance(worker, StartWorker):
             generation = worker.generation
@@ -311,9 +312,9 @@ class Processes:
     # -- an agent's start
 
     def adopt(self) -> Started:
-        """Find the workers that earlier agents have started: those that run, and those that have ended and are not forgotten.
+        """Find the workers that earlier agents have started: running ones, and ended ones that are not forgotten.
 
-        Waits for the disk: nothing else can be done before.
+        Waits for the disk, since no other work can be done before.
         """
         give_up_at = time.monotonic() + SHIM_START_S
         found: list[Found] = []
@@ -347,7 +348,7 @@ class Processes:
         return Started(adoption.running, adoption.exited)
 
     def _rewatch(self, record: Record) -> bool:
-        """Watch the shim of a record, if it runs."""
+        """Watch the shim of a record, if it runs. Return whether it does."""
         if record.shim_pid is None or not self._disk.of_this_boot(record):
             return False
         descriptor = _open(record.shim_pid, record.shim_start_ticks)
@@ -362,7 +363,9 @@ class Processes:
     # -- signals
 
     def signal(self, worker: WorkerId, how: StopSignal) -> ProcessFailed | None:
-        """Signal a worker's process group; nothing if it has ended. Returns its end, if it has not begun yet."""
+        """Signal a worker's process group; do nothing if it has ended. Returns the worker's end, if it has not begun
+        yet.
+        """
         start = self._starts.get(worker)
         if start is not None:
             return self._stop_start(start, how)
@@ -396,7 +399,7 @@ class Processes:
         return ProcessFailed(start.order.worker, "it was stopped before it began", Fault.STOPPED)
 
     def heard(self, worker: WorkerId) -> None:
-        """A worker has spoken: from now on others may depend on it."""
+        """Watch a worker that has reported its first status: from now on other workers may depend on it."""
         watched = self._watched.get(worker)
         if watched is None or watched.worker is not None or watched.reading:
             return
@@ -406,16 +409,16 @@ class Processes:
             self._read_group(worker, watched, lambda: self._watch_worker(worker, watched))
 
     def roots(self) -> tuple[int, ...]:
-        """Whoever is a descendant of one of these belongs to this agent. Also for other threads."""
+        """Return the processes whose descendants belong to this agent. May be called from other threads."""
         return (os.getpid(), *(watched.pid for watched in list(self._watched.values())))
 
     def account_of(self, worker: WorkerId) -> Account | None:
-        """Whose a worker that runs here is."""
+        """Return the account of a worker that runs here."""
         watched = self._watched.get(worker)
         return watched.account if watched is not None else None
 
     def _read_group(self, worker: WorkerId, watched: _Watched, then: Callable[[], None]) -> None:
-        """Find out which process the worker itself is, then go on, unless its shim has ended meanwhile."""
+        """Find the process of the worker itself, then call `then`, unless its shim has ended meanwhile."""
 
         def on_record(record: Record) -> None:
             watched.reading = False
@@ -432,7 +435,7 @@ class Processes:
             return
         try:
             watched.worker = _open(*watched.group)
-        except OSError:  # the agent has too many files open: the shim's end will tell
+        except OSError:  # the agent has too many files open: the shim's end will be noticed
             return
         if watched.worker is not None:
             self._loop.add_descriptor(watched.worker, lambda: self._died(worker))
@@ -440,7 +443,7 @@ class Processes:
     # -- ends
 
     def next_deadline(self) -> float | None:
-        """When `pass_time` has something to do."""
+        """Return when `pass_time` is due."""
         looks = [watched.look_at for watched in self._dead.values() if watched.look_at is not None]
         return min([*looks, *(each.again_at for each in self._left.values())], default=None)
 
@@ -452,15 +455,17 @@ class Processes:
                 self._look(worker, watched)
         for worker, left in list(self._left.items()):
             if now >= left.again_at:
-                left.again_at = float("inf")  # until it is known what came of it
+                left.again_at = float("inf")  # until the outcome is known
                 self._look_after(worker, left.watched, left.exit_code)
 
     def _died(self, worker: WorkerId) -> None:
-        """The worker's own process is dead. Its shim will kill what is left of its group, and write down how it ended."""
+        """Handle the death of the worker's own process. Its shim will kill the rest of its group, and record how it
+        ended.
+        """
         watched = self._watched[worker]
         if watched.worker is None or not is_over(
             watched.worker
-        ):  # its number may have been another one's, whose news are late
+        ):  # the descriptor's number may have belonged to another process, whose event came late
             return
         self._release_worker(watched)
         watched.look_until = self._clock.now() + LOOK_FOR_S
@@ -482,7 +487,7 @@ class Processes:
         elif now < watched.look_until and worker in self._dead:
             watched.look_at = now + LOOK_INTERVAL_S
         else:
-            self._dead.pop(worker, None)  # the shim is slow: its end will tell
+            self._dead.pop(worker, None)  # the shim is slow: its own end will be noticed
 
     def _ended(self, worker: WorkerId) -> None:
         if not is_over(self._watched[worker].descriptor):
@@ -528,14 +533,16 @@ class Processes:
         self._tell(ProcessExited(worker, over.end.exit_code, over.end.reason, over.end.fault, str(path)))
 
     def forget(self, job: JobId, worker: WorkerId, uid: str) -> str:
-        """Remove the records of an ended worker. Its log stays. Returns whose threads that takes (`errands`)."""
+        """Remove the records of an ended worker. Its log stays. Returns the holder of the threads that this takes
+        (`errands`).
+        """
         holder = self._ended_of.pop((job, uid, worker), NOBODY)
         self._ask(job, uid, lambda: self._disk.forget(job, worker, uid), lambda done: None, holder)
         return holder
 
     def close(self) -> None:
-        """Let go of the processes. They go on."""
-        self._starts.clear()  # whoever closes the warm processes closes their channels: none of these begins
+        """Release the processes, which go on."""
+        self._starts.clear()  # the owner of the warm processes closes their channels: none of these starts begins
         for watched in self._watched.values():
             self._release(watched)
             if watched.child is not None:
@@ -545,7 +552,7 @@ class Processes:
         self._left.clear()
 
     def _ask(self, job: JobId, uid: str, work: Callable[[], R], then: Callable[[R], None], holder: str) -> None:
-        """Have something done with the records of a job, in its turn."""
+        """Do some work on the records of a job, in its turn."""
         self._errands.ask(f"records {job}.{uid}", work, then, holder)
 
     def _ask_of_start(self, start: _Start, work: Callable[[], R], then: Callable[[R], None]) -> None:
@@ -556,11 +563,11 @@ class Processes:
         self._ask(record.job, record.uid, work, then, self._holder(record.account))
 
     def _holder(self, account: str) -> str:
-        """Who can make errands hang that concern the workers of an account."""
+        """Return the account that can make errands about its workers hang; `NOBODY` for the agent's own."""
         return NOBODY if account in ("", self._own) else account
 
     def _note_whose(self, job: JobId, uid: str, worker: WorkerId, account: str) -> None:
-        """For `forget`."""
+        """Remember the holder of a worker's records, for `forget`."""
         if holder := self._holder(account):
             self._ended_of[job, uid, worker] = holder
 
@@ -581,14 +588,14 @@ class Processes:
 
 
 def _open(pid: int, ticks: int | None) -> int | None:
-    """A pidfd of the process that was number `pid` and started at `ticks`; None: it has ended."""
+    """Return a pidfd of the process with number `pid` that started at `ticks`; None: it has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
     if runs(pid, ticks):
         return descriptor
-    os.close(descriptor)  # its number is somebody else's by now
+    os.close(descriptor)  # its number belongs to another process by now
     return None
 
 
@@ -597,7 +604,7 @@ def _send(watched: _Watched, number: signal.Signals) -> None:
 
 
 def _kill(watched: _Watched) -> None:
-    """Kill the worker's process group; or its shim, with which the kernel ends it, if it is not known."""
+    """Kill the worker's process group; or its shim, with which the kernel ends the group, if the group is unknown."""
     if watched.group is not None and runs(*watched.group):
         accounts.signal_group(watched.account, watched.group[0], signal.SIGKILL)
     else:

@@ -1,6 +1,8 @@
-"""Whether the controller answers, for the agent's log: told when it does not, then less and less often, and when it does again.
+"""Log messages about the controller's reachability: one when it stops answering, then less and less often, and one when
+it answers again.
 
-Pure. An agent whose controller is away goes on by itself and tries again all the time, which is nothing to be told each time.
+Pure. An agent without its controller goes on by itself and retries all the time; a line for each attempt would flood
+the log.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from ..protocol.times import SILENT_INTERVALS
 FIRST_AFTER_S = 15.0  # of silence, or after some heartbeats where those are rare
 AGAIN_AFTER_S = 60.0  # and then twice as long each time,
 AT_LEAST_EVERY_S = 3600.0  # up to this
-AWAY_S = 5.0  # whoever looks so much too late was stopped, and what he has not heard meanwhile says nothing
+AWAY_S = 5.0  # an agent that looks so much too late was itself stopped, so messages may have come unnoticed
 
 
 class Reach:
-    """Tells what is worth a line in the log. Times are Unix times in seconds."""
+    """Decides which events are worth a line in the log. Times are Unix times in seconds."""
 
     def __init__(self, address: str, heartbeat_interval_s: float, now: float) -> None:
         self._address = address
@@ -23,28 +25,28 @@ class Reach:
         self._wait_s = AGAIN_AFTER_S
         self._tell_s = now + self._first_s
         self._told = False
-        self._standby = ""  # who has said last that he does not lead
+        self._standby = ""  # the last report of a standby
 
     @property
     def deadline(self) -> float:
-        """When to `look`, if nothing is heard until then."""
+        """Return when to `look`, if no message comes until then."""
         return self._tell_s
 
     def heard(self, now: float) -> str | None:
-        """The controller has said something."""
+        """Record a message of the controller. Return a line for the log, or None."""
         silent_s, told = now - self._heard_s, self._told
         self._heard_s = now
         self._tell_s, self._wait_s, self._told, self._standby = now + self._first_s, AGAIN_AFTER_S, False, ""
         return f"the controller at {self._address} answers again, after {silent_s:.0f} s" if told else None
 
     def stands_by(self, address: str, leader: str) -> None:
-        """The controller at `address` has said that it does not lead, and where the one is that does, as far as it knows."""
+        """Record that the controller at `address` does not lead, and its report of the leader."""
         self._standby = (
             f"the one at {address} stands by, and says that {f'{leader} leads' if leader else 'nobody leads'}"
         )
 
     def look(self, now: float) -> str | None:
-        """Time has passed. What is to be told of a controller that does not answer."""
+        """Return a line about a controller that does not answer, if one is due at this time."""
         if now < self._tell_s:
             return None
         if now > self._tell_s + AWAY_S:

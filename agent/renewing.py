@@ -1,15 +1,15 @@
-"""Notices, in a thread of its own, that the inventory of a server's GPUs is out of date, and makes another one.
+"""Renewal of the inventory of a server's GPUs, in a thread of its own, when it is out of date.
 
 Theory of operation
 -------------------
-A driver is installed or mended, a GPU is replaced or comes back, instances (MIG) are made or removed: all that happens while
-the agent runs. So a thread asks the driver again and again what answers (`nvml.count`, a few calls for each GPU). Where that
-is more than the inventory has, or something else, everything is asked anew (`topology.discover`). A GPU that does not answer
-any more changes nothing: it is lost, keeps its number, and is a trouble (`watching`).
+A driver is installed or mended, a GPU is replaced or comes back, MIG instances are made or removed: all that happens
+while the agent runs. So a thread asks the driver regularly which GPUs answer (`nvml.count`, a few calls for each GPU).
+If there are more than in the inventory, or others, it makes a new inventory (`topology.discover`). A GPU that stops
+answering changes nothing: it is lost, keeps its number, and is a trouble (`watching`).
 
 The agent takes a new inventory only if every GPU with a worker is in it, under the same number (`fits`). Until then the
-thread makes another one with each look. Workers go on: they know their GPU by its UUID. The controller is told with a new
-hello, as by an agent that has been restarted.
+thread makes another one with each look. Workers go on: they know their GPU by its UUID. The controller learns of it
+from a new hello, as after a restart of the agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .watching import Looker
 
 
 class Renewing:
-    """The thread, and what it has found. The methods are for the loop's thread."""
+    """The thread, with its latest inventory. The methods are for the loop's thread."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Renewing:
         interval_s: float,
         wake: Callable[[], None],
     ) -> None:
-        """`discover`: makes an inventory. It may raise; that is written to the log."""
+        """`discover`: makes an inventory. It may raise; the error is written to the log."""
         self._used = inventory
         self._discover = discover
         self._library = library
@@ -50,13 +50,13 @@ class Renewing:
         self._looker.close()
 
     def deliver(self) -> Inventory | None:
-        """A new inventory, if one has been made since the last time."""
+        """Return a new inventory, if one has been made since the last call."""
         with self._lock:
             found, self._found = self._found, None
         return found
 
     def use(self, inventory: Inventory) -> None:
-        """It is the agent's now."""
+        """Record that the agent uses this inventory now."""
         self._used = inventory
 
     # -- in the thread
@@ -79,7 +79,7 @@ class Renewing:
 
 
 def fits(before: Sequence[Gpu], after: Sequence[Gpu], used: Iterable[int]) -> bool:
-    """Is every GPU that is in use still there, under its number?"""
+    """Return whether every GPU in use is still there, under its number."""
     there = {gpu.index: gpu.uuid for gpu in after}
     busy = set(used)
     return all(there.get(gpu.index) == gpu.uuid for gpu in before if gpu.index in busy)

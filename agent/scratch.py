@@ -1,9 +1,10 @@
-"""What workers leave behind besides checkpoints and logs: a directory of their own for temporary files, and shared memory.
+"""Remains of workers besides checkpoints and logs: a directory of their own for temporary files, and shared memory.
 
-Each worker has a directory as its TMPDIR, which goes with it. Segments in ``/dev/shm`` have no owner but an account, and the
-account may have other processes. So a segment goes only if a library has named it, it was made or changed while the worker ran,
-and no process has it open or mapped any more; files that people put there themselves stay. All of it is looked at and removed
-with the owner's rights, except for the question who has what open.
+Each worker has a directory as its TMPDIR, which is removed with it. Segments in ``/dev/shm`` have no owner but an
+account, and the account may have other processes. So a segment is removed only if its name is that of a library, it was
+made or changed while the worker ran, and no process has it open or mapped any more; files that people put there
+themselves stay. The check and the removal use the owner's rights, except for the check which files other processes have
+open.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _LIBRARIES = re.compile(r"torch_|psm_|wnsm_|sem\.|pym-|nccl-|cuda\.|__KMP_|ucx|v
 class Scratch:
     """The directories for temporary files of one agent's workers."""
 
-    root: Path  # of the agent; others may pass through, and see nothing
+    root: Path  # of the agent; other accounts may pass through, but not list it
 
     def of(self, name: str) -> Path:
         return self.root / name
 
     def make(self, name: str, account: Account) -> Path:
-        """An empty directory that belongs to `account`. Raises OSError."""
+        """Make an empty directory that belongs to `account`. Raises OSError."""
         path = self.of(name)
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not account.own:
@@ -51,11 +52,11 @@ class Scratch:
         if not account.own:
             os.chown(
                 path, account.uid, account.gid, follow_symlinks=False
-            )  # its parent is the agent's: it is what was made
+            )  # its parent belongs to the agent: this is the directory just made
         return path
 
     def remove(self, name: str, account: Account) -> None:
-        """A directory with all that is in it."""
+        """Remove a directory with its contents."""
         try:
             self._clear(self.of(name), account)
             self.of(name).rmdir()
@@ -73,12 +74,12 @@ class Scratch:
                     os.unlink(entry.path)
 
     def close(self) -> None:
-        """Leave no empty directory behind."""
+        """Remove the empty directory."""
         with contextlib.suppress(OSError):
             self.root.rmdir()
 
     def others(self, known: frozenset[str]) -> list[tuple[str, int]]:
-        """The directories that are there, but for those that are `known`, and whose they are."""
+        """Return the existing directories that are not `known`, with their owners."""
         try:
             with os.scandir(self.root) as entries:
                 there = [entry for entry in entries if entry.name not in known and entry.is_dir(follow_symlinks=False)]
@@ -88,7 +89,7 @@ class Scratch:
 
 
 def remove_tree(path: str) -> None:
-    """Follows no links; opens directories that their owner has closed to himself."""
+    """Remove a tree. Follows no links; opens directories that their owner has closed even to itself."""
     try:
         shutil.rmtree(path)
     except PermissionError:
@@ -101,7 +102,7 @@ def remove_tree(path: str) -> None:
 
 
 def forget_shared_memory(account: Account, since_s: float, directory: Path = SHARED_MEMORY) -> list[str]:
-    """Remove segments of `account` that have changed since `since_s` (Unix time) and that nobody uses. Returns which."""
+    """Remove unused segments of `account` that have changed since `since_s` (Unix time). Returns their names."""
     found = _segments(account, since_s, directory)
     if not found:
         return []
@@ -130,9 +131,10 @@ def _segments(account: Account, since_s: float, directory: Path) -> dict[str, in
 
 
 def _in_use(account: Account, directory: str) -> frozenset[int] | None:
-    """Inodes of the files in `directory` that any process has open or mapped. None: that cannot be told.
+    """Return the inodes of files in `directory` that any process has open or mapped; None: unknown.
 
-    The agent may lack the right to look into others' processes; their owner may, except into one that hides itself.
+    The agent may lack the right to inspect other accounts' processes; their owner has it, except for processes that
+    hide themselves.
     """
     used, unseen = _looked(directory, [int(name) for name in os.listdir("/proc") if name.isdecimal()])
     with acting_as(account):
@@ -141,7 +143,7 @@ def _in_use(account: Account, directory: str) -> frozenset[int] | None:
 
 
 def _looked(directory: str, pids: list[int]) -> tuple[set[int], list[int]]:
-    """What these processes use, and those that may not be looked into."""
+    """Return the inodes that these processes use, and the processes that may not be inspected."""
     used: set[int] = set()
     unseen = []
     for pid in pids:
@@ -160,7 +162,7 @@ def _looked(directory: str, pids: list[int]) -> tuple[set[int], list[int]]:
 
 
 def _is_shim(pid: int) -> bool:
-    """One of ours uses no shared memory, and hides itself because it was root."""
+    """Return whether the process is a shim, which uses no shared memory, and hides itself because it was root."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return os.fsencode(shim.__file__) in file.read().split(b"\0")

@@ -1,31 +1,31 @@
-"""One small process around each worker: starts it, keeps its log, writes down how it ended. Survives the agent.
+"""One small process around each worker: starts it, keeps its log, records how it ended. Survives the agent.
 
 Theory of operation
 -------------------
-Workers must go on while the agent is down (cluster 1), so neither their output nor their exit code may depend on it. The
-shim, the standard library alone and started as ``python -I -S shim.py`` (or forked, with its worker, from a warm process:
-`forkserver.server`), is the worker's parent in the agent's stead:
+Workers must go on while the agent is down (cluster 1), so neither their output nor their exit code may depend on it.
+The shim, the standard library alone and started as ``python -I -S shim.py`` (or forked, with its worker, from a warm
+process: `forkserver.server`), is the worker's parent in the agent's stead:
 
-* it gives up root's rights first of all, if it has them, and only then touches anything of its job's (`privileges`);
-* what it is to do comes through its standard input: the worker's variables must be neither in an argument list, where all can
+* it gives up root's rights first of all, if it has them, and only then touches any file of its job (`privileges`);
+* its orders come through its standard input: the worker's variables must be neither in an argument list, where all can
   read them, nor in the shim's own environment, where LD_PRELOAD would act with the agent's rights;
 * the worker runs in a session of its own;
 * each line of its output goes to ``WORKER.log`` as ``<Unix time, 6 decimals> <o|e> <text>``, bytes as they came, cut into
   pieces of `MAX_LINE_BYTES`; a carriage return ends a line too, so progress bars are lines. A log that becomes long goes on
   in ``WORKER.log.OFFSET``, where OFFSET bytes are before it; the first and the last of these files are kept;
-* ``WORKER.json`` tells which processes these are, ``WORKER.exit`` how it ended; both appear whole or not at all. A process is
+* ``WORKER.json`` names the processes, ``WORKER.exit`` records the worker's end; both are replaced atomically. A process is
   named by its number and its start time in clock ticks since boot: unlike a Unix time that stays the same when the clock is set;
-* where it cannot write, it ends with the exit code `NO_RECORD`: its job can bring that about. Any other code but 0 is the
-  server's fault, as nothing of the job's has been touched by then;
-* SIGTERM to the shim ends the worker's whole process group, by SIGTERM and after a grace by SIGKILL. What is left of the
-  group when the worker has ended is killed before the exit is written down, so that its GPU is free by then. So is whatever
-  has left the group: the kernel makes it the shim's child (PR_SET_CHILD_SUBREAPER);
+* if it cannot write, it ends with the exit code `NO_RECORD`: its job can bring that about. Any other code but 0 is the
+  server's fault, as the shim has touched no file of the job by then;
+* SIGTERM to the shim ends the worker's whole process group, by SIGTERM and after a grace by SIGKILL. The rest of the
+  group is killed after the worker's end and before the exit is recorded, so that its GPU is free by then. So are processes
+  that have left the group: the kernel makes them the shim's children (PR_SET_CHILD_SUBREAPER);
 * if the shim itself is killed, the kernel kills the worker (PR_SET_PDEATHSIG).
 
 Room for the exit record is taken before the worker is started: a disk that fills up must not hide how a job has ended.
 
-Nothing is synced to the disk: survivors wait for the news of a worker's end, and after a crash of the machine the boot id in
-the record tells that nothing of it runs any more.
+No file is synced to the disk: survivors wait for the news of a worker's end, and after a crash of the machine the boot
+id in the record shows that none of its processes runs any more.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ EXIT_RECORD_BYTES = (
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names it: launchers write there what they know of a failure
-NO_RECORD = 75  # the exit code of a shim that could not write down how its worker has ended
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # names the file in which launchers record a failure
+NO_RECORD = 75  # the exit code of a shim that could not record how its worker has ended
 LOG_FILES = 4  # of one worker: the first, and the last ones
 MORE_LIKELY_TO_GO = 500  # of 1000: the kernel ends a worker before a daemon when memory runs out
-MAX_ENTRIES = 100_000  # of a directory that is looked through: its owner may have filled it
+MAX_ENTRIES = 100_000  # of a directory that is listed: its owner may have filled it
 ORPHANS_GONE_WITHIN_S = 5.0
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot. None: there is no such process, or only its remains."""
+    """Return when process `pid` started, in clock ticks since boot. None: there is no such process, or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -87,13 +87,15 @@ def start_ticks(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Different after each boot of the machine."""
+    """Return the kernel's boot id, which changes with each boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 def write_whole(path: str, document: dict[str, object]) -> None:
-    """Write `document` as JSON to `path`, which at every moment holds all of the old or all of the new content."""
+    """Write `document` as JSON to `path` atomically: at every moment the file holds all of the old or all of the new
+    content.
+    """
     temporary = f"{path}.new"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(document, file)
@@ -101,14 +103,16 @@ def write_whole(path: str, document: dict[str, object]) -> None:
 
 
 class Lines:
-    """Cuts a stream of bytes into lines of bounded length. ``\\n``, ``\\r\\n`` and a lone ``\\r`` after some text end a line."""
+    """Cuts a stream of bytes into lines of bounded length. ``\\n``, ``\\r\\n`` and a lone ``\\r`` after some text end a
+    line.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
         self._returned = False  # the last line was ended by \r: a \n that follows belongs to it
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes."""
+        """Return the lines that `data` completes."""
         lines: list[bytes] = []
         for piece in data.splitlines(keepends=True):  # of bytes: at \n, \r and \r\n only
             text = piece.rstrip(b"\r\n")
@@ -127,13 +131,13 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """The unfinished last line, if there is one."""
+        """Return the unfinished last line, if there is one."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
 
 def log_files(directory: str, worker: str) -> list[tuple[int, str]]:
-    """The files of a worker's log: how many bytes were written before each, and its name. In order."""
+    """Return the files of a worker's log, in order: the number of bytes written before each, and its name."""
     pattern = re.compile(re.escape(f"{worker}.log") + r"(?:\.([0-9]{1,18}))?")
     with os.scandir(directory) as entries:
         matches = [pattern.fullmatch(entry.name) for entry in itertools.islice(entries, MAX_ENTRIES)]
@@ -141,7 +145,7 @@ def log_files(directory: str, worker: str) -> list[tuple[int, str]]:
 
 
 class Output:
-    """The worker's log files, and what its stderr tells of its end."""
+    """The worker's log files, and the analysis of its stderr (`causes`)."""
 
     def __init__(self, directory: str, worker: str, most_bytes: int) -> None:
         """`most_bytes`: of all files together."""
@@ -154,7 +158,7 @@ class Output:
         self.cause = causes.Cause()
 
     def take(self, stream: str, data: bytes) -> None:
-        """`data` was read from `stream`; none: it has ended."""
+        """Take `data`, read from `stream`; empty: the stream has ended."""
         lines = self._lines[stream].feed(data) if data else self._lines[stream].end()
         if not lines:
             return
@@ -170,7 +174,7 @@ class Output:
             self.cause.take(line)
 
     def _go_on(self) -> None:
-        """In a further file."""
+        """Continue the log in a further file."""
         start = self._starts[-1] + self._size
         file = self._open(start)
         os.close(self._file)
@@ -187,7 +191,7 @@ class Output:
 
 
 class Child:
-    """A worker's process that has been started: its number, and the read ends of the pipes that it writes to."""
+    """A started worker's process: its number, and the read ends of the pipes to which it writes."""
 
     def __init__(self, pid: int, stdout: int, stderr: int) -> None:
         self.pid = pid
@@ -196,17 +200,19 @@ class Child:
 
 
 class Times:
-    """How patient a shim is (s). It cannot import `protocol.times`, where they stand: its agent tells it."""
+    """Time limits of a shim (s). It cannot import `protocol.times`, which defines them: its agent passes them."""
 
     def __init__(self, grace_s: float, record_patience_s: float, record_retry_s: float) -> None:
-        """grace_s: from SIGTERM to SIGKILL. The others: for an exit record that cannot be written, and between attempts."""
+        """grace_s: from SIGTERM to SIGKILL. The others: for an exit record that cannot be written, and between
+        attempts.
+        """
         self.grace_s = grace_s
         self.record_patience_s = record_patience_s
         self.record_retry_s = record_retry_s
 
     @classmethod
     def of(cls, text: str) -> Times:
-        """From one word of a command line."""
+        """Return the limits in one word of a command line."""
         return cls(*(float(each) for each in text.split(",")))
 
     def __str__(self) -> str:
@@ -232,11 +238,11 @@ class Shim:
         signal.signal(signal.SIGTERM, self._on_terminate)
         for number in (signal.SIGINT, signal.SIGHUP):  # a handler, not SIG_IGN: the worker would inherit that
             signal.signal(number, lambda number, frame: None)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that the signal wakes the selector
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def refuse(self, record: dict[str, object], reason: str) -> None:
-        """There will be no worker, for a reason that is the server's."""
+        """Record that there will be no worker, for a reason that is the server's fault."""
         self._introduce(record)
         self._finish(None, reason, "server")
 
@@ -246,7 +252,7 @@ class Shim:
         write_whole(f"{self._base}.json", record)
 
     def run(self, record: dict[str, object], argv: list[str], workdir: str) -> bool:
-        """Start `argv` in `workdir`, write `record` with the pids, return when the exit record is written.
+        """Start `argv` in `workdir`, write `record` with the process numbers, return when the exit record is written.
 
         False: this is not the shim, but the worker that it has forked (see `_start`).
         """
@@ -266,7 +272,7 @@ class Shim:
             return False
         try:
             write_whole(f"{self._base}.json", record | {"pid": child.pid, "start_ticks": start_ticks(child.pid)})
-        except OSError as error:  # nobody would find this worker again
+        except OSError as error:  # no agent would find this worker again
             signal_group(child.pid, signal.SIGKILL)
             self._finish(None, f"its record cannot be written: {error.strerror}", "server")
             return True
@@ -276,7 +282,7 @@ class Shim:
         return True
 
     def _reason(self, code: int, began_s: float) -> str:
-        """How the worker ended, and why, as far as it has said so."""
+        """Return how the worker ended, and why, as far as its output reveals it."""
         if code == 0:
             return "exit code 0"
         because = self._output.cause.text(code, causes.recorded(self._environment.get(ERROR_FILE, ""), began_s))
@@ -304,7 +310,7 @@ class Shim:
         return Child(child.pid, out[0], err[0])
 
     def _closed(self, error: OSError) -> str:
-        """Which directory an interpreter cannot be reached through, if it is that."""
+        """Return the closed directory that keeps the account from an interpreter, if that is the cause; else ""."""
         program = error.filename
         if error.errno != errno.EACCES or not isinstance(program, str):
             return ""
@@ -346,7 +352,7 @@ class Shim:
         return bool(data)
 
     def _read_rest(self, descriptor: int, stream: str) -> None:
-        """What is still in the pipe. A process that left the group may hold it open: don't wait for its end."""
+        """Read the rest of the pipe, without waiting for its end: a process that left the group may hold it open."""
         os.set_blocking(descriptor, False)
         try:
             while self._read(descriptor, stream):
@@ -374,7 +380,9 @@ class Shim:
             file.write(b" " * EXIT_RECORD_BYTES)
 
     def _finish(self, exit_code: int | None, reason: str, fault: str | None = None) -> None:
-        """Write down how the worker ended. On a full disk that is tried again for a while: a finished worker has finished."""
+        """Record how the worker ended. On a full disk it retries for a while: the end of a finished worker must not be
+        lost.
+        """
         document: dict[str, object] = {"exit_code": exit_code, "reason": reason}
         if fault is not None:
             document["fault"] = fault
@@ -399,17 +407,18 @@ class Shim:
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent, which was number `parent`, ends."""
+    """Let the kernel kill this process when its parent, with number `parent`, ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
 def begin_worker(parent: int, umask: int) -> None:
-    """In a worker's process, before anything of the job's runs."""
+    """Set up a worker's process, before any code of the job runs in it."""
     die_with(parent)
     os.umask(umask)
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or the file that follows is root's: this process was
+    # Otherwise the following file belongs to root, which this process was
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(str(MORE_LIKELY_TO_GO))
@@ -418,16 +427,16 @@ def begin_worker(parent: int, umask: int) -> None:
 
 
 def place(cpus: Sequence[int]) -> None:
-    """Run on these CPUs, as far as that is allowed; none: as before."""
+    """Run on these CPUs, as far as that is allowed; none: no change."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)
-        except OSError:  # none of them is ours: a container, CPUs that are switched off
+        except OSError:  # none of them is available: a container, CPUs that are switched off
             pass
 
 
 def reap_others(worker: int) -> None:
-    """Take notice of the ends of processes that the worker has left behind. Its own end is somebody else's."""
+    """Reap processes that the worker has left behind, but not the worker itself."""
     try:
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != worker:
             os.waitpid(ended.si_pid, 0)
@@ -436,7 +445,7 @@ def reap_others(worker: int) -> None:
 
 
 def end_orphans() -> None:
-    """Kill what a worker that has ended has left behind, in whatever session it is: it is this process's child by now."""
+    """Kill the processes that an ended worker has left behind, in any session: they are this process's children by now."""
     give_up_at = time.monotonic() + ORPHANS_GONE_WITHIN_S  # one may be stuck in the kernel
     try:
         while time.monotonic() < give_up_at:
@@ -452,12 +461,12 @@ def end_orphans() -> None:
 def kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # it is gone, or has become somebody else
+    except (ProcessLookupError, PermissionError):  # it is gone, or belongs to another account now
         pass
 
 
 def children(parent: int) -> list[int]:
-    """The processes whose parent is `parent`."""
+    """Return the processes whose parent is `parent`."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
@@ -471,7 +480,7 @@ def children(parent: int) -> list[int]:
 
 
 def first_closed(path: str) -> str:
-    """The first directory on the way to what `path` names that this process may not enter; "": none."""
+    """Return the first directory on the way to `path` that this process may not enter; "": none."""
     for _ in range(40):  # links
         directory = os.path.dirname(os.path.abspath(path))
         parts = directory.split("/")
@@ -494,7 +503,9 @@ def signal_group(group: int, number: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """``shim.py DIRECTORY JOB UID WORKER GPU TIMES WORKDIR ARGV...``, with its orders in the standard input."""
+    """Run the shim: ``shim.py DIRECTORY JOB UID WORKER GPU TIMES WORKDIR ARGV...``, with its orders in the standard
+    input.
+    """
     import privileges  # type: ignore[import-not-found]  # as a script this file belongs to no package
 
     directory, _, _, worker, _, times, workdir, *argv = arguments
@@ -503,7 +514,7 @@ def main(arguments: list[str]) -> None:
     problem = ""
     try:
         privileges.join(orders["cgroups"])
-        privileges.move_in(orders.get("room", ()))  # an agent that is older than this file says nothing of it
+        privileges.move_in(orders.get("room", ()))  # an agent older than this file sends no `room`
     except OSError as error:
         problem = f"it cannot enter its cgroup, or its own /tmp: {error.strerror}"
     if orders["drop"] is not None:
@@ -514,7 +525,7 @@ def main(arguments: list[str]) -> None:
             shim.refuse(orders["record"], problem)
         else:
             shim.run(orders["record"], argv, workdir)
-    except BaseException:  # the edge of the process; nobody reads what it writes
+    except BaseException:  # the edge of the process; its output has no reader
         os._exit(NO_RECORD)
     os._exit(0)  # there is nothing to tidy up, and others wait for this end
 

@@ -1,8 +1,8 @@
-"""The starts that wait for the snapshot that their job runs in: its parts come from the controller, and are unpacked as the job's
-owner (`protocol.snapshots`).
+"""Starts of workers that wait for their job's snapshot: its parts come from the controller, and are unpacked as the
+job's owner (`protocol.snapshots`).
 
-All workers of a job on a server run in one copy. A start first looks whether that is there. If it is not, the parts are asked for
-one after the other, and again where no answer comes; the agent compares digest and size before anything is unpacked.
+All workers of a job on a server run in one copy. A start first checks whether that copy exists. If not, the agent
+requests the parts one after the other, and again where no answer comes; it verifies digest and size before it unpacks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _Coming:
     snapshot: Snapshot
     starts: dict[WorkerId, StartWorker] = field(default_factory=dict)
     parts: list[bytes] = field(default_factory=list)
-    asked: bool = False  # the controller, for the next part
+    asked: bool = False  # whether the controller was asked for the next part
     ask_at: float = 0.0
     until: float = 0.0
 
 
 class Snapshots:
-    """For the thread of the agent's loop."""
+    """Snapshots in progress. For the thread of the agent's loop."""
 
     def __init__(
         self,
@@ -55,8 +55,9 @@ class Snapshots:
         fail: Callable[[ProcessFailed], None],
         holder: Callable[[StartWorker], str],
     ) -> None:
-        """begin: the files are there; the order's working directory is theirs. fail: they cannot be had. holder: of a start (see
-        `errands`)."""
+        """begin: called when the files are there, with their directory as the order's working directory. fail: called
+        if they cannot be obtained. holder: of a start (see `errands`).
+        """
         self._errands = errands
         self._disk = disk
         self._now = now
@@ -67,7 +68,7 @@ class Snapshots:
         self._coming: dict[_Job, _Coming] = {}
 
     def ask(self, start: StartWorker) -> None:
-        """Have the files of its job there, then go on."""
+        """Make sure that the files of the start's job are there, then call `begin`."""
         snapshot, job = start.spec.snapshot, (start.job, start.uid)
         assert snapshot is not None
         coming = self._coming.get(job)
@@ -78,7 +79,7 @@ class Snapshots:
         self._offer(job, coming, start, lambda: self._disk.snapshot_of(start))
 
     def take(self, part: SnapshotPart) -> None:
-        """A part has come from the controller."""
+        """Take a part from the controller."""
         job = (part.job, part.uid)
         coming = self._coming.get(job)
         if coming is None or not coming.asked or part.part != len(coming.parts):
@@ -96,7 +97,7 @@ class Snapshots:
         self._offer(job, coming, start, lambda: self._disk.unpack(start, data))
 
     def stop(self, worker: WorkerId, how: StopSignal) -> ProcessFailed | None:
-        """It is not to start any more. None: it does not wait here."""
+        """Cancel a pending start. None: the worker does not wait here."""
         for job, coming in self._coming.items():
             if coming.starts.pop(worker, None) is not None:
                 if not coming.starts and coming.asked:
@@ -105,7 +106,7 @@ class Snapshots:
         return None
 
     def remove(self, job: JobId, uid: str, holder: str) -> None:
-        """No worker of the job is here any more."""
+        """Remove the copy of a job without workers here."""
         if (job, uid) not in self._coming:
             lane = f"checkpoints {job}.{uid}"
             self._errands.ask(lane, lambda: self._disk.remove_snapshot(job, uid), lambda done: None, holder)

@@ -1,4 +1,4 @@
-"""What the kernel tells of PCI devices and network cards (sysfs). Whatever it does not tell is unknown, and never an error."""
+"""PCI devices and network cards as the kernel lists them (sysfs). A missing value is unknown, and never an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ GIGABIT_BYTES = 1e9 / 8
 
 
 def pci_devices(directory: Path) -> tuple[str, ...]:
-    """The PCI devices on the way to a device, from the host bridge on, itself last. Empty: it is none, or nothing is told."""
+    """Return the PCI devices on the way to a device, from the host bridge to itself. Empty: it is not one, or its place
+    is unknown.
+    """
     try:
         parts = directory.resolve(strict=True).parts
     except (OSError, RuntimeError):
@@ -27,24 +29,24 @@ def pci_devices(directory: Path) -> tuple[str, ...]:
     found = [parts[begin]]
     for part in parts[begin + 1 :]:
         if not PCI.fullmatch(part):
-            break  # what a driver has put below it
+            break  # entries that a driver has put below the device
         found.append(part)
     return tuple(found) if len(found) > 1 else ()
 
 
 def above(root: Path, address: str) -> tuple[str, ...]:
-    """The PCI devices above the one with this address, from the host bridge on."""
+    """Return the PCI devices above the one with this address, from the host bridge on."""
     return pci_devices(root / "bus/pci/devices" / address)[:-1] if PCI.fullmatch(address) else ()
 
 
 def numa_node(device: Path) -> int | None:
-    """Of a device."""
+    """Return the NUMA node of a device, or None if it is unknown."""
     found = _number(device / "numa_node")
     return found if found is not None and found >= 0 else None
 
 
 def nics(root: Path) -> tuple[Nic, ...]:
-    """The network cards, by name: those that are PCI devices, each once. Virtual functions are left out."""
+    """Return the network cards, by name: those that are PCI devices, each once. Virtual functions are left out."""
     found: dict[str, Nic] = {}
     for interface in _listed(root / "class/net"):
         _add(found, interface, (_number(interface / "speed") or 0) * MEGABIT_BYTES)
@@ -71,13 +73,13 @@ def _add(found: dict[str, Nic], interface: Path, bytes_per_s: float) -> None:
 
 
 def _pci_directory(device: Path, address: str) -> Path | None:
-    """The directory of the PCI device that a device is, or that it hangs on."""
+    """Return the directory of the PCI device `address`, which is `device` or above it."""
     resolved = device.resolve()
     return next((path for path in (resolved, *resolved.parents) if path.name == address), None)
 
 
 def _rate(file: Path) -> float:
-    """Of an InfiniBand port: "200 Gb/sec (4X HDR)"."""
+    """Return the rate (bytes/s) of an InfiniBand port: "200 Gb/sec (4X HDR)"."""
     match = re.match(r"([0-9.]+) Gb/sec", _text(file))
     return float(match[1]) * GIGABIT_BYTES if match else 0.0
 
@@ -99,12 +101,12 @@ def _number(file: Path) -> int | None:
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:  # also of a card without a cable, which does not tell its speed
+    except OSError:  # also for a card without a cable, which reports no speed
         return ""
 
 
 def nodes(directory: Path) -> tuple[tuple[int, int], ...]:
-    """Major and minor numbers of the device files that a driver has made for a device: ``DIRECTORY/NAME/dev``."""
+    """Return major and minor numbers of the device files that a driver has made for a device: ``DIRECTORY/NAME/dev``."""
     found = []
     for path in sorted(directory.glob("*/dev")):
         try:

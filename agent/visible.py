@@ -1,14 +1,15 @@
-"""Which GPUs an agent offers: those that `visible_gpus` in its configuration and CUDA_VISIBLE_DEVICES in its environment leave.
+"""The GPUs that an agent offers, limited by `visible_gpus` in its configuration and CUDA_VISIBLE_DEVICES in its
+environment.
 
 Theory of operation
 -------------------
-Both name GPUs as CUDA has it: by an index, or by the UUID of a GPU or of an instance (MIG), or the beginning of one. A whole GPU
-that is divided stands for all of its instances. A GPU is offered if both name it; what is not given names all. Other GPUs are not
-offered, not watched, and no trouble.
+Both name GPUs as CUDA does: by an index, or by the UUID of a GPU or of a MIG instance, or the beginning of one. A whole
+GPU that is divided stands for all of its instances. A GPU is offered if both name it; a missing list names all. Other
+GPUs are not offered, not watched, and no trouble.
 
-An index is that of the whole GPU as the driver counts it, by PCI addresses. The driver counts those that answer, so that one that
-dies moves those behind it up; here those that are missing and have been seen before are counted, too. So an index means the same
-GPU as before, and no other one is offered in its place.
+An index is that of the whole GPU as the driver counts it, by PCI addresses. The driver counts GPUs that answer, so that
+a dead one moves those behind it up; this module also counts missing GPUs that have been seen before. So an index means
+the same GPU as before, and no other one is offered in its place.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ NONE = ("", "-1", "NoDevFiles")  # in the variable, as CUDA and batch systems ha
 
 @dataclass(frozen=True)
 class Visible:
-    """By where it stands, what is named there; a place that names all GPUs has no entry."""
+    """Names of GPUs by the place of the list; a place that names all GPUs has no entry."""
 
     named: Mapping[str, tuple[str, ...]]
 
     @classmethod
     def of(cls, option: Sequence[str | int] | None, environment: Mapping[str, str]) -> Visible:
-        """Raises OperatorError where something is named that is neither an index nor a UUID."""
+        """Return the names in both places. Raises OperatorError for a name that is neither an index nor a UUID."""
         named: dict[str, tuple[str, ...]] = {}
         if option is not None:
             named[OPTION] = tuple(map(str, option))
@@ -53,7 +54,7 @@ class Visible:
         return bool(self.named)
 
     def only(self, bound: Bound) -> Bound:
-        """The GPUs that may be offered, with their numbers."""
+        """Return the GPUs that may be offered, with their numbers."""
         if not self:
             return bound
         found = set(self._seen(bound))
@@ -64,7 +65,9 @@ class Visible:
         )
 
     def troubles(self, bound: Bound, now_s: float) -> Iterator[Trouble]:
-        """What is named and is not there, and that nothing is left: of a server as a whole. `bound`: all GPUs."""
+        """Yield troubles of the server as a whole: a named GPU is missing, or no GPU is left to offer. `bound`: all
+        GPUs.
+        """
         for where, parts in self.named.items():
             lost = [part for part in parts if not any(_names(part, one) for one in _gpus(bound))]
             if lost:
@@ -103,7 +106,7 @@ def _gpus(bound: Bound) -> Iterable[_Gpu]:
 
 
 def _names(part: str, gpu: _Gpu) -> bool:
-    """Instances of earlier drivers are called after their GPU: "MIG-GPU-8932f937-.../1/0"."""
+    """Return whether `part` names the GPU. Earlier drivers name instances after their GPU: "MIG-GPU-8932f937-.../1/0"."""
     if _INDEX.fullmatch(part):
         return int(part) == gpu.index
     return any(uuid and uuid.lower().startswith(part.lower()) for uuid in (gpu.uuid, gpu.parent))

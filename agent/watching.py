@@ -1,17 +1,17 @@
-"""Looks at GPUs and disks, in threads of its own: what they see becomes observations for `health`.
+"""Monitoring of GPUs and disks, in threads of its own: their state becomes observations for `health`.
 
 Theory of operation
 -------------------
-A driver that is broken may not answer, for minutes or for ever, and so may a file system on a network. So each thing that is
-looked at has a thread, a `Looker`: the driver's events (XIDs, at once), the driver's counters (each `interval_s`), and each
-directory. The loop's thread only takes what they have put down (`deliver`), and notices who has not come back for too long
-(`overdue`): that is an observation as well. No thread is waited for.
+A broken driver may not answer, for minutes or for ever, and so may a file system on a network. So each monitored object
+has a thread, a `Looker`: the driver's events (XIDs, at once), the driver's counters (each `interval_s`), and each
+directory. The loop's thread only takes their results (`deliver`), and notices threads that have not come back for too
+long (`overdue`): that is an observation as well. The agent never waits for a thread.
 
-Other GPUs may answer than those of the inventory: one was replaced or divided, or the driver was installed only now. Then an
-inventory is made anew, in a thread too (`renewing`); whoever applies it says so (`learn`).
+The answering GPUs may differ from those of the inventory: one was replaced or divided, or the driver was installed only
+now. Then an inventory is made again, in a thread too (`renewing`); the module that applies it calls `learn`.
 
-What is known of a GPU is looked for by its UUID each time, since the driver numbers the GPUs anew when one is gone. The
-instances of a divided GPU (MIG) share what happens to it.
+A GPU is looked up by its UUID each time, since the driver renumbers the GPUs when one is gone. The instances of a
+divided GPU (MIG) share its observations.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 FILE = "health.json"
 EVENT_WAIT_MS = 1000
 HANGS_S = 10.0  # a call of the driver, or of a file system, that takes longer hangs
-RETRY_S = 1.0  # where the driver does not tell of events
-CHECK_S = 5.0  # for all that is looked at just before a worker starts
+RETRY_S = 1.0  # where the driver does not report events
+CHECK_S = 5.0  # for all checks just before a worker starts
 CHECK_AGAIN_S = 0.25  # while the memory of the last worker there is being given back
 NOT_FOREIGN = frozenset({"nvidia-cuda-mps-server", "nvidia-persistenced"})
 GONE = (
@@ -67,17 +67,17 @@ GONE = (
 
 @dataclass(frozen=True)
 class Owned:
-    """Which processes are this agent's, and which GPUs its workers use. Asked from other threads."""
+    """The processes of this agent, and the GPUs that its workers use. Called from other threads."""
 
-    processes: Callable[[], Iterable[int]]  # shims, or whatever else their ancestors are
+    processes: Callable[[], Iterable[int]]  # shims, or other common ancestors
     gpus: Callable[[], Iterable[int]]
 
 
 class Looker:
-    """A thread that looks at one thing again and again."""
+    """A thread that checks one object regularly."""
 
     def __init__(self, name: str, look: Callable[[], None], interval_s: float, patience_s: float = HANGS_S) -> None:
-        """`look` says itself what it has seen. One that takes longer than `patience_s` hangs."""
+        """`look` itself reports its results. One that takes longer than `patience_s` hangs."""
         self.name = name
         self._look = look
         self._interval_s = interval_s
@@ -98,7 +98,7 @@ class Looker:
         self._again.set()
 
     def hangs_s(self, now: float) -> float:
-        """For how long it has been looking, if that is too long (`time.monotonic`); 0: it is not."""
+        """Return for how long the present look has hung (`time.monotonic`); 0: it does not hang."""
         began = self._began
         return now - began if began is not None and now - began > self._patience_s else 0.0
 
@@ -109,7 +109,7 @@ class Looker:
             try:
                 self._look()
                 failing = False
-            except Exception:  # the edge of the thread: what the world can break, a look turns into an observation
+            except Exception:  # the edge of the thread: a look turns expected failures into observations
                 if not failing:
                     log.exception("looking at %s failed", self.name)
                 failing = True
@@ -132,7 +132,7 @@ class Watch:
         owned: Owned,
         wake: Callable[[], None],
     ) -> None:
-        """`disks`: what the agent needs room for, the first one before the others."""
+        """`disks`: the directories in which the agent needs space, the first one before the others."""
         self._seen: deque[Observation] = deque()
         self._wake = wake
         self._driver = Driver(gpus, wiring, library, owned)
@@ -159,7 +159,7 @@ class Watch:
             looker.start()
 
     def learn(self, gpus: Sequence[Gpu], wiring: Wiring) -> None:
-        """These are the server's GPUs from now on."""
+        """Take the server's GPUs, which have changed."""
         self._driver.learn(gpus, wiring)
         if self._driver.numbers and not self._asking:
             self._asking = self._ask_driver()
@@ -180,7 +180,7 @@ class Watch:
             looker.close()
 
     def deliver(self) -> list[Observation]:
-        """What has been seen since the last time."""
+        """Return the observations since the last call."""
         found: list[Observation] = []
         while self._seen:
             seen = self._seen.popleft()
@@ -191,7 +191,7 @@ class Watch:
         return [*found, *self._overdue(time.monotonic())]
 
     def _overdue(self, now: float) -> list[Observation]:
-        """Who does not come back, and who has."""
+        """Return observations of lookers that hang, or hang no more."""
         found: list[Observation] = []
         hangs_s = max((looker.hangs_s(now) for looker in self._asking), default=0.0)
         hangs = "the driver's library does not answer: see `dmesg`, and restart the server" if hangs_s else ""
@@ -218,7 +218,7 @@ class Watch:
         happened = self._driver.wait_for_event()
         for seen in happened or ():
             self._see(seen)
-        if happened is None or happened:  # what else has changed is to be known at once
+        if happened is None or happened:  # other changes must be noticed at once
             self._asking[-1].look_now()
         if happened is None:
             time.sleep(RETRY_S)
@@ -236,18 +236,18 @@ class Watch:
         try:
             self._see(DisksRead((self._disk(name, path),)))
         except PermissionError:
-            raise  # a server of files may let users there, and not the agent
-        except OSError as error:  # the disk is broken, or the server of a file system has forgotten it
+            raise  # a file server may admit users, and not the agent
+        except OSError as error:  # the disk is broken, or the server of a file system no longer knows it
             self._see(DisksRead((DiskReading(name, str(path), fails=error.strerror or str(error)),)))
 
     def _disk(self, name: str, path: Path) -> DiskReading:
-        """Raises OSError."""
+        """Return the state of the file system at `path`. Raises OSError."""
         there = path
         while not there.exists() and there != there.parent:
             there = there.parent
         first = next(iter(self._disks.values()))
         if path != first and _same_device(there, first):
-            return DiskReading(name, str(path))  # what is to be said of it is said of the first
+            return DiskReading(name, str(path))  # the first one's reading covers this one
         room = os.statvfs(there)
         free_bytes = 0 if room.f_files and not room.f_favail else room.f_bavail * room.f_frsize
         return DiskReading(name, str(path), free_bytes, self._least_bytes)
@@ -261,22 +261,22 @@ def _same_device(a: Path, b: Path) -> bool:
 
 
 class Driver:
-    """The driver's library, asked by several threads. NVML itself bears that."""
+    """The driver's library, used by several threads. NVML itself is thread-safe."""
 
     def __init__(self, gpus: Sequence[Gpu], wiring: Wiring, library: str | None, owned: Owned) -> None:
         self.numbers: dict[str, tuple[int, ...]] = {}  # of the GPU with this UUID, or of its instances
         self.learn(gpus, wiring)
         self._library = library
         self._owned = owned
-        self._lock = threading.Lock()  # of what follows; held only for a moment
+        self._lock = threading.Lock()  # protects the attributes below; held only for a moment
         self._initialised = False
         self._answering: frozenset[str] = frozenset()  # at the last look
-        self._asked_for: frozenset[str] = frozenset()  # whose events are waited for, or cannot be
+        self._asked_for: frozenset[str] = frozenset()  # GPUs with registered events, or without events
         self._events: Any = None
         self._registered: dict[int, str] = {}  # UUIDs by the addresses of handles
 
     def learn(self, gpus: Sequence[Gpu], wiring: Wiring) -> None:
-        """These are the server's GPUs."""
+        """Set the server's GPUs."""
         parents = {each.index: each.parent for each in wiring.gpus if each.parent}
         numbers: dict[str, tuple[int, ...]] = {}
         for gpu in gpus:
@@ -285,7 +285,7 @@ class Driver:
         self.numbers = numbers
 
     def look(self) -> dict[int, GpuReading]:
-        """All GPUs, by number. Raises DriverFailed."""
+        """Return the readings of all GPUs, by number. Raises DriverFailed."""
         handles, failed = self._handles()
         self._answering = frozenset(handles)
         own, used = frozenset(self._owned.processes()), frozenset(self._owned.gpus())
@@ -299,7 +299,9 @@ class Driver:
         return found
 
     def wait_for_event(self) -> list[XidSeen] | None:
-        """Wait for a second at most; what has happened. None: the driver does not tell, perhaps because a GPU has been lost."""
+        """Wait for events, for a second at most, and return them. None: the driver does not report events, perhaps
+        because a GPU has been lost.
+        """
         try:
             self._register()
             happened = pynvml.nvmlEventSetWait_v2(self._events, EVENT_WAIT_MS)
@@ -314,10 +316,10 @@ class Driver:
         return [XidSeen(number, int(happened.eventData)) for number in self.numbers.get(uuid or "", ())]
 
     def check(self, numbers: Sequence[int], trusted: Iterable[str], least_free_share: float) -> CheckFailed | None:
-        """Are these GPUs fit for a worker that is to start now? None: they are.
+        """Return why these GPUs are unfit for a worker that is about to start; None: they are fit.
 
-        A worker that has just ended may not have given its memory back: that is waited for. Takes CHECK_S at most, if the driver
-        answers.
+        A worker that has just ended may not have given its memory back: the check waits for that. It takes CHECK_S at
+        most, if the driver answers.
         """
         until, over = time.monotonic() + CHECK_S - 1.0, set(trusted)
         while True:
@@ -348,7 +350,7 @@ class Driver:
         return next(((code, text) for code, text in faults.items() if text and code not in trusted), None)
 
     def _handles(self) -> tuple[dict[str, Any], str]:
-        """The GPUs that answer, by UUID; and what those that do not say. Raises DriverFailed."""
+        """Return the GPUs that answer, by UUID; and the error of those that do not. Raises DriverFailed."""
         self._begin()
         found: dict[str, Any] = {}
         failed = ""
@@ -368,7 +370,7 @@ class Driver:
         return found, failed
 
     def _begin(self) -> None:
-        """Raises DriverFailed."""
+        """Initialise NVML, unless it is. Raises DriverFailed."""
         if self._initialised:
             return
         nvml.begin(self._library)
@@ -378,7 +380,7 @@ class Driver:
             pynvml.nvmlShutdown()
 
     def _end(self) -> None:
-        """It is begun anew the next time."""
+        """Shut NVML down; it is initialised again at the next use."""
         with self._lock:
             was, self._initialised = self._initialised, False
         if was:
@@ -391,7 +393,7 @@ class Driver:
             log.info("NVML does not end: %s", error)
 
     def _register(self) -> None:
-        """Ask for the events of all GPUs that answer, if that has not been done. What has been asked for goes on."""
+        """Register for the events of all GPUs that answer, unless that is done. Earlier registrations stay."""
         if self._events is not None and not self._answering & self.numbers.keys() - self._asked_for:
             return
         handles, _ = self._handles()
@@ -463,7 +465,7 @@ def _recovery(handle: Any) -> int | None:
 
 
 def _quiet(question: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None if it has none: asked each few seconds, that is not worth a line."""
+    """Return NVML's answer; None if it has none. Without a log line, since it is asked every few seconds."""
     try:
         return question(*arguments)
     except pynvml.NVMLError:
@@ -471,7 +473,9 @@ def _quiet(question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _foreign(processes: Iterable[Any], own: frozenset[int]) -> Iterable[Foreign]:
-    """Those that are no descendants of ours. One that cannot be seen is another container's, or is over."""
+    """Yield the processes that do not descend from this agent's. An invisible one belongs to another container, or has
+    ended.
+    """
     for each in processes:
         try:
             process = psutil.Process(each.pid)
@@ -487,7 +491,7 @@ def _foreign(processes: Iterable[Any], own: frozenset[int]) -> Iterable[Foreign]
 
 
 def load(state: Path) -> Kept:
-    """What the last agent has found; nothing if there is no such file, or it cannot be read."""
+    """Return the cases of the last agent; empty if there is no such file, or it cannot be read."""
     path = state / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Kept)
@@ -499,7 +503,7 @@ def load(state: Path) -> Kept:
 
 
 def save(state: Path, kept: Kept) -> str:
-    """Write it down, all or nothing. Returns why that failed, or ""."""
+    """Write the cases atomically. Returns why that failed, or ""."""
     path, temporary = state / FILE, state / f"{FILE}.new"
     try:
         temporary.write_bytes(msgspec.json.encode(kept))

@@ -1,10 +1,10 @@
-"""What NVIDIA's error numbers (XIDs) mean for the work on a GPU: a table, with the source of each row.
+"""Meanings of NVIDIA's error numbers (XIDs) for the work on a GPU: a table, with the source of each row.
 
-The sources do not agree everywhere. All that they say stands here; `followed` marks the row that this agent acts by, and the
-comment says why. An operator may overrule each number (`xid_actions` in agent.yaml).
+The sources do not agree everywhere. The table has all their statements; `followed` marks the row by which this agent
+acts, and a comment gives the reason. An operator may overrule each number (`xid_actions` in agent.yaml).
 
-What restarting the application mends is the job's affair, or its bad luck: the GPU stays in use. What calls for a reset of
-the GPU, or of the server, takes no new work, and the jobs there are moved to other GPUs while it still computes.
+An XID that a restart of the application mends is left to the job: the GPU stays in use. A GPU or server that needs a
+reset takes no new work, and the jobs there are moved to other GPUs while it still computes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..protocol.model import Severity
 
 
 class Source(enum.Enum):
-    """Who says so."""
+    """Source of a row."""
 
     CATALOG = "NVIDIA's XID catalog, immediate action (as of 2025-10-29)"
     VALIDATION = "NVIDIA's health validation for GB200 and GB300"
@@ -26,7 +26,7 @@ class Source(enum.Enum):
 
 
 class Advice(enum.Enum):
-    """What a source says is to be done."""
+    """Action that a source recommends."""
 
     RESTART_SERVER = "restart the server"
     RESET_GPU = "reset the GPU"
@@ -39,7 +39,7 @@ class Advice(enum.Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """What one source says of some numbers, and what that means here."""
+    """Recommendation of one source for some numbers, and its consequence in this cluster."""
 
     xids: tuple[int, ...]
     advice: Advice
@@ -49,12 +49,13 @@ class Row:
 
 
 TABLE: tuple[Row, ...] = (
-    Row((79,), Advice.RESTART_SERVER, Severity.STOP, Source.CATALOG),  # it is gone: nothing computes there
+    Row((79,), Advice.RESTART_SERVER, Severity.STOP, Source.CATALOG),  # the GPU is gone and computes nothing
     Row(
         (46, 62, 64, 109, 110, 119, 120, 136, 143, 155, 156, 158), Advice.RESET_GPU, Severity.MOVE_AWAY, Source.CATALOG
     ),
-    Row((95, 140), Advice.RESET_GPU, Severity.STOP, Source.CATALOG),  # memory has changed, and nobody knows whose
-    # The catalog leaves 48 to a workflow of its own; the validation drains. Memory was wrong: the stricter one is followed.
+    Row((95, 140), Advice.RESET_GPU, Severity.STOP, Source.CATALOG),  # memory has changed, of unknown programs
+    # The catalog leaves 48 to a workflow of its own; the validation drains. Memory was wrong: the stricter one is
+    # followed.
     Row((48,), Advice.LOOK, Severity.NO_NEW_WORK, Source.CATALOG, followed=False),
     Row((48,), Advice.DRAIN, Severity.STOP, Source.VALIDATION),
     Row((46,), Advice.DRAIN, Severity.MOVE_AWAY, Source.VALIDATION, followed=False),  # as the catalog
@@ -62,9 +63,9 @@ TABLE: tuple[Row, ...] = (
     Row((109,), Advice.NOTHING, Severity.NOTE, Source.GCM, followed=False),
     Row((13, 31, 43, 45, 63, 68, 92), Advice.NOTHING, Severity.NOTE, Source.GCM, followed=False),  # as the catalog
     Row((54,), Advice.CHECK_BOARD, Severity.NO_NEW_WORK, Source.CATALOG),
-    Row((74, *range(144, 151)), Advice.LOOK, Severity.NO_NEW_WORK, Source.CATALOG),  # NVLink: what runs may go on
+    Row((74, *range(144, 151)), Advice.LOOK, Severity.NO_NEW_WORK, Source.CATALOG),  # NVLink: running work may go on
     Row((45,), Advice.LOOK, Severity.NOTE, Source.CATALOG),  # it follows another one, which counts
-    Row((154,), Advice.LOOK, Severity.NOTE, Source.CATALOG),  # NVML is asked which action it is: "recovery-action"
+    Row((154,), Advice.LOOK, Severity.NOTE, Source.CATALOG),  # NVML reports the action: "recovery-action"
     Row((151,), Advice.LOOK, Severity.NO_NEW_WORK, Source.CATALOG),  # restart the virtual machine
     Row(
         (8, 11, 13, 25, 31, 32, 39, 40, 41, 60, *range(68, 74), 75, 76, 77, 80, 94, *range(96, 106)),
@@ -111,12 +112,12 @@ MEANINGS: Mapping[int, str] = {
 
 
 def followed(xid: int) -> Row:
-    """The row that counts for `xid`. An unknown number is shown, and nothing more."""
+    """Return the row that applies to `xid`. An unknown number is shown only."""
     return _FOLLOWED.get(xid, Row((xid,), Advice.LOOK, Severity.NOTE, Source.HERE))
 
 
 def sentence(xid: int) -> str:
-    """What has happened and what mends it, for people."""
+    """Return the error and its remedy, for people."""
     meaning, row = MEANINGS.get(xid), followed(xid)
     return f"XID {xid}{f', {meaning}' if meaning else ''}; what mends it: {row.advice.value}"
 

@@ -1,11 +1,12 @@
 """Links between two GPUs, and the link directions that two transfers would share (Elan IV-2, its levels L1 to L4).
 
-Theory of operation ------------------- Elan distinguishes four levels of links: L1 traverses only PCIe switches, L2 a
-PCIe host bridge, L3 the link between two sockets, L4 the network. The bandwidth falls in that order (its Figure 8: peer
-to peer, then shared memory, then network). NVLink, which its servers did not have, comes before L1. Beyond L4 there is
-the way from one rack to another, which has less bandwidth than that between servers of one rack (ElasticFlow 3.2). The
-levels nest, so a GPU's place needs no table of distances: the place names the socket and the switch of the GPU, and
-`link` compares two places.
+Theory of operation
+-------------------
+Elan distinguishes four levels of links: L1 traverses only PCIe switches, L2 a PCIe host bridge, L3 the link between two
+sockets, L4 the network. The bandwidth falls in that order (its Figure 8: peer to peer, then shared memory, then
+network). NVLink, which its servers did not have, comes before L1. Beyond L4 there is the way from one rack to another,
+which has less bandwidth than that between servers of one rack (ElasticFlow 3.2). The levels nest, so a GPU's place
+needs no table of distances: the place names the socket and the switch of the GPU, and `link` compares two places.
 
 A place may be unknown, wholly or in part: older agents do not report it, and a driver need not answer. Then two GPUs of
 a server count as being as far apart as a server allows, and no sharing between their transfers is assumed.
@@ -34,8 +35,8 @@ class Link(enum.IntEnum):
     NVLINK = 0
     SWITCH = 1  # L1
     BRIDGE = 2  # L2
-    SOCKET = 3  # L3, or somewhere in one server, where nobody knows
-    NETWORK = 4  # L3, or an unknown link within one server
+    SOCKET = 3  # L3, or an unknown link within one server
+    NETWORK = 4  # L4
     RACKS = 5  # L4 as well, from one rack to another
 
 

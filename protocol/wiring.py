@@ -1,9 +1,10 @@
 """A server's wiring as a tree, and the links between its GPUs: their levels and speeds. For people and programs.
 
-Theory of operation ------------------- Each GPU and each network card lists the PCI devices above it
-(`model.GpuWiring`): the host bridge, the root port, then two for each PCIe switch, its upper end and the lower one that
-leads on. So devices that share an upper end hang on the same switch. Unknown parts are left out: a GPU with an unknown
-place hangs on the server itself.
+Theory of operation
+-------------------
+Each GPU and each network card lists the PCI devices above it (`model.GpuWiring`): the host bridge, the root port, then
+two for each PCIe switch, its upper end and the lower one that leads on. So devices that share an upper end hang on the
+same switch. Unknown parts are left out: a GPU with an unknown place hangs on the server itself.
 
     rack         between its servers, and to others: the network          L4
     server       between its sockets                                      L3
@@ -53,7 +54,7 @@ class Between:
     """Link between two GPUs of a server. `known` is false where their places are unknown."""
 
     level: Link
-    bytes_per_s: float  # in one direction; 0: not told
+    bytes_per_s: float  # in one direction; 0: unknown
     nvlinks: int = 0
     known: bool = True
     one_gpu: bool = False  # both are MIG instances of one GPU

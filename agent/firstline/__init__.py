@@ -1,1 +1,1 @@
-"""What a worker's interpreter does before a script's first line."""
+"""Code that a worker's interpreter runs before a script's first line."""

@@ -1,19 +1,21 @@
 """Seeds the generators of Python, NumPy and torch before a script can draw from them. Standard library alone.
 
-A script may draw before it calls `elastic.join()`: it shuffles a list of files, divides a dataset, makes a model. All workers
-of a job, on every server and in every attempt, are to draw the same there. So the agent gives them one number, the variable
-`SEED`. This module, which `sitecustomize` beside it calls when the interpreter starts, seeds each of the three generators when
-its module is imported: importing torch for that would cost a process that does not use it seconds. A process that is forked from
-a warm one has them loaded, and seeds them at once.
+A script may draw before it calls `elastic.join()`: it shuffles a list of files, divides a dataset, makes a model. All
+workers of a job, on every server and in every attempt, must draw the same numbers there. So the agent gives them one
+seed, the variable `SEED`. This module, which `sitecustomize` beside it calls when the interpreter starts, seeds each of
+the three generators when its module is imported: importing torch for that would cost seconds in a process that does not
+use it. A process that is forked from a warm one has them loaded, and seeds them at once.
 
-Not seeded are generators that ask the system for their seed: `numpy.random.default_rng()`, `random.Random()`, `secrets`.
+Generators that ask the system for their seed are not seeded: `numpy.random.default_rng()`, `random.Random()`,
+`secrets`.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # as `typing` has it, whose import would cost each interpreter milliseconds
+# Stands in for `typing.TYPE_CHECKING`, since importing `typing` would cost each interpreter milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
@@ -42,7 +44,7 @@ SEEDERS: Mapping[str, Callable[[Any, int], None]] = {
 
 
 def begin(environ: Mapping[str, str]) -> None:
-    """Seed those that are imported now, and the others when they will be. Does nothing where the job says no seed."""
+    """Seed the imported generators now, and the others at their import. Does nothing if the job has no seed."""
     text = environ.get(SEED, "")
     if not text.isdecimal():
         return
@@ -56,7 +58,7 @@ def begin(environ: Mapping[str, str]) -> None:
 
 
 class _WhenImported:
-    """A finder that finds nothing by itself: it has a module's loader seed the module as soon as that has been executed."""
+    """A finder that finds no module itself: it makes a module's loader seed the module right after executing it."""
 
     def __init__(self, waiting: list[str], value: int) -> None:
         self._waiting = waiting
@@ -74,7 +76,9 @@ class _WhenImported:
         return None
 
     def _wrap(self, name: str, loader: Any) -> None:
-        """Of the loader's own attributes, which are no one else's: each module has a loader of its own."""
+        """Replace `exec_module` in the loader's own attributes, which affects one module: each module has a loader of
+        its own.
+        """
         execute = getattr(loader, "exec_module", None)
         if isinstance(loader, type) or execute is None:
             return
@@ -86,7 +90,7 @@ class _WhenImported:
 
         try:
             loader.exec_module = exec_module
-        except AttributeError:  # it has no room for any
+        except AttributeError:  # the loader has no attributes of its own
             pass
 
     def _imported(self, name: str, module: ModuleType) -> None:

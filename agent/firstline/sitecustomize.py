@@ -1,7 +1,7 @@
 """Executed by a worker's interpreter when it starts: the agent puts this directory first in PYTHONPATH.
 
-Seeds the generators (`_elasticd_seeds`), takes its directory out of `sys.path`, and then does what the environment's own
-`sitecustomize` would have done. Variables are left as they are, since a launcher's child is the process that trains.
+Seeds the generators (`_elasticd_seeds`), takes its directory out of `sys.path`, and then runs the environment's own
+`sitecustomize`. Variables stay as they are, since a launcher's child is the process that trains.
 """
 
 import os
@@ -18,7 +18,7 @@ def _run() -> None:
         sys.path[:] = [each for each in sys.path if os.path.abspath(each or ".") != here]
     this = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the one that this is in the place of
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the module that this file replaces
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
