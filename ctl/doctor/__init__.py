@@ -1,1 +1,1 @@
-"""`elasticctl doctor`: what is wrong here, and what mends it. `command` is the command, `checks` says what a check is."""
+"""`elasticctl doctor`: faults of this machine, and their remedies. `command` is the command, `checks` defines a check."""

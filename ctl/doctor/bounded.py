@@ -1,9 +1,9 @@
-"""Running what may hang, or die: each piece of work in a process of its own, with a limit.
+"""Execution of work that may hang or crash: each piece in a process of its own, with a time limit.
 
-A file system whose server is away, a name service, a driver may hold a call for ever, and no signal ends a process that waits in
-the kernel. So nothing is done in this process: a child does it, says what came of it through a pipe, and is left behind if it
-does not end. The child leads a group of its own, so that what it has started ends with it. A library that crashes takes only the
-child with it.
+A file system without its server, a name service or a driver may hold a call for ever, and no signal ends a process that
+waits in the kernel. So this process does no such work itself: a child does it, sends the result through a pipe, and is
+left behind if it does not end. The child leads a process group of its own, so that its children end with it. A library
+that crashes takes only the child with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REAPED_WITHIN_S = 0.5
 
 @dataclass(frozen=True)
 class Work:
-    """`do` returns what msgspec can write; nothing of this process is changed by it."""
+    """A piece of work. `do` returns a value that msgspec can encode; it cannot change this process."""
 
     do: Callable[[], Any]
     limit_s: float
@@ -36,7 +36,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """`answer` in plain values. `hung`: it did not end in time. `error`: how it has ended otherwise, in words."""
+    """Outcome of a piece of work. `answer`: in plain values. `hung`: it exceeded its limit. `error`: any other failure,
+    in words.
+    """
 
     answer: Any = None
     hung: bool = False
@@ -45,7 +47,7 @@ class Done:
 
 
 class _Child:
-    """A process at work."""
+    """A child process at work."""
 
     def __init__(self, number: int, work: Work) -> None:
         self.number = number
@@ -57,14 +59,14 @@ class _Child:
         if self.pid == 0:
             _work(work, reading, writing)
         with contextlib.suppress(OSError):
-            os.setpgid(self.pid, self.pid)  # whoever is first
+            os.setpgid(self.pid, self.pid)  # parent and child both try; the first one succeeds
         os.close(writing)
         self.reading = reading
 
     def done(self, hung: bool) -> Done:
         took_s = time.monotonic() - self.began
         with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it has started, too
+            os.killpg(self.pid, signal.SIGKILL)  # the child's own children, too
         os.close(self.reading)
         status = _reap(self.pid)
         if hung:
@@ -79,7 +81,7 @@ class _Child:
 
 
 def in_order(works: Sequence[Work]) -> Iterator[Done]:
-    """What comes of each, in their order, each as soon as those before it are there. Several run at once."""
+    """Yield the outcome of each piece of work, in order, as soon as all earlier ones are done. Several run at once."""
     waiting = list(enumerate(works))[::-1]
     running: dict[int, _Child] = {}
     finished: dict[int, Done] = {}
@@ -99,12 +101,12 @@ def in_order(works: Sequence[Work]) -> Iterator[Done]:
 
 
 def one(do: Callable[[], Any], limit_s: float) -> Done:
-    """The same for a single piece of work."""
+    """Return the outcome of a single piece of work."""
     return next(in_order([Work(do, limit_s)]))
 
 
 def here(do: Callable[[], Any]) -> Done:
-    """The same without a process, and so without a limit."""
+    """Return the outcome of work done in this process, and so without a limit."""
     try:
         return Done(answer=do())
     except Exception as problem:
@@ -116,7 +118,7 @@ def _said(problem: Exception) -> str:
 
 
 def _turn(running: dict[int, _Child], finished: dict[int, Done]) -> None:
-    """Wait until some child has said something, or is late."""
+    """Wait until a child has sent data, or is late."""
     left_s = max(0.0, min(child.until for child in running.values()) - time.monotonic())
     poller = select.poll()
     for descriptor in running:
@@ -134,7 +136,7 @@ def _turn(running: dict[int, _Child], finished: dict[int, Done]) -> None:
 
 
 def _work(work: Work, reading: int, writing: int) -> None:
-    """The life of a child."""
+    """Run the work in the child, and end the process."""
     code = 1
     try:
         with contextlib.suppress(OSError):
@@ -142,11 +144,11 @@ def _work(work: Work, reading: int, writing: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.close(reading)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # a library that complains does not spoil the screen
+        for descriptor in (0, 1, 2):  # a library's complaints must not disturb the screen
             os.dup2(nothing, descriptor)
         try:
             answer, error = work.do(), ""
-        except Exception as problem:  # the edge of this process: who asked is told
+        except Exception as problem:  # the edge of this process: the parent gets the error
             answer, error = None, _said(problem)
         data = msgspec.msgpack.encode((error, answer))
         while data:
@@ -157,7 +159,7 @@ def _work(work: Work, reading: int, writing: int) -> None:
 
 
 def _reap(pid: int) -> int | None:
-    """The child's status; None: it does not end, and is left to itself."""
+    """Return the child's status; None: it does not end, and is left behind."""
     until = time.monotonic() + REAPED_WITHIN_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

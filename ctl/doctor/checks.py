@@ -1,8 +1,8 @@
-"""What a check is, and what it finds.
+"""Definition of a check, and of its findings.
 
-A check is a function that looks at one thing of a *place*: a user's desk, a server, a controller's host. It says what it found
-in one sentence, and what mends it in another. It changes nothing, runs with the rights of whoever asks, and may hang: `bounded`
-runs each in a process of its own, with a limit.
+A check is a function that examines one aspect of a *place*: a user's desk, a server, a controller's host. It reports
+its finding in one sentence, and the remedy in another. It changes nothing, runs with the caller's rights, and may hang:
+`bounded` runs each check in a process of its own, with a limit.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ LIMIT_S = 10.0
 
 
 class Outcome(enum.Enum):
-    """How a thing stands."""
+    """Outcome of a check."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, and will not under some condition, or is slow
+    WARNING = "warning"  # it works, but will fail under some condition, or is slow
     FAILURE = "failure"  # something does not work
-    ABSENT = "not applicable"  # there is no such thing here, or whoever asks may not see it
+    ABSENT = "not applicable"  # the place has no such part, or the caller may not see it
 
 
 class Subject(enum.Enum):
-    """What kind of place it is."""
+    """Kind of a place."""
 
     DESK = "desk"
     CONTROLLER = "controller"
@@ -38,7 +38,7 @@ class Subject(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a check says. `remedy`: what mends it; empty where nothing is to be mended."""
+    """Finding of a check. `remedy`: how to mend the fault; empty if there is none."""
 
     outcome: Outcome
     found: str
@@ -50,7 +50,7 @@ Look = Callable[["Place"], Finding]
 
 @dataclass(frozen=True)
 class Check:
-    """`finds` and `remedy` are for the manual: what it looks for, and what usually mends it."""
+    """A check. `finds` and `remedy` are for the manual: the faults that it finds, and their usual remedies."""
 
     name: str
     subject: Subject
@@ -58,11 +58,11 @@ class Check:
     remedy: str
     look: Look
     limit_s: float = LIMIT_S
-    once: bool = False  # it looks at the machine, whatever daemons are there
+    once: bool = False  # it examines the machine, independently of its daemons
 
 
 class Register:
-    """Collects the checks of one kind of place, in the order in which they stand in the file."""
+    """Collects the checks of one kind of place, in the order of the file."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -71,7 +71,7 @@ class Register:
     def check(
         self, name: str, finds: str, remedy: str, limit_s: float = LIMIT_S, once: bool = False
     ) -> Callable[[Look], Look]:
-        """Decorates a check."""
+        """Decorate a function as a check."""
 
         def add(look: Look) -> Look:
             self.checks.append(Check(name, self.subject, finds, remedy, look, limit_s, once))
@@ -100,7 +100,9 @@ ORDER = (Outcome.ABSENT, Outcome.OK, Outcome.WARNING, Outcome.FAILURE)
 
 
 def worst(findings: list[Finding], otherwise: Finding) -> Finding:
-    """Several findings as one: the worst outcome, with all sentences of that outcome; `otherwise` if all is well."""
+    """Return several findings as one: the worst outcome, with the sentences of all faults; `otherwise` if there is no
+    fault.
+    """
     wrong = [each for each in findings if each.outcome in (Outcome.WARNING, Outcome.FAILURE)]
     if not wrong:
         return otherwise

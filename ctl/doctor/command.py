@@ -1,4 +1,4 @@
-"""`elasticctl doctor`: finds out where it is, runs the checks for that, and shows what they find."""
+"""`elasticctl doctor`: determines the places of this machine, runs their checks, and shows the findings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .screen import Result
 
 WIDTH_IN_PIPES = 100
-LATE = 0.5  # of its usual limit, that a check has taken
+LATE = 0.5  # part of its usual limit that a check has taken
 AGAIN = "`elasticctl doctor` again when less runs here"
 
 
@@ -56,7 +56,7 @@ def doctor(
     everything: Annotated[bool, typer.Option("--all", help="Show what does not apply, too.")] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Look for what is wrong here, at a desk, on a server or on the controller's machine, and say what mends it.
+    """Look for faults at a user's desk, on a server or on the controller's machine, and state the remedies.
 
     Nothing is changed. Exit code 1: something does not work. root sees more than others.
     """
@@ -98,14 +98,14 @@ def doctor(
 
 
 def _progress(text: str) -> None:
-    """On a terminal, a line that is written over; "": it goes."""
+    """Show a line on a terminal, over the last one; "": remove it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
         sys.stderr.flush()
 
 
 def _pairs(places: Sequence[Place], checks: Sequence[Check]) -> list[tuple[Place, Check]]:
-    """What to look at where. What looks at the machine does so once."""
+    """Return the pairs of place and check. Checks of the machine run once."""
     found: list[tuple[Place, Check]] = []
     seen: set[str] = set()
     for place in places:
@@ -117,9 +117,10 @@ def _pairs(places: Sequence[Place], checks: Sequence[Check]) -> list[tuple[Place
 
 
 def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | None = None) -> Iterator[Result]:
-    """What each check finds, in their order; each in a process of its own, and within its limit. `look`: how busy is it here?
+    """Yield the finding of each check, in order; each runs in a process of its own, within its limit. `look`: returns the
+    load of the machine.
 
-    What has failed on a crowded machine after a large part of its time says nothing.
+    On an overloaded machine, a check that fails after a large part of its time says nothing about its subject.
     """
     import msgspec
 
@@ -177,7 +178,7 @@ def all_checks() -> tuple[Check, ...]:
 
 
 def _wanted(names: Sequence[str]) -> tuple[Check, ...]:
-    """Raises UserError."""
+    """Return the checks with these names. Raises UserError."""
     checks = all_checks()
     known = sorted({check.name for check in checks})
     for name in names:

@@ -1,4 +1,4 @@
-"""Checks of the controller's machine: where it listens, and its keys; with those that other daemons have, too."""
+"""Checks of the controller's machine: its addresses and its keys, and those that other daemons share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _listens(place: Place, address: str) -> Finding:
 
 
 def _holder(port: int) -> int | None:
-    """The process that listens at a TCP port; 0: one that may not be seen; None: nobody."""
+    """Return the process that listens at a TCP port; 0: an invisible one; None: none."""
     for each in psutil.net_connections(kind="tcp"):
         if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port:
             return each.pid or 0

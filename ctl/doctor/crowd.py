@@ -1,7 +1,8 @@
-"""Is this machine too busy to tell? What takes long on a crowded machine need not hang, and is not to be installed once more.
+"""Detection of an overloaded machine: an operation that takes long there need not hang, and needs no new installation.
 
-The kernel says how many threads run or want to at this moment (the fourth field of ``/proc/loadavg``). Where that is many times
-the processors, checks get more time, and one that does not end in it says nothing about what it has looked at.
+The kernel reports how many threads run or want to at this moment (the fourth field of ``/proc/loadavg``). Where that is
+many times the number of processors, checks get more time, and a check that exceeds even this says nothing about its
+subject.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOADAVG = Path("/proc/loadavg")
-CROWDED = 4.0  # threads per processor that want to run: from here on each waits for most of the time
+CROWDED = 4.0  # runnable threads per processor: from here on each waits for most of the time
 MOST_PATIENCE = 6.0  # times the usual limits
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """Threads that run or want to, and the processors that this process may use."""
+    """Runnable threads, and the processors that this process may use."""
 
     threads: int
     processors: int
@@ -28,17 +29,17 @@ class Crowd:
 
     @property
     def patience(self) -> float:
-        """How much longer than usual things may take."""
+        """Return the factor by which operations may take longer than usual."""
         return min(MOST_PATIENCE, self.threads / self.processors) if self.crowded else 1.0
 
     def sentence(self, what: str) -> str:
-        """What cannot be said."""
+        """Return the sentence about a check without a result."""
         many = f"{self.threads} threads want to run on {self.processors} processor{'s' if self.processors > 1 else ''}"
         return f"too busy to tell: {many}; {what}"
 
 
 def crowd(path: Path = LOADAVG) -> Crowd:
-    """As it is now; nobody where the kernel does not tell."""
+    """Return the present load; no threads if the kernel does not report it."""
     processors = len(os.sched_getaffinity(0))
     try:
         running, _, _ = path.read_text().split()[3].partition("/")

@@ -1,4 +1,4 @@
-"""Checks of a user's desk: the program itself, the way to the cluster, the key, and how the cluster's servers stand."""
+"""Checks of a user's desk: the program itself, the way to the cluster, the key, and the state of the cluster's servers."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def clock(place: Place) -> Finding:
 
 
 def difference(whose: str, ahead_s: float, unsure_s: float) -> Finding:
-    """`whose` clock is so far ahead of the other one."""
+    """Return the finding on a clock that is ahead of the other one by `ahead_s`. `whose`: name of the clock."""
     off_s = abs(ahead_s)
     if off_s <= OFF_S + unsure_s:
         return ok(f"{whose} differs by {short(off_s)}, give or take {short(unsure_s)}")

@@ -56,7 +56,7 @@ INIT = {  # what it means that NVML does not start, by its error; and what mends
 
 
 def _without_gpus(place: Place) -> Finding | None:
-    """Where no GPU is expected."""
+    """Return a finding where no GPU is expected."""
     assert place.daemon is not None
     slots = place.daemon.option("cpu_slots")
     if slots is not None:
@@ -120,11 +120,11 @@ def driver(place: Place) -> Finding:
 
 
 def _begun(place: Place) -> Finding | None:
-    """Load and initialise NVML; what is wrong where that fails."""
+    """Load and initialise NVML; return the fault if that fails."""
     library = _library(place)
     if library is not None:
         try:
-            ctypes.CDLL(library)  # whoever asks for a library of its name from now on gets this one
+            ctypes.CDLL(library)  # later loads of a library of this name get this one
         except OSError as error:
             return failure(f"nvml_library: {error}", "correct it in the agent's configuration")
     try:
@@ -188,7 +188,7 @@ def nvml(place: Place) -> Finding:
 
 
 def _together(findings: Sequence[tuple[int, Finding]]) -> list[Finding]:
-    """Findings of single GPUs, with their numbers: those that are equal but for that as one."""
+    """Return findings of single GPUs, with their numbers; equal ones are joined."""
     alike: dict[Finding, list[int]] = {}
     for index, finding in findings:
         alike.setdefault(replace(finding, found=finding.found.replace(f"GPU {index} ", "{} ")), []).append(index)
@@ -199,7 +199,9 @@ def _together(findings: Sequence[tuple[int, Finding]]) -> list[Finding]:
 
 
 def _memory_is_told(handle: Any) -> bool:
-    """A GPU that shares the processor's memory may have none of its own. Raises NVMLError if it does not answer."""
+    """Return whether the GPU reports its memory: one that shares the processor's may have none. Raises NVMLError if it
+    does not answer.
+    """
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError_NotSupported:
@@ -208,7 +210,7 @@ def _memory_is_told(handle: Any) -> bool:
 
 
 def _modes(index: int, handle: Any) -> Iterator[Finding]:
-    """What waits for a reset, and what is divided into nothing."""
+    """Yield findings on modes that wait for a reset, and on a GPU divided into no instance."""
     ecc = _asked(pynvml.nvmlDeviceGetEccMode, handle)
     if ecc is not None and ecc[0] != ecc[1]:
         yield warning(
@@ -241,7 +243,7 @@ def _instances(handle: Any) -> int:
 
 
 def _asked(question: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None if it has none."""
+    """Return NVML's answer; None if it has none."""
     try:
         return question(*arguments)
     except pynvml.NVMLError:
@@ -310,7 +312,7 @@ def torch(place: Place) -> Finding:
 
 
 def _fits(place: Place, found: Interpreter) -> Iterator[Finding]:
-    """What is wrong with torch on this server."""
+    """Yield the faults of torch on this server."""
     if not found.gloo:
         yield failure("this torch has no Gloo, which workers meet over", "install the usual build of torch")
     if _without_gpus(place) is not None or _stood_in(place) or _begun(place) is not None:
@@ -350,13 +352,16 @@ def _fits(place: Place, found: Interpreter) -> Iterator[Finding]:
 
 
 def aborts_badly(nccl: str) -> bool:
-    """Is this one of the versions of NCCL that NVIDIA says to avoid for restarts within a process? Source: README of NVIDIA's
-    Resiliency Extension, "Platform Support"."""
+    """Return whether NVIDIA advises against this version of NCCL for restarts within a process. Source: README of
+    NVIDIA's Resiliency Extension, "Platform Support".
+    """
     return ABORTS_BADLY <= numbers(nccl) < ABORTS_AGAIN
 
 
 def runs_on(architectures: list[str], major: int, minor: int) -> bool:
-    """Has a build of torch with these (sm_80, compute_90) code for a GPU? Code serves later minors, PTX all later GPUs."""
+    """Return whether a build of torch with these architectures (sm_80, compute_90) has code for a GPU. Code serves
+    later minors, PTX all later GPUs.
+    """
     for each in architectures:
         kind, _, digits = each.partition("_")
         digits = re.sub(r"\D", "", digits)

@@ -1,4 +1,4 @@
-"""Checks of a daemon's directories: whose they are, who may enter and write, what they lie on, and how much room is left."""
+"""Checks of a daemon's directories: owners, permissions, file systems, and free space."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def account(uid: int) -> str:
 
 
 def may_write(path: Path, uid: int) -> bool:
-    """May this account make something in `path`?"""
+    """Return whether this account may create a file in `path`."""
     found = path.stat()
     if uid == 0:
         return True
@@ -37,21 +37,21 @@ def may_write(path: Path, uid: int) -> bool:
 
 
 def nearest(path: Path) -> Path:
-    """`path`, or the closest directory above that is there."""
+    """Return `path`, or the closest existing directory above."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def full(place: Place) -> int:
-    """With so many bytes left a disk is full: an agent then takes no new work."""
+    """Return the free bytes below which a disk is full: an agent then takes no new work."""
     assert place.daemon is not None
     least_mib = (place.daemon.option("health") or {}).get("least_disk_mib", 0)
     return max(mounts.FULL_BYTES, int(least_mib) << 20)
 
 
 def not_there(path: Path, owner: int) -> Finding | None:
-    """What is wrong where `path` is missing: can the daemon make it? None: it is there."""
+    """Return a finding if `path` is missing: whether the daemon can make it. None: it exists."""
     if path.exists():
         return None
     above = nearest(path)
@@ -64,7 +64,7 @@ def not_there(path: Path, owner: int) -> Finding | None:
 
 
 def ours(path: Path, owner: int) -> list[Finding]:
-    """What is wrong with a directory that belongs to the daemon alone."""
+    """Return the faults of a directory that belongs to the daemon alone."""
     found = path.stat()
     if not stat.S_ISDIR(found.st_mode):
         return [failure(f"{path} is no directory", "remove it, or name another one in the configuration")]
@@ -86,7 +86,7 @@ def ours(path: Path, owner: int) -> list[Finding]:
 
 
 def closed_way(path: Path) -> Path | None:
-    """The first directory on the way to `path` that other accounts cannot pass through."""
+    """Return the first directory on the way to `path` that other accounts cannot pass through."""
     for step in [*reversed(path.absolute().parents)][1:]:
         if step.is_dir() and not step.stat().st_mode & stat.S_IXOTH:
             return step
@@ -94,7 +94,9 @@ def closed_way(path: Path) -> Path | None:
 
 
 def passable(place: Place, path: Path, opened: int = 0) -> list[Finding]:
-    """Jobs of other accounts pass through what belongs to an agent that is root. So many directories above it opens itself."""
+    """Return a finding if jobs of other accounts cannot reach a directory of an agent that is root. `opened`: number of
+    directories above the path that the agent opens itself.
+    """
     assert place.daemon is not None
     root_alone = place.daemon.option("allow_root_jobs") and place.described.controller.startswith("ipc://")
     if place.daemon.owner != 0 or root_alone:

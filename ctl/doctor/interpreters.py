@@ -1,4 +1,4 @@
-"""What an interpreter that jobs run with has: elasticctl, torch, CUDA, NCCL, Gloo. It is asked in a process of its own."""
+"""Packages of an interpreter that runs jobs: elasticctl, torch, CUDA, NCCL, Gloo. A process of its own reports them."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ print("\n" + json.dumps(found))
 
 
 class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
-    """What one has; "" and False: it has not."""
+    """Packages of an interpreter; "" and False: missing."""
 
     version: str
     elasticctl: str = ""
     elasticctl_error: str = ""
     torch: str = ""
     torch_error: str = ""
-    cuda: str = ""  # that torch is built with
-    available: bool = False  # does torch see a GPU?
+    cuda: str = ""  # the version with which torch is built
+    available: bool = False  # whether torch sees a GPU
     architectures: list[str] = []
     nccl: bool = False
     nccl_version: str = ""
@@ -59,7 +59,7 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(python: str, environ: Mapping[str, str]) -> Interpreter | str:
-    """What `python` has, or why it does not tell."""
+    """Return the packages of `python`, or why it does not report them."""
     limit_s = ASKED_WITHIN_S * crowd().patience
     kept = {name: environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in environ}
     try:
@@ -77,7 +77,7 @@ def ask(python: str, environ: Mapping[str, str]) -> Interpreter | str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """ "12.4" and "2.4.1+cu121" as numbers that can be compared."""
+    """Return "12.4" or "2.4.1+cu121" as numbers that can be compared."""
     found = []
     for part in version.partition("+")[0].split("."):
         digits = "".join(character for character in part if character.isdigit())

@@ -1,4 +1,6 @@
-"""Checks of what a server lets jobs use: memory, shared memory, files, processes, control groups; its clock; its accounts."""
+"""Checks of a server's resources for jobs: memory, shared memory, files, processes, control groups; its clock; its
+accounts.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ def processes(place: Place) -> Finding:
 
 
 def _group_tasks(place: Place) -> list[tuple[Path, int]]:
-    """The bounds on tasks of the daemon's control group, and of those above."""
+    """Return the limits on tasks of the daemon's control group, and of those above."""
     assert place.daemon is not None
     found = []
     for line in (place.machine.proc / str(place.daemon.pid) / "cgroup").read_text(encoding="utf-8").splitlines():
@@ -261,7 +263,7 @@ def cgroups(place: Place) -> Finding:
 
 
 def _as_the_agent_says(place: Place, there: str) -> Finding:
-    """What holds depends on the rights of its service: whoever asks here has others."""
+    """Return the agent's own finding: limits depend on the rights of its service, which the caller lacks."""
     assert place.daemon is not None
     told = place.described.isolation
     if place.daemon.pid is None:
@@ -331,7 +333,7 @@ class _Timex(ctypes.Structure):
 
 
 def kernel_clock() -> tuple[bool, float]:
-    """Is the kernel's clock kept by somebody, and how far may it be off (s)? Nothing is set. Raises OSError."""
+    """Return whether a program keeps the kernel's clock, and its greatest error (s). Reads only. Raises OSError."""
     told = _Timex()
     library = ctypes.CDLL(None, use_errno=True)
     state = library.adjtimex(ctypes.byref(told))
@@ -404,7 +406,7 @@ def _known(name: str) -> bool:
 
 
 def _owners(place: Place) -> set[str]:
-    """The accounts of those who have a key, or a job, as far as that is seen from here."""
+    """Return the accounts of owners of keys and jobs, as far as the caller can see them."""
     found: set[str] = set()
     for daemon in place.daemons:
         if daemon.kind == "controller" and daemon.described is not None:
@@ -427,7 +429,7 @@ def _owners(place: Place) -> set[str]:
 
 
 def _strangers(checkpoints: Path) -> list[int]:
-    """Who has directories there, and no account here."""
+    """Return owners of directories there that have no account here."""
     if not checkpoints.is_dir():
         return []
     found = set()

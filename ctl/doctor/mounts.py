@@ -1,4 +1,4 @@
-"""How much room there is on the file system of a path."""
+"""Free space on the file system of a path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LITTLE_INODES = 0.02  # of all
 
 
 def room(path: Path, full_bytes: int = FULL_BYTES) -> list[Finding]:
-    """What is wrong with the room at `path`, which is full with so much left."""
+    """Return the faults of the free space at `path`, which is full below `full_bytes`."""
     found = os.statvfs(path)
     free = found.f_bavail * found.f_frsize
     wrong = []
@@ -35,7 +35,7 @@ def room(path: Path, full_bytes: int = FULL_BYTES) -> list[Finding]:
 
 
 def text(count: float) -> str:
-    """Bytes, for people."""
+    """Return a number of bytes as text for people."""
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
         if count >= size:
             return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:.0f} {unit}"

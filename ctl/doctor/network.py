@@ -73,7 +73,7 @@ def controller(place: Place) -> Finding:
         try:
             found = KeyFile.read(Path(named).expanduser())
         except OperatorError:
-            pass  # said by `key`
+            pass  # reported by the check `key`
     each = [reach.as_server(one, found) for one in split(address)]
     reached = next((one for one in each if one.there), each[0])
     if not reached.there:
@@ -88,7 +88,7 @@ def controller(place: Place) -> Finding:
 
 
 def owned(place: Place) -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """The interfaces of this machine, and their addresses."""
+    """Yield the interfaces of this machine with their addresses."""
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
             if each.family in (socket.AF_INET, socket.AF_INET6):

@@ -1,8 +1,8 @@
-"""Where `elasticctl doctor` is: what daemons are configured on this machine, and how this desk reaches a cluster.
+"""Places that `elasticctl doctor` examines: the daemons configured on this machine, and this desk's way to a cluster.
 
-Daemons describe themselves: ``python -m elasticd.agent --config FILE --options`` prints what holds, so that nothing of their
-configuration is known twice. All of it is gathered before the checks begin, with limits (`bounded`): a configuration may lie on a
-file system that hangs.
+Daemons describe themselves: ``python -m elasticd.agent --config FILE --options`` prints the effective options, so that
+no code reads their configuration twice. All of it is gathered before the checks begin, with limits (`bounded`): a
+configuration may lie on a file system that hangs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNITS = (
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--options` prints. Paths are absolute; "" and [] where there is none, or it may not be seen."""
+    """Output of `--options`. Paths are absolute; "" and [] where there is none, or it is invisible."""
 
     kind: str
     name: str  # of the server, or of the cluster
@@ -55,19 +55,21 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: str = ""
     scratch: str = ""
     sockets: str = ""
-    isolation: dict[str, Any] = {}  # what the running agent has found that it may do
-    changeable: list[str] = []  # what an agent executes, and others may change
+    isolation: dict[str, Any] = {}  # the isolation that the running agent has found possible
+    changeable: list[str] = []  # files that an agent executes and other accounts may change
     keys: str = ""  # of a controller: its directory of keys
-    clients: list[str] = []  # addresses where it listens
+    clients: list[str] = []  # addresses at which it listens
     agents: list[str] = []
 
 
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):
-    """A daemon that is configured here. `described` is None where its configuration cannot be read: for the reason `error`."""
+    """A daemon that is configured here. `described` is None if its configuration cannot be read, for the reason
+    `error`.
+    """
 
     file: str
     kind: str  # "agent", "controller"
-    owner: int  # the account that it runs as
+    owner: int  # account of the running daemon, or of its unit or file
     pid: int | None = None  # of the running one
     described: Described | None = None
     error: str = ""
@@ -79,17 +81,18 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.described.state if self.described is not None else "/")
 
     def option(self, name: str, otherwise: Any = None) -> Any:
-        """Of its configuration."""
+        """Return an option of its configuration."""
         found = self.described.options.get(name) if self.described is not None else None
         return otherwise if found is None else found
 
 
-Describe = Callable[[Path, str], tuple[Described | None, str]]  # of a configuration, its kind; or why it cannot be read
+# From a configuration and its kind; otherwise why it cannot be read
+Describe = Callable[[Path, str], tuple[Described | None, str]]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, as whoever asks sees it."""
+    """This machine, as the caller sees it."""
 
     environ: Mapping[str, str]
     uid: int
@@ -106,24 +109,24 @@ class Machine:
 
 @dataclass(frozen=True)
 class Place:
-    """What the checks of one kind look at."""
+    """Subject of the checks of one kind."""
 
     subject: Subject
     machine: Machine
-    python: str  # that jobs run with: `--python`, else the agent's own, or at a desk that in PATH
+    python: str  # runs jobs: `--python`, else the agent's own, or at a desk the one in PATH
     home: Path = Path("/")  # of the user's configuration
     directory: Path | None = None  # of a cluster that `up` has started here
     address: str = ""  # of the controller, for people
     key: Path | None = None
     no_cluster: str = ""  # why no address is known
-    mistaken: bool = False  # because something that is named is wrong
+    mistaken: bool = False  # the reason is a mistake in a given name or file
     reach: Reach | None = None
     daemon: Daemon | None = None
     daemons: tuple[Daemon, ...] = field(default=())  # all that are configured here
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Return the title of the place for people."""
         if self.daemon is None:
             return f"desk of {_account(self.machine.uid)} on {self.machine.host}"
         name = self.daemon.described.name if self.daemon.described is not None else "?"
@@ -132,14 +135,14 @@ class Place:
 
     @property
     def described(self) -> Described:
-        """Of its daemon, whose configuration can be read."""
+        """Description of its daemon, whose configuration must be readable."""
         assert self.daemon is not None
         assert self.daemon.described is not None
         return self.daemon.described
 
 
 def find(context: Context, files: Iterable[Path], python: str | None, machine: Machine) -> list[Place]:
-    """The places here: daemons by their files (none named: those that are usual), then the desk. Raises UserError."""
+    """Return the places here: daemons by their files (by default the usual ones), then the desk. Raises UserError."""
     named = [file.absolute() for file in files]
     limit_s = DESCRIBED_WITHIN_S * crowd().patience
     found = bounded.one(lambda: list(_daemons(named, context.directory, machine)), limit_s)
@@ -219,8 +222,9 @@ def _daemons(named: list[Path], directory: Path, machine: Machine) -> Iterator[D
 
 
 def _usual(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Installed ones, those of a cluster that `up` has started here and `down` has not stopped, those that it has started here
-    from elsewhere."""
+    """Yield the usual files: installed daemons, those of a running cluster that `up` has started here, and agents that
+    `up` on another host has started here.
+    """
     for kind in ("controller", "agent"):
         if (SYSTEM / f"{kind}.yaml").exists():
             yield SYSTEM / f"{kind}.yaml", kind
@@ -238,7 +242,7 @@ def _usual(directory: Path) -> Iterator[tuple[Path, str]]:
 def _is_up(directory: Path) -> bool:
     try:
         cluster = record.read(directory)
-    except UserError:  # whether it was stopped cannot be told: its daemons are checked
+    except UserError:  # unknown whether it was stopped: its daemons are checked
         return True
     return cluster is not None and not cluster.stopped
 
@@ -270,7 +274,7 @@ def _described(file: Path, kind: str) -> tuple[Described | None, str]:
 
 
 def _unit(file: Path, kind: str, machine: Machine) -> str:
-    """The file of the systemd unit that starts this daemon."""
+    """Return the file of the systemd unit that starts this daemon."""
     for directory in machine.units:
         path = directory / f"elasticctl-{kind}.service"
         if path.exists() and str(file) in unit_options(path).get("ExecStart", ""):
@@ -279,7 +283,7 @@ def _unit(file: Path, kind: str, machine: Machine) -> str:
 
 
 def unit_options(path: Path) -> dict[str, str]:
-    """The last of each in a unit's file."""
+    """Return the options of a unit's file, the last value of each."""
     found = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         name, equals, value = line.partition("=")
@@ -289,7 +293,7 @@ def unit_options(path: Path) -> dict[str, str]:
 
 
 def _owner(file: Path, kind: str, pid: int | None, unit: str, machine: Machine) -> int:
-    """The account that the daemon runs as, or would."""
+    """Return the account under which the daemon runs, or would run."""
     if pid is not None:
         return (machine.proc / str(pid)).stat().st_uid
     if unit:
@@ -301,7 +305,7 @@ def _owner(file: Path, kind: str, pid: int | None, unit: str, machine: Machine) 
 
 
 def _pid(file: Path, kind: str, machine: Machine) -> int | None:
-    """Of the daemon that runs with this file."""
+    """Return the process of the daemon that runs with this file."""
     wanted = [b"-m", f"elasticd.{kind}".encode(), b"--config", os.fsencode(file)]
     for entry in sorted(name for name in os.listdir(machine.proc) if name.isdecimal()):
         try:

@@ -1,6 +1,6 @@
-"""How far one gets on the way to a controller: its name, the port, who listens there, keys, an answer.
+"""Steps on the way to a controller: its name, the port, the listening program, the keys, an answer.
 
-Each step that fails has a sentence of its own, and what mends it. Nothing is asked that changes anything.
+Each step that fails has a sentence of its own, with a remedy. No request changes anything.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ CONNECTED_WITHIN_S = 3.0
 GREETED_WITHIN_S = 2.0
 ANSWERED_WITHIN_S = 3.0
 PINGS = 3
-SIGNATURE = (0xFF, 0x7F)  # first and last of the ten bytes with which whoever speaks ZeroMQ begins
+SIGNATURE = (0xFF, 0x7F)  # first and last of the ten bytes with which a ZeroMQ peer begins
 
 
 class Step(enum.Enum):
-    """How far one gets."""
+    """Steps on the way to a controller."""
 
     NAME = "name"
     CONNECTION = "connection"
     GREETING = "greeting"
     KEYS = "keys"
     ANSWER = "answer"
-    STANDBY = "standby"  # it answers, and another controller leads
+    STANDBY = "standby"  # the controller answers, but another one leads
     THERE = "there"
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step that was tried; but for `THERE` it has failed, for the reason `found`."""
+    """The last step that was tried; except for `THERE` the step has failed, for the reason `found`."""
 
     address: str
     step: Step
     found: str = ""
     remedy: str = ""
     round_trip_s: float = 0.0
-    ahead_s: float | None = None  # the controller's clock of ours; None: it does not tell
+    ahead_s: float | None = None  # difference of the controller's clock from this machine's; None: unknown
     pong: Pong | None = None
     servers: tuple[ServerView, ...] = ()
     connect_s: float = 0.0
-    others: tuple[Reach, ...] = ()  # of several controllers the other ones
+    others: tuple[Reach, ...] = ()  # the other ones of several controllers
 
     @property
     def there(self) -> bool:
@@ -66,7 +66,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def short(seconds: float) -> str:
-    """A short time, for people."""
+    """Return a short time as text for people."""
     return (
         f"{seconds * 1000:.2g} ms"
         if seconds < 0.01
@@ -77,25 +77,27 @@ def short(seconds: float) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of tcp://HOST:PORT; port 0: any."""
+    """Return host and port of tcp://HOST:PORT; port 0: any."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), 0 if port == "*" else int(port)
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of `host`. Raises OSError."""
+    """Return the addresses of `host`. Raises OSError."""
     return list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
 
 
 def each_as_person(address: str, key: KeyFile | None) -> Reach:
-    """As `elasticctl` gets to each of the controllers: the one that leads, or else the first, with the others."""
+    """Try the way of `elasticctl` to each controller. Returns the outcome for the leading one, or else the first, with
+    the others.
+    """
     found = [as_person(each, key) for each in endpoints.split(address)]
     best = next((each for each in found if each.there), found[0])
     return msgspec.structs.replace(best, others=tuple(each for each in found if each is not best))
 
 
 def as_person(address: str, key: KeyFile | None) -> Reach:
-    """As `elasticctl` gets there."""
+    """Try the way of `elasticctl` to a controller."""
     tried = _opened(address)
     if tried.step is not Step.KEYS:
         return tried
@@ -119,7 +121,7 @@ def as_person(address: str, key: KeyFile | None) -> Reach:
 
 
 def as_server(address: str, key: KeyFile | None) -> Reach:
-    """As an agent gets there; nothing is asked."""
+    """Try the way of an agent to a controller, without a request."""
     tried = _opened(address)
     if tried.step is not Step.KEYS:
         return tried
@@ -128,7 +130,9 @@ def as_server(address: str, key: KeyFile | None) -> Reach:
 
 
 def why_not(address: str) -> str | None:
-    """Why nobody answers at `address`, in a sentence, as far as it can be told before keys are exchanged."""
+    """Return why no controller answers at `address`, in a sentence, as far as this can be found before keys are
+    exchanged.
+    """
     tried = _opened(address, limited=False)
     if tried.step is Step.KEYS:
         return None
@@ -164,8 +168,9 @@ def _hangs(address: str) -> str:
 
 
 def _opened(address: str, limited: bool = True) -> Reach:
-    """Is there a ZeroMQ socket? The step is KEYS if there is. `limited`: names are looked up in a process with a limit, which
-    must not be forked where ZeroMQ has threads."""
+    """Look for a ZeroMQ socket; the step is KEYS if there is one. `limited`: names are looked up in a process with a
+    limit. That process must not be forked where ZeroMQ has threads.
+    """
     try:
         transport.check_form(address)
     except OperatorError as error:
@@ -257,7 +262,7 @@ def _not_connected(address: str, host: str, ip: str, port: int, error: OSError) 
 
 
 def _greeted(address: str, probe: socket.socket, connect_s: float) -> Reach:
-    """Whoever speaks ZeroMQ says so at once."""
+    """Read the greeting that every ZeroMQ peer sends at once."""
     probe.settimeout(GREETED_WITHIN_S)
     data = b""
     try:
@@ -292,7 +297,7 @@ _EVENTS = transport.REFUSALS | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def _shaken(address: str, key: KeyFile) -> Reach | None:
-    """What is wrong with the keys; None: nothing is."""
+    """Return the fault of the keys; None: there is none."""
     who = f"{key.role.value}:{key.name}"
     if not address.startswith("tcp://"):
         return None

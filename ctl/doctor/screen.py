@@ -1,4 +1,4 @@
-"""What `elasticctl doctor` prints: findings as lines for a terminal of any width, and as plain values for programs. Pure."""
+"""Output of `elasticctl doctor`: findings as lines for a terminal of any width, and as plain values for programs. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_TEXT = 24  # columns for sentences, however narrow the terminal is
 
 @dataclass(frozen=True)
 class Result:
-    """What a check has found at a place."""
+    """Finding of a check at a place."""
 
     place: Place
     check: Check
@@ -28,7 +28,7 @@ class Result:
 
 
 def lines_of(result: Result, names: int, width: int, colour: bool) -> Iterator[str]:
-    """A finding: its outcome, the check's name, in `names` columns, the sentence, and below it what mends it."""
+    """Yield a finding: its outcome, the check's name in `names` columns, the sentence, and below it the remedy."""
     found = result.finding
     indent = 2 + OUTCOME_CELLS + 2 + names + 2
     if width - indent < LEAST_TEXT:  # narrow: the sentences stand below
@@ -48,18 +48,18 @@ def lines_of(result: Result, names: int, width: int, colour: bool) -> Iterator[s
 
 
 def in_order(results: Sequence[Result]) -> list[Result]:
-    """What is not ok first, the worst at the top, then the rest; each as it was looked at."""
+    """Return faults first, the worst at the top, then the rest; each group in the order of the checks."""
     return sorted(results, key=lambda result: -max(0, ORDER.index(result.finding.outcome) - ORDER.index(Outcome.OK)))
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """In lines of at most `width` columns; a word that is longer stays whole, so that a path can be copied."""
+    """Return lines of at most `width` columns; a longer word stays whole, so that a path can be copied."""
     clean = render.printable(text)
     return textwrap.wrap(clean, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def summary(results: Sequence[Result], width: int) -> Iterator[str]:
-    """The last lines: what does not apply, and how many of each there are."""
+    """Yield the last lines: the number of findings of each outcome, with the names of the faults."""
     silent = [result for result in results if result.finding.outcome is Outcome.ABSENT]
     wrong = [result for result in results if result.finding.outcome is Outcome.FAILURE]
     doubtful = [result for result in results if result.finding.outcome is Outcome.WARNING]
@@ -75,7 +75,7 @@ def summary(results: Sequence[Result], width: int) -> Iterator[str]:
 
 
 def document(results: Sequence[Result], host: str) -> dict[str, object]:
-    """For programs."""
+    """Return the findings as a document for programs."""
     counts = {outcome: sum(each.finding.outcome is outcome for each in results) for outcome in Outcome}
     return {
         "host": host,

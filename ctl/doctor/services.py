@@ -42,7 +42,7 @@ def configuration(place: Place) -> Finding:
 
 
 def start(place: Place) -> str:
-    """What starts the daemon."""
+    """Return the command that starts the daemon."""
     assert place.daemon is not None
     if place.daemon.unit:
         return f"`systemctl enable --now elasticctl-{place.daemon.kind}`"
@@ -113,7 +113,7 @@ def unit(place: Place) -> Finding:
 
 
 def _other_version(place: Place) -> list[Finding]:
-    """Is what the unit starts another elasticctl than this one?"""
+    """Return a finding if the unit starts another elasticctl than this one."""
     assert place.daemon is not None
     python = unit_options(Path(place.daemon.unit)).get("ExecStart", "").split(" ")[0]
     if not python or not Path(python).exists():
