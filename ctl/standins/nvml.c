@@ -1,15 +1,15 @@
-/* A stand-in for the NVIDIA driver's library (libnvidia-ml.so.1): it answers from a text file that describes a server.
+/* A stand-in for the NVIDIA driver's library (libnvidia-ml.so.1) that answers from a text file with a server's description.
 
-   For tests, and for `elasticctl up --gpu-model`: there is no GPU, and nothing computes on one. The file is the one that the
-   environment variable NVML_SERVER names, or else `server.txt` beside the library. It is looked at in every call, so whoever
-   changes it changes the server while it runs: a GPU that falls off the bus, an XID, a foreign process.
+   For tests, and for `elasticctl up --gpu-model`: there is no GPU, and no program computes on one. The environment variable
+   NVML_SERVER names the file; otherwise it is `server.txt` beside the library. Every call checks the file for changes, so that an
+   edit changes the running server: a GPU that falls off the bus, an XID, a foreign process.
 
    build: gcc -shared -fPIC -O1 -Wall -Wextra -Werror -pthread -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml.c -ldl
 
    One fact a line, words separated by blanks, later lines win; "#" begins a comment. GPU is a number from 0, or "*" for all.
-   A line that is not understood makes all calls fail, and stands on stderr. Numbers of errors are nvml.h's (15: GPU is lost).
+   A line with an error makes all calls fail, and is printed to stderr. Error numbers are those of nvml.h (15: GPU is lost).
 
-     gpus N                      how many there are; comes before all that concerns GPUs
+     gpus N                      number of GPUs; stands before all lines about GPUs
      driver VERSION              of the driver
      serial N                    servers with different numbers have GPUs with different UUIDs
      init ERROR                  nvmlInit fails with it: 9 driver not loaded, 18 driver and library do not match
@@ -17,8 +17,8 @@
      gpu GPU uuid TEXT           default: made from `serial` and GPU
      gpu GPU memory BYTES
      gpu GPU cc MAJOR MINOR      compute capability: from 7.0 on there is ECC, from 8.0 on MIG and remapped rows
-     gpu GPU path P/P/...        where it hangs, as `readlink /sys/bus/pci/devices/ADDRESS` tells: host bridge, root port, the two
-                                 ends of each PCIe switch, and last the GPU's own address. What GPUs have in common follows
+     gpu GPU path P/P/...        its place, as `readlink /sys/bus/pci/devices/ADDRESS` prints it: host bridge, root port, the two
+                                 ends of each PCIe switch, and last the GPU's own address. Common ancestors follow from it
      gpu GPU node N              NUMA node
      gpu GPU cpus LIST           near it: 0-15,64-79
      gpu GPU pcie GENERATION WIDTH
@@ -30,23 +30,23 @@
      gpu GPU nvspeed MB_PER_S    of one NVLink in one direction
      gpu GPU mig GI PROFILE BYTES  a MIG instance of it: `gpu 0 mig 1 3g.20gb 20937965568`. With one, MIG mode is on
      gpu GPU divided             MIG mode is on, and there may be no instance
-   What changes:
+   State that changes:
      gpu GPU util PERCENT | used BYTES | temperature C | power MILLIWATTS | clock MHZ
      gpu GPU throttle MASK       reasons, hexadecimal (nvmlClocksEventReason...): 8 hardware slowdown, 40 hardware thermal
      gpu GPU ecc CORRECTED UNCORRECTED     errors since the driver was loaded
      gpu GPU remapped CORRECTED UNCORRECTED PENDING FAILURE   rows of memory
      gpu GPU retired PENDING     1: pages of memory wait to be retired
-     gpu GPU process PID BYTES   one that computes on it; one line each
+     gpu GPU process PID BYTES   a process that computes on it; one line each
      gpu GPU quiet               no process any more
      gpu GPU xid CODE            an event; a line each time it happens
      gpu GPU event TYPE DATA     another event (nvmlEventType...): 1 single-bit ECC, 2 double-bit ECC
-     gpu GPU error ERROR         all calls about it fail so: 15 it has fallen off the bus, 0 it is well again
-     gpu GPU fails CALL ERROR    one call fails so: gpu 1 fails nvmlDeviceGetMemoryInfo 3
+     gpu GPU error ERROR         all calls about it fail with this error: 15 fallen off the bus, 0 well again
+     gpu GPU fails CALL ERROR    one call fails with this error: gpu 1 fails nvmlDeviceGetMemoryInfo 3
      gpu GPU slow MILLISECONDS   each call about it takes so long
      gpu GPU gone                the driver does not count it, as after a restart without it: those behind it move up
      nic ...                     not for this library: `sysfs.py` reads it
 
-   An event set tells of the events that came into the file after a GPU was registered with it, in the order of the file. */
+   An event set delivers the events added to the file after a GPU was registered with it, in the order of the file. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -253,7 +253,7 @@ static int load(void) {
     return broken ? UNKNOWN : SUCCESS;
 }
 
-/* -------------------------------------------------------------------------------------------------- what every call does */
+/* --------------------------------------------------------------------------------------------------------- common parts */
 
 static void nap(int ms) {
     struct timespec time = {ms / 1000, ms % 1000 * 1000000l};
@@ -305,7 +305,7 @@ static int copied(char *out, unsigned size, const char *format, ...) {
     return length < (int)size ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
-/* The GPU that the driver calls number `index`; -1: none. */
+/* Return the GPU with the driver's number `index`; -1: none. */
 static int counted(unsigned index) {
     for (int i = 0; i < server.gpus; i++)
         if (!server.gpu[i].gone && !index--) return i;
@@ -526,7 +526,7 @@ PUBLIC int nvmlDeviceGetMemoryAffinity(Device device, unsigned words, unsigned l
     return SUCCESS;
 }
 
-/* What two GPUs have in common. Both ends of a PCIe switch stand in a path, and a root port above them. */
+/* Return the level of two GPUs' closest common ancestor. A path has both ends of a PCIe switch, and a root port above them. */
 static int common(int a, int b) {
     const Gpu *first = &server.gpu[a], *second = &server.gpu[b];
     const char *p = first->path, *q = second->path;
@@ -700,7 +700,7 @@ PUBLIC int nvmlDeviceRegisterEvents(Device device, Count types, EventSet *set) {
 
 static int next_event(EventSet *set, EventData *out) {
     BEGUN;
-    if (set->next > server.events) { /* the file is another one now: what is in it has been seen */
+    if (set->next > server.events) { /* the file has been replaced: its events count as delivered */
         set->next = server.events;
         memset(set->from, 0, sizeof set->from);
     }
