@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter, is_
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -35,15 +36,29 @@ MANY = 32  # values of a list: longer ones are not looked at
 _TOLD: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models of all jobs that this process has prepared
 
 
+_version = attrgetter("_version")
+
+
 class _Seen(NamedTuple):
-    """A tensor as it was."""
+    """Tensors as they were, by position in three lists: looked at in every step, so without a call of Python's for each."""
 
-    tensor: torch.Tensor
-    address: int
-    version: int
+    tensors: list[torch.Tensor]
+    addresses: list[int]
+    versions: list[int]
 
-    def is_still(self, tensor: torch.Tensor) -> bool:
-        return tensor is self.tensor and tensor.data_ptr() == self.address and tensor._version == self.version
+    @classmethod
+    def of(cls, tensors: list[torch.Tensor]) -> _Seen:
+        return cls(tensors, [*map(torch.Tensor.data_ptr, tensors)], [*map(_version, tensors)])
+
+    def are_still(self, now: _Seen) -> bool:
+        """Are those of now these, unchanged?"""
+        same = self.versions == now.versions and self.addresses == now.addresses
+        return same and all(map(is_, self.tensors, now.tensors))
+
+    def changed(self, now: _Seen) -> list[int]:
+        """The positions of those that are others now, or have been changed."""
+        pairs = enumerate(zip(zip(*self, strict=True), zip(*now, strict=True), strict=True))
+        return [position for position, (was, is_now) in pairs if was[0] is not is_now[0] or was[1:] != is_now[1:]]
 
 
 @dataclass
@@ -51,24 +66,27 @@ class _Kept:
     """Tensors by name, and what they were."""
 
     tensors: Callable[[], Sequence[tuple[str, torch.Tensor]]]
-    seen: Sequence[_Seen] = ()
+    seen: _Seen = field(default_factory=lambda: _Seen([], [], []))
     contents: Sequence[int] | None = None  # in a job's first step
     put_back: set[str] = field(default_factory=set)  # those that bodies change, and give back their contents
 
     def remember(self, contents: bool) -> None:
         present = [tensor for _, tensor in self.tensors()]
-        self.seen = [_Seen(tensor, tensor.data_ptr(), tensor._version) for tensor in present]
+        self.seen = _Seen.of(present)
         self.contents = _contents(present) if contents else None
 
     def changed(self) -> str | None:
         """The name of one that is not what it was."""
         present = self.tensors()
-        if len(present) != len(self.seen):
+        if len(present) != len(self.seen.tensors):
             return "one of its tensors"
-        touched = [name for (name, tensor), seen in zip(present, self.seen, strict=True) if not seen.is_still(tensor)]
+        seen = _Seen.of([tensor for _, tensor in present])
+        if self.contents is None and self.seen.are_still(seen):
+            return None
+        touched = [present[position][0] for position in self.seen.changed(seen)]
         if self.contents is None:
             return next((name for name in touched if name not in self.put_back), None)
-        now = _contents([tensor for _, tensor in present])
+        now = _contents(seen.tensors)
         for (name, _), one, two in zip(present, self.contents, now, strict=True):
             if one != two:
                 return name
@@ -155,7 +173,7 @@ class Untold:
         self._parameters.remember(first)
         if first or self._registered.contents is not None:
             self._registered.remember(first)
-        for kept in [*(each[-1] for each in self._copies), *(each[-1] for each in self._in_lists)]:
+        for *_, kept in (*self._copies, *self._in_lists):
             if first != (kept.contents is not None):
                 kept.remember(first)
         if first and self._attributes is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -36,6 +37,7 @@ class _Tensor:
 
 
 Options = list[list[dict[str, Any]]]  # by optimizer and group; tensors are `_Tensor`
+_FIXED = frozenset({type(None), bool, int, float, str, tuple})  # types of options that nobody changes in place
 _Changes = dict[str, tuple[Any, Any]]  # by the option's name: before, and behind
 
 
@@ -48,6 +50,8 @@ class Hyperparameters:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
         self._hashed: tuple[Options, int] | None = None
+        self._snapshots: list[list[dict[str, Any]]] = []  # groups as they were taken last, with their parameters
+        self._taken: Options = []  # what was taken then
         self._begin_with(self._take())
 
     def _begin_with(self, start: Options) -> None:
@@ -77,11 +81,10 @@ class Hyperparameters:
 
     def keep(self) -> None:
         """A body has come to `optimizer.step()`. Raises UserError if it disagrees with one before."""
+        self._check_groups()
         if self._own is None:
-            self._check_groups()
             self._own = self._take()
         else:
-            self._check_groups()
             self._disagree(_difference(self._own, self._take()), "")
         self._base = self._own
 
@@ -101,7 +104,7 @@ class Hyperparameters:
         told, self._told = self._told, None
         if told is not None:
             self._put(told)
-        elif self._own is not None:
+        elif self._own is not None and self._take() is not self._own:
             self._put(self._own)
 
     def updated(self) -> None:
@@ -175,23 +178,41 @@ class Hyperparameters:
         self._put(_of_plain(values))
 
     def _take(self) -> Options:
-        return [
+        """The options of now. Where each is the very object that was taken before, the same list as then is returned: nothing
+        is copied or compared in a step that sets none of them."""
+        present = [optimizer.param_groups for optimizer in self._optimizers]
+        if self._snapshots and all(map(_are_same, present, self._snapshots)):
+            return self._taken
+        self._taken = [
             [
                 {
                     key: _Tensor(value, value.detach().clone()) if isinstance(value, torch.Tensor) else value
                     for key, value in group.items()
                     if key != "params"
                 }
-                for group in optimizer.param_groups
+                for group in groups
             ]
-            for optimizer in self._optimizers
+            for groups in present
         ]
+        changeable = any(
+            type(value) not in _FIXED for groups in self._taken for group in groups for value in group.values()
+        )
+        self._snapshots = [] if changeable else [[dict(group) for group in groups] for groups in present]
+        return self._taken
 
     def _put(self, options: Options) -> None:
         for optimizer, saved in zip(self._optimizers, options, strict=True):
             for group, values in zip(optimizer.param_groups, saved, strict=False):
                 for key, value in values.items():
                     group[key] = _into(group.get(key), value)
+
+
+def _are_same(groups: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> bool:
+    """Do these groups have the same keys in the same order, and under each the same object?"""
+    return len(groups) == len(others) and all(
+        len(one) == len(other) and all(map(is_, one, other)) and all(map(is_, one.values(), other.values()))
+        for one, other in zip(groups, others, strict=True)
+    )
 
 
 def _into(present: Any, saved: Any) -> Any:
@@ -227,7 +248,7 @@ def _disagreement(one: _Changes, other: _Changes) -> tuple[str, Any, Any] | None
 
 def _changes(one: Options, other: Options) -> _Changes:
     found: _Changes = {}
-    if _plainly_equal(one, other):
+    if one is other or _plainly_equal(one, other):
         return found
     for number, (groups, others) in enumerate(zip(one, other, strict=True)):
         if len(groups) != len(others):

@@ -12,7 +12,9 @@ its beginning. `adopt` therefore gives model and optimizers the structure of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, compress
+from operator import attrgetter, is_, methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -78,6 +80,7 @@ class TrainingState:
         self.scaler = scaler
         self._data = data
         self._values: dict[str, Any] = {}  # registered ones, while their tensors come
+        self._walk: _Walk | None = None  # the last one over all parameters
         self.registered = registered if registered is not None else Registered()
 
     def follow(
@@ -94,12 +97,11 @@ class TrainingState:
 
     def trained(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained, each once: the model's in its order, then those that only an optimizer knows."""
-        found = {id(parameter): parameter for parameter in _parameters_of(self.model)}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    found.setdefault(id(parameter), parameter)
-        return [parameter for parameter in found.values() if parameter.requires_grad]
+        groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        walk = self._walk
+        if walk is None or not walk.holds(groups):
+            walk = self._walk = _Walk(self.model, groups)
+        return walk.trained()
 
     # -- giving
 
@@ -395,20 +397,54 @@ def _words(description: list[Any]) -> str:
     return f"{name} ({kind}, shape {list(shape)})"
 
 
-def _parameters_of(model: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
-    """As `model.parameters()`, in the same order, without making their names: it is asked in every step."""
-    if type(model).named_parameters is not torch.nn.Module.named_parameters:
-        return model.parameters()
-    found: dict[int, torch.nn.Parameter] = {}
-    known: set[int] = set()
+_parts = attrgetter("_modules"), attrgetter("_parameters")
+_values = methodcaller("values")
+_requires_grad = attrgetter("requires_grad")
+
+
+class _Walk:
+    """The parameters that one walk over a model, and over its optimizers' groups, has found.
+
+    They are wanted in every step, and are the same in nearly all. So the modules are kept, too, and `holds` looks whether each
+    still has the same parts and parameters, without a call of Python's for each."""
+
+    def __init__(self, model: torch.nn.Module, groups: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+        self._model = model
+        self._modules = _modules_of(model)
+        self._seen = self._look(groups)
+        if self._names_own_parameters():
+            own = list(model.parameters())
+        else:
+            own = [each for module in self._modules for each in module._parameters.values() if each is not None]
+        every = [*own, *(parameter for group in groups for parameter in group)]
+        self._parameters = list({id(parameter): parameter for parameter in every}.values())
+
+    def _names_own_parameters(self) -> bool:
+        """Has its class a way of its own to say what they are?"""
+        return type(self._model).named_parameters is not torch.nn.Module.named_parameters
+
+    def _look(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> list[Any]:
+        held = (chain.from_iterable(map(_values, map(part, self._modules))) for part in _parts)
+        return [*chain.from_iterable(held), *chain.from_iterable(groups)]
+
+    def holds(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> bool:
+        """Would another walk find the same?"""
+        now = self._look(groups)
+        same = len(now) == len(self._seen) and all(map(is_, now, self._seen))
+        return same and not self._names_own_parameters()
+
+    def trained(self) -> list[torch.nn.Parameter]:
+        """Those that require a gradient now, each once: the model's in its order, then those that only an optimizer knows."""
+        return [*compress(self._parameters, map(_requires_grad, self._parameters))]
+
+
+def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """As `model.modules()`, in the same order, without making their names."""
+    found: dict[int, torch.nn.Module] = {}
     waiting = [model]
     while waiting:
         module = waiting.pop()
-        if id(module) in known:
-            continue
-        known.add(id(module))
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                found.setdefault(id(parameter), parameter)
-        waiting += [each for each in reversed(module._modules.values()) if each is not None]
-    return found.values()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting += [each for each in reversed(module._modules.values()) if each is not None]
+    return list(found.values())
