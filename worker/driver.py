@@ -31,6 +31,7 @@ from .events import (
     OrderReceived,
     Place,
     RetireGroup,
+    RunStep,
     SendFollower,
     SendLeader,
     SendStatus,
@@ -87,6 +88,8 @@ class MachineControl:
 
     def _act(self, action: Action) -> None:
         match action:
+            case RunStep():  # the one of every step first
+                self._instruct(action)
             case SendLeader() | SendFollower() | SendStatus():
                 self._send(action)
             case BuildGroup():

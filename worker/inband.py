@@ -82,6 +82,10 @@ class InBand:
         ranks whose letters are the cause, and do not count; none where no worker in particular is the cause."""
         self._blame = blame
         self._participants: dict[str, Participant] = {}
+        self._wants: list[Callable[[Part], bool]] = []  # of all
+        self._numbers: list[Callable[[Part], Sequence[int]]] = []  # of those with integers in the word
+        self._after: list[tuple[Callable[[Part, Sequence[int]], bool], slice]] = []  # the same, and where these are
+        self._length = 2
         self._word: torch.Tensor | None = None
         self._greatest: list[int] = []  # of a worker that is alone: its own word
         self._work: dist.Work | None = None
@@ -91,14 +95,20 @@ class InBand:
         """Before the loop begins, in the same order on every worker."""
         assert participant.name not in self._participants, f"{participant.name} takes part twice"
         self._participants[participant.name] = participant
+        self._wants.append(participant.wants)
+        if participant.slots:
+            self._numbers.append(participant.numbers)
+            end = self._length + participant.slots
+            self._after.append((participant.wants_after, slice(self._length, end)))
+            self._length = end
 
     def issue(self, communicator: Communicator, part: Part, proposal: int) -> None:
         """Send this worker's word. Raises CommunicatorBroken."""
-        participants = self._participants.values()
-        wants = [each.wants(part) for each in participants]  # all are asked
+        wants = [each(part) for each in self._wants]  # all are asked
         word = [proposal, any(wants)]
-        for each in participants:
-            word.extend(each.numbers(part))
+        for numbers in self._numbers:
+            word += numbers(part)
+        assert len(word) == self._length, "a participant has another number of integers than its slots"
         self._letters = None
         if communicator.size == 1:
             self._word, self._greatest = None, word
@@ -114,11 +124,8 @@ class InBand:
         if self._word is not None:
             communicator.wait(self._work)
             self._work, greatest = None, self._word.tolist()
-        proposal, asked, begin = greatest[0], [bool(greatest[1])], 2
-        for each in self._participants.values():
-            if each.slots:
-                asked.append(each.wants_after(part, greatest[begin : begin + each.slots]))
-                begin += each.slots
+        proposal, asked = greatest[0], [bool(greatest[1])]
+        asked += [wants_after(part, greatest[place]) for wants_after, place in self._after]
         if any(asked):
             own = {name: each.letter(part) for name, each in self._participants.items()}
             self._letters = exchange(communicator, own)

@@ -75,12 +75,16 @@ from .events import (
     MetricsReported,
     Noticed,
     OrderReceived,
+    PartComputed,
     PeerSaid,
     Place,
     SendStatus,
     StatusAcknowledged,
+    StepApplied,
+    StepWanted,
     SuspendReceived,
     TimePassed,
+    WordRead,
 )
 from .membership import machine as ms
 from .membership.builds import Builds
@@ -131,6 +135,8 @@ class WorkerMachine:
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one fact. Raises InvalidTransition, changing nothing, where only a bug can have told it."""
         match event:
+            case PartComputed() | WordRead() | StepApplied() | StepWanted():  # those of every step first
+                return self._training.handle(now, event)
             case OrderReceived() | PeerSaid() | GroupBuilt() if self._training.ending:
                 return []  # nobody must count on it in another generation
             case OrderReceived() | PeerSaid():

@@ -75,6 +75,8 @@ class StepTimes:
         """Record that `step` was applied at `at`. Returns True if this completes the measurement of a switch."""
         self._applied.append((step, at))
         self._own += 1
+        if not self._pending:
+            return False
         done = [p for p in self._pending if step >= p.step + STEPS_AFTER]
         self._pending = [p for p in self._pending if step < p.step + STEPS_AFTER]
         for pending in done:

@@ -19,15 +19,8 @@ from .hosting import assign as assign
 def derive_seed(seed: int, *parts: int | str) -> int:
     """A seed of 63 bits from the job's seed and what it is for. The same on every machine, and for ever."""
     # Types and lengths are hashed with the values, so that ("a", 1) and ("a1",) differ.
-    text = _typed(seed)
-    for part in parts:
-        text += _typed(part)
+    text = "".join([f"{type(part).__name__}:{len(value := str(part))}:{value};" for part in (seed, *parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _typed(part: int | str) -> str:
-    text = str(part)
-    return f"{type(part).__name__}:{len(text)}:{text};"
 
 
 def seed_everything(value: int) -> None:

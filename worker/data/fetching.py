@@ -39,6 +39,8 @@ def move_to(batch: Any, device: torch.device) -> Any:
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
+    if type(batch) is tuple:  # most are: the rest of the questions cost more than the answer
+        return tuple([move_to(value, device) for value in batch])
     if callable(to := getattr(batch, "to", None)) and not isinstance(batch, type):
         moved = to(device)
         return batch if moved is None else moved

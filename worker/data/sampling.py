@@ -160,6 +160,7 @@ class SerialSampler(Schedule):
             )
         super().__init__(order, virtual_workers, size // full if drop_last else -(-size // full), updates)
         self.batch_size = batch_size
+        self._full = [batch_size] * virtual_workers  # sizes in a full step
 
     @property
     def samples_per_step(self) -> int:
@@ -172,6 +173,8 @@ class SerialSampler(Schedule):
 
     def _sizes(self, epoch: int, step: int) -> Sequence[int]:
         full = self.samples_per_step
+        if (step + 1) * full <= self.order.size:
+            return self._full
         each, larger = divmod(min(full, self.order.size - step * full), self.virtual_workers)
         return [each + (v < larger) for v in range(self.virtual_workers)]
 

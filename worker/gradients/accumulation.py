@@ -294,26 +294,25 @@ class Accumulation:
         """Autograd has completed this parameter's gradient, for one backward pass."""
         if self._part_stepped:
             self._late = True
-        if self._mode in (_Mode.OFF, _Mode.PROBING):
+        mode, versions = self._mode, self._versions
+        if mode is _Mode.OFF or mode is _Mode.PROBING:
             return
-        grad = parameter.grad
-        assert grad is not None
-        again = self._versions[position] is not None
-        self._versions[position] = grad._version
+        again = versions[position] is not None
+        versions[position] = parameter.grad._version  # type: ignore[union-attr]  # of a gradient that is there
         if again:
             self._twice = True
-        elif self._mode is _Mode.PLACING:
+        elif mode is _Mode.PLACING:
             waiting = self._waiting
-            waiting[self._segment_of[position]] -= 1
+            waiting[segment := self._segment_of[position]] -= 1
+            if waiting[segment]:
+                return
             while self._placed < len(waiting) and waiting[self._placed] == 0:
                 self._put_next()
 
     def _was_untouched(self) -> bool:
         """Whether every gradient is as the backward pass has left it."""
-        return all(
-            (None if parameter.grad is None else parameter.grad._version) == version
-            for parameter, version in zip(self._layout.parameters, self._versions, strict=True)
-        )
+        grads = [parameter.grad for parameter in self._layout.parameters]
+        return [None if grad is None else grad._version for grad in grads] == self._versions
 
 
 def _put_zero(view: torch.Tensor, adds: bool) -> None:

@@ -6,8 +6,7 @@ that a gradient scaler skips because of an overflow) is decided alike everywhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,8 +55,14 @@ class Update:
         """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0. stepped:
         positions of the optimizers that do it. results: are told the gradient's norm and the rates."""
         optimizers = [self.optimizers[position] for position in stepped]
-        with _acting(optimizers):
+        acts = [optimizer._act for optimizer in optimizers if isinstance(optimizer, ElasticOptimizer)]
+        for act in acts:
+            act.acting = True
+        try:
             self._apply(parameters, optimizers, step, virtual_workers, items, results)
+        finally:
+            for act in acts:
+                act.acting = False
 
     def _apply(
         self,
@@ -181,18 +186,6 @@ def make_elastic(
     if update is not None:
         original = partial(kind.profile_hook_step(update), optimizer)  # with the script's hooks
     put_between(optimizer, {"_act": _Act(original, stepped, computes, evaluate)}, ElasticOptimizer)
-
-
-@contextmanager
-def _acting(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    acts = [optimizer._act for optimizer in optimizers if isinstance(optimizer, ElasticOptimizer)]
-    for act in acts:
-        act.acting = True
-    try:
-        yield
-    finally:
-        for act in acts:
-            act.acting = False
 
 
 class ElasticScaler:

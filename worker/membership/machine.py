@@ -100,6 +100,8 @@ class Stage(enum.Enum):
     LEFT = "is in no roster any more"
     FINISHED = "its loop is over"
 
+    __hash__ = object.__hash__  # there is one object of each; that of Enum is a call of Python's, four times in a step
+
 
 _IN_GENERATION = frozenset({Stage.TRAINING, Stage.ABANDONED})
 _ALIVE = frozenset(Stage) - {Stage.LEFT, Stage.FINISHED}
@@ -231,6 +233,14 @@ class Membership:
         if self._stage not in allowed:
             raise InvalidTransition(f"{type(event).__name__} of a worker that {self._stage.value}")
         match event:
+            case StepStarted(last):  # those of every step first
+                return self._on_step_started(last)
+            case WordRead(generation):
+                return self._on_word(generation)
+            case StepApplied(step, settled):
+                return self._on_applied(step, settled)
+            case BoundaryReached():
+                return self._on_boundary(now)
             case OrderReceived(order):
                 return self._on_order(now, order)
             case PeerSaid(message):
@@ -241,20 +251,12 @@ class Membership:
                 return self._on_built(now, generation, attempt, reason)
             case Arrived():
                 return self._on_arrived(now)
-            case StepStarted(last):
-                return self._on_step_started(last)
-            case WordRead(generation):
-                return self._on_word(generation)
-            case StepApplied(step, settled):
-                return self._on_applied(step, settled)
             case Settled():
                 self._settled += 1
                 return []
             case StateLost():
                 self._applied, self._settled = None, 0
                 return []
-            case BoundaryReached():
-                return self._on_boundary(now)
             case CollectiveFailed(reason):
                 return self._on_failed(now, reason)
             case LoopEnded():

@@ -36,6 +36,8 @@ class Doing(enum.Enum):
     CLOSING = "waiting for its last report to arrive"
     OVER = "over"
 
+    __hash__ = object.__hash__  # there is one object of each; that of Enum is a call of Python's, six times in a step
+
 
 ALONE = (Doing.LOADING, Doing.UPDATING, Doing.SCRIPT, Doing.PAUSED, Doing.SAVING)  # limited by `pause_timeout`
 TOGETHER = (

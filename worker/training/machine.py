@@ -178,6 +178,8 @@ class Training:
         actions: list[Action] = []
         for action in decided:
             match action:
+                case ms.Propose() | ms.Proceed() | ms.Stall() | ms.Leave():
+                    pass  # answers to a boundary or a step, taken there
                 case ms.SendLeader() | ms.SendFollower():
                     actions.append(action)
                 case ms.BuildGroup(roster, attempt, leader_address):
@@ -190,8 +192,6 @@ class Training:
                     actions += self._enter(now, action)
                 case ms.Report():
                     self._reporting.change(now)
-                case ms.Propose() | ms.Proceed() | ms.Stall() | ms.Leave():
-                    pass  # answers to a boundary or a step, taken there
         return actions
 
     def suspend(self, now: float, suspend: Suspend) -> list[Action]:
@@ -373,7 +373,7 @@ class Training:
             return self._closing.suspended(now)
         decided = self._membership.handle(now, ms.BoundaryReached())
         actions = self.follow(now, decided)
-        answers = {type(action) for action in decided}
+        answers = [type(action) for action in decided]
         if ms.Leave in answers:
             return [*actions, *self._closing.close(now, ExitScript(0))]
         if ms.Stall in answers:
