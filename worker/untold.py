@@ -53,7 +53,7 @@ class _Seen(NamedTuple):
     def are_still(self, now: _Seen) -> bool:
         """Are those of now these, unchanged?"""
         same = self.versions == now.versions and self.addresses == now.addresses
-        return same and all(map(is_, self.tensors, now.tensors))
+        return same and (self.tensors is now.tensors or all(map(is_, self.tensors, now.tensors)))
 
     def changed(self, now: _Seen) -> list[int]:
         """The positions of those that are others now, or have been changed."""
@@ -65,22 +65,27 @@ class _Seen(NamedTuple):
 class _Kept:
     """Tensors by name, and what they were."""
 
-    tensors: Callable[[], Sequence[tuple[str, torch.Tensor]]]
+    named: Callable[[], Sequence[tuple[str, torch.Tensor]]]
+    present: Sequence[tuple[str, torch.Tensor]] = ()  # what `named` has returned last
+    tensors: list[torch.Tensor] = field(default_factory=list)  # those in it
     seen: _Seen = field(default_factory=lambda: _Seen([], [], []))
     contents: Sequence[int] | None = None  # in a job's first step
     put_back: set[str] = field(default_factory=set)  # those that bodies change, and give back their contents
 
     def remember(self, contents: bool) -> None:
-        present = [tensor for _, tensor in self.tensors()]
-        self.seen = _Seen.of(present)
-        self.contents = _contents(present) if contents else None
+        self.seen = self._look()
+        self.contents = _contents(self.tensors) if contents else None
+
+    def _look(self) -> _Seen:
+        if (present := self.named()) is not self.present:
+            self.present, self.tensors = present, [tensor for _, tensor in present]
+        return _Seen.of(self.tensors)
 
     def changed(self) -> str | None:
         """The name of one that is not what it was."""
-        present = self.tensors()
+        seen, present = self._look(), self.present
         if len(present) != len(self.seen.tensors):
             return "one of its tensors"
-        seen = _Seen.of([tensor for _, tensor in present])
         if self.contents is None and self.seen.are_still(seen):
             return None
         touched = [present[position][0] for position in self.seen.changed(seen)]

@@ -235,10 +235,10 @@ class Accumulation:
             self._observe(segment.positions)
         self._put(segment.positions, self._target, self._adds)
         if self._mode is _Mode.PLACING:
+            parameters, views, versions = self._layout.parameters, self._target.views, self._versions
             for position in segment.positions:
-                view = self._target.views[position]
-                self._layout.parameters[position].grad = view
-                self._versions[position] = view._version
+                parameters[position].grad = view = views[position]
+                versions[position] = view._version
         if self._reducer is not None:
             self._reducer.advance(segment.flat, segment.end)
 

@@ -209,10 +209,12 @@ class Hyperparameters:
 
 def _are_same(groups: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> bool:
     """Do these groups have the same keys in the same order, and under each the same object?"""
-    return len(groups) == len(others) and all(
-        len(one) == len(other) and all(map(is_, one, other)) and all(map(is_, one.values(), other.values()))
-        for one, other in zip(groups, others, strict=True)
-    )
+    if len(groups) != len(others):
+        return False
+    for one, other in zip(groups, others, strict=True):
+        if len(one) != len(other) or not all(map(is_, one, other)) or not all(map(is_, one.values(), other.values())):
+            return False
+    return True
 
 
 def _into(present: Any, saved: Any) -> Any:

@@ -206,8 +206,9 @@ class Registered:
 
     def watch(self) -> None:
         """Watch the present tensors for changes, which `check` reports."""
-        self.watched.clear()
-        self._each_tensor(lambda place, tensor: self.watched.append((place[0], tensor)))
+        found: list[tuple[str, torch.Tensor]] = []
+        self._each_tensor(lambda place, tensor: found.append((place[0], tensor)))
+        self.watched = found  # a new list, so that a reader of the old one notices the change
         self.remember()
 
     def remember(self) -> None:
