@@ -17,6 +17,7 @@ BEGIN = "<!-- bench-runtime: written by `make bench-runtime`, from here -->"
 END = "<!-- bench-runtime: to here -->"
 TITLES = {
     "throughput": "Throughput while nothing changes, W = N (of stock DistributedDataParallel's, same W)",
+    "overhead": "What the runtime itself takes of a step, W = N = 1",
     "reduction": "The canonical reduction alone",
     "hosting": "Hosting several virtual workers in one process",
     "memory": "Gradients that a worker keeps, beside the parameters' own",
