@@ -526,8 +526,10 @@ class AgentMachine:
         before = process.status
         if before is not None and status.sequence < before.sequence:
             return []
-        process.status, process.heard_at = status, now
         actions: list[Action] = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
+        if before is not None and status.sequence == before.sequence:
+            return actions  # what a number has said first stands, here as at the controller
+        process.status, process.heard_at = status, now
         if process.suspend is not None:  # one that has been adopted may not have been within hearing
             if status.phase.may_have_state:
                 actions.append(SendWorker(status.worker, process.suspend))

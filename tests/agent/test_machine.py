@@ -148,6 +148,17 @@ def test_a_change_of_phase_is_reported_at_once_and_mere_progress_with_the_heartb
     assert sent(driven.pass_time(1.0), AgentHeartbeat) == [AgentHeartbeat(server=SERVER.server, troubles=())]
 
 
+def test_of_two_statuses_with_one_number_the_first_counts_and_the_second_is_answered() -> None:
+    driven = Driven(FIRST)
+    driven.status(status(sequence=2))
+    assert driven.status(status(sequence=2, phase=WorkerPhase.FINISHED, applied=9)) == [
+        SendWorker(FIRST, StatusReceived(sequence=2))
+    ]
+    assert driven.status(status(sequence=1, phase=WorkerPhase.FINISHED)) == []
+    (ended,) = sent(driven.hear(ProcessExited(FIRST, 0, "exit code 0")), WorkerExit)
+    assert (ended.phase, ended.status) == (WorkerPhase.TRAINING, status(sequence=2))
+
+
 def test_that_an_evaluation_of_unknown_length_has_begun_is_reported_at_once() -> None:
     driven = Driven(FIRST)
     driven.status(status(sequence=1, longest_step_s=4.0))
