@@ -200,3 +200,34 @@ def test_a_leader_and_a_member_that_do_not_reach_each_other_both_say_so() -> Non
     assert leads.unheard == (worker(1),), "it has not said yet that it is prepared"
     follows.handle(2.0, m.PeerSaid(prepare))
     assert follows.unheard == ()
+
+
+def test_a_prepare_of_an_earlier_attempt_that_comes_late_does_not_take_the_place_of_the_newer_one() -> None:
+    follower = follower_in_generation_1()
+    follower.handle(0.0, m.OrderReceived(order(2, 0, 1)))
+
+    def prepare(attempt: int) -> m.PeerSaid:
+        return m.PeerSaid(Prepare(job=JOB, generation=2, attempt=attempt, base=1, holders=(worker(0), worker(1))))
+
+    (build,) = follower.handle(0.0, prepare(2))
+    assert isinstance(build, m.BuildGroup)
+    assert build.attempt == 2
+    assert follower.handle(0.1, prepare(1)) == []
+    assert follower.handle(0.1, m.GroupBuilt(2, 1)) == [], "so does a communicator of the earlier one"
+    assert follower.handle(0.1, m.GroupFailed(2, 1, "reset by peer")) == []
+    (said,) = follower.handle(0.2, m.GroupBuilt(2, 2))
+    assert isinstance(said, m.SendLeader)
+    assert isinstance(said.message, Prepared)
+    assert (said.message.attempt, said.message.error) == (2, "")
+    assert follower.handle(0.3, prepare(1)) == [said], "what stands is told again"
+
+
+@pytest.mark.parametrize(("attempt", "follows"), [(1, False), (2, True)])
+def test_a_commit_is_of_the_attempt_that_stands(attempt: int, follows: bool) -> None:
+    newcomer = m.Membership(JOB, worker(1))
+    newcomer.handle(0.0, m.Arrived())
+    newcomer.handle(0.0, m.OrderReceived(order(2, 0, 1)))
+    newcomer.handle(0.0, m.PeerSaid(Prepare(job=JOB, generation=2, attempt=2, base=0, holders=(worker(0),))))
+    newcomer.handle(0.0, m.GroupBuilt(2, 2))
+    actions = newcomer.handle(0.0, m.PeerSaid(Commit(job=JOB, generation=2, attempt=attempt)))
+    assert any(isinstance(action, m.Switch) for action in actions) == follows
