@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from elasticd.protocol.model import (
     job_number,
 )
 
+from . import doubles
 from .operations import PROCESS, Crashed
 from .plan import Moment
 from .process import Process, State
@@ -119,6 +121,7 @@ class Agent(Process):
         self.highest_term = 0  # that it has heard, since its start or durably before
         self._unwritten: Identity | None = None  # waits for a file system that hangs
         self._kept_in_vain = False  # it could not be written when that was wanted last
+        self._doubles = random.Random(f"{world.seed}/doubles/{name}")
         self._machine: AgentMachine
 
     def boot(self) -> None:
@@ -199,6 +202,9 @@ class Agent(Process):
 
     def from_worker(self, status: WorkerStatus) -> None:
         self._dispatch(WorkerStatusReceived(status))
+        if self.state is State.RUNNING and self._doubles.random() < self._world.network.weather.copies:
+            again = WorkerStatusReceived(doubles.other_contents(status))
+            doubles.heard_again(self.name, status, self._machine.handle(self.now, again))
 
     def hear(self, worker: Worker, status: WorkerStatus) -> None:
         """A worker says something; while the agent is away its socket keeps it."""

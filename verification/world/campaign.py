@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from .agreements import with_agreements
 from .disasters import with_disasters
 from .forger import with_forger
 from .history import Outcome, play
@@ -40,7 +41,7 @@ class Settings:
         """The history of a seed."""
         name = self.weather or ("hostile" if seed % 2 else "tcp")
         plan = draw(seed, WEATHERS[name], self.shape)
-        return with_zombies(with_forger(with_disasters(plan))) if self.shape == Shape() else plan
+        return with_agreements(with_zombies(with_forger(with_disasters(plan)))) if self.shape == Shape() else plan
 
     @property
     def mark(self) -> str:

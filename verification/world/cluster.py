@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from elasticd.agent.machine import MAX_FORGOTTEN, MAX_ORDERS
@@ -14,7 +15,7 @@ from elasticd.protocol.times import START_PATIENCE_S
 from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.worker.membership.machine import MAX_EARLY
 
-from . import words
+from . import doubles, words
 from .agent import Agent
 from .bookkeeper import Bookkeeper
 from .controller import Controller
@@ -100,6 +101,7 @@ class World:
         self.zombies: list[Zombie] = []  # controllers whose reign is over
         self.taken_over: dict[str, Forger] = {}  # by the identity of the agent
         self.forgers: set[ServerId] = set()  # whose agents have lied
+        self.network.doubled = partial(doubles.doubled, self)
         self.after(0.0, self.controller.boot)
         for agent in self.agents:
             self.after(0.1, agent.boot)

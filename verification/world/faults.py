@@ -120,6 +120,7 @@ _WORKER = (
     Kind.KILL_LEAVER,
     Kind.KILL_SAVER,
     Kind.BREAK_LINK,
+    Kind.BREAK_BUILD,
     Kind.STOP_WORKER,
     Kind.HANG_WORKER,
 )
@@ -195,6 +196,8 @@ def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
             worker.killed("killed by SIGKILL")
         case Kind.BREAK_LINK:
             worker.break_link()
+        case Kind.BREAK_BUILD:
+            world.plane.broken_builds[worker.job] = fault.who
         case Kind.STOP_WORKER:
             worker.stop()
             world.after(fault.for_s, worker.go_on, worker.life)

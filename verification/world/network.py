@@ -31,6 +31,7 @@ class Network:
         self.weather, self.peer_loss = weather, peer_loss
         self._links: dict[tuple[str, str], _Link] = {}
         self._cuts: dict[tuple[str, str], float] = {}  # (from host, to host): since when
+        self.doubled: Callable[[Callable[..., None], tuple[Any, ...]], Callable[[], None]] | None = None
         self._held: list[tuple[str, str, Process, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def connected(self, one: str, other: str) -> bool:
@@ -77,7 +78,10 @@ class Network:
         self._timeline.at(when, tie, target.arrive, life, call, *arguments)
         if copied < weather.copies:
             again = now + LATEST_S * (copied / weather.copies) ** 2
-            self._timeline.at(again, tie, target.arrive, life, call, *arguments)
+            if self.doubled is not None and again > when:
+                self._timeline.at(again, tie, target.arrive, life, self.doubled(call, arguments))
+            else:
+                self._timeline.at(again, tie, target.arrive, life, call, *arguments)
 
     def cut(self, source: str, target: str) -> None:
         """Nothing comes through from one host to another from now on."""

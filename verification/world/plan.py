@@ -76,6 +76,7 @@ class Script:
     after_s: float = 0.2  # of its own code after the training, where it does not lead
     odd_metrics: bool = False  # it reports NaN and infinity
     sequential: bool = False  # nobody knows how many steps its epochs have, before the last
+    agrees_every: int = 0  # steps, after which its workers take a decision together; 0: never
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,10 @@ class Moment(enum.Enum):
     SAVE = "while a checkpoint is written"
     REQUEST = "just after a user has asked for something"
     HELLO = "just after an agent has said hello"
+    AGREE = "while a decision that the workers take together arrives"
+
+
+DRAWN_MOMENTS = tuple(Moment)[:12]  # of faults in general
 
 
 class Kind(enum.Enum):
@@ -139,6 +144,7 @@ class Kind(enum.Enum):
     KILL_JOB = "kill worker and all others of its job"
     KILL_SAVER = "kill worker that is to save the state of a preempted job"
     BREAK_LINK = "let the communicator of worker fail"
+    BREAK_BUILD = "let the next communicator of the job of worker fail at one member"
     STOP_WORKER = "stop worker"
     HANG_WORKER = "hang the training thread of worker"
     CUT_IN = "cut what server hears"
@@ -818,13 +824,13 @@ def _for_preemptions(chance: random.Random, job: JobPlan) -> JobPlan:
 
 
 def _moment(chance: random.Random, kind: Kind) -> Moment:
-    return chance.choice(list(Moment)) if chance.random() < WAIT else Moment.AT_ONCE
+    return chance.choice(DRAWN_MOMENTS) if chance.random() < WAIT else Moment.AT_ONCE
 
 
 def _resize_moment(chance: random.Random, kind: Kind) -> Moment:
     if kind is Kind.SCALE:
         return chance.choice((Moment.AT_ONCE, Moment.AT_ONCE, Moment.ORDER, Moment.SWITCH, Moment.JOIN))
-    moments: list[Moment] = [*[Moment.DECISION] * 4, *Moment]
+    moments: list[Moment] = [*[Moment.DECISION] * 4, *DRAWN_MOMENTS]
     return chance.choice(moments)
 
 

@@ -24,6 +24,7 @@ from .timeline import Timeline
 EXCHANGE_S = 0.01
 HEADER_S = 0.02  # for the first bytes of the state
 TRANSFER_S = 0.4  # for the rest of it
+BROKEN_BUILD = "connection timed out"
 LOOK_AGAIN_S = 0.25  # TCP waits for a peer that is stopped or cut off
 
 
@@ -45,6 +46,7 @@ class Carried:
     state: int
     epoch: int
     where: int = 0  # the number of the server that it comes from
+    agreed: int = -1  # the step after which the last decision that is known was taken
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Member(Protocol):
     def step_completed(self, group: Group, index: int, result: Result) -> None:
         """The step's sums are there."""
 
+    def agreed(self, group: Group, step: int) -> None:
+        """What all have brought to the decision after this step is there."""
+
     def failed(self, group: Group, reason: str) -> None:
         """The communicator is of no use any more."""
 
@@ -116,6 +121,7 @@ class Group:
         self._plane = plane
         self._parts: dict[int, dict[str, Part]] = {}
         self._sums: dict[int, Result] = {}
+        self._decisions: dict[int, dict[str, Member]] = {}  # by step: who waits for the others
         self._reset = False  # a member's connections were reset
         self._gone: set[str] = set()  # members that have given it up, or have gone on to another
         self._joining: dict[str, _Joining] = {}
@@ -206,6 +212,28 @@ class Group:
         result = self._sums[index]
         member.process.later(0.001 + 0.05 * self._chance() ** 2, member.step_completed, self, index, result)
 
+    # -- decisions between two steps
+
+    def decide(self, member: Member, step: int) -> None:
+        """A member comes to a decision after a step, for which it needs all others that have the state."""
+        waiting = self._decisions.setdefault(step, {})
+        waiting[member.name] = member
+        if self._reset and self._chance() < 0.8:
+            member.process.later(0.002, member.failed, self, "connection reset by peer")
+        if {name for name in self.members if name not in self._joining or self._joining[name].came} <= set(waiting):
+            self._later(EXCHANGE_S, self._agree, step)
+
+    def _agree(self, step: int) -> None:
+        waiting = self._decisions.get(step)
+        if waiting is None or any(not member.process.alive for member in self.members.values()):
+            return
+        if self._waits:
+            self._later(LOOK_AGAIN_S, self._agree, step)
+            return
+        for member in self._decisions.pop(step).values():
+            if member.name not in self._gone:
+                member.process.later(0.001 + 0.05 * self._chance() ** 2, member.agreed, self, step)
+
     # -- the state
 
     def send_state(self, source: Member, carried: Carried) -> None:
@@ -295,6 +323,7 @@ class Plane:
         the members of a communicator take to connect."""
         self.timeline, self.network, self.seed, self.judge = timeline, network, seed, judge
         self._connect_s = connect_s
+        self.broken_builds: dict[JobId, int] = {}  # whose next communicator fails at the member with this number
         self.apart: set[str] = set()  # hosts whose gradients do not get to others, though messages do
         self._meetings: dict[tuple[JobId, int, int, str], _Meeting] = {}
         self._groups: dict[str, list[Group]] = {}
@@ -317,7 +346,11 @@ class Plane:
             return  # who waits there gives up after a while
         del self._meetings[key]
         group = Group(self, meeting.roster, key[2], members)
-        for member in members.values():
+        broken = self.broken_builds.pop(key[0], None)
+        for number, member in enumerate(members.values()):
+            if broken is not None and number == broken % len(members):
+                member.process.later(0.02, member.built, key[1], key[2], None, BROKEN_BUILD)
+                continue
             self._groups[member.name] = [*self._groups.get(member.name, ())[-3:], group]
             member.process.later(0.02 * member.process.chance.random(), member.built, key[1], key[2], group, "")
 

@@ -26,13 +26,14 @@ from elasticd.protocol.messages import (
     WriteCheckpoint,
 )
 from elasticd.protocol.model import GpuAddress, WorkerId, WorkerPhase
+from elasticd.protocol.times import BUILD_TIMEOUT_S
 from elasticd.worker import events as w
 from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.state.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 
 from .oracle import LASTS_S
 from .plan import Ending, Moment
-from .plane import Carried, Group, Part, Result
+from .plane import BROKEN_BUILD, Carried, Group, Part, Result
 from .process import Process, State
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Checkpoint:
     state: int
     epoch: int
     generation: int
+    agreed: int = -1
 
     @property
     def name(self) -> Name:
@@ -90,6 +92,9 @@ class Worker(Process):
         self._least_epoch = 0  # in which its state is
         self._initial = 0  # the script's values before the first step; something else once a state has begun to come
         self._values = -1  # the step that its registered values belong to
+        self._agreed = -1  # the step after which the last decision was taken that this worker knows of
+        self._deciding = False  # it waits for the others
+        self._behind = False  # its script is still in such code, though its state may be past that
         self._newcomer = False  # it was given its state, and has computed no share of a step since
         self._ended: tuple[int, str] | None = None  # how the script ends once it may go on
 
@@ -206,6 +211,8 @@ class Worker(Process):
 
     def built(self, generation: int, attempt: int, group: Group | None, reason: str) -> None:
         if group is None:
+            if reason == BROKEN_BUILD:  # if the word of that is lost, the leader waits as long as a build may take
+                self._world.oracle.hit(self.name, 2 * BUILD_TIMEOUT_S)
             self._tell(w.GroupFailed(generation, attempt, reason))
             return
         self._built[generation, attempt] = group
@@ -302,7 +309,7 @@ class Worker(Process):
                 self._soon(LOAD_S, self._load, generation)
             case w.EnterLoop(epoch):
                 self._epoch = epoch
-                self._soon(SCRIPT_S, self._want if epoch < self._epochs else self._end_loop)
+                self._soon(SCRIPT_S, self._decide if epoch < self._epochs else self._end_loop)
             case w.RunStep():
                 self._run_step(instruction)
             case w.EndEpoch():
@@ -327,7 +334,9 @@ class Worker(Process):
             case w.SaveCheckpoint():
                 self._doing = None
                 self._world.moment(Moment.SAVE, self.job)
-                checkpoint = Checkpoint(instruction.step, self._state, instruction.epoch, instruction.generation)
+                checkpoint = Checkpoint(
+                    instruction.step, self._state, instruction.epoch, instruction.generation, self._agreed
+                )
                 self.later(self._script.save_s, self._save, instruction.number, checkpoint)
             case w.CompleteTransfers():
                 if self._group is None or self._abandoned or self._group.everything_sent(self):
@@ -337,7 +346,8 @@ class Worker(Process):
                 own_s = 0.2 if self.leads else self._script.after_s
                 self._soon(SCRIPT_S if self._ended else own_s, self.exits, code, reason)
             case w.Resume():
-                raise AssertionError("the script of a history does nothing together with others between two steps")
+                self._behind = False
+                self._soon(SCRIPT_S, self._decide)
             case w.ExitScript(code):
                 assert self._machine is not None
                 if self._machine.phase is WorkerPhase.LEFT:
@@ -375,6 +385,7 @@ class Worker(Process):
         begins = newest if newest is not None else Checkpoint(-1, self._initial, 0, 0)
         before = self._applied, self._state
         self._applied, self._state, self._values = begins.step, begins.state, begins.step
+        self._agreed = begins.agreed
         self._doing = None
         assert self._machine is not None
         fact: w.ThreadFact = w.CheckpointMissing()
@@ -449,7 +460,8 @@ class Worker(Process):
     def _whole_state(self) -> int:
         """With the script's registered values: they must belong to the same step."""
         fits = not self._script.registers or self._values == self._applied
-        return self._state if fits else hash((self._state, self._values))
+        whole = self._state if fits else hash((self._state, self._values))
+        return hash((whole, self._agreed)) if self._script.agrees_every else whole
 
     def _computed(self, group: Group, part: Part) -> None:
         if self._abandoned:
@@ -494,7 +506,36 @@ class Worker(Process):
                 case Ending.EXITS:
                     self._end_script(0, "exit code 0")
                     return
-        self._want()
+        self._decide()
+
+    def _decide(self) -> None:
+        """Take a decision together with the others, if one is due after the last applied step and is not known."""
+        done, every = self._applied + 1, self._script.agrees_every
+        due = every and done > 0 and done % every == 0 and done < self._script.steps
+        if not due or self._agreed == self._applied or self._group is None:
+            self._want()
+            return
+        task = self._task
+        self._tell(w.SharingBegun(resumes=not self._behind))
+        if not self._runs(task):
+            return
+        self._deciding = True
+        if self._abandoned:
+            self.later(COME_OUT_S, self.failed, self._group, "abandoned")
+        else:
+            self._group.decide(self, self._applied)
+
+    def agreed(self, group: Group, step: int) -> None:
+        if group is not self._group or not self._deciding or self._hung or step != self._applied:
+            return
+        if self._abandoned:
+            self.failed(group, "abandoned")
+            return
+        self._deciding, self._agreed, task = False, step, self._task
+        self._world.moment(Moment.AGREE, self.job)
+        self._tell(w.SharingEnded(settled=True))
+        if self._runs(task):
+            self._want()
 
     def _want(self) -> None:
         self._answer(w.StepWanted(self._epoch))
@@ -520,6 +561,10 @@ class Worker(Process):
             return
         if isinstance(self._doing, w.CompleteTransfers):
             self._answer(w.TransfersCompleted())
+        elif self._deciding:
+            self._deciding, self._behind = False, True
+            group.leave(self)
+            self._answer(w.CollectiveFailed(reason))
         elif isinstance(self._doing, in_group) and self._in_progress():
             group.leave(self)
             self._answer(w.CollectiveFailed(reason))
@@ -536,7 +581,11 @@ class Worker(Process):
     def _send_state(self) -> None:
         assert self._group is not None
         self._group.lineage = max(self._group.lineage, self.lineage)
-        self._group.send_state(self, Carried(self._applied, self._state, self._epoch, self._number))
+        self._group.send_state(self, self._carried)
+
+    @property
+    def _carried(self) -> Carried:
+        return Carried(self._applied, self._state, self._epoch, self._number, self._agreed)
 
     def state_begins(self, group: Group, carried: Carried) -> None:
         self._world.moment(Moment.JOIN, self.job)
@@ -552,13 +601,14 @@ class Worker(Process):
         doing = self._doing
         if group is not self._group or not isinstance(doing, w.JoinStep | w.TakeState) or self._hung:
             return
-        self._applied, self._state = carried.applied, carried.state
+        self._applied, self._state, self._agreed = carried.applied, carried.state, carried.agreed
         self._newcomer = True
         self._values = carried.applied
         self.lineage = group.lineage
         self._epoch = self._least_epoch = carried.epoch
         self._taken = doing
-        self._tell(w.StateTaken(carried.applied, carried.epoch, self._next_epoch_after(carried.applied)))
+        settled = int(carried.agreed == carried.applied >= 0)
+        self._tell(w.StateTaken(carried.applied, carried.epoch, self._next_epoch_after(carried.applied), settled))
         if isinstance(doing, w.TakeState) and self._doing is doing:
             self._soon(SCRIPT_S, self._want)
 
@@ -567,7 +617,7 @@ class Worker(Process):
             self._answer(w.TransfersCompleted())
 
     def _exchange(self, group: Group) -> None:
-        if group.exchange(self, Carried(self._applied, self._state, self._epoch, self._number)):
+        if group.exchange(self, self._carried):
             self._soon(SCRIPT_S, self._answer, w.ValuesExchanged(self._epoch))
 
     def values_came(self, group: Group, carried: Carried) -> None:
@@ -601,6 +651,7 @@ class Worker(Process):
 
     def _exit_on_signal(self) -> None:
         self._queue.clear()
+        self._deciding = False
         self._task += 1
         self._end_script(0, "exit code 0")
 
