@@ -130,6 +130,9 @@ promises: $(STAMP)  ## deadlines under 10,000 random workloads and settings: no 
 planted: $(STAMP)  ## plant bugs into copies of the product: each must be found by the simulated cluster (ARGS="--only NAME")
 	@$(BIN)/python -m verification.world.planted $(ARGS)
 
+mutants: $(STAMP)  ## change the pure machines in small ways: do tests and the world notice? docs/reports/mutants.md (ARGS="--only session")
+	@$(BIN)/python -m verification.mutants $(ARGS)
+
 model-check:  ## search the model of the membership protocol exhaustively, with spin (ARGS=--quick: a minute and a half)
 	@$(PYTHON) scripts/model-check $(ARGS)
 

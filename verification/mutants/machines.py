@@ -1,0 +1,74 @@
+"""The pure machines, and which tests are about each of them. The simulated cluster comes after these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "out" / "mutants"  # what has been found out, and tried
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Files of the product, and of tests. Patterns are relative to the repository; `left_out`: shells among the files."""
+
+    name: str
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+    def sources(self) -> list[str]:
+        """Its files, in a stated order."""
+        found = {path.relative_to(ROOT).as_posix() for pattern in self.files for path in ROOT.glob(pattern)}
+        return sorted(found.difference(self.left_out))
+
+    def tried(self) -> list[str]:
+        """Its files of tests."""
+        return sorted({path.relative_to(ROOT).as_posix() for pattern in self.tests for path in ROOT.glob(pattern)})
+
+
+_CONTROLLER = tuple(
+    f"tests/controller/test_{name}.py"
+    for name in (
+        "absence", "bounds", "cut_off", "divergence", "drains", "faults", "forgery", "gangs", "generations", "growth",
+        "hello_bounds", "hellos", "identity", "job_ends", "losses", "numbers", "oldest", "reigns", "requests", "resizing",
+        "restart", "saving", "server_clocks", "servers", "snapshots", "stall", "stopping", "throughput", "troubles",
+    )
+)  # fmt: skip
+_WORKER = tuple(
+    f"tests/worker/test_{name}.py"
+    for name in (
+        "builds", "campaign", "interlude", "limits", "membership", "preemption", "reporting",
+    )
+)  # fmt: skip
+_AGENT = ("tests/agent/test_machine.py", "tests/agent/test_starts.py", "tests/agent/test_stops.py")
+_STORE = ("sqlite", "interface", "journal", "leases", "copying")
+_SHELLS = ("elector", "follower", "asking")  # of an election: threads and sockets
+
+MACHINES = (
+    Machine("membership", ("worker/membership/*.py",), _WORKER),
+    Machine("training", ("worker/training/*.py",), _WORKER),
+    Machine("generations", ("controller/jobs/generations.py",), _CONTROLLER),
+    Machine("intake", ("controller/intake/*.py",), _CONTROLLER),
+    Machine("fence", ("agent/fence.py", "worker/state/fence.py"), ("tests/*/test_fence.py", *_AGENT)),
+    Machine(
+        "session", ("agent/session.py",), ("tests/agent/test_session.py", "tests/agent/test_endpoints.py", *_AGENT)
+    ),
+    Machine(
+        "leading",
+        ("controller/leading/*.py",),
+        ("tests/controller/leading/*.py",),
+        left_out=tuple(f"controller/leading/{name}.py" for name in _SHELLS),
+    ),
+    Machine(
+        "store",
+        tuple(f"controller/store/{name}.py" for name in _STORE),
+        tuple(f"tests/store/test_{name}.py" for name in ("sqlite", "store", "copying", "conformance")),
+    ),
+    Machine(
+        "turn",
+        ("controller/turn.py",),
+        tuple(f"tests/controller/test_{name}.py" for name in ("turn", "effects", "restart")),
+    ),
+)
