@@ -1,7 +1,8 @@
-"""One job as the controller sees it: its record (`records`), and what comes again by itself.
+"""State of one job in the controller: its durable record (`records`), and state that workers and timers can rebuild.
 
-`JobRecord` and the records of its workers (`table`) are everything that a controller needs after a crash. `Job` adds what the
-workers report anew (statuses, progress) and timers that may start again. So a glance at the type says what is durable.
+`JobRecord` and the records of the job's workers (`table`) are all that a controller needs after a crash. `Job` adds
+what workers report again (statuses, progress) and timers that may restart. So the type of a field shows whether the
+field is durable.
 
 The life of a job::
 
@@ -9,10 +10,12 @@ The life of a job::
        ^                         |  ^                       |
        +----- no GPU left -------+  +--- all workers lost --+        any of them: FAILED, CANCELLED
 
-The *target* is what the scheduler wants (which GPUs); the *orders* are how the job gets there (`generations`).
+The *target* is the set of GPUs that the scheduler has assigned; the *orders* are the steps by which the job gets there
+(`generations`).
 
-A job is *elastic* once a worker of it has called `elastic.join()`. Before that it is a *gang* (`reconcile.gangs`): any command,
-in as many processes as it has GPUs or servers, which is RUNNING as soon as all of them run.
+A job is *elastic* once one of its workers has called `elastic.join()`. Before that the job is a *gang*
+(`reconcile.gangs`): any command, in as many processes as the job has GPUs or servers. A gang is RUNNING as soon as all
+its processes run.
 """
 
 from __future__ import annotations
@@ -68,12 +71,12 @@ from .throughput import Estimated, fingerprint
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
 KEPT_SHARES = 512
-KEPT_REASONS = 16  # of the last changes of its share
+KEPT_REASONS = 16  # length of the tail of `JobRecord.shares` in which reasons are kept
 KEPT_ODD = 64
 MAX_PATH = 4096
-KEPT_MEASURED = 256  # shares and servers
-STEPS_OF_A_RATE = 32  # workers report the median of so many at most
-OFTEN_ENOUGH_S = 10.0  # between two measurements with the same share, once there are some
+KEPT_MEASURED = 256  # pairs of a share and a number of servers
+STEPS_OF_A_RATE = 32  # most steps over which a worker takes the median of a reported rate
+OFTEN_ENOUGH_S = 10.0  # least time between two measurements with the same share, once KEPT_RATES of them are known
 
 TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
     JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED),
@@ -99,28 +102,31 @@ TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
 
 @dataclass(frozen=True)
 class Lateness:
-    """What a worker that has been started has still to do, and until when (Unix time)."""
+    """Progress that a started worker still owes, and its time limit."""
 
     worker: WorkerId
-    what: str  # to follow "has not"
-    limit_s: float  # that it is allowed
-    until_s: float
+    what: str  # completes the sentence "the worker has not ..."
+    limit_s: float  # time allowed
+    until_s: float  # Unix time
 
     @property
     def reason(self) -> str:
-        """Why it was stopped when the time was up."""
+        """Return the reason for stopping the worker at the time limit."""
         return f"{self.worker} has not {self.what} within {self.limit_s:g} s"
 
 
 @dataclass
 class ProfilingRun:
-    """A job is being measured on the way down (`scheduler.measuring`): with some of its GPUs, while the others stay its own."""
+    """State of a job that is measured with fewer and fewer GPUs (`scheduler.measuring`).
 
-    shares: tuple[int, ...]  # that are still to be measured, the present one first
+    The GPUs that the job leaves idle meanwhile stay reserved for it.
+    """
+
+    shares: tuple[int, ...]  # shares still to be measured, the present one first
     reserved: tuple[GpuAddress, ...]
-    began_s: float  # with the present share
+    began_s: float  # start of the measurement with the present share (Unix time)
     until_s: float
-    overdue: bool = False  # the scheduler has been told that `until_s` has come
+    overdue: bool = False  # the scheduler has been notified that `until_s` has passed
 
     @property
     def share(self) -> int:
@@ -128,7 +134,7 @@ class ProfilingRun:
 
 
 class Avoidance(Enum):
-    """What a job may not do on a server that it avoids."""
+    """Restriction of a job on a server that the job avoids."""
 
     BEGIN = "its first worker starts elsewhere, and hands the state on to others there"
     START = "no worker starts there as long as no worker has the job's state"
@@ -138,7 +144,10 @@ class Avoidance(Enum):
 
 @dataclass
 class Avoided:
-    """A server, or a GPU, where a job cannot work. It is not tried for that job for a while, longer each time (`avoiding`)."""
+    """Server or GPU where a job cannot work, and the time until which the job avoids it.
+
+    The time grows with each failure (`avoiding`).
+    """
 
     reason: str
     extent: Avoidance
@@ -149,8 +158,10 @@ class Avoided:
 def _avoided(
     now: float, before: Avoided | None, reason: str, extent: Avoidance, at_least_s: float = 0.0
 ) -> Avoided | None:
-    """What to keep of a place that a job is to leave alone, for longer each time. None: it does so already, as when several
-    workers were started there together."""
+    """Return the new entry for a place that a job must avoid, for longer after each failure.
+
+    Return None if the job avoids the place already, as when several workers were started there together and all failed.
+    """
     if before is not None and before.until_s is not None:
         return None
     failures = before.failures if before is not None else 0
@@ -159,7 +170,7 @@ def _avoided(
 
 
 def _nobody(job: Job) -> None:
-    """Watches a job that no cluster has."""
+    """Ignore a change of a job that belongs to no cluster."""
 
 
 def _nothing(job: JobId) -> str:
@@ -168,46 +179,47 @@ def _nothing(job: JobId) -> str:
 
 @dataclass
 class Saving:
-    """The state of a preempted job is being saved (`saving`)."""
+    """Progress of saving the state of a preempted job (`saving`)."""
 
-    saver: WorkerId | None = None  # who was named last
-    until_s: float | None = None  # its turn is over then (Unix time)
-    slow: set[WorkerId] = field(default_factory=set)  # savers whose turn has passed without a saved state
-    dismissed: dict[WorkerId, int] = field(default_factory=dict)  # the last step that each was told is saved
+    saver: WorkerId | None = None  # the worker that was named last to save the state
+    until_s: float | None = None  # end of the saver's turn (Unix time)
+    slow: set[WorkerId] = field(default_factory=set)  # workers that did not save the state within their turn
+    # per dismissed worker: the last step that was reported to it as saved
+    dismissed: dict[WorkerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AllMeasured:
-    """With this estimate and these GPUs a job has no smaller share that is still to be measured (`profiling`)."""
+    """Note that a job with this estimate and these GPUs has no smaller share left to measure (`profiling`)."""
 
     estimated: Estimated
     target: tuple[GpuAddress, ...]
-    packed: int | None  # GPUs of each server, if shares are packed
+    packed: int | None  # GPUs of the job on each of its servers, if the job has a fixed number there
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What is planned for a job with a deadline (`promising`). Times are Unix times (s)."""
+    """Plan for a job with a deadline (`promising`). Times are Unix times in seconds."""
 
-    finish_s: float | None = None  # when it ends with the GPUs that are kept for it; None: not known
-    least_gpus: int = 0  # the most of them at a time
-    waits_for: str = ""  # what has to be known before anything can be planned
-    final_by_s: float | None = None  # by when it is expected to be known
-    saved_by: str = ""  # what would save a promise that breaks; of one that is not given: what is in the way
-    gpu_s: float = 0.0  # the GPU time that is kept for it
+    finish_s: float | None = None  # end of the job with the GPUs that are kept for it; None if unknown
+    least_gpus: int = 0  # the most GPUs that are kept at any time
+    waits_for: str = ""  # information that must be known before anything can be planned
+    final_by_s: float | None = None  # expected time at which that information is known
+    saved_by: str = ""  # a change that would save a breaking promise; without a promise, the obstacle to one
+    gpu_s: float = 0.0  # GPU time that is kept for the job (GPU-seconds)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the processes of a gang meet, by an order."""
+    """Ranks and servers of a gang's processes under one order, by which the processes find each other."""
 
     order: OrderRecord
     ranks: Mapping[WorkerId, int]
-    servers: Mapping[ServerId, tuple[int, ...]]  # with the GPUs that the gang has there, in the order of ranks
+    servers: Mapping[ServerId, tuple[int, ...]]  # per server: the gang's GPUs there, in the order of ranks
 
     @staticmethod
     def of(order: OrderRecord) -> Meeting:
-        """The meeting of all members of `order`."""
+        """Return the meeting of all members of `order`."""
         servers: dict[ServerId, list[int]] = {}
         for member in order.roster.members:
             servers.setdefault(member.gpu.server, []).extend(member.gpus or (member.gpu.index,))
@@ -217,59 +229,63 @@ class Meeting:
 
 @dataclass
 class Job:
-    """A job: its record, and what is known beside it."""
+    """A job: its durable record, and the state beside the record."""
 
     submission: Submission
     record: JobRecord = field(default_factory=JobRecord)
-    workers: WorkerTable = field(default_factory=WorkerTable)  # whose processes may live
-    statuses: Statuses = field(default_factory=Statuses)  # of `workers`
+    workers: WorkerTable = field(default_factory=WorkerTable)  # workers with processes that may be alive
+    statuses: Statuses = field(default_factory=Statuses)  # newest status of each of `workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
-    reports: Reports = field(default_factory=Reports)  # of what it trains until
-    rate_counts_from: int = -1  # the step at which the next measurement has no step in common with the last one
-    recovered: bool = False  # what its workers say of their rate first, an earlier controller may have counted already
+    reports: Reports = field(default_factory=Reports)  # reports of the metric that ends the training (`JobSpec.until`)
+    rate_counts_from: int = -1  # first step at which a new measurement has no step in common with the last one
+    # after a recovery, first rates that workers report may have been counted by an earlier controller
+    recovered: bool = False
     profiling: ProfilingRun | None = None
-    profiled_shares: set[int] = field(default_factory=set)  # shares that it has been measured with so, or could not be
+    profiled_shares: set[int] = field(default_factory=set)  # shares that were measured so, or could not be
     estimated: Estimated | None = None
     planned: Planned = Planned()
     all_measured: AllMeasured | None = None
-    odd: set[str] = field(default_factory=set)  # figures that nobody can reckon with, which have been told of
+    # names of metrics with unusable values that have been reported to the user
+    odd: set[str] = field(default_factory=set)
     sent_address: str = ""  # the leader's address in the newest order as last sent
     why_waiting: Callable[[JobId], str] = (
-        _nothing  # the scheduler's reasons for not giving jobs more: of all at its last look
+        _nothing  # returns the scheduler's reason, from its last decision, for giving a job no more GPUs
     )
     restart_at: float | None = None
-    start_failures: int = 0  # consecutive
+    start_failures: int = 0  # consecutive failures
     hold_until: float | None = None
-    stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
-    avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
-    avoided_gpus: dict[GpuAddress, Avoided] = field(default_factory=dict)  # likewise
+    # for a finished job: time at which workers that have not ended by themselves are stopped
+    stop_rest_at: float | None = None
+    avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # cleared when the job trains again
+    avoided_gpus: dict[GpuAddress, Avoided] = field(default_factory=dict)  # cleared when the job trains again
     room: int | None = (
-        None  # the most GPUs that it can have outside the servers where it was refused; None: not known to be few
+        None  # most GPUs that the job can have outside the servers that refused it; None: no such bound is known
     )
-    # Newcomers that began together with one that differed: each is proven when it has applied a later step than this.
+    # Newcomers that began together with one that computed different results. Each is proven once it has applied a later
+    # step than this.
     unproven: dict[WorkerId, int] = field(default_factory=dict)
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
-    saving: Saving = field(default_factory=Saving)  # of a preempted job
+    saving: Saving = field(default_factory=Saving)  # for a preempted job
     told_to_stop_s: dict[WorkerId, float] = field(
         default_factory=dict
-    )  # when each was last told again to stop (Unix time)
-    told_s: float = 0.0  # when its newest order and the starts for it were last told (Unix time)
+    )  # per worker: time of the last repeated stop request (Unix time)
+    told_s: float = 0.0  # when the newest order and its starts were last sent (Unix time)
     silent: dict[ServerId, float] = field(
         default_factory=dict
-    )  # servers of a gang that have lost their leases: when its processes there are given up (Unix time)
-    watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
+    )  # servers of a gang that have lost their leases, and when the processes there are given up (Unix time)
+    # since when this controller has watched the job (Unix time); time limits that began earlier run from then
+    watched_s: float = 0.0
     counted: tuple[JobRecord, int] | None = (
-        None  # its record and its workers' version, as its account saw them (`accounting`)
+        None  # the job's record and the version of its workers, as last seen by accounting (`accounting`)
     )
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
-    cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
+    # since when members of the newest order and its leader have not reached each other (`cut_off`)
+    cut_since: float | None = None
     _meeting: Meeting | None = None
-    _borrows: bool = False  # its workers, and how they stand, are another one's (`aside`)
+    _borrows: bool = False  # workers and standing belong to another `Job` (`aside`)
     _standing: Standing = field(default_factory=Standing)
-    _stood: tuple[JobRecord, float] | None = (
-        None  # its record, and since when it was watched, as its standing has seen them
-    )
+    _stood: tuple[JobRecord, float] | None = None  # the record and `watched_s` from which `_standing` was derived
 
     @cached_property
     def id(self) -> JobId:
@@ -277,18 +293,18 @@ class Job:
 
     @cached_property
     def number(self) -> int:
-        """Greater than those of all jobs submitted before."""
+        """Number of the submission; greater than the numbers of all jobs submitted before."""
         return job_number(self.id)
 
     @cached_property
     def ended_key(self) -> str:
-        """Where a job that is over stands in the archive, or is going to."""
+        """Key of the ended job in the archive. The job is stored there, or about to be."""
         assert self.final
         return key_of(self.submission, self.record.finished_s or 0.0)
 
     @property
     def standing(self) -> Standing:
-        """How its workers stand now."""
+        """Return the present sets of workers by condition, brought up to date."""
         stood, news = self._stood, self.workers.news or self.statuses.news
         if stood is not None and stood[0] is self.record and stood[1] == self.watched_s and not news:
             return self._standing
@@ -301,7 +317,7 @@ class Job:
 
     @property
     def meeting(self) -> Meeting | None:
-        """Where the processes of its newest order meet."""
+        """Return the meeting under the newest order; None without an order."""
         newest = self.newest
         if newest is not None and (self._meeting is None or self._meeting.order is not newest):
             self._meeting = Meeting.of(newest)
@@ -309,18 +325,21 @@ class Job:
 
     @property
     def waiting_reason(self) -> str:
-        """Why it has no more GPUs, as the scheduler says, or who withholds it from the scheduler."""
+        """Return why the job has no more GPUs: the scheduler's reason, or the user who withholds the job."""
         return self.why_withheld if self.is_withheld else self.why_waiting(self.id)
 
     @property
     def is_withheld(self) -> bool:
-        """Does a user keep it from having GPUs? Then no policy sees it. A hold leaves a job alone that has some."""
+        """Return whether a user keeps the job from having GPUs.
+
+        Policies do not see such a job. A hold does not affect a job that has GPUs.
+        """
         withheld = self.record.withheld
         return withheld is not None and not (withheld.how is Withholding.HOLD and self.record.target)
 
     @property
     def why_withheld(self) -> str:
-        """The user who withholds the job, and the command that ends the withholding; "": the job is not withheld."""
+        """Return the user who withholds the job, and the command that ends this; "" if the job is not withheld."""
         withheld = self.record.withheld
         if withheld is None:
             return ""
@@ -340,7 +359,7 @@ class Job:
         return self.submission.uid
 
     def has_uid(self, uid: str) -> bool:
-        """May a worker of a job with this id and `uid` be one of this job? Earlier versions told none."""
+        """Return whether a worker with this id and `uid` may belong to this job. Earlier versions sent no `uid`."""
         return not uid or not self.uid or uid == self.uid
 
     @property
@@ -349,18 +368,23 @@ class Job:
 
     @cached_property
     def kind(self) -> str:
-        """Jobs of one kind take the same time for a step."""
+        """Fingerprint of the job's kind. Jobs of one kind take the same time for a step."""
         return fingerprint(self.spec)
 
     @property
     def elastic(self) -> bool:
-        """Has a worker of it called `elastic.join()`? Then it may be resized, and goes on with those who are left."""
+        """Return whether a worker of the job has called `elastic.join()`.
+
+        Such a job may be resized, and continues with the surviving workers after a loss.
+        """
         return self.record.joined or self.record.committed > 0
 
     @property
     def gang(self) -> bool:
-        """Are processes of it there that nothing is known of but that they run? They stand and fall together, and nobody may
-        grow, shrink, move or preempt them."""
+        """Return whether the job has processes of which the controller knows only that they run.
+
+        The processes live and die together. The job cannot grow, shrink, move or be preempted.
+        """
         return self.newest is not None and not (self.elastic or self.final or self.restart_counted) and self._begun
 
     @property
@@ -369,12 +393,12 @@ class Job:
 
     @property
     def all_run(self) -> bool:
-        """Has each of its processes been heard to run? Those that have ended have been."""
+        """Return whether each process of the job has been reported as running, including those that have ended."""
         return self.workers.all_run
 
     @property
     def join_notice_s(self) -> float | None:
-        """When a gang that was expected to call `elastic.join()` is taken for one that does not (Unix time, s); None: never."""
+        """Return when a gang that was expected to call `elastic.join()` is assumed not to (Unix time); None for never."""
         if not self.gang or not self.spec.expected_to_join or self.spec.must_join:
             return None
         began = [entry.started_s for entry in self.workers if entry.started_s is not None]
@@ -382,29 +406,32 @@ class Job:
 
     @property
     def own_gpus(self) -> tuple[GpuAddress, ...]:
-        """The GPUs that are its own: its target, and those that it leaves idle while it is measured with fewer."""
+        """Return the target, and the GPUs that the job leaves idle while it is measured with fewer."""
         return (*self.record.target, *self.profiling.reserved) if self.profiling is not None else self.record.target
 
     @property
     def most_gpus(self) -> int:
-        """The most GPUs that it may have now, unless more are set by hand."""
+        """Return the most GPUs that the job may have now, unless a user sets more by hand."""
         return min(self.spec.gpus.max, self.bound)
 
     @property
     def bound(self) -> int:
-        """The most GPUs that it may have now, whoever wants it to have more."""
+        """Return the most GPUs that the job may have now, also when a user sets its share by hand."""
         if self.keeps_its_size:
             return len(self.record.target)
         return self.room if self.room is not None else max(self.spec.gpus.max, self.spec.virtual_workers)
 
     @property
     def keeps_its_size(self) -> bool:
-        """May it have no more GPUs than it has? Its new workers end at their start, or do not compute what the others do."""
+        """Return whether the job may get no more GPUs than it has.
+
+        True while its new workers fail at their start, or compute results that differ from those of the others.
+        """
         return bool(self.record.target) and (self.hold_until is not None or bool(self.record.does_not_grow))
 
     @property
     def running_gpus(self) -> tuple[GpuAddress, ...]:
-        """The GPUs with processes that stay there until an order sends them away."""
+        """Return the GPUs with processes that stay there until an order sends them away."""
         there = [e for e in self.workers if e.state is not WorkerState.ORDERED and not e.stopping]
         return tuple(gpu for entry in there for gpu in entry.all_gpus)
 
@@ -414,14 +441,14 @@ class Job:
 
     @property
     def committed_order(self) -> OrderRecord | None:
-        """The order that trains, as far as is known. None while the job holds no state."""
+        """Return the newest order known to be committed; None while the job holds no state."""
         if self.record.committed < self.record.cycle:
             return None
         return self.order(self.record.committed)
 
     @property
     def share_gpus(self) -> int:
-        """How many GPUs train, or what runs on them has never called `elastic.join()`."""
+        """Return how many GPUs train, or run a command that has not called `elastic.join()`."""
         if self.final or self.restart_at is not None:
             return 0
         order = self.committed_order
@@ -431,36 +458,37 @@ class Job:
 
     @property
     def avoided_servers(self) -> frozenset[ServerId]:
-        """Where it may not begin now."""
+        """Return the servers where the job may not begin now."""
         return frozenset(server for server, avoided in self.avoided.items() if avoided.until_s is not None)
 
     def avoid(self, now: float, server: ServerId, reason: str, extent: Avoidance, at_least_s: float = 0.0) -> None:
-        """The job cannot work on `server`: leave it alone for a while, for `at_least_s` seconds at least."""
+        """Avoid `server`, where the job cannot work, for a while, at least `at_least_s` seconds."""
         if (avoided := _avoided(now, self.avoided.get(server), reason, extent, at_least_s)) is not None:
             self.avoided[server] = avoided
 
     def avoid_gpu(self, now: float, gpu: GpuAddress, reason: str) -> None:
-        """The job has failed on this GPU alone: leave it to others for a while."""
+        """Avoid a GPU on which this job alone has failed, for a while."""
         if (avoided := _avoided(now, self.avoided_gpus.get(gpu), reason, Avoidance.START)) is not None:
             self.avoided_gpus[gpu] = avoided
 
     @property
     def all_avoided(self) -> tuple[Avoided, ...]:
-        """Servers and GPUs."""
+        """Return the avoided servers and GPUs."""
         return (*self.avoided.values(), *self.avoided_gpus.values())
 
     @property
     def refusals(self) -> tuple[Avoided, ...]:
-        """The servers where its workers were refused, while it trains elsewhere."""
+        """Return the servers where the job's workers were refused while the job trains elsewhere."""
         found = [self.avoided[server] for server in sorted(self.avoided_servers)] if self.record.target else []
         return tuple(avoided for avoided in found if avoided.extent is Avoidance.REFUSED)
 
     def tries_again(self, avoided: Avoided) -> bool:
-        """Is a server that it avoids tried again when the time is up? Not while the job is tried elsewhere."""
+        """Return whether an avoided server is tried again when its time is up. A job that is being tried elsewhere does
+        not."""
         return not self.record.target or avoided.extent is Avoidance.REFUSED
 
     def trains_on(self, server: ServerId) -> None:
-        """A worker on `server` has the job's state: what kept the job from beginning is over."""
+        """Note that a worker on `server` has the job's state, and end all avoidances except refusals elsewhere."""
         refused = {name: avoided for name, avoided in self.avoided.items() if avoided.extent is Avoidance.REFUSED}
         refused.pop(server, None)
         self.avoided, self.avoided_gpus = refused, {}
@@ -472,11 +500,11 @@ class Job:
         return self.workers.get(worker)
 
     def known_worker(self, worker: WorkerId) -> WorkerRecord | None:
-        """The record of a worker that lives or has lived."""
+        """Return the record of a living or past worker; None if unknown."""
         return self.worker(worker) or next((entry for entry in self.record.past if entry.worker == worker), None)
 
     def leave(self) -> None:
-        """No cluster has it any more."""
+        """Stop notifying the cluster of changes, because the job no longer belongs to one."""
         self.on_change = _nobody
 
     def update(self, **changes: Any) -> None:
@@ -485,11 +513,14 @@ class Job:
         self.on_change(self)
 
     def aim(self, now: float, target: tuple[GpuAddress, ...], why: str) -> None:
-        """It is to have these GPUs from now on; `why`, in words, is told with the change of its share that comes of it."""
+        """Set the target. `why`, in words, is the reason shown with the change of share that results."""
         self.update(target=target, target_reason=why[:LONGEST_REASON], target_since_s=now)
 
     def put_account(self, account: Account) -> None:
-        """Replace the account alone. Nobody decides by it: who calls sees to it that it is recorded."""
+        """Replace the account alone, without notifying the cluster.
+
+        No decision depends on the account. The caller is responsible for recording it.
+        """
         self.record = msgspec.structs.replace(self.record, gpu_account=account)
 
     def update_worker(self, worker: WorkerId, **changes: Any) -> None:
@@ -498,13 +529,13 @@ class Job:
             self.put_worker(msgspec.structs.replace(entry, **changes))
 
     def put_worker(self, entry: WorkerRecord) -> None:
-        """It has this worker from now on, or a new record of one that it has."""
+        """Add a worker, or replace the record of a known one."""
         self._own()
         self.workers.put(entry)
         self.on_change(self)
 
     def restore(self, record: JobRecord, workers: Iterable[WorkerRecord]) -> None:
-        """It is as it was recorded once."""
+        """Restore the job to a record from the store."""
         self._own()
         for entry in self.workers:
             self.workers.remove(entry.worker)
@@ -514,22 +545,24 @@ class Job:
         self.on_change(self)
 
     def aside(self) -> Job:
-        """A copy to suppose something about, for no cluster yet. It borrows the workers until it changes them: for no longer
-        than this job stays as it is."""
+        """Return a copy for trying suppositions, which belongs to no cluster yet.
+
+        The copy borrows the workers until it changes them, so it is valid only while this job stays unchanged.
+        """
         if len(self.workers):
-            _ = self.standing  # has caught up, so that the copy has nothing to catch up with
+            _ = self.standing  # bring the standing up to date first, so that the copy need not
         found = copy.copy(self)
         found.on_change, found._borrows = _nobody, True
         return found
 
     def _own(self) -> None:
-        """It has workers of its own from now on."""
+        """Replace borrowed workers by a copy of them, before a change."""
         if self._borrows:
             self.workers, self.statuses, self._standing = self.workers.copy(), Statuses(self.statuses), Standing()
             self._stood, self._borrows = None, False
 
     def enter(self, phase: JobPhase, now: float, reason: str = "", exit_code: int | None = None) -> None:
-        """Go on to `phase`. Raises InvalidTransition if the present one does not lead there."""
+        """Go to `phase`. Raises InvalidTransition if the present phase does not lead there."""
         before = self.record.phase
         if phase is before:
             return
@@ -549,7 +582,10 @@ class Job:
             self.release()
 
     def _note_short_life(self) -> None:
-        """A job may be over before it was known to run, such as a command of a moment: it has begun when it was given GPUs."""
+        """Record the start of a job that ended before it was known to run, such as a command of a moment.
+
+        The job began when it was given GPUs.
+        """
         kept = self.record
         held = [
             (entry.held_s, entry)
@@ -563,7 +599,7 @@ class Job:
     def end_worker(
         self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault, log: str = ""
     ) -> WorkerRecord | None:
-        """Move a worker among the past ones. None: it was there already."""
+        """Move a worker to the past ones and return its last record; return None if it was moved already."""
         self._own()
         entry = self.worker(worker)
         if entry is None:
@@ -587,13 +623,13 @@ class Job:
         return entry
 
     def drop_unstarted(self, worker: WorkerId) -> None:
-        """Forget a worker whose process was never asked for."""
+        """Forget a worker for which no process was ever requested."""
         self._own()
         self.workers.remove(worker)
         self.on_change(self)
 
     def change_share(self, now: float, share: int) -> None:
-        """Note that `share` GPUs train from now on."""
+        """Record that `share` GPUs train from now on."""
         shares = self.record.shares
         if (shares and shares[-1].share == share == 0) or (not shares and share == 0):
             return
@@ -605,7 +641,7 @@ class Job:
         self.update(shares=(*shares, change)[-KEPT_SHARES:], peak_gpus=max(self.record.peak_gpus, share))
 
     def _why_share(self, share: int) -> str:
-        """Why it trains on so many GPUs from now on, as far as is recorded."""
+        """Return the recorded reason for which `share` GPUs train from now on."""
         kept = self.record
         if kept.phase.final:
             return f"it {over_words(kept.phase)}"
@@ -622,13 +658,13 @@ class Job:
         return f"on its way to {gpu_count(len(kept.target))}"
 
     def attained_gpu_s(self, now: float) -> float:
-        """GPU-seconds of training so far."""
+        """Return the GPU-seconds of training so far."""
         if not self.record.shares:
             return 0.0
         return self.record.attained_gpu_s + self.record.shares[-1].share * self._uncounted_s(now)
 
     def executed_s(self, now: float) -> float:
-        """Time of training so far, on however many GPUs."""
+        """Return the seconds of training so far, on any number of GPUs."""
         if not self.record.shares or not self.record.shares[-1].share:
             return self.record.executed_s
         return self.record.executed_s + self._uncounted_s(now)
@@ -643,7 +679,7 @@ class Job:
     # -- time
 
     def latenesses(self) -> tuple[Lateness, ...]:
-        """The workers that have not come to their training loop yet, and how long they may take."""
+        """Return the workers that have not reached their training loop yet, with their time limits."""
         late = (self._lateness(entry, self.statuses.get(entry.worker)) for entry in self.workers)
         return tuple(each for each in late if each is not None)
 
@@ -665,7 +701,10 @@ class Job:
         return None
 
     def overdue(self) -> dict[WorkerId, float]:
-        """When the agents of workers that do not end are told again to stop them (Unix time, s): they may not have heard it."""
+        """Return when the stop requests for workers that do not end are sent again (Unix time).
+
+        An earlier request may have been lost on the way to the agent.
+        """
         dues = ((entry.worker, self._stop_again_s(entry)) for entry in self.workers)
         return {worker: due_s for worker, due_s in dues if due_s is not None}
 
@@ -675,21 +714,21 @@ class Job:
         return max(entry.stop_by_s, self.watched_s, self.told_to_stop_s.get(entry.worker, 0.0)) + STOP_AGAIN_S
 
     def _due_s(self, entry: WorkerRecord, status: WorkerStatus | None) -> float | None:
-        """When something is done about a worker that does not come to its loop, or does not end (Unix time, s)."""
+        """Return when the controller acts on a worker that does not reach its loop or does not end (Unix time)."""
         late = self._lateness(entry, status)
         return late.until_s if late is not None else self._stop_again_s(entry)
 
     def told_to_stop(self, worker: WorkerId, now: float) -> None:
-        """The agent of a worker that has not ended is told again to stop it."""
+        """Note that the agent of a worker that has not ended is asked again to stop it."""
         self.told_to_stop_s[worker] = now
         self.workers.news[worker] = None
 
     def unstarted(self) -> list[WorkerRecord]:
-        """The workers whose agents were told to start them, and have not said yet that they do."""
+        """Return the workers that agents were asked to start, without a confirmation so far."""
         return [entry for entry in self.workers if is_unstarted(entry) and entry.worker not in self.statuses]
 
     def follow_newest(self, workers: Iterable[WorkerRecord]) -> bool:
-        """Do all of these train by the newest order already, as far as they have said?"""
+        """Return whether all of these workers have reported that they train by the newest order."""
         newest = self.newest
         return newest is not None and all(
             (status := self.statuses.get(entry.worker)) is not None
@@ -699,7 +738,7 @@ class Job:
         )
 
     def uninformed(self) -> list[WorkerRecord]:
-        """The workers that speak, and have not heard of the newest order, or perhaps not of where its leader is."""
+        """Return the workers that report, but do not know the newest order, or perhaps not the address of its leader."""
         newest = self.newest
         if newest is None or newest.generation <= self.record.committed:
             return []
@@ -718,23 +757,24 @@ class Job:
         ]
 
     def tell_again_s(self) -> float | None:
-        """When agents are told again of the newest order, and to start workers (Unix time, s); None: all have heard."""
+        """Return when the newest order and the starts are sent again (Unix time); None if all agents and workers know
+        them."""
         waits = not self.final and (self.standing.unstarted or self.uninformed())
         return max(self.told_s, self.watched_s) + TELL_AGAIN_S if waits else None
 
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
-        """So much time does not count for a worker that starts."""
+        """Extend the time limits of a starting worker by `by_s` seconds."""
         entry = self.worker(worker)
         if entry is not None:
             later = {"started_s": _later(entry.started_s, by_s), "joined_s": _later(entry.joined_s, by_s)}
             self.update_worker(worker, **later)
 
     def timers(self) -> dict[str, float]:
-        """What happens by itself, and when (Unix time, s)."""
+        """Return the timers of this job: a description of each event, and when it is due (Unix time)."""
         found = {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
         if (late_s := self.standing.due.soonest()) < math.inf:
             found["a worker is late, or is told to stop again"] = late_s
-        if self.avoided or self.avoided_gpus:  # while it is tried on another server, that decides
+        if self.avoided or self.avoided_gpus:  # while the job is tried on another server, the result there decides
             every = {**{str(place): each for place, each in self.avoided.items()},
                      **{str(place): each for place, each in self.avoided_gpus.items()}}  # fmt: skip
             avoided = {place: each.until_s for place, each in every.items() if self.tries_again(each)}
@@ -759,34 +799,34 @@ class Job:
         return found
 
     def hold(self, now: float, seconds: float) -> None:
-        """Do not grow for so long."""
+        """Keep the job from growing for `seconds`."""
         self.hold_until = now + seconds
         self.update(hold_s=seconds, held=True)
 
     def release(self) -> None:
-        """Growth is not held back any more."""
+        """Let the job grow again."""
         self.hold_until = None
         if self.record.held:
             self.update(held=False)
 
     @property
     def restart_counted(self) -> bool:
-        """Has it lost all workers, and waits for its time to start again from its last checkpoint?"""
+        """Return whether the job has lost all its workers and waits to restart from its last checkpoint."""
         return self.newest is not None and self.record.cycle > self.record.generation and not self.final
 
     def wait_for_restart(self, now: float) -> float:
-        """Start again after a while, longer after each start that came no further. Returns when."""
+        """Schedule a restart, later after each start without progress, and return its time (Unix time)."""
         vain = min(max(0, self.record.restarts_in_vain - 1), 10)
         self.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**vain)
         return self.restart_at
 
     @property
     def _has_rest(self) -> bool:
-        """Are there workers that nobody has told to stop yet?"""
+        """Return whether there are workers that have not been asked to stop."""
         return len(self.workers.stopping) < len(self.workers)
 
     def begin_timers(self, now: float) -> None:
-        """After a recovery: what the record says is under way takes its time from now on."""
+        """Start the timers after a recovery: activities in the record get their full time from `now` on."""
         self.watched_s = now
         if self.restart_counted:
             self.wait_for_restart(now)
@@ -796,7 +836,7 @@ class Job:
             self.stop_rest_at = now + REST_S
 
     def leave_out(self, before: float, now: float) -> None:
-        """Nobody has watched from `before` to `now`: that time counts for nothing."""
+        """Move all timers by the time from `before` to `now`, during which no controller watched the job."""
         gap_s = now - before
         self.watched_s += gap_s
         if self.share_gpus:
@@ -819,8 +859,11 @@ class Job:
             self.profiling.until_s += gap_s
 
     def _leave_out_saving(self, now: float, gap_s: float) -> None:
-        """The agents have gone on counting: no turn is longer than half of what they still give. A clock that was set back has
-        to be followed."""
+        """Move the timers of saving by `gap_s`, within the limits that the agents count.
+
+        Agents count on during the gap, so a turn lasts at most half of the time that they still allow. If the clock was
+        set back, the agents' limits in the record move with it.
+        """
         saving = self.saving
         saving.until_s = _later(saving.until_s, gap_s)
         if gap_s < 0:
@@ -833,9 +876,10 @@ class Job:
             saving.until_s = min(saving.until_s, now + left_s / 2)
 
     def note_saved(self, status: WorkerStatus) -> bool:
-        """Remember the newest checkpoint: no worker may begin with less. Whether it is another one than before.
+        """Remember the newest checkpoint, which is the least that a worker may begin with; return whether it is a new
+        one.
 
-        A server that is cut off may write on, but in a generation that the job has left.
+        A server that is cut off may go on writing, but in a generation that the job has left.
         """
         if status.saved is None:
             return False
@@ -848,7 +892,7 @@ class Job:
         return True
 
     def note_progress(self, status: WorkerStatus) -> int:
-        """Take progress over from the worker that is ahead. Returns how many steps are new."""
+        """Take over progress from the worker that is furthest ahead, and return the number of new steps."""
         if status.applied is None or status.phase not in (
             WorkerPhase.TRAINING,
             WorkerPhase.BROKEN,
@@ -878,7 +922,8 @@ class Job:
         return new
 
     def note_reports(self, status: WorkerStatus) -> bool:
-        """Take over what its script has reported of the figure that it trains until. Whether its length is another one now."""
+        """Take over the script's reports of the metric that ends the training; return whether the expected length
+        changed."""
         until = self.spec.until
         if until is None or status.applied is None or until.metric not in status.metrics:
             return False
@@ -892,7 +937,8 @@ class Job:
         return True
 
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
-        """Take over how fast the job is with its present share, once it has been for so many steps. Whether it is news."""
+        """Take over the rate of the job with its present share, once the rate covers `steps` steps; return whether it
+        is news."""
         steady, order = status.steady, self.committed_order
         if order is None or status.phase is not WorkerPhase.TRAINING or status.applied is None:
             return False
@@ -900,7 +946,8 @@ class Job:
             return False
         if status.applied < self.rate_counts_from or not self.share_gpus:
             return False
-        first = self.rate_counts_from < 0  # of its generation: whatever it says, the job may go on being measured now
+        # first rate of its generation: even if the value is not new, the job may be measured further
+        first = self.rate_counts_from < 0
         self.rate_counts_from = status.applied + STEPS_OF_A_RATE + (self._own_delay if first else 0)
         where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
         known = next((entry for entry in self.record.measured if (entry.share, entry.servers) == where), None)
@@ -924,7 +971,10 @@ class Job:
 
     @cached_property
     def _own_delay(self) -> int:
-        """Steps that it waits longer for its second measurement: jobs that have begun together are not all measured together."""
+        """Steps that the job waits longer for its second measurement.
+
+        The number differs between jobs, so that jobs which began together are not all measured together.
+        """
         return zlib.crc32(self.id.encode()) % STEPS_OF_A_RATE
 
     def progress(self) -> Progress:
@@ -932,23 +982,23 @@ class Job:
 
     @property
     def user(self) -> str:
-        """Whose job it is, for quotas and reports: the name that was proved; in a cluster of one machine, that was told."""
+        """User of the job, for quotas and reports: the user of the specification, else the authenticated owner."""
         return self.spec.user or self.submission.owner
 
     @property
     def told_steps(self) -> int | None:
-        """How many steps it takes in all, as it or its specification tells, or its reports suggest; None: none of them does."""
+        """Return the number of steps in all, by the loop, the specification or the reports; None if none of them says."""
         told, expected = self.bound_steps, self.expected_steps
         return told if expected is None else min(expected, told or expected)
 
     @property
     def bound_steps(self) -> int | None:
-        """Its loop or its specification ends it after so many steps; None: neither does."""
+        """Return the number of steps after which the loop or the specification ends the job; None if neither does."""
         return self.progress().total_steps or self.spec.max_steps
 
     @property
     def expected_steps(self) -> int | None:
-        """By its reports it ends after so many steps; None: they do not say, or it has gone on beyond."""
+        """Return the number of steps after which the job ends by its reports; None if unknown or passed already."""
         expected = self.record.expected_steps
         return expected if expected is not None and self.steps_done <= expected else None
 
@@ -959,36 +1009,37 @@ class Job:
 
     @property
     def deadline_s(self) -> float:
-        """Unix time; nan: none."""
+        """Unix time of the deadline; nan without one."""
         deadline = self.spec.deadline
         return deadline.of(self.submission.submitted_s) if deadline is not None else math.nan
 
     @property
     def planned_by_s(self) -> float:
-        """The deadline with which it is planned, which may be before its own (`Verdict.by_s`); nan: it has none."""
+        """Unix time of the deadline used for planning, which may be before the job's own (`Verdict.by_s`); nan without
+        one."""
         return self.deadline_s if self.record.by_s is None else min(self.deadline_s, self.record.by_s)
 
     @property
     def promised(self) -> bool:
-        """Is its deadline a hard one that has been promised for good, or is to be judged at its submission?"""
+        """Return whether the job has a hard deadline with a final promise, or one that is judged at submission."""
         deadline = self.spec.deadline
         unpromised = (PromiseState.NONE, PromiseState.PROVISIONAL)
         return deadline is not None and not deadline.soft and self.record.promise not in unpromised
 
     @property
     def steps_left(self) -> float:
-        """Until its end; nan: not known."""
+        """Steps until the end of the job; nan if unknown."""
         total = self.told_steps
         return float(max(0, total - self.steps_done)) if total is not None else math.nan
 
     def newly_odd(self, odd: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of these figures ("metric loss: nan") that have not been told of."""
+        """Return those of these unusable values ("metric loss: nan") that have not been reported to the user before."""
         fresh = tuple(what for what in odd if what.rpartition(":")[0] not in self.odd)[: KEPT_ODD - len(self.odd)]
         self.odd |= {what.rpartition(":")[0] for what in fresh}
         return fresh
 
     def note_resizes(self, status: WorkerStatus) -> tuple[Resize, ...]:
-        """Take over the measured switches that are not known yet, and return them."""
+        """Take over the measured resizes that are not known yet, and return them."""
         known = {resize.generation for resize in self.record.resizes}
         fresh = tuple(resize for resize in status.resizes if resize.generation not in known)
         if fresh:
