@@ -1,26 +1,26 @@
-"""What the end of a worker means for its job: whose fault it is, and what that calls for.
+"""Consequences of the end of a worker for its job: the cause, and the reaction.
 
 Theory of operation
 -------------------
-Each end has a `Fault`, told by whoever knows it: the agent (it could not start the worker, it has stopped it, an exit code, a
-signal), or this controller (the server is lost). Only the script's own fault counts against a job:
+Each end has a `Fault`. The agent reports it (it could not start the worker, it stopped the worker, an exit code, a
+signal), or this controller determines it (the server is lost). Only the script's own fault counts against a job:
 
 * an error before any step has been applied, or after the training, fails the job at once;
-* an error that comes back at each restart, without a step that is new, fails it (`restarts.count_restart`);
-* workers that end in one generation after the other, without a step that is new, fail it (`_count_loss`);
+* an error that recurs at each restart, without a new step, fails the job (`restarts.count_restart`);
+* workers that end in one generation after the other, without a new step, fail the job (`_count_loss`);
 * newcomers that end before they have taken part are not tried again for a while (`newcomers`).
 
-A worker that ends on a GPU that is to be left, or that takes no new work, has been ended by that GPU (`bars`).
-Of a job that has not called `elastic.join()` nothing is known but exit codes: `reconcile.gangs` says what they mean for it.
+If a GPU must be left, or takes no new work, the end of a worker there is attributed to the GPU (`bars`). Of a job that
+has not called `elastic.join()` only exit codes are known; `reconcile.gangs` interprets them.
 
-A worker whose state came to differ from that of the others has ended itself (`worker.comparison`), and so has its GPU: that is
-left alone for a while, and the job goes on. If nobody can tell who is right, or if it comes back on other GPUs, the job fails.
+A worker with a state that came to differ from the others' ends itself (`worker.comparison`). The job avoids its GPU for
+a while and goes on. If it is not clear which worker is right, or if the difference recurs on other GPUs, the job fails.
 
-A newcomer that computes other samples or gradients than the workers that have the state does not join, and ends itself. That is
-the script's fault, and nobody's else: the job goes on without it, and does not grow (`reconcile.growth`).
+A newcomer that computes other samples or gradients than the workers with the state ends itself and does not join. That
+is the script's fault alone: the job goes on without the newcomer, and does not grow (`reconcile.growth`).
 
-What is the server's fault counts against the server (`health`), and the job is tried elsewhere. A script that fails where other
-jobs fail too, while it has run elsewhere, is believed: that is a server without its driver or its file system.
+A server's fault counts against the server (`health`), and the job is tried elsewhere. If a script that has run
+elsewhere fails where other jobs fail too, the server is blamed: its driver or its file system may be missing.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from ..reconcile.restarts import end_job
 from .newcomers import came_to_its_loop, hold_back, newcomer_failed, other_code, refused_alone
 
 KEPT_BROKEN = 64
-DIVERGENCES_S = 86400.0  # for so long a job's divergences are remembered
-DIVERGENCES_ALLOWED = 4  # in that time; and
-DIVERGED_GPUS_ALLOWED = 2  # so many GPUs: one more, and it is not the hardware
+DIVERGENCES_S = 86400.0  # period in which a job's divergences are counted (s)
+DIVERGENCES_ALLOWED = 4  # most divergences in that period
+DIVERGED_GPUS_ALLOWED = 2  # most GPUs with divergences in that period; on more GPUs the hardware is not the cause
 
 
 def worker_ended(
@@ -64,8 +64,11 @@ def worker_ended(
     log: str = "",
     begun: bool = True,
 ) -> None:
-    """A worker's process is gone. `phase`: the last one that its agent heard of; `log`: path of its log there; `begun`: False
-    where its agent has refused to start it."""
+    """Handle the end of a worker's process.
+
+    `phase`: the last phase that the agent knew. `log`: path of the worker's log on its server. `begun`: False if the
+    agent refused to start the worker.
+    """
     worker = entry.worker
     status = job.statuses.get(worker)
     last = phase if phase is not None else status.phase if status is not None else None
@@ -80,7 +83,7 @@ def worker_ended(
     if over or entry.stopping:
         fault = Fault.NONE if over else entry.fault or Fault.STOPPED
         if exit_code == -signal.SIGTERM:
-            reason = RELEASED  # it was told to end so
+            reason = RELEASED  # the controller had asked the worker to end this way
     elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT, Fault.SERVER) and (
         why := _gpu_at_fault(cluster, job, entry, fault)
     ):
@@ -92,11 +95,11 @@ def worker_ended(
             diverged(cluster, now, gpu, worker)
         cluster.schedule_due = True
     elif exit_code == UNLIKE and job.elastic:
-        fault = Fault.SCRIPT  # whatever it runs on
+        fault = Fault.SCRIPT  # independent of the hardware
     elif exit_code == OTHER_CODE and job.elastic:
         fault, reason = Fault.SERVER, other_code(cluster, now, job, entry, reason)
     elif came_to_its_loop(last) and not started and anyone_holds(job) and fault is not Fault.SERVER:
-        pass  # its server works
+        pass  # the server works
     elif fault is not Fault.NONE and not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     if exit_code == 0 and last is WorkerPhase.FINISHED:
@@ -107,11 +110,11 @@ def worker_ended(
     cluster.mark_dirty(job)
     cluster.mark_waiting_dirty()
     if any(map(cluster.bar, entry.all_gpus)):
-        cluster.schedule_due = True  # nobody may follow it there
+        cluster.schedule_due = True  # no worker may follow on that GPU
     if entry.stopping and not job.record.target:
         cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
     if over and last is WorkerPhase.FINISHED and worker == job.record.last_leader and not job.final:
-        end_job(cluster, now, job, JobPhase.FINISHED, "", 0)  # it was preempted at that moment
+        end_job(cluster, now, job, JobPhase.FINISHED, "", 0)  # the job finished while it was being preempted
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
         return
     if over:
@@ -127,7 +130,7 @@ def worker_ended(
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
         return
     if ending(job):
-        return  # another worker is at the end of the training already: it decides
+        return  # another worker has reached the end of the training already, and decides
     if (
         exit_code in (UNLIKE, OTHER_CODE)
         and job.spec.resume is not None
@@ -148,7 +151,7 @@ def worker_ended(
     if exit_code == OTHER_CODE and not anyone_holds(job):
         refused_alone(cluster, now, job, reason)
         return
-    # Where others have come as far as their loop, or give it the state, it is a newcomer's affair.
+    # Where others have come as far as their loop, or give the state to this worker, only the newcomer is affected.
     alone = started or not (anyone_holds(job) or last in (WorkerPhase.TRAINING, WorkerPhase.BROKEN))
     if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
@@ -161,7 +164,7 @@ def worker_ended(
 
 
 def _diverges_everywhere(job: Job, now: float) -> bool:
-    """Have workers come to differ from the others too often, or on too many GPUs, for it to be the hardware?"""
+    """Return whether workers have diverged too often, or on too many GPUs, for the hardware to be the cause."""
     found = [
         entry.gpu
         for entry in job.record.past
@@ -171,7 +174,10 @@ def _diverges_everywhere(job: Job, now: float) -> bool:
 
 
 def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault) -> str:
-    """What is wrong with a worker's GPU, if that may have ended it: it is to be left, or the worker did not begin there."""
+    """Return the fault of a worker's GPU, if it may have ended the worker; "" otherwise.
+
+    That is so if the GPU must be left, or if the worker had not begun there.
+    """
     has_begun = fault is not Fault.SERVER and (entry.trained or job.gang)
     found = [bar.fault for bar in map(cluster.bar, entry.all_gpus) if bar is not None and bar.fault is not None]
     return next((wrong.text for wrong in found if wrong.severity.moves or not has_begun), "")
@@ -180,7 +186,7 @@ def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault)
 def _at_the_start(
     cluster: Cluster, now: float, job: Job, entry: WorkerRecord, exit_code: int | None, reason: str, fault: Fault
 ) -> tuple[Fault, str]:
-    """A worker has ended before it trained: whose fault that is, and the reason. The server may be left alone for it."""
+    """Return the fault and the reason of a worker's end before it trained. The job may avoid the server for it."""
     server = entry.gpu.server
     if exit_code == NO_CHECKPOINT and job.record.saved_step is not None:
         reason = _sees_no_checkpoint(job, entry, reason)
@@ -198,10 +204,10 @@ def _at_the_start(
 
 
 def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code: int | None) -> None:
-    """A worker has ended by itself in the middle of the training, and others have the state: the job goes on with these.
+    """Count the loss of a worker that ended by itself during training while others have the state.
 
-    If the same comes back in one generation after the other, and no step is done any more, it is given up, like a job that loses
-    all workers again and again (`restarts.count_restart`).
+    The job goes on with these. It fails if one generation after the other loses a worker without a new step, like a job
+    that loses all workers again and again (`restarts.count_restart`).
     """
     kept = job.record
     if kept.lost_in == kept.committed:
@@ -215,7 +221,8 @@ def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code:
 
 
 def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
-    """The agent of its server does not name a worker that has run there: it counts as lost, and is stopped to be sure."""
+    """Give up a worker that has run on its server and that the agent there does not name; stop the worker in case it
+    runs."""
     reason = f"server {entry.gpu.server} does not know it any more"
     broken = broken_by_loss(job, entry.worker)
     job.update_worker(entry.worker, stopping=True, fault=Fault.LOST, reason=reason)
@@ -230,20 +237,21 @@ def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -
 
 
 def stop_late(cluster: Cluster, now: float, job: Job) -> None:
-    """Stop the workers that have not come to their loop in time. That is the script's fault, if it is so elsewhere, too."""
+    """Stop the workers that have not reached their loop in time. The script is at fault if it fails so elsewhere, too."""
     for late in job.latenesses():
         entry = job.worker(late.worker)
         if entry is None or now < late.until_s:
             continue
         session = cluster.sessions.get(entry.gpu.server)
-        if session is None or not session.alive:  # it may have spoken where nobody could hear it
+        # the worker may have reported while its server could not reach the controller
+        if session is None or not session.alive:
             job.allow_more(late.worker, cluster.settings.server_lease_s)
             continue
         broken = broken_by_loss(job, late.worker)
         fault = _judged(cluster, now, job, entry, late.reason)
         alone = fault is Fault.SCRIPT and not anyone_holds(job)
         if alone and second_opinion(cluster, now, job, entry, late.reason, late=True):
-            fault = Fault.SERVER  # whose storage may not answer
+            fault = Fault.SERVER  # the server's storage may not answer
         job.update_worker(late.worker, fault=fault, reason=late.reason)
         stop_worker(cluster, now, job, late.worker)
         cluster.tell(now, EventKind.LATE, job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
@@ -262,7 +270,8 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def stop_again(cluster: Cluster, now: float, job: Job) -> None:
-    """Tell the agents of workers that should have ended by now. Whoever has heard it before gets no more time by that."""
+    """Repeat the stop requests for workers that should have ended. An agent that has one already does not allow more
+    time."""
     for worker, due_s in job.overdue().items():
         if now >= due_s:
             job.told_to_stop(worker, now)
@@ -270,7 +279,8 @@ def stop_again(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def tell_again(cluster: Cluster, now: float, job: Job) -> None:
-    """Tell agents again of the newest order, and to start workers, if nothing tells that they have heard. Who has ignores it."""
+    """Repeat the newest order and the starts, for agents that have not confirmed them. Other agents ignore the
+    repetition."""
     again_s = job.tell_again_s()
     if again_s is None or now < again_s:
         return
@@ -287,7 +297,7 @@ def tell_again(cluster: Cluster, now: float, job: Job) -> None:
         elif not job.elastic:
             not_to_start(cluster, now, job, entry)
             return
-        else:  # its GPU takes no new work any more; the agent answers that it does not run
+        else:  # the GPU takes no new work any more; the agent answers that the worker does not run
             stop_worker(cluster, now, job, entry.worker)
 
 
@@ -297,7 +307,7 @@ def _alive(cluster: Cluster, server: ServerId) -> bool:
 
 
 def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
-    """The network between servers is cut, and not between them and this controller: the job goes on with one side of it."""
+    """Continue the job on one side of a network cut between servers that both reach the controller."""
     if job.cut_since is None or now < job.cut_since + CUT_OFF_TIMEOUT_S:
         return
     no_data, newest, job.cut_since = unconnected(job), job.newest, None
@@ -328,25 +338,28 @@ def _names(found: Iterable[str]) -> str:
 
 
 def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> Fault:
-    """The script seems to be at fault for what a worker did before it trained: is it?"""
+    """Return SERVER or SCRIPT for the end of a worker before it trained, which looks like the script's fault."""
     return Fault.SERVER if script_is_innocent(cluster, now, job, entry, reason) else Fault.SCRIPT
 
 
 def _sees_no_checkpoint(job: Job, entry: WorkerRecord, reason: str) -> str:
-    """In words, with what the worker says it has found instead."""
+    """Return the reason in words, with the checkpoint that the worker found instead."""
     _, _, told = reason.partition(f"exit code {NO_CHECKPOINT}: ")
     found = f" ({told})" if told else ""
     return f"server {entry.gpu.server} does not see the checkpoint of step {job.record.saved_step}{found}"
 
 
 def add_broken(job: Job, generations: tuple[int, ...]) -> None:
-    """Note that these generations have lost somebody."""
+    """Note that these generations have lost a member."""
     if not set(generations) <= set(job.record.broken):
         job.update(broken=tuple(sorted({*job.record.broken, *generations}))[-KEPT_BROKEN:])
 
 
 def speaks_for(job: Job, worker: WorkerId) -> bool:
-    """Is `worker` the leader of the generation in use? It alone does what is done once after the training (evaluation,
-    saving), so the job is finished when it is; should it be lost then, the job does that again from its last checkpoint."""
+    """Return whether `worker` is the leader of the committed generation.
+
+    The leader alone does the work after the training (evaluation, saving), so the job is finished when the leader is.
+    If the leader is lost before, the job repeats that work from its last checkpoint.
+    """
     committed = job.order(job.record.committed)
     return committed is None or committed.roster.leader == worker

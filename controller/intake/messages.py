@@ -1,7 +1,7 @@
-"""What agents say, taken in: sessions, statuses, ends of workers, lost servers (cluster 2, 4; worker-runtime 4).
+"""Handle messages of agents: sessions, statuses, ends of workers and lost servers (cluster 2, 4; worker-runtime 4).
 
-Nothing is decided here about rosters: facts change the state and mark the jobs concerned as dirty; `reconcile` looks at them
-in the same turn. A fact that is told twice changes nothing the second time.
+This module makes no decisions about rosters. A message changes the state and marks the affected jobs as dirty;
+`reconcile` examines these in the same turn. All handlers are idempotent: a repeated message changes nothing.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from .statuses import (
     without_odd_figures,
 )
 
-MAX_STRAYS = 4096  # of one server
+MAX_STRAYS = 4096  # per server
 MAX_SERVERS = 10_000
-NOWHERE = -1  # an agent of an earlier version does not tell where a worker runs
+NOWHERE = -1  # index of the GPU in reports of agents of earlier versions, which do not say where a worker runs
 
 
 def on_agent_message(
     cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent, agent: str = ""
 ) -> None:
-    """Take in a message of an agent of `server`, which has the identity `agent`."""
+    """Handle a message from an agent of `server` with the identity `agent`."""
     if isinstance(message, AgentHello):
         _on_hello(cluster, now, server, message, agent)
         return
@@ -78,7 +78,7 @@ def on_agent_message(
         return
     session = cluster.sessions.get(server)
     if session is None or not session.alive or session.agent != agent:
-        cluster.ask_for_hello(server, agent)  # it has been given up, or this controller has not met it yet
+        cluster.ask_for_hello(server, agent)  # the session was given up, or this controller has not met the agent yet
         return
     cluster.heard_of(now, session)
     match message:
@@ -156,7 +156,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
 
 
 def _take_in(cluster: Cluster, now: float, session: Session, hello: AgentHello) -> None:
-    """What the agent keeps is compared with what it should."""
+    """Compare the workers that the agent has with those that the record expects."""
     server = session.server.server
     seen: dict[WorkerId, None] = {}
     for worker in hello.starting:
@@ -208,17 +208,17 @@ def _greet(cluster: Cluster, now: float, before: Session | None, session: Sessio
 
 
 def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[WorkerId, None]) -> None:
-    """Tell an agent everything anew that concerns its server; what has run there and does not is lost.
+    """Send an agent everything again that concerns its server, and give up workers that the agent does not have.
 
-    What the hello does not name may have been started since it was said: its GPU is not free before the agent, told to stop
-    it, has answered that it does not run.
+    A worker that the hello does not name may have been started after the hello was written. So its GPU is not free
+    before the agent has answered the stop request.
     """
     for job in cluster.index.on_server(server):
         job.silent.pop(server, None)
         here = [entry for entry in job.workers if entry.gpu.server == server]
-        if job.record.overtaken:  # what is recorded of it is not so any more: its workers are about to be stopped
+        if job.record.overtaken:  # the record is outdated, and the job's workers are about to be stopped
             for entry in here:
-                if entry.stopping and entry.worker not in seen:  # it has been told before, and may be gone
+                if entry.stopping and entry.worker not in seen:  # a stop was sent before, and the worker may be gone
                     stop_worker(cluster, now, job, entry.worker)
             continue
         order = order_message(job)
@@ -241,7 +241,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
 
 
 def server_lost(cluster: Cluster, now: float, session: Session) -> None:
-    """A lease has run out: the server's workers count as lost, its GPUs do not exist."""
+    """Handle the end of a server's lease: its workers are lost, and its GPUs are not available any more."""
     name = session.server.server
     session.alive = False
     session.strays, session.unknown = {}, {}
@@ -262,7 +262,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
             else:
                 worker_ended(cluster, now, job, entry, None, f"server {name} is lost", None, Fault.LOST)
         if not (job.elastic or job.final or job.restart_counted or job.record.target or job.workers):
-            suspend(cluster, now, job)  # a gang that has not begun: it waits again, for any GPUs
+            suspend(cluster, now, job)  # a gang that has not begun waits again, for any GPUs
 
 
 # --------------------------------------------------------------------------------------------------------------- workers
@@ -271,7 +271,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
 def _find(
     cluster: Cluster, session: Session, job: JobId, worker: WorkerId, uid: str
 ) -> tuple[Job, WorkerRecord] | None:
-    """A worker that is recorded to run on this server."""
+    """Return the job and the worker if the record says that the worker runs on this server; else None."""
     found = cluster.jobs.get(job)
     entry = found.worker(worker) if found is not None and found.has_uid(uid) else None
     here = entry is not None and entry.gpu.server == session.server.server
@@ -281,13 +281,18 @@ def _find(
 def _unwanted(
     cluster: Cluster, now: float, session: Session, job: JobId, worker: WorkerId, uid: str, status: WorkerStatus | None
 ) -> bool:
-    """A process runs that is not recorded, or further than the record. Whether it is of use."""
+    """Handle a process that the record lacks, or that is ahead of the record; return whether the job can use the
+    process.
+
+    A process of a known job that is ahead of the record brings the record forward. Any other process is stopped; that
+    of an unknown job is noted.
+    """
     local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid=uid, gpu=NOWHERE))
     known = cluster.jobs.get(job)
     if fault := fault_of(cluster, session, job, worker, local.uid, status):
         refuse_report(cluster, now, session.server.server, job, fault)
         if worker not in session.places:
-            return False  # else whatever runs there holds a GPU
+            return False  # if the process is among the places, it holds a GPU and is handled below
     if known is None and (over := cluster.archive.find(job)) is not None and over.has_uid(local.uid):
         _stop_stray(cluster, now, session, over.job, None, local)
         return False
@@ -310,7 +315,7 @@ def _unwanted(
 def _stop_stray(
     cluster: Cluster, now: float, session: Session, job: JobId, known: WorkerRecord | None, local: LocalWorker
 ) -> None:
-    """A process runs that nobody wants (any more): its GPU is not free until it has ended. `known`: what is recorded of it."""
+    """Stop a process that no job needs. Its GPU is not free until the process has ended. `known`: the worker's record."""
     worker = local.worker
     if worker in session.strays:
         return
@@ -327,7 +332,7 @@ def _stop_stray(
 
 
 def _stop_strays_again(cluster: Cluster, now: float, session: Session) -> None:
-    """A stop, or the answer that there is no such process any more, may have been lost: its GPU would never be free."""
+    """Repeat the stop requests for strays. If a request or its answer were lost, the GPU would never become free."""
     if session.strays and now - session.strays_told_s >= STOP_AGAIN_S:
         session.strays_told_s = now
         for stray in session.strays.values():
@@ -335,7 +340,7 @@ def _stop_strays_again(cluster: Cluster, now: float, session: Session) -> None:
 
 
 def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
-    """A worker runs that has not spoken yet. Whether it is one that should be there."""
+    """Handle a worker that runs and has not reported yet; return whether it should run."""
     job = JobId(worker.rpartition(".")[0])
     found = _find(cluster, session, job, worker, session.uid(worker))
     if found is None:
@@ -347,7 +352,7 @@ def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerI
 
 
 def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> None:
-    """A worker's process runs, and has not spoken yet: from now on it has its time to join."""
+    """Note that a worker's process runs and has not reported yet. Its time to join starts now."""
     job, uid = JobId(worker.rpartition(".")[0]), session.uid(worker)
     found = _find(cluster, session, job, worker, uid)
     if found is None and (fault := fault_of(cluster, session, job, worker, uid, None)):
@@ -359,7 +364,7 @@ def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId
 
 
 def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus, uid: str) -> bool:
-    """A worker has told its status. Whether it is one that should be there."""
+    """Handle a worker's status; return whether the worker should run."""
     if _goes_on(cluster, session, said, uid):
         return True
     if fault := unusable(said):
@@ -378,13 +383,16 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
 
 
 def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str) -> bool:
-    """Most statuses tell only that a worker of a generation which everybody knows has come further: that is noted at once.
-    Whether this is one."""
+    """Take over a status at once if it only reports progress of a worker in the committed generation; return whether it
+    does.
+
+    Most statuses are of this kind.
+    """
     job = cluster.jobs.get(status.job)
     before = job.statuses.get(status.worker) if job is not None and job.has_uid(uid) else None
     if job is None or before is None or status.applied is None or status.applied >= job.rate_counts_from:
         return False
-    if job.spec.until is not None:  # what it reports may change its length
+    if job.spec.until is not None:  # a report of the metric that ends the training may change the job's length
         return False
     newest, entry = job.newest, job.worker(status.worker)
     if (
@@ -408,7 +416,7 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
 
 
 def _told(status: WorkerStatus) -> tuple[object, ...]:
-    """What is the same in statuses that differ only in how far a worker is, and how fast."""
+    """Return the part of a status that stays the same while only the progress and the rate change."""
     return (
         status.phase,
         status.generation,
@@ -437,7 +445,7 @@ def _note_status(
         return
     job.statuses[status.worker] = status
     if not job.record.joined and not job.final:
-        job.update(joined=True)  # from now on policies decide about it
+        job.update(joined=True)  # policies include the job in their decisions from now on
         cluster.schedule_due = True
     if status.news and (before is None or before.news != status.news):
         cluster.tell(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
@@ -446,7 +454,8 @@ def _note_status(
             now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}, which cannot be reckoned with"
         )
     _note_worker(now, job, entry, status)
-    # Only a worker's arrival says that starts succeed on its server now; who has trained there for long does not.
+    # Only the arrival of a worker shows that starts succeed on its server now. A worker that has long trained there
+    # does not.
     arrives = before is None or before.phase is WorkerPhase.STARTING
     concerned = entry.gpu.server in cluster.health or entry.gpu in cluster.gpu_health
     if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and concerned:
@@ -479,7 +488,7 @@ def _note_status(
         ):
             send_order(cluster, job)
     newest = job.newest
-    moves = newest is not None and newest.kind is OrderKind.UNION  # it goes on when the newcomers have taken part
+    moves = newest is not None and newest.kind is OrderKind.UNION  # the job goes on once the newcomers have taken part
     if before is None or entry.stopping or moves or _matters(before) != _matters(status):
         cluster.mark_dirty(job)
     else:
@@ -487,7 +496,7 @@ def _note_status(
 
 
 def _matters(status: WorkerStatus) -> tuple[object, ...]:
-    """What of a status can call for a decision."""
+    """Return the part of a status that can require a decision."""
     return (status.phase, status.generation, status.order, status.floor, status.applied is None, status.address)
 
 
@@ -518,7 +527,10 @@ def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:
 
 
 def _note_begin(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -> None:
-    """Only a worker that has the state trains: one that has committed a generation may find no checkpoint there."""
+    """Note that training began, once a worker that has the state trains.
+
+    A worker that has committed a generation may still find no checkpoint there.
+    """
     order = job.committed_order
     if order is None or status.applied is None or status.generation < job.record.cycle:
         return
@@ -542,7 +554,10 @@ def _note_cut(now: float, job: Job) -> None:
 
 
 def _note_stall(cluster: Cluster, now: float, job: Job) -> None:
-    """If all who train wait for each other, what they send does not arrive: their generation is as broken as by a loss."""
+    """Give up a step in which all workers wait for each other.
+
+    Then data that the workers send does not arrive, and the generation is as broken as after a loss.
+    """
     generation, waited_s = job.record.committed, stalled_s(job)
     if not waited_s or generation in job.record.broken:
         return
@@ -560,7 +575,7 @@ def _note_stall(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def resize_text(resize: Resize) -> str:
-    """A measured switch in one line, for people."""
+    """Describe a measured resize in one line, for users."""
     steps = f"median step {resize.median_step_s * 1000:.0f} ms, then {resize.median_step_after_s * 1000:.0f} ms"
     gap = f"longest gap {resize.longest_gap_s * 1000:.0f} ms ({steps})"
     change = f"{resize.workers_before} -> {gpu_count(resize.workers_after)} at step {resize.step}, {gap}"
@@ -568,7 +583,7 @@ def resize_text(resize: Resize) -> str:
 
 
 def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit) -> bool:
-    """A worker has ended. Whether it is one that is recorded."""
+    """Handle the end of a worker; return whether the worker is recorded."""
     if unknown_ended(cluster, session, message):
         return False
     if session.strays.pop(message.worker, None) is not None:

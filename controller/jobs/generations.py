@@ -1,25 +1,29 @@
-"""Which roster a job needs next (worker-runtime 4): a pure function of what is recorded and what the workers report.
+"""Choice of the next roster of a job (worker-runtime 4): a pure function of the record and of the workers' reports.
 
 Theory of operation
 -------------------
-The scheduler gives a *target*; `next_step` says what to do now to come nearer to it. Called after every change, it is
-level-triggered: it looks at what is, not at what has just happened, so a lost or doubled event cannot mislead it.
+The scheduler sets a *target*; `next_step` returns the next step towards it. The function is called after every change
+and is level-triggered: it depends on the present state and not on the last event, so lost or repeated events cannot
+mislead it.
 
-* **Losses come first.** When a member of a generation is gone, everyone in that generation stands still. The next order names
-  the survivors alone: they need nobody who is still starting, so training goes on at once. Growing back is a second order.
-* **The state is never dropped.** A roster that would keep no worker with the state is preceded by the union of old and new.
-* **No order waits for another job.** A job with state is never given an order that names a GPU on which a process still runs: it
-  first gives up what it is to give up, and grows when the GPU is free. Else two jobs that exchange GPUs would wait for ever.
-* **What is lent is left at once**, as far as the job can do with the rest: those who stay go on alone with the next step, and the
-  job moves, or grows elsewhere, only then. Else whoever waits for the GPU would wait until newcomers have started.
-* **Newcomers are kept** when an order overtakes another: a worker that is still starting on a wanted GPU takes that place.
-* **The leader stays** while it can. Else it is a member with the state that is furthest ahead, of lowest rank: a leader without
-  the state could not propose a commit to those who train.
-* **A gang** (a job that has not called `elastic.join()`) is ordered whole, and left alone once it has begun (`reconcile.gangs`).
-* **Broken generations** are listed in every order, for as long as any worker might still stand in one.
+* **Losses come first.** When a member of a generation is lost, all its members stand still. The next order names only the
+  survivors. They need no worker that is still starting, so training continues at once. Growing back is a second order.
+* **The state is never dropped.** If a roster would keep no worker with the state, the union of the old and the new roster
+  precedes it.
+* **No order waits for another job.** An order for a job with state never names a GPU on which a process still runs. The
+  job first gives up GPUs, and grows when the new ones are free. Otherwise two jobs that exchange GPUs would deadlock.
+* **Lent GPUs are left at once**, as far as the job can run on the rest: the workers elsewhere go on alone with the next
+  step. Only then does the job move or grow. Otherwise the user of the GPU would wait until newcomers have started.
+* **Newcomers are kept** when an order overtakes another: a worker still starting on a wanted GPU takes that place.
+* **The leader stays** while it can. Otherwise the new leader is the member with the state that is furthest ahead, of
+  lowest rank. A leader without the state could not propose a commit to the members that train.
+* **A gang** (a job that has not called `elastic.join()`) is ordered as a whole, and not changed once it has begun
+  (`reconcile.gangs`).
+* **Broken generations** are listed in every order while any worker might still be in one.
 
-A superseded order may still be committed by its leader if that had proposed it before it heard of the next; `doomed` tells
-when that has become impossible, and only then are newcomers of it stopped (CoDDL 4.3: nobody leaves before everybody knows).
+The leader of a superseded order may still commit it, if it proposed the commit before it received the next order.
+`doomed` returns whether that has become impossible. Only then are the newcomers of the order stopped (CoDDL 4.3: a
+worker leaves only when all know).
 """
 
 from __future__ import annotations
@@ -33,13 +37,13 @@ from ...protocol.model import GpuAddress, GpuPlace, Processes, Server, ServerId,
 from .job import Job
 from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
 
-FIRST_STEPS = 2  # of a newcomer: it receives the state in one, and computes a share of the next
+FIRST_STEPS = 2  # steps of a newcomer: in the first it receives the state, of the next it computes a share
 STANDING_STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place in the next roster: a GPU, and who works there; None: a new worker."""
+    """Place in the next roster: a GPU, and the worker there; None for a new worker."""
 
     gpu: GpuAddress
     worker: WorkerId | None
@@ -48,7 +52,8 @@ class Place:
 
 @dataclass(frozen=True)
 class GiveOrder:
-    """Order this roster. `fresh_start`: from a checkpoint or from nothing; nobody has the state."""
+    """Order of this roster. `fresh_start`: no worker has the state, so training begins from a checkpoint or from the
+    start."""
 
     places: tuple[Place, ...]
     kind: OrderKind
@@ -57,14 +62,14 @@ class GiveOrder:
 
 @dataclass(frozen=True)
 class StartAgain:
-    """No worker is left: begin again from the last checkpoint."""
+    """Restart from the last checkpoint, because no worker is left."""
 
 
 Step = GiveOrder | StartAgain | None
 
 
 def usable(job: Job, worker: WorkerId) -> bool:
-    """May `worker` be in a roster?"""
+    """Return whether `worker` may be in a roster."""
     entry = job.worker(worker)
     if entry is None or entry.stopping:
         return False
@@ -73,7 +78,8 @@ def usable(job: Job, worker: WorkerId) -> bool:
 
 
 def holds_state(job: Job, worker: WorkerId) -> bool:
-    """Has `worker` the state of the job? Until it has reported to this controller, its record answers."""
+    """Return whether `worker` has the job's state. Until the worker has reported to this controller, its record
+    decides."""
     if not usable(job, worker):
         return False
     status = job.statuses.get(worker)
@@ -84,7 +90,7 @@ def holds_state(job: Job, worker: WorkerId) -> bool:
 
 
 def arrived(job: Job, worker: WorkerId) -> bool:
-    """Can `worker` follow an order at once, without starting up first?"""
+    """Return whether `worker` can follow an order at once, without starting up first."""
     status = job.statuses.get(worker)
     if status is None:
         return holds_state(job, worker)
@@ -92,10 +98,10 @@ def arrived(job: Job, worker: WorkerId) -> bool:
 
 
 def ending(job: Job) -> bool:
-    """Has a worker reached the end of the training loop? Then no order is followed any more.
+    """Return whether a worker has reached the end of the training loop. Then the job follows no more orders.
 
-    One that has ended by then counts as long as another one with the state is on its way there. Should that be in need of its
-    fellows for a last step, it says that its communicator is broken, and gets an order.
+    A worker that ended after the loop counts as long as another worker with the state is on its way there. If that one
+    needs the others for a last step, it reports a broken communicator and gets an order.
     """
     standing = job.standing
     if standing.finished:
@@ -106,12 +112,12 @@ def ending(job: Job) -> bool:
 
 
 def anyone_holds(job: Job) -> bool:
-    """Has any worker the state?"""
+    """Return whether any worker has the state."""
     return bool(job.standing.holding)
 
 
 def holders(job: Job) -> tuple[WorkerRecord, ...]:
-    """The workers with the state, in the rank order of the newest roster that names them, then by age."""
+    """Return the workers with the state, in the rank order of the newest roster that names them, then by age."""
     newest, holding = job.newest, job.standing.holding
     if not holding:
         return ()
@@ -121,8 +127,10 @@ def holders(job: Job) -> tuple[WorkerRecord, ...]:
 
 
 def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Collection[GpuAddress]) -> Step:
-    """What brings `job`, which is not over, nearer to its target; None: nothing now. Of a GPU, `free`: no process is there;
-    `at_once`: those that are to be left as soon as can be."""
+    """Return the step that brings an unfinished job nearer to its target; None if there is nothing to do now.
+
+    `free(gpu)`: no process is on the GPU. `at_once`: GPUs that the job must leave as soon as possible.
+    """
     if ending(job):
         return None
     newest = job.newest
@@ -130,7 +138,8 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Collection[
         return _of_gang(job, newest)
     if newest is None:
         if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.workers):
-            return None  # they may be saving the state; not those that hang at their start, perhaps for ever
+            # these workers may be saving the state; a worker that hangs at its start, perhaps for ever, does not count
+            return None
         places = _assign(job, job.record.target, None) if job.elastic else _gang_places(job)
         if not _may_begin(job, places):
             return None
@@ -149,7 +158,10 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Collection[
 
 
 def _of_gang(job: Job, newest: OrderRecord) -> Step:
-    """A job that has not called `elastic.join()` is left alone from its start on; until then it follows its target."""
+    """Return the next step of a job that has not called `elastic.join()`.
+
+    The job follows its target until its processes start, and is not changed afterwards.
+    """
     if job.restart_counted:
         return StartAgain()
     if job.gang:
@@ -162,7 +174,7 @@ def _of_gang(job: Job, newest: OrderRecord) -> Step:
 
 
 def _gang_places(job: Job) -> tuple[Place, ...]:
-    """One place for each process of a gang; none while it has not all GPUs that it needs."""
+    """Return one place for each process of a gang; () while the gang lacks GPUs."""
     target, spec = job.record.target, job.spec
     least = min(spec.gpus.min, job.record.manual_share or spec.gpus.min)
     if len(target) < least:
@@ -175,7 +187,7 @@ def _gang_places(job: Job) -> tuple[Place, ...]:
     servers: dict[ServerId, list[int]] = {}
     for gpu in target:
         servers.setdefault(gpu.server, []).append(gpu.index)
-    if spec.processes is Processes.PER_GPU:  # those of one server have ranks that follow each other
+    if spec.processes is Processes.PER_GPU:  # processes of one server have consecutive ranks
         grouped = [GpuAddress(server=server, index=index) for server, indices in servers.items() for index in indices]
         return tuple(Place(gpu, waiting.get((gpu, ()))) for gpu in grouped)
     if any(len(indices) != (spec.gpus_per_server or len(indices)) for indices in servers.values()):
@@ -187,7 +199,7 @@ def _gang_places(job: Job) -> tuple[Place, ...]:
 
 
 def complete(job: Job) -> bool:
-    """Are all processes of the newest order of a gang there to be started, and on the GPUs that it is to have?"""
+    """Return whether all processes of a gang's newest order can be started, on exactly the GPUs of the target."""
     newest = job.newest
     if newest is None or not all(usable(job, worker) for worker in newest.roster.workers):
         return False
@@ -195,13 +207,13 @@ def complete(job: Job) -> bool:
 
 
 def _without_state(job: Job, newest: OrderRecord) -> Step:
-    """Nobody has trained yet, or all that had are gone."""
+    """Return the next step if no worker has the state, before the first training or after the loss of all that had it."""
     standing = job.standing
     if not standing.usable:
         return StartAgain()
     had_state = job.record.committed >= job.record.cycle
     if not had_state and standing.whole(job.record.target) and not _wounded(job, newest):
-        return None  # all that are named are on their way
+        return None  # all members are on their way
     if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _wounded(job, newest):
         return None  # the first step of a generation is on its way
     places = _assign(job, job.record.target, newest)
@@ -213,12 +225,13 @@ def _without_state(job: Job, newest: OrderRecord) -> Step:
 
 
 def _may_begin(job: Job, places: tuple[Place, ...]) -> bool:
-    """Is one of them on a server where the job can begin, as far as is known?"""
+    """Return whether one of the places is on a server where the job can begin, as far as is known."""
     return not places or any(place.gpu.server not in job.avoided_servers for place in places)
 
 
 def _wounded(job: Job, newest: OrderRecord) -> bool:
-    """Has the newest roster lost somebody, or does it not tell its members of a broken generation they may be in?"""
+    """Return whether the newest roster has lost a member, or does not list a broken generation that its members may be
+    in."""
     if newest.generation in job.record.broken:
         return True
     if job.standing.lost_member(job.record.target):
@@ -239,11 +252,14 @@ def _survivors(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ..
 def _stay(
     job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], at_once: Collection[GpuAddress]
 ) -> tuple[Place, ...]:
-    """Who goes on alone, since others are on GPUs that are to be left at once; none: nobody is, or too few would be left."""
+    """Return the places of the workers that go on alone, because others are on GPUs that must be left at once.
+
+    Return () if no worker is on such a GPU, or too few would be left.
+    """
     if not any(entry.gpu in at_once for entry in with_state) or job.spec.gpus_per_server:
         return ()
     if newest.kind is OrderKind.UNION and not handed_on(job, newest):
-        return ()  # the state is being handed on to newcomers
+        return ()  # the state is being transferred to newcomers
     named = job.committed_order or newest
     able = [entry for entry in with_state if entry.gpu not in at_once and entry.worker in named.roster.workers]
     wanted = [entry for entry in able if entry.gpu in job.record.target]
@@ -255,7 +271,7 @@ def _stay(
 def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], bool]) -> Step:
     misled = _misled(job, newest)
     if not misled and not job.workers.ordered and job.standing.whole(job.record.target):
-        return None  # all who are wanted are there, and nobody else is
+        return None  # exactly the wanted workers are there
     wanted = _assign(job, job.record.target, newest)
     places = tuple(place for place in wanted if _present(job, place) or free(place.gpu))
     if not places or (_same(places, newest) and not misled):
@@ -263,7 +279,7 @@ def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], 
     if any(place.worker is not None and holds_state(job, place.worker) for place in places):
         on_the_way = newest.kind is OrderKind.UNION and not handed_on(job, newest)
         if on_the_way and {place.worker for place in places} <= set(newest.roster.workers):
-            return None  # the union has begun to hand the state on: let it reach all first
+            return None  # the state transfer of the union has begun and must reach all members first
         return GiveOrder(places, OrderKind.TARGET)
     kept = tuple(Place(entry.gpu, entry.worker) for entry in holders(job))
     union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))
@@ -271,12 +287,18 @@ def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], 
 
 
 def _present(job: Job, place: Place) -> bool:
-    """Is somebody there, or told to start? Who waits for his GPU may wait for one who waits for this job's."""
+    """Return whether the place has a worker that is there or starting.
+
+    A worker that waits for its GPU may be waiting for a job that waits for this job's GPU.
+    """
     return place.worker is not None and not _unstarted(job, place.worker)
 
 
 def _misled(job: Job, newest: OrderRecord) -> bool:
-    """Was the newest order given before anybody had the state, and names a leader that those who train now do not know?"""
+    """Return whether the newest order names a leader that the present members do not know.
+
+    That happens if the order was given before any worker had the state.
+    """
     committed = job.order(job.record.committed)
     if newest.generation <= job.record.committed or committed is None:
         return False
@@ -285,20 +307,23 @@ def _misled(job: Job, newest: OrderRecord) -> bool:
 
 
 def took_part(job: Job, entry: WorkerRecord, applied: int | None = None) -> bool:
-    """Has a worker applied a step that it had a share of? Before that nobody has compared what it computes with what others do.
+    """Return whether a worker has applied a step of which it computed a share.
 
-    `applied`: the last step, of a worker that has ended.
+    Before that, no other worker has compared the worker's results with its own. `applied`: the last step of a worker
+    that has ended.
     """
     status = job.statuses.get(entry.worker)
     last = applied if applied is not None else status.applied if status is not None else None
     if not entry.trained or last is None or entry.began_at is None:
-        return entry.trained  # it was recorded by an earlier version, or has trained under an earlier controller
+        return entry.trained  # recorded by an earlier version, or trained under an earlier controller
     return last >= entry.began_at + FIRST_STEPS
 
 
 def handed_on(job: Job, union: OrderRecord) -> bool:
-    """Have all members of a union the state, and have the newcomers taken part? Before that nobody may leave: a newcomer that
-    does not compute what the others do would go on alone."""
+    """Return whether all members of a union have the state and the newcomers have taken part.
+
+    Before that no member may leave: a newcomer that computes different results would go on alone.
+    """
     return job.record.committed >= union.generation and all(
         holds_state(job, worker)
         and (entry := job.worker(worker)) is not None
@@ -309,7 +334,7 @@ def handed_on(job: Job, union: OrderRecord) -> bool:
 
 
 def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None) -> tuple[Place, ...]:
-    """Who works on each GPU of `target`: members that stay in their old order, then the others."""
+    """Return the worker for each GPU of `target`: members that stay, in their old order, then the others."""
     members, able, wanted = newest.roster.members if newest else (), job.standing.usable, set(target)
     stay = [Place(m.gpu, m.worker) for m in members if m.gpu in wanted and m.worker in able]
     taken = {place.gpu for place in stay}
@@ -318,8 +343,11 @@ def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None
 
 
 def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
-    """A worker of the job on `gpu` that an overtaken order named, or was to send away: of the last generation that came about,
-    though it may have lost all who had the state, or of none yet."""
+    """Return a worker of the job on `gpu` that an overtaken order named, or would have sent away.
+
+    The worker is a member of the last committed generation, even if that has lost all workers with the state, or it was
+    never in a generation.
+    """
     if not (here := job.workers.on_gpu(gpu)):
         return None
     committed = job.order(job.record.committed)
@@ -331,7 +359,7 @@ def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
 
 
 def fresh(job: Job, worker: WorkerId) -> bool:
-    """Has `worker` never been in a generation?"""
+    """Return whether `worker` has never been in a generation."""
     status = job.statuses.get(worker)
     if status is None:
         entry = job.worker(worker)
@@ -344,9 +372,11 @@ def _same(places: tuple[Place, ...], order: OrderRecord) -> bool:
 
 
 def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:
-    """Where `gpu` sits in its server, and the rack of that, as the server's agent has told; nowhere if it has not.
+    """Return the place of `gpu` in its server, with the server's rack, as reported by the agent; empty without a
+    report.
 
-    A member's place stands in the roster, so that all members plan the same transfers (Elan IV), whatever agents tell later.
+    A member's place is part of the roster, so that all members plan the same transfers (Elan IV), whatever agents
+    report later.
     """
     if server is None:
         return GpuPlace()
@@ -355,7 +385,7 @@ def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:
 
 
 def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
-    """Who leads a roster of `workers` (in rank order, not empty)."""
+    """Return the leader for a roster of `workers`, which are in rank order and not empty."""
     with_state = [worker for worker in workers if holds_state(job, worker)]
     newest = job.newest
     able = with_state or _able_to_begin(job, workers)
@@ -369,7 +399,7 @@ def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
 
 
 def _able_to_begin(job: Job, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
-    """Those on servers where the job can begin, as far as is known; all if there is none."""
+    """Return the workers on servers where the job can begin, as far as is known; all workers if there are none."""
     entries = [entry for worker in workers if (entry := job.worker(worker)) is not None]
     return [entry.worker for entry in entries if entry.gpu.server not in job.avoided_servers] or list(workers)
 
@@ -380,9 +410,12 @@ def _applied(job: Job, worker: WorkerId) -> int:
 
 
 def cut_off(job: Job) -> tuple[WorkerId, ...]:
-    """The members without whom the newest order could be followed: they and the others hear nothing of each other, though this
-    controller hears of all. Those whom the leader does not hear; or, if these are more than half and lose nothing without the
-    others, the others."""
+    """Return the members without which the newest order could be followed, when the network between members is cut.
+
+    These members and the others do not reach each other, though the controller reaches all. They are the members that
+    the leader does not reach. If those are more than half, and no state is lost without the others, the result is the
+    others instead.
+    """
     newest = job.newest
     if newest is None or newest.generation <= job.record.committed:
         return ()
@@ -408,9 +441,10 @@ def cut_off(job: Job) -> tuple[WorkerId, ...]:
 
 
 def unconnected(job: Job) -> tuple[WorkerId, ...]:
-    """The members without whom the newest order could be followed: all stand still and hear each other, and cannot connect.
+    """Return the members without which the newest order could be followed, when all hear each other but cannot connect.
 
-    Nobody can tell between whom data does not get through: hardly within the leader's server.
+    The reports do not show between which members data does not arrive. A fault within the leader's server is unlikely,
+    so the result is the members on other servers, if there are any.
     """
     newest = job.newest
     if newest is None or newest.generation <= job.record.committed or len(newest.roster.members) < 2:
@@ -428,8 +462,11 @@ def unconnected(job: Job) -> tuple[WorkerId, ...]:
 
 
 def stalled_s(job: Job) -> float:
-    """For so long all members of the generation in use have waited for each other, none of them computes any more, and nothing
-    arrives; 0: that is not so."""
+    """Return for how many seconds all members of the committed generation have waited for each other; 0 if some member
+    does not.
+
+    No member computes during that time, and no data arrives.
+    """
     order = job.committed_order
     if order is None:
         return 0.0
@@ -442,7 +479,7 @@ def stalled_s(job: Job) -> float:
 
 
 def broken_to_list(job: Job) -> tuple[int, ...]:
-    """The broken generations that any worker that lives could still be in."""
+    """Return the broken generations that any living worker could still be in."""
     stands = [
         status.generation
         for entry in job.workers
@@ -453,7 +490,7 @@ def broken_to_list(job: Job) -> tuple[int, ...]:
 
 
 def broken_by_loss(job: Job, worker: WorkerId) -> tuple[int, ...]:
-    """The generations that the loss of `worker` breaks."""
+    """Return the generations that the loss of `worker` breaks."""
     return tuple(
         order.generation
         for order in job.record.orders
@@ -462,9 +499,10 @@ def broken_by_loss(job: Job, worker: WorkerId) -> tuple[int, ...]:
 
 
 def broken_by_report(job: Job, worker: WorkerId, generation: int) -> tuple[int, ...]:
-    """The generations that are broken because `worker` says that its communicator in `generation` failed.
+    """Return the generations that break because `worker` reports a failed communicator in `generation`.
 
-    In a later roster too, it will not arrive by a step of `generation` any more; unless the order said so beforehand.
+    Later rosters with that worker break too, since it cannot reach them by a step of `generation`, unless the order
+    listed the broken generation beforehand.
     """
     found = [
         order.generation
@@ -475,7 +513,7 @@ def broken_by_report(job: Job, worker: WorkerId, generation: int) -> tuple[int, 
 
 
 def doomed(job: Job, order: OrderRecord) -> bool:
-    """Can `order`, which is not the newest, no longer be committed?"""
+    """Return whether `order`, which is not the newest, can no longer be committed."""
     if order.generation <= job.record.committed:
         return order.generation < job.record.committed
     leader = order.roster.leader
@@ -491,7 +529,7 @@ def _unstarted(job: Job, worker: WorkerId) -> bool:
 
 
 def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
-    """Workers, not told to stop yet, that no roster which is or may come into use names."""
+    """Return the workers that no roster in use, or possibly in use later, names and that have not been asked to stop."""
     newest = job.newest
     if not job.standing.any_outside:
         return ()
@@ -502,6 +540,6 @@ def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
         if entry.stopping or entry.worker in named:
             continue
         if entry.gpu in job.record.target and entry.state is not WorkerState.ORDERED and fresh(job, entry.worker):
-            continue  # it will be wanted as soon as the survivors have gone on
+            continue  # the worker will be needed as soon as the survivors have gone on
         found.append(entry)
     return tuple(found)
