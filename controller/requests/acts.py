@@ -1,4 +1,5 @@
-"""What users do with jobs: submit, scale, profile and cancel them. Each act is told in the job's history and in the audit log."""
+"""Requests that create, scale, profile or forecast jobs. Each act is recorded in the job's history and in the audit
+log."""
 
 from __future__ import annotations
 
@@ -37,14 +38,20 @@ from .finding import find_job
 from .pages import Fetched
 from .validation import refusal
 
-MAX_UNDECIDED = 10_000  # shares set by hand, whose decision is still to come
+MAX_UNDECIDED = 10_000  # shares set by hand, for which the decision is pending
 MAX_UNFINISHED_JOBS = 100_000
-MOST_PUSHED = 100  # jobs that lose GPUs by one that got more by hand: so many are told
+MOST_PUSHED = 100  # jobs that lose GPUs to a share set by hand, in one answer
 
 
 def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fetched: Fetched) -> Answer | None:
-    """None: a controller that has just started waits a moment for the first agent, which may know of a job that the store,
-    restored from a backup, does not: its number must not be used again."""
+    """Handle a submission.
+
+    Return None while the answer is pending: jobs with deadlines are judged together, later in the turn. A controller
+    that has just started also waits a moment for the first agent. An agent may know of a job that a store restored from
+    a backup lacks, and the number of that job must not be used again.
+
+    Raises UserError for an invalid specification, and RequestRefused if the job is not admitted.
+    """
     who, spec = asked.who, signed(asked.who, told)
     if reason := refusal(spec):
         raise UserError(reason)
@@ -66,9 +73,9 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fe
 
 
 def answer_newcomers(cluster: Cluster, now: float) -> None:
-    """Admit jobs with deadlines, or refuse them: all that have come since the last turn together."""
+    """Admit or refuse jobs with deadlines, all that have arrived since the last turn together."""
     if not cluster.newcomers or cluster.awaited:
-        return  # which GPUs could be promised is not known before all servers have spoken
+        return  # the GPUs that could be promised are known only after all servers have reported
     waiting, cluster.newcomers = list(cluster.newcomers.values()), {}
     jobs = [
         Job(Submission(job=JobId(spec.name), request="", spec=spec, submitted_s=now, owner=asked.who.name))
@@ -78,7 +85,7 @@ def answer_newcomers(cluster: Cluster, now: float) -> None:
         answer: Answer
         if found.reason:
             answer = Refused(reason=f"{spec.name} is not admitted: {found.reason}")
-        elif beyond := _beyond_bounds(cluster, asked.who, spec):  # others of the same turn have reached one
+        elif beyond := _beyond_bounds(cluster, asked.who, spec):  # other jobs of the same turn may have reached a bound
             answer = Refused(reason=f"{spec.name} is not admitted: {beyond}")
         else:
             answer = _taken_in(cluster, now, asked, spec, found)
@@ -87,7 +94,7 @@ def answer_newcomers(cluster: Cluster, now: float) -> None:
 
 
 def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec, found: Judged | None) -> Submitted:
-    """`found`: what has been promised; None: the job has no deadline."""
+    """Add the job to the cluster. `found`: the promise; None for a job without a deadline."""
     who = asked.who
     name = JobId(f"{spec.name}-{cluster.next_job}")
     submission = Submission(
@@ -119,7 +126,10 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
 
 
 def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
-    """What would come of a submission. None: a controller that has just started cannot say before its servers are back."""
+    """Return the outcome that a submission would have.
+
+    Return None if the controller has just started, and cannot tell before its servers are back.
+    """
     who, spec = asked.who, signed(asked.who, told)
     if reason := refusal(spec):
         raise UserError(reason)
@@ -139,17 +149,17 @@ def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) 
 
 
 def _refusal(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
-    """Why a job is not taken in, whatever its deadline; "": it is."""
+    """Return why a job is not admitted, whatever its deadline; "" if it is admitted."""
     return _too_urgent(cluster, who, spec) or _never_fits(cluster, spec) or _beyond_bounds(cluster, who, spec)
 
 
 def _beyond_bounds(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
-    """Why there are too many jobs for one more; "": there are not."""
+    """Return why there are too many jobs for another one; "" if there are not."""
     return _too_many(cluster, who) or _beyond_quota(cluster, spec.user or who.name) or _admission_refusal(cluster, spec)
 
 
 def _too_urgent(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
-    """Why the job may not have its priority; "": it may."""
+    """Return why the job may not have its priority; "" if it may."""
     settings = cluster.settings
     operator = who.role is Role.OPERATOR
     most = settings.operator_priority if operator else settings.user_priority
@@ -162,13 +172,15 @@ def _too_urgent(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
 
 
 def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
-    """Why it could not run even if all servers that are known were there, and nobody else; "": it could, or none is known yet."""
+    """Return why the job could not run even if all known servers were present and empty; "" if it could, or no server
+    is known."""
     demand = Demand.of(spec)
     return "" if cluster.most_gpus(demand) >= spec.gpus.min else never_fits(demand, spec.gpus.min, cluster.stocks())
 
 
 def _too_many(cluster: Cluster, who: Principal) -> str:
-    """Whoever runs a cluster of one machine has no bound of his own."""
+    """Return why the user has too many unfinished jobs; "" otherwise. The operator of a one-machine cluster has no
+    bound."""
     most = cluster.settings.open_jobs_per_user
     if who == LOCAL_OPERATOR or (count := cluster.index.of_owner(who.name)) < most:
         return ""
@@ -176,7 +188,7 @@ def _too_many(cluster: Cluster, who: Principal) -> str:
 
 
 def _beyond_quota(cluster: Cluster, user: str) -> str:
-    """Why the quota of `user`, or of its group, has no room for one more job; "": it has, or there is none."""
+    """Return why the quota of `user`, or of its group, has no room for another job; "" if there is room or no quota."""
     quotas = cluster.decider.scheduler.stages.quotas
     own, group = quotas.own(user), quotas.group_of(user)
     if own.jobs is not None and (count := cluster.index.of_user(user)) >= own.jobs:
@@ -198,10 +210,11 @@ def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
 
 
 def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fetched: Fetched) -> Answer | None:
-    """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named.
+    """Fix the job's share, or return it to the policy. The decision is taken at once, so that the answer names its
+    generation.
 
-    None: not yet. With very many jobs the scheduler is asked once in a while, and all who have set shares meanwhile are answered
-    then; a controller that has just started cannot decide before its servers are back.
+    Return None while the answer is pending. With very many jobs the scheduler runs only at intervals, and all shares
+    set meanwhile are answered together. A controller that has just started cannot decide before its servers are back.
     """
     job = find_job(cluster, asked.who, request.job, fetched)
     check_job(asked.who, job, "scale")
@@ -233,7 +246,7 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
         cluster.tell(now, EventKind.SCALED, job.id, text)
         cluster.audit(now, asked, "scale", job.id, text)
     if share is not None and job.record.does_not_grow:
-        job.update(does_not_grow="")  # whoever scales it by hand wants newcomers to be tried again
+        job.update(does_not_grow="")  # scaling by hand implies that newcomers should be tried again
     cluster.schedule_due = True
     cluster.mark_dirty(job)
     if cluster.many_jobs:
@@ -247,7 +260,10 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
 
 
 def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> None:
-    """A share by hand is kept for good: users take by it nothing that others are guaranteed. Raises RequestRefused."""
+    """Check that a share set by hand, which is kept for good, takes no GPUs that are guaranteed to others.
+
+    Raises RequestRefused if it does and the principal is not an operator.
+    """
     quotas = cluster.decider.scheduler.stages.quotas
     if who.role is Role.OPERATOR or not quotas.any:
         return
@@ -268,7 +284,7 @@ def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> No
 
 
 def answer_undecided(cluster: Cluster) -> None:
-    """Answer those who have set shares before the last decision."""
+    """Answer the requests that set shares before the last decision."""
     for name, waiting in list(cluster.undecided.items()):
         if cluster.decisions == waiting.after:
             continue
@@ -280,7 +296,7 @@ def answer_undecided(cluster: Cluster) -> None:
 
 
 def _fixed(job: Job) -> str:
-    """Why a job cannot be resized, and will not be in a moment either; empty: it can be, or is expected to."""
+    """Return why a job cannot be resized, now or soon; "" if it can be, or is expected to become elastic."""
     if job.elastic or (job.spec.expected_to_join and job.record.phase is not JobPhase.RUNNING):
         return ""
     what = "has not called elastic.join()" if job.gang else "is not known to call elastic.join()"
@@ -293,10 +309,10 @@ def _over(job: Job) -> str:
 
 
 def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
-    """What the last decision has made of it. `after`: how many there had been before."""
+    """Return the result of the last decision for the job. `after`: the number of decisions before the request."""
     newest = job.newest
     carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.record.target)
-    generation = job.record.generation if carried_out else job.record.generation + 1  # when its GPUs are free
+    generation = job.record.generation if carried_out else job.record.generation + 1  # given once the GPUs are free
     pushed: dict[JobId, ShareForecast] = {}
     for number, losers in cluster.pushes if job.record.manual_share is not None else ():
         for loser in itertools.islice(losers(), MOST_PUSHED) if number > after else ():
@@ -306,7 +322,8 @@ def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
 
 
 def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
-    """Send the job on its way down, whatever is known of it. None: nothing can be decided yet."""
+    """Measure the job with fewer and fewer GPUs, also if its throughput is known; return None if no decision is
+    possible yet."""
     check_job(asked.who, job, "profile")
     if job.final:
         raise RequestRefused(_over(job))

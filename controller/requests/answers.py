@@ -1,10 +1,11 @@
-"""Requests of clients, each answered exactly once (cluster 2; Elan V-D).
+"""Answers to the requests of clients, each exactly once (cluster 2; Elan V-D).
 
-What changes something is remembered by its id, so that a repetition gets the first answer again; a submission is remembered
-with its job, so that not even a crash between the record and the reply submits it twice. What only reads is read again.
+The answer to a request that changes state is remembered by the request's id, so a repetition gets the same answer. A
+submission is remembered with its job, so that even a crash between the record and the reply does not submit it twice.
+Requests that only read are evaluated again.
 
-An id counts for one principal: who guesses or repeats that of somebody else makes a request of his own (`ClientRequest.name`).
-What a principal may not ask for is refused, and changes nothing (`authority`).
+An id counts for one principal: a request with an id that another principal used is a separate request
+(`ClientRequest.name`). A request that a principal is not allowed to make is refused and changes nothing (`authority`).
 """
 
 from __future__ import annotations
@@ -93,20 +94,20 @@ CHANGES = (
     UncordonServer,
     LendGpus,
     EndLoan,
-)  # worthless unless they are recorded
+)  # requests whose answers must be recorded
 
 MAX_REQUEST_ID = 256
 MAX_PENDING_LOGS = 1000
 MAX_LOG_OFFSET = 2**53
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
-MOST_TOLD = 80  # characters of what somebody has asked for in vain
+MOST_TOLD = 80  # characters of a request that are shown when it is refused
 
 
 def on_request(
     cluster: Cluster, now: float, asked: ClientRequest, records: tuple[tuple[str, bytes | None], ...] = ()
 ) -> None:
-    """Answer a request, or arrange that it will be answered. `records`: what was fetched for it from the archive."""
+    """Answer a request, or arrange a later answer. `records`: records fetched for it from the archive."""
     request, request_id = asked.envelope.request, asked.envelope.id
     if not 0 < len(request_id) <= MAX_REQUEST_ID:
         text = f"the id of a request has 1 to {MAX_REQUEST_ID} characters, not {len(request_id)}"
@@ -123,11 +124,12 @@ def on_request(
         check(asked.who, request)
         answer = _answer(cluster, now, asked, dict(records))
         if answer is None:
-            return  # it is answered later (`answer_undecided`; a log: by its agent), or when the client repeats it
+            # answered later (`answer_undecided`; for a log, by its agent), or when the client repeats the request
+            return
     except NotAtHand as missing:
         cluster.fetch(asked, missing.keys)
         return
-    except NotAllowed as error:  # nothing to remember: it is not allowed the next time either
+    except NotAllowed as error:  # not remembered, because the request is not allowed the next time either
         cluster.audit_refusal(now, asked.who, _act(request), _concerned(request), str(error), request_id)
         cluster.answer(asked, Refused(reason=str(error), not_allowed=True))
         return
@@ -139,7 +141,7 @@ def on_request(
 
 
 def _act(request: Request) -> str:
-    """What is asked for, as the audit log calls it."""
+    """Return the name of the request's act in the audit log."""
     if isinstance(request, CordonServer):
         return act_of(request.kind)
     if isinstance(request, Pause):
@@ -169,7 +171,7 @@ _ACTS: dict[type, str] = {
 
 
 def _concerned(request: Request) -> str:
-    """Which job, server or policy is meant, as the client says it."""
+    """Return the job, server or policy that the request names, in the client's words."""
     match request:
         case (
             Scale(job=name)
@@ -197,7 +199,7 @@ def _concerned(request: Request) -> str:
 
 
 def changes(request: Request) -> bool:
-    """Is its answer worthless unless it is recorded? That of a dry run is not, nor that of a question how far a checkpoint is."""
+    """Return whether the answer must be recorded. Dry runs and queries about a checkpoint's progress are not."""
     match request:
         case SetPolicy(dry_run=True) | Checkpoint(step=int()):
             return False
@@ -205,7 +207,7 @@ def changes(request: Request) -> bool:
 
 
 def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched) -> Answer | None:
-    """The answer to a request that can be answered at once; None: not yet."""
+    """Return the answer to a request that can be answered at once; None if it cannot yet."""
     match asked.envelope.request:
         case Submit(spec=spec):
             return submit(cluster, now, asked, spec, fetched)
@@ -287,7 +289,7 @@ def _events(cluster: Cluster, who: Principal, request: GetEvents) -> Answer:
 
 
 def _alone(cluster: Cluster, now: float) -> Answer:
-    """This controller alone, as far as the machine knows: its shell knows of others."""
+    """Return this controller alone, the only one that the state machine knows. The shell around it knows the others."""
     settings = cluster.settings
     view = ControllerView(name=cluster.leader.name, leads=True, version=settings.version, since_s=0.0)
     return Controllers(controllers=(view,), asked=view.name, term=cluster.leader.term, time_s=now)
@@ -306,7 +308,11 @@ def _pong(cluster: Cluster, now: float) -> Answer:
 
 
 def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: GetLog, fetched: Fetched) -> None:
-    """Ask the agent where the worker is or was: its answer goes on to the client."""
+    """Request the log from the agent of the worker's server. The agent's reply becomes the answer to the client.
+
+    Raises UserError for a bad range or an unknown worker, NotAllowed, and RequestRefused if the server is not
+    connected.
+    """
     job, name = find_job(cluster, asked.who, request.job, fetched), asked.name
     check_job(asked.who, job, "read the logs of")
     if abs(request.offset) > MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
@@ -320,7 +326,7 @@ def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: Ge
         raise RequestRefused(f"the log of {entry.worker} is on server {server}, which is not there")
     if len(cluster.pending_logs) >= MAX_PENDING_LOGS and name not in cluster.pending_logs:
         raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
-    cluster.pending_logs.pop(name, None)  # they stand in the order of their deadlines
+    cluster.pending_logs.pop(name, None)  # the entries are ordered by their deadlines
     cluster.pending_logs[name] = PendingLog(asked=asked, server=server, deadline_s=now + LOG_TIMEOUT_S)
     message = ReadLog(
         request=name,

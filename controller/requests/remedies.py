@@ -1,7 +1,9 @@
-"""What would change a job's share: each is tried on a copy of the cluster, and told only if the scheduler then decides so.
+"""Remedies for a job's share. Each is tried on a copy of the cluster, and shown only if the scheduler then grants a
+greater share.
 
-Tried are the ends of other jobs, servers that come back, GPUs that are mended, used again or returned by whoever has borrowed
-them, shares set by hand, a smaller request, other quotas and packing, and more GPUs. Where no single end helps, several together.
+The candidates are ends of other jobs, servers that come back, and GPUs that are repaired, uncordoned or returned from a
+loan. Others are shares set by hand, a smaller request, other quotas and packing, and more GPUs. If no single end helps,
+several together are tried.
 """
 
 from __future__ import annotations
@@ -26,15 +28,20 @@ from ..reconcile.weighing import Outcome
 from .authority import may_act
 
 MOST_TRIED = 64
-JOBS_LOOKED_AT = 4000  # in all tries together: everybody waits for the controller meanwhile, half a second or so
-MOST_TOGETHER = 6  # jobs whose ends help only together
+# jobs examined in all tries together; the controller is blocked meanwhile, for about half a second
+JOBS_LOOKED_AT = 4000
+MOST_TOGETHER = 6  # jobs with ends that help only together
 MOST_MORE = 1024  # GPUs
 MOST_PUSHED = 10
 OPERATORS = "operators"
 
 
 class Remedies:
-    """Of one job. `before`: jobs that wait and would start with it, or before it, with more GPUs; known when all are found."""
+    """Remedies for one job.
+
+    `before`: waiting jobs that would start with this job, or before it, if there were more GPUs. It is complete once
+    all remedies have been found.
+    """
 
     def __init__(self, cluster: Cluster, now: float, who: Principal, job: Job, decided: Outcome) -> None:
         self._cluster, self._now, self._who, self._job, self._decided = cluster, now, who, job, decided
@@ -44,7 +51,7 @@ class Remedies:
         self.before: tuple[JobId, ...] = ()
 
     def found(self) -> Iterator[Remedy]:
-        """Those that help, the cheapest kinds first."""
+        """Return the remedies that help, the cheapest kinds first."""
         job = self._job
         if job.is_withheld:
             yield from self._resumed()
@@ -63,7 +70,7 @@ class Remedies:
     # -- trying
 
     def _tries(self, kind: str, text: str, supposed: Supposition, command: str = "", by: str = "") -> Remedy | None:
-        """None: it does not help, or there have been too many tries."""
+        """Return the remedy; None if it does not help or there have been too many tries."""
         found = self._ask(supposed)
         return self._remedy(kind, text, found, command, by) if share_of(found, self._job.id) > self._share else None
 
@@ -88,7 +95,7 @@ class Remedies:
         )
 
     def _pushed(self, found: Outcome | None, own: JobId) -> list[ShareForecast]:
-        """Who would have less than is decided now."""
+        """Return the jobs that would have fewer GPUs than in the present decision."""
         before, pushed = self._decided, []
         for row, other in enumerate(before.seen.jobs if found is not None else ()):
             if other.id == own or found is None or other.id not in found.seen.rows:
@@ -99,7 +106,7 @@ class Remedies:
         return pushed[:MOST_PUSHED]
 
     def _resumed(self) -> Iterator[Remedy]:
-        """A job that a user keeps from running is let go."""
+        """Try to release the job from a user's hold or pause."""
         job, withheld = self._job, self._job.record.withheld
         if withheld is None or withheld.how is Withholding.CANCEL:
             return
@@ -116,7 +123,7 @@ class Remedies:
     # -- what others do
 
     def _by_hand_over(self) -> Iterator[Remedy]:
-        """Shares that are given back to the policy; its own, too."""
+        """Try to return shares set by hand to the policy, including the job's own."""
         for job in self._cluster.rows.manual.values():
             supposed = Supposition(by_hand={job.id: None})
             whose = "it is" if job is self._job else f"{job.id} is"
@@ -127,7 +134,7 @@ class Remedies:
                 yield found
 
     def _ends(self) -> Iterator[Remedy]:
-        """The ends of jobs with GPUs, and of those before it; where none helps alone, of several."""
+        """Try the end of each job that has GPUs or would start earlier; if no single end helps, of several together."""
         names = [job.id for job in self._cluster.rows.fixed.values()]
         names += [job.id for job in self._decided.seen.jobs if share_of(self._decided, job.id) or job.record.target]
         names += [name for name in self.before if name not in names]
@@ -147,7 +154,7 @@ class Remedies:
         return self._tries("end", text, Supposition(over=names), f"cancel {' '.join(names)}", ", ".join(who))
 
     def _ends_together(self, others: list[JobId]) -> Remedy | None:
-        """The jobs with most GPUs until that is enough, without those that are not needed."""
+        """Try ends together: the jobs with most GPUs until they suffice, then without those that are not needed."""
         sizes = {name: len(self._cluster.jobs[name].own_gpus) for name in others}
         chosen = sorted(others, key=lambda name: -sizes[name])
         enough: list[JobId] = []
@@ -195,9 +202,10 @@ class Remedies:
                 yield "mend", f"what is wrong with {where} is mended", _mended(server, gpu), ""
 
     def _more_gpus(self) -> Remedy | None:
-        """So many more GPUs in the cluster that its share grows: the fewest that were found. Notes who would start before it.
+        """Try to add GPUs to the cluster until the job's share grows, and find the fewest; note the jobs that would
+        start earlier.
 
-        These questions do not count as tries: they are half as many at most.
+        These tries are not counted. There are at most half as many of them as of the others.
         """
         enough: tuple[int, Outcome] | None = None
         too_few, each, left = 0, self._job.spec.gpus_per_server or 1, self._most // 2
@@ -254,7 +262,7 @@ class Remedies:
     # -- what its owner does
 
     def _by_hand(self) -> Iterator[Remedy]:
-        """The least share that is more, set by hand: others give way."""
+        """Try to set the smallest greater share by hand, for which other jobs give way."""
         job = self._job
         if not (job.elastic or job.spec.expected_to_join):
             return
@@ -269,7 +277,7 @@ class Remedies:
             yield found
 
     def _smaller(self) -> Iterator[Remedy]:
-        """It is submitted again with a smaller minimum, behind all others."""
+        """Try to submit the job again with a smaller minimum, behind all other jobs."""
         job, low = self._job, self._job.spec.gpus.min
         each = job.spec.gpus_per_server or 1
         wanted = low // 2 // each * each
@@ -292,7 +300,7 @@ class Remedies:
                 return
 
     def _only(self, job: Job) -> str:
-        """Who may act on a job, if whoever asks may not."""
+        """Return the principals who may act on a job, if the requesting principal may not; else ""."""
         if may_act(self._who, job):
             return ""
         owner = job.submission.owner

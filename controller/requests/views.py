@@ -1,4 +1,4 @@
-"""What clients are shown: pure functions from the controller's state to the views of `protocol.messages`."""
+"""Views for clients: pure functions from the controller's state to the views of `protocol.messages`."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ Troubles = Callable[[], str]
 
 
 def troubles_of(cluster: Cluster, now: float) -> Troubles:
-    """Which servers take no new work, and why: put into words once, if anybody asks."""
+    """Return a function that describes the servers that take no new work; the text is computed at most once, when
+    needed."""
     return cache(partial(troubles_told, cluster, now))
 
 
 def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: Troubles) -> JobView:
-    """One job in full, as `who` sees it."""
+    """Return the full view of a job for `who`."""
     kept, progress, newest = job.record, job.progress(), job.newest
     return JobView(
         job=job.id,
@@ -97,14 +98,15 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
 
 
 def full_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
-    """One job with what is known of its throughput and its length."""
+    """Return the view of a job with the known facts about its throughput and length."""
     curve = _curve(cluster, now, job)
     view = job_view(cluster, now, who, job, troubles_of(cluster, now))
     return replace(view, curve=curve, length=length_of(cluster.ended, job))
 
 
 def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
-    """What is known, by share and servers; and what is assumed of its maximum, half of that, and so on."""
+    """Return the measured points by share and servers, and the assumed ones for the maximum share, half of it, and so
+    on."""
     spec = job.spec
     servers = job.estimated.fewest if job.estimated is not None else fewest(cluster, spec.gpus.max)
     told = cluster.estimate(now, job, servers)
@@ -136,14 +138,14 @@ def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
 
 
 def _samples_per_step(progress: Progress) -> int:
-    """The global batch, as far as the job has told; 0: it has not."""
+    """Return the global batch in samples, as reported by the job; 0 without a report."""
     return round(progress.samples_per_s * progress.median_step_s)
 
 
 def _wanted(job: Job) -> int:
     newest = job.newest
     if newest is None or newest.kind is not OrderKind.TARGET:
-        return len(job.record.target)  # a union or a recovery is a way, not what is wanted
+        return len(job.record.target)  # a union or a recovery is a step on the way, not the goal
     return len(newest.roster.members)
 
 
@@ -152,7 +154,8 @@ def _reason(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> str:
 
 
 def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Iterator[str]:
-    """Why a job waits, or is where it is: what matters most comes first. An empty one says that there is nothing to say."""
+    """Yield the reasons for a job's waiting or present state, the most important first. "" means that there is no
+    reason."""
     if job.final:
         yield job.record.reason
         return
@@ -198,26 +201,26 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
 
 
 def no_join(job: Job) -> str:
-    """A job that was expected to be elastic runs, and is not."""
+    """Describe a job that was expected to be elastic and runs as a gang."""
     return f"has not called elastic.join(): runs as a fixed gang of {gpu_count(job.share_gpus)}"
 
 
 def _some(names: Collection[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of others."""
     first = heapq.nsmallest(NAMES_TOLD, names)
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def _avoidance(now: float, servers: Iterable[Avoided]) -> str:
-    """Why a job does not use these servers, and when the next one is tried again."""
+    """Return why a job does not use these servers, and when the next one is tried again."""
     found = [(avoided.until_s, avoided.reason) for avoided in servers if avoided.until_s is not None]
     next_s = min(until_s for until_s, _ in found)
     return f"{'; '.join(reason for _, reason in found)}; next try in {max(0.0, next_s - now):.0f} s"
 
 
 def _saving(now: float, job: Job) -> str:
-    """A preempted job saves its state: how long that may still take. Empty: it does not."""
+    """Return how long a preempted job may still save its state; "" if it does not."""
     left_s = [
         entry.stop_by_s - now
         for entry in job.workers
@@ -260,7 +263,7 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
 
 
 def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
-    """One server, which is known. A GPU is used while a process is on it."""
+    """Return the view of a known server. A GPU counts as used while a process is on it."""
     session, guest = cluster.sessions.get(name), present(cluster, now, name)
     if guest is not None and (session is None or not session.alive):
         return _guest_view(guest)
@@ -301,7 +304,7 @@ def _cordon_view(cordon: Cordon) -> CordonView:
 
 
 def _told_to_run(server: Server, workers: Iterable[LocalWorker]) -> dict[int, JobId]:
-    """What an agent says of jobs that are not known here: by its server's GPUs."""
+    """Return the unknown jobs that an agent reports, by the index of the GPU."""
     indices = {gpu.index for gpu in server.gpus}
     return {gpu: JobId(local.job[:MOST_TOLD]) for local in workers for gpu in local.all_gpus if gpu in indices}
 
