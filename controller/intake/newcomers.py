@@ -1,23 +1,27 @@
-"""Newcomers that end before they have taken part in the training: the job goes on with the rest, and does not try for ever.
+"""Reaction to newcomers that end before they have taken part in training: the job goes on, with a limited number of
+retries.
 
 Theory of operation
 -------------------
-A newcomer starts, comes to its loop, receives the state, and computes its first step. It may end in each of these, and each end
-costs the job two generations: one without the newcomer, and one with the next. Of the ends that are not a server's fault
+A newcomer starts, reaches its loop, receives the state, and computes its first step. It may end at each of these
+stages. Each end costs the job two generations: one without the newcomer, and one with the next. Of the ends that are
+not a server's fault:
 
-* the first two cost nothing more. After each further one the job does not grow for a while, twice as long as the last time;
-* a job that has fewer GPUs than it needs meanwhile waits a moment after each, like a job that starts again, and is given up after
+* the first two have no further consequence. After each later one the job does not grow for a while, twice as long as the
+  last time;
+* a job that has fewer GPUs than it needs meanwhile waits a moment after each, like a restarting job. It is given up after
   as many as it may restart in vain (`Settings.max_restarts`).
 
-They count until the job has more workers that have taken part than it had at the last such end, or none has happened for long.
-A newcomer that joins elsewhere meanwhile changes nothing: else two servers, of which one fails, would make generations without
-end.
+The count starts again once the job has more participating workers than at the last such end, or none has occurred for
+long. A newcomer that joins elsewhere meanwhile does not reset it. Otherwise two servers, of which one fails, would
+cause generations without end.
 
-A newcomer that has come to its loop has a server that works. So its end speaks neither against the server nor against the GPU,
-but for a job that does not fit there: its model has other parameters, its data are missing, its memory does not suffice.
+A newcomer that has reached its loop shows that its server works. So its end counts neither against the server nor
+against the GPU, only against that place for this job: its model has other parameters there, its data are missing, or
+its memory does not suffice.
 
-A newcomer whose *code* is not the job's (`protocol.exits.OTHER_CODE`) is refused by the workers that have the state: its server
-is left alone for that job, longer each time, and the job may grow on others.
+A newcomer with other *code* than the job's (`protocol.exits.OTHER_CODE`) is refused by the workers that have the state.
+The job avoids its server, longer each time, and may grow on others.
 """
 
 from __future__ import annotations
@@ -39,18 +43,18 @@ from ..reconcile.gangs import names
 from ..reconcile.growth import least_gpus, start_elsewhere
 from ..reconcile.restarts import end_job
 
-ENDS_ALLOWED = 2  # consecutive; one more holds growth back
+ENDS_ALLOWED = 2  # consecutive ends; one more holds growth back
 
 
 def came_to_its_loop(phase: WorkerPhase | None) -> bool:
-    """Had a worker in this phase imported, loaded and prepared all that it needs?"""
+    """Return whether a worker in this phase had imported, loaded and prepared all that it needs."""
     return phase in (WorkerPhase.READY, WorkerPhase.TRAINING, WorkerPhase.BROKEN)
 
 
 def newcomer_failed(
     cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str, exit_code: int | None, fault: Fault
 ) -> None:
-    """A newcomer ended before it had taken part, by no server's fault."""
+    """Handle a newcomer that ended before it had taken part, by no server's fault."""
     with_state = holders(job)
     if not with_state:
         _failed_alone(cluster, now, job, reason, exit_code, fault)
@@ -77,7 +81,7 @@ def newcomer_failed(
 
 
 def _failed_alone(cluster: Cluster, now: float, job: Job, reason: str, exit_code: int | None, fault: Fault) -> None:
-    """Nobody has the state. If nobody else can go on either, it is a restart, and counted as such."""
+    """Count a failed start while no worker has the state. If no other worker can go on either, the job may fail."""
     if fault is not Fault.SCRIPT:
         return
     job.start_failures += 1
@@ -93,13 +97,13 @@ def _names(workers: tuple[WorkerRecord, ...]) -> str:
 def hold_back(
     cluster: Cluster, now: float, job: Job, keep: set[GpuAddress], why: str, hold_s: float | None = None
 ) -> None:
-    """The job has these of its GPUs, and no others for a while; `hold_s` None: longer each time."""
+    """Keep the job on these of its GPUs for `hold_s` seconds; None: longer each time."""
     job.hold(now, hold_s if hold_s is not None else min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.record.hold_s * 2)))
     job.profiling = None
     cluster.schedule_due = True
     cluster.tell(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")
     if cluster.awaited:
-        return  # a controller that has just started disturbs nobody
+        return  # a controller that has just started changes no shares
     target = tuple(gpu for gpu in job.record.target if gpu in keep) or _unclaimed(cluster, job, keep)
     if target:
         job.aim(now, target, why)
@@ -108,7 +112,7 @@ def hold_back(
 
 
 def _unclaimed(cluster: Cluster, job: Job, gpus: set[GpuAddress]) -> tuple[GpuAddress, ...]:
-    """Those of the GPUs from which the job was to be moved that no other job is to have."""
+    """Return those of the GPUs, from which the job was to move, that no other job owns."""
     servers = {gpu.server for gpu in gpus}
     claimed = {
         gpu
@@ -121,7 +125,7 @@ def _unclaimed(cluster: Cluster, job: Job, gpus: set[GpuAddress]) -> tuple[GpuAd
 
 
 def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> str:
-    """A worker with other code than the job's has ended: its server is left alone for this job. Returns the reason, in words."""
+    """Avoid the server of a worker that ended because its code differs from the job's; return the reason in words."""
     server = entry.gpu.server
     why = f"server {server} has other code than the job began with: {reason.removeprefix(f'exit code {OTHER_CODE}: ')}"
     job.avoid(now, server, why, Avoidance.REFUSED)
@@ -136,7 +140,8 @@ def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reas
 
 
 def refused_alone(cluster: Cluster, now: float, job: Job, why: str) -> None:
-    """A worker with other code has ended, and no worker has the job's state: it tries other servers, and is given up at last."""
+    """Try other servers for a job with no worker that has the state, after a worker with other code ended; give up at
+    last."""
     kept = job.record
     job.update(vain_joins=kept.vain_joins + 1, vain_join_s=now)
     if job.record.vain_joins > cluster.settings.max_restarts:

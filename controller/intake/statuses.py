@@ -1,8 +1,11 @@
-"""Is what agents and workers report something that can be reckoned with? Asked where it comes in, so that no record, view or
-policy ever holds a figure that is not a number, not finite, or of no sensible size.
+"""Validation of all values that agents and workers report.
 
-What the membership rules rest on (generations, steps, sequence) must be right, or the message is dropped as a whole. Figures for
-people and for the scheduler are left out one by one: a script whose loss is not a number trains on, and people read the word.
+It runs where the values arrive, so that no record, view or policy ever holds a value that is NaN, infinite or out of
+range.
+
+Values on which membership depends (generations, steps, sequence) must be valid, or the whole message is dropped. Values
+for users and for the scheduler are dropped one by one. So a script with a loss of NaN continues, and users see the
+word.
 """
 
 from __future__ import annotations
@@ -18,25 +21,25 @@ from ...protocol.model import Resize, Server, Steady, WorkerStatus
 from ...scheduler.speedup_curve import Measured
 from ..jobs.records import Progress
 
-MAX_COUNT = 2**53  # steps, generations, bytes: what JSON and a float hold exactly
+MAX_COUNT = 2**53  # bound of steps, generations and bytes, up to which JSON and a float are exact
 MAX_RATE = 1e12  # samples or steps per second
-MAX_DURATION_S = 1e9  # thirty years
+MAX_DURATION_S = 1e9  # about thirty years
 MIN_STEP_S = 1e-9
 MAX_NAME = 256
-MAX_PATH = 4096  # characters, of a path on a server
+MAX_PATH = 4096  # characters of a path on a server
 MAX_TEXT = 2000
 MAX_METRICS = 256
 MAX_RESIZES = 64
 MAX_UNHEARD = 4096
 MAX_GPUS_OF_A_SERVER = 1024
 MAX_NICS_OF_A_SERVER = 256
-MAX_DEPTH = 64  # PCI devices above one
+MAX_DEPTH = 64  # PCI devices above a device
 MAX_PORT = 65_535
-MAX_WORKERS_OF_A_SERVER = 100_000  # running, or ended while there was no controller
+MAX_WORKERS_OF_A_SERVER = 100_000  # workers that run, or ended while there was no controller
 
 
 def unusable(status: WorkerStatus) -> str:
-    """What makes the whole status worthless, in words; empty if nothing does."""
+    """Return why the whole status must be dropped; "" if it is usable."""
     counts = {
         "pid": status.pid,
         "generation": status.generation,
@@ -59,7 +62,7 @@ def unusable(status: WorkerStatus) -> str:
 
 
 def sensible(status: WorkerStatus) -> bool:
-    """Is there nothing in `status` that `unusable` or `without_odd_figures` would find?"""
+    """Return whether neither `unusable` nor `without_odd_figures` would find a fault in `status`."""
     return (
         -1 <= (status.applied or 0) <= MAX_COUNT
         and 0 <= status.sequence <= MAX_COUNT
@@ -79,7 +82,7 @@ def sensible(status: WorkerStatus) -> bool:
 
 
 def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, ...]]:
-    """`status` with those figures left out that nobody can reckon with, and which these were."""
+    """Return `status` without values that cannot be used in calculations, and a description of each of these."""
     kept: dict[str, object] = {}
     odd: list[str] = []
     for field, default in _odd_figures(status):
@@ -104,7 +107,7 @@ def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, 
 
 
 def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
-    """The fields that do not fit, and what stands for nothing there."""
+    """Yield the fields with invalid values, and the neutral value for each."""
     if not _within(status.samples_per_s, MAX_RATE):
         yield "samples_per_s", 0.0
     for field in ("median_step_s", "saving_s", "longest_step_s", "waits_s", "unconnected_s"):
@@ -120,7 +123,10 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
 
 
 def _told(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str], tuple[str, ...]]:
-    """Those that can be reckoned with, those that are not finite as words, and what is left out: too many, too long a name."""
+    """Return the usable metrics, the words of those that are not finite, and the dropped ones.
+
+    Metrics are dropped if they are too many or their names too long.
+    """
     named = {name: value for name, value in metrics.items() if len(name) <= MAX_NAME}
     kept = dict(list(named.items())[:MAX_METRICS])
     finite = {name: value for name, value in kept.items() if math.isfinite(value)}
@@ -129,7 +135,7 @@ def _told(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str], 
 
 
 def _within(value: float, most: float = MAX_DURATION_S) -> bool:
-    return 0 <= value <= most  # false for what is not a number
+    return 0 <= value <= most  # false for NaN
 
 
 def _steady_fits(steady: Steady) -> bool:
@@ -138,26 +144,26 @@ def _steady_fits(steady: Steady) -> bool:
 
 
 def usable_resize(resize: Resize) -> bool:
-    """Are all figures of a switch of a sensible size?"""
+    """Return whether all values of a measured resize are in range."""
     counts = (resize.generation, resize.step + 1, resize.workers_before, resize.workers_after)
     times_s = (resize.longest_gap_s, resize.median_step_s, resize.median_step_after_s)
     return all(0 <= count <= MAX_COUNT for count in counts) and all(map(_within, times_s))
 
 
 def exit_within_bounds(ended: WorkerExit) -> WorkerExit:
-    """`ended` with a reason and an exit code of a sensible size."""
+    """Return `ended` with its reason and exit code limited to valid sizes."""
     code = ended.exit_code
     fits = code is None or -256 <= code <= 255
     return replace(ended, reason=ended.reason[:MAX_TEXT], exit_code=code if fits else None)
 
 
 def end_fault(ended: WorkerExit) -> str:
-    """What makes a worker's end worthless, in words; empty if nothing does."""
+    """Return why a worker's end must be dropped; "" if it is usable."""
     return "a name is too long" if max(map(len, (ended.worker, ended.job, ended.uid))) > MAX_NAME else ""
 
 
 def hello_fault(hello: AgentHello) -> str:
-    """What is wrong with what an agent tells of itself, its server and its workers, in words; empty if nothing is."""
+    """Return the first fault in an agent's report about itself, its server and its workers; "" if there is none."""
     return next(itertools.chain(_server_faults(hello.server), _hello_faults(hello)), "")
 
 
@@ -240,7 +246,7 @@ def _wiring_faults(server: Server) -> Iterator[str]:
 
 
 def mended_progress(progress: Progress) -> Progress:
-    """What an older version may have recorded, without odd figures."""
+    """Return progress that an older version may have recorded, without invalid values."""
     fits: dict[str, Callable[[], bool]] = {
         "step": lambda: progress.step is None or -1 <= progress.step <= MAX_COUNT,
         "total_steps": lambda: progress.total_steps is None or 0 <= progress.total_steps <= MAX_COUNT,
@@ -255,6 +261,6 @@ def mended_progress(progress: Progress) -> Progress:
 
 
 def usable_measurement(entry: Measured) -> bool:
-    """Can the scheduler reckon with it?"""
+    """Return whether the scheduler can use the measurement."""
     rates = entry.recent
     return bool(rates) and all(0 < rate <= 1 / MIN_STEP_S for rate in rates) and math.isfinite(entry.at_s)

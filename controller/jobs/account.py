@@ -1,21 +1,21 @@
-"""What a job has had of the cluster's GPUs, in GPU-seconds: an account in the job's record, and what is booked for its user.
+"""Account of a job's GPU-seconds, kept in its record, and the amounts booked for its user.
 
 Theory of operation
 -------------------
-A job *holds* a GPU from the moment that the start of a worker there is recorded until the end of that worker is known, and while
-the GPU is kept for it because it is being measured with fewer. Each GPU-second that is held stands in one of four columns
-(docs/accounting.md has their exact words):
+A job *holds* a GPU from the recorded start of a worker there until the end of that worker is known. It also holds GPUs
+that are reserved for it while it is measured with fewer. Each held GPU-second is in one of four columns
+(docs/accounting.md defines them exactly):
 
-* **used**: a worker trains there; of a job that never calls `elastic.join()`, its process runs there;
-* **idle**: all else, such as starting, loading, saving, waiting, or being kept for it;
-* **paused**: it would be used, and stood still in a resize, as the job's leader has measured;
-* **lost**: it was used since the last durable state, and a restart has made that void; or a worker ended before it had trained.
+* **used**: a worker trains there, or a process runs there of a job that never calls `elastic.join()`;
+* **idle**: all other time, such as starting, loading, saving, waiting, or being reserved;
+* **paused**: time that would be used, but stood still in a resize, as measured by the job's leader;
+* **lost**: time used since the last durable state that a restart made void, or of a worker that ended before it trained.
 
-Nothing is counted by ticks. An account says how many GPUs have been held since when, and a change of that number closes the time
-before. What is known only later moves from one column to another: a pause, a restart, a job that turns out to be elastic. So
-the columns always sum up to what was held.
+There are no ticks. An account states how many GPUs have been held since when, and a change of that number closes the
+period before. Facts that are known only later move time between columns: a pause, a restart, a job that turns out to be
+elastic. So the columns always sum up to the held time.
 
-All functions are pure: from an account to the next one, and to *bookings*, which name the day (UTC) of each GPU-second.
+All functions are pure. They return the next account and *bookings*, which give the day (UTC) of each GPU-second.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from msgspec.structs import replace
 from ...protocol.model import GpuSeconds, Value
 
 DAY_S = 86_400.0
-MOST_SLICE_S = 400 * DAY_S  # between two changes of an account; more is a clock's mistake
-KEPT_DAYS = 400  # of what a restart would make void
-RECENT_DAYS = 2  # in which a pause may have been
+MOST_SLICE_S = 400 * DAY_S  # longest time between two changes of an account; a longer one is a clock error
+KEPT_DAYS = 400  # days of time that a restart would make void
+RECENT_DAYS = 2  # days in which a reported pause may have been
 
 
 class Column(Enum):
-    """Where a GPU-second stands; the values are the names of the fields of `GpuSeconds`."""
+    """Column of a GPU-second; the values are the names of the fields of `GpuSeconds`."""
 
     USED = "used_gpu_s"
     IDLE = "idle_gpu_s"
@@ -45,7 +45,7 @@ class Column(Enum):
 
 
 class Booking(NamedTuple):
-    """So many GPU-seconds of a day (counted from 1970-01-01, UTC) more, or less, in a column."""
+    """Change of a column on one day (counted from 1970-01-01, UTC) by `gpu_s` GPU-seconds, which may be negative."""
 
     day: int
     column: Column
@@ -53,27 +53,27 @@ class Booking(NamedTuple):
 
 
 class OnDay(Value, frozen=True, kw_only=True, array_like=True):
-    """Some GPU-seconds of a day."""
+    """GPU-seconds of one day."""
 
     day: int
     gpu_s: float
 
 
 class Account(Value, frozen=True, kw_only=True):
-    """What is recorded of a job's GPU-seconds."""
+    """Recorded account of a job's GPU-seconds."""
 
     spent: GpuSeconds = GpuSeconds()  # up to `since_s`
-    since_s: float = 0.0  # since then it holds (Unix time):
-    using: int = 0  # so many GPUs that are used
-    idling: int = 0  # and so many that are not
+    since_s: float = 0.0  # Unix time since when the numbers below hold
+    using: int = 0  # number of GPUs in use
+    idling: int = 0  # number of GPUs held idle
     joined: bool = False  # a worker has called `elastic.join()`
-    unsaved: tuple[OnDay, ...] = ()  # used since the last durable state
-    unjoined: tuple[OnDay, ...] = ()  # used before any worker has called `elastic.join()`
-    recent: tuple[OnDay, ...] = ()  # used on the last days
+    unsaved: tuple[OnDay, ...] = ()  # time used since the last durable state
+    unjoined: tuple[OnDay, ...] = ()  # time used before any worker called `elastic.join()`
+    recent: tuple[OnDay, ...] = ()  # time used on the last days
 
     @property
     def holds(self) -> int:
-        """So many GPUs, since `since_s`."""
+        """Number of GPUs held since `since_s`."""
         return self.using + self.idling
 
 
@@ -81,7 +81,7 @@ Booked = tuple[Account, list[Booking]]
 
 
 def advanced(account: Account, now: float) -> Booked:
-    """All is counted up to `now`."""
+    """Return the account with all time up to `now` counted."""
     if not account.holds:
         return replace(account, since_s=now), []
     spent, bookings, used = account.spent, [], []
@@ -104,7 +104,7 @@ def advanced(account: Account, now: float) -> Booked:
 
 
 def spent_by(account: Account, now: float) -> GpuSeconds:
-    """What has been had up to `now`: as `advanced` counts, without the days."""
+    """Return the GPU-seconds up to `now`, counted as in `advanced`, without the days."""
     if not account.holds or not 0 < now - account.since_s <= MOST_SLICE_S:
         return account.spent
     seconds, spent = now - account.since_s, account.spent
@@ -116,25 +116,26 @@ def spent_by(account: Account, now: float) -> GpuSeconds:
 
 
 def joined(account: Account) -> Booked:
-    """A worker has called `elastic.join()`: what ran before was starting."""
+    """Return the account after the first call of `elastic.join()`: the time before counts as idle, since the job was
+    starting."""
     moved, bookings = _moved(account, Column.USED, Column.IDLE, account.unjoined)
     return replace(moved, joined=True, unjoined=(), unsaved=_less(account.unsaved, account.unjoined)), bookings
 
 
 def saved(account: Account) -> Account:
-    """There is a durable state of what has been trained so far."""
+    """Return the account after all training so far was saved durably."""
     return replace(account, unsaved=()) if account.unsaved else account
 
 
 def restarted(account: Account) -> Booked:
-    """The job begins again with its last durable state: what was used since is lost."""
+    """Return the account after a restart from the last durable state: time used since is lost."""
     moved, bookings = _moved(account, Column.USED, Column.LOST, account.unsaved)
     unjoined = _less(account.unjoined, account.unsaved)
     return replace(moved, unsaved=(), unjoined=unjoined, recent=_less(account.recent, account.unsaved)), bookings
 
 
 def stood_still(account: Account, gpu_s: float) -> Booked:
-    """In the last resize GPUs stood still for so many GPU-seconds, which have just been counted as used."""
+    """Move `gpu_s` GPU-seconds, which were counted as used, to the paused column for the last resize."""
     left, parts = gpu_s if 0 <= gpu_s < math.inf else 0.0, []
     for part in reversed(account.recent):
         taken = min(left, part.gpu_s)
@@ -147,18 +148,21 @@ def stood_still(account: Account, gpu_s: float) -> Booked:
 
 
 def died_in_vain(account: Account, since_s: float, now: float, gpus: int) -> Booked:
-    """A worker has held so many GPUs since then, and has ended before it had trained."""
+    """Return the account after a worker that held `gpus` GPUs since `since_s` ended before it trained."""
     parts = [OnDay(day=day, gpu_s=gpus * seconds) for day, seconds in days_between(since_s, now)]
     return _moved(account, Column.IDLE, Column.LOST, parts)
 
 
 def shifted(account: Account, by_s: float) -> Account:
-    """The clock has been set: what has begun at some time has begun so much later by it."""
+    """Return the account after the clock was set, with its start moved by `by_s` seconds."""
     return replace(account, since_s=account.since_s + by_s) if account.holds else account
 
 
 def mended(account: Account, now: float) -> Account:
-    """`account` as it can be reckoned with: files may be spoiled. Whether a clock was set back since, `accounting.look` finds."""
+    """Return `account` without invalid values, which damaged files may contain.
+
+    `accounting.look` detects a clock that was set back since.
+    """
     spent = account.spent
     if not all(0 <= each < math.inf for each in columns(spent).values()):
         spent = GpuSeconds()
@@ -176,7 +180,7 @@ def mended(account: Account, now: float) -> Account:
 
 
 def open_since(account: Account, now: float) -> list[Booking]:
-    """What would be booked if the account were closed now."""
+    """Return the bookings that would result if the account were closed now."""
     return advanced(account, now)[1]
 
 
@@ -184,12 +188,13 @@ def open_since(account: Account, now: float) -> list[Booking]:
 
 
 def day_of(time_s: float) -> int:
-    """Which day (UTC) that is, counted from 1970-01-01."""
+    """Return the day (UTC) of a Unix time, counted from 1970-01-01."""
     return int(time_s // DAY_S)
 
 
 def days_between(since_s: float, until_s: float) -> Iterator[tuple[int, float]]:
-    """The days from one time to another, and how many seconds of each are between them. None: a clock is wrong."""
+    """Yield the days between two times, and the seconds of each. Yield none if the order of the times shows a clock
+    error."""
     if not 0 < until_s - since_s <= MOST_SLICE_S:
         return
     for day in range(day_of(since_s), day_of(until_s) + 1):
@@ -203,14 +208,14 @@ def columns(spent: GpuSeconds) -> dict[Column, float]:
 
 
 def plus(spent: GpuSeconds, column: Column, gpu_s: float) -> GpuSeconds:
-    """`spent` with so much more in a column; never less than nothing."""
+    """Return `spent` with `gpu_s` added to a column, which never becomes negative."""
     return replace(spent, **{column.value: max(0.0, getattr(spent, column.value) + gpu_s)})
 
 
 def total(parts: Iterable[GpuSeconds]) -> GpuSeconds:
-    """Their sum."""
+    """Return the sum of all parts."""
     used = idle = paused = lost = 0.0
-    for part in parts:  # very many, where a report is over years
+    for part in parts:  # very many parts if a report spans years
         used += part.used_gpu_s
         idle += part.idle_gpu_s
         paused += part.paused_gpu_s
@@ -219,7 +224,7 @@ def total(parts: Iterable[GpuSeconds]) -> GpuSeconds:
 
 
 def _moved(account: Account, source: Column, target: Column, parts: Iterable[OnDay]) -> Booked:
-    """`parts` of one column stand in another from now on; no more than there is."""
+    """Move `parts` from one column to another, at most as much as the column holds."""
     spent, bookings = account.spent, []
     for part in parts:
         gpu_s = min(part.gpu_s, columns(spent)[source])
@@ -237,7 +242,7 @@ def _added(parts: tuple[OnDay, ...], more: Iterable[OnDay], most: int) -> tuple[
 
 
 def _less(parts: tuple[OnDay, ...], gone: Iterable[OnDay]) -> tuple[OnDay, ...]:
-    """`parts` without `gone`, day by day, as far as it is there."""
+    """Return `parts` minus `gone`, day by day, and never below 0."""
     days = {part.day: part.gpu_s for part in parts}
     for part in gone:
         days[part.day] = max(0.0, days.get(part.day, 0.0) - part.gpu_s)

@@ -1,13 +1,13 @@
-"""Jobs that are over and are not in memory any more: where each lies in the store, and in which order (cluster 3).
+"""Archive of ended jobs that are not in memory any more: the key of each in the store, and their order (cluster 3).
 
 Theory of operation
 -------------------
-A cluster has many more jobs behind it than before it. So a job that is over leaves the memory once there are some later ones: the
-store moves its record to ``/archive/DAY/NUMBER/JOB.UID``. Keys alone tell what a controller has to know of it at once: that
-there was a job of this id, with which uid, and when it ended. All else is read when a client asks for it (`requests`).
+A cluster has many more ended than unfinished jobs. So an ended job leaves the memory once some later jobs have ended:
+the store moves its record to ``/archive/DAY/NUMBER/JOB.UID``. The key alone contains the facts that a controller needs
+at once: the job's id, its uid and the day of its end. The rest is read when a client asks for it (`requests`).
 
-Keys in their order are jobs by the day on which they ended, and within a day by the order of submission. Pages follow that order,
-backwards: what ended last comes first. The oldest are forgotten, by number and by age.
+In key order, jobs are sorted by the day of their end, and within a day by submission. Pages follow that order
+backwards, so the jobs that ended last come first. The oldest jobs are forgotten, by number and by age.
 """
 
 from __future__ import annotations
@@ -21,48 +21,50 @@ from ...protocol.model import JobId, job_number
 from .records import Submission
 
 PREFIX = "/archive/"
-NUMBER = slice(len(PREFIX) + len("2026-01-31/"), len(PREFIX) + len("2026-01-31/") + 18)  # of a key: the job's number
+# part of a key: the job's number
+NUMBER = slice(len(PREFIX) + len("2026-01-31/"), len(PREFIX) + len("2026-01-31/") + 18)
 DAY_S = 86_400.0
-LAST_S = 253_402_300_799.0  # of the year 9999, beyond which there are no dates
+LAST_S = 253_402_300_799.0  # end of the year 9999, the last date of `datetime`
 
 
 @dataclass(frozen=True)
 class Archived:
-    """What a key tells of a job."""
+    """Facts about a job that its key contains."""
 
     job: JobId
     uid: str
     key: str
 
     def has_uid(self, uid: str) -> bool:
-        """May a worker of a job with this id and `uid` be one of this job? Earlier versions told none."""
+        """Return whether a worker with this id and `uid` may belong to this job. Earlier versions sent no `uid`."""
         return not uid or not self.uid or uid == self.uid
 
 
 def key_of(submission: Submission, finished_s: float) -> str:
-    """Where a job that ended then (Unix time) is kept."""
+    """Return the archive key of a job that ended at `finished_s` (Unix time)."""
     day = datetime.datetime.fromtimestamp(min(max(0.0, finished_s), LAST_S), datetime.UTC).date()
     return f"{PREFIX}{day.isoformat()}/{job_number(submission.job):018d}/{submission.job}.{submission.uid}"
 
 
 def job_of(key: str) -> Archived:
-    """What `key` tells."""
+    """Return the facts that `key` contains."""
     job, _, uid = key.rpartition("/")[2].rpartition(".")
     return Archived(JobId(job), uid, key)
 
 
 def first_key_of(now: float, days: float) -> str:
-    """The first key that a job may have that ended no more than so many days before `now`."""
+    """Return the first possible key of a job that ended at most `days` days before `now`."""
     day = datetime.datetime.fromtimestamp(min(max(0.0, now - days * DAY_S), LAST_S), datetime.UTC).date()
     return f"{PREFIX}{day.isoformat()}/"
 
 
 class Archive:
-    """The keys of all jobs that are in the archive."""
+    """Keys of all jobs in the archive."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = sorted(keys)
-        self._index: _Index | None = None  # a tenth of a second for 100,000 keys: made when somebody asks for it
+        # takes a tenth of a second for 100,000 keys, so it is built at the first query
+        self._index: _Index | None = None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -73,7 +75,7 @@ class Archive:
 
     @property
     def highest_number(self) -> int:
-        """Of a job; 0: there is none."""
+        """Highest number of an archived job; 0 without any."""
         return int(max((key[NUMBER] for key in self._keys), default="0"))
 
     def find(self, job: JobId) -> Archived | None:
@@ -82,7 +84,7 @@ class Archive:
         return found if found is not None and found.job == job else None
 
     def named(self, name: str) -> tuple[int, JobId | None]:
-        """How many jobs of this name there are, and the newest of them."""
+        """Return how many jobs of this name there are, and the newest of them."""
         known = self._known
         count, newest = known.names.get(name, (0, 0))
         return count, job_of(known.by_number[newest]).job if count else None
@@ -93,12 +95,12 @@ class Archive:
             self._index.add(key)
 
     def before(self, key: str, most: int) -> tuple[str, ...]:
-        """Up to so many keys before `key` ("": from the end), the last first."""
+        """Return up to `most` keys before `key` ("": from the end), the last first."""
         end = bisect.bisect_left(self._keys, key) if key else len(self._keys)
         return tuple(reversed(self._keys[max(0, end - most) : end]))
 
     def forget(self, most: int, first_key: str, at_once: int) -> tuple[str, ...]:
-        """Take the oldest out, up to `at_once` of them, of which there are more than `most` or which stand before `first_key`."""
+        """Remove and return the oldest keys, up to `at_once`, that exceed `most` keys or come before `first_key`."""
         too_many = max(len(self._keys) - most, bisect.bisect_left(self._keys, first_key))
         gone = self._keys[: min(max(0, too_many), at_once)]
         if not gone:
@@ -116,11 +118,11 @@ class Archive:
 
 
 class _Index:
-    """What the keys say, by number and by name."""
+    """Archive keys by number and by name."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self.by_number: dict[int, str] = {}
-        self.names: dict[str, tuple[int, int]] = {}  # how many there are of a name, and the number of the newest
+        self.names: dict[str, tuple[int, int]] = {}  # per name: the count of jobs, and the number of the newest
         for key in keys:
             self.add(key)
 
@@ -140,7 +142,7 @@ class _Index:
                 self.names[name] = (count - 1, newest)
                 if number == newest:
                     without_newest.add(name)
-        if without_newest:  # seldom: jobs of the same name that were submitted earlier have ended later
+        if without_newest:  # rare: earlier submitted jobs of the same name have ended later
             self._find_newest(without_newest, left)
 
     def _find_newest(self, names: set[str], keys: Iterable[str]) -> None:
@@ -153,5 +155,5 @@ class _Index:
 
 
 def _number_and_name(key: str) -> tuple[int, str]:
-    """Of a job."""
+    """Return a job's number and name."""
     return int(key[NUMBER]), key[NUMBER.stop + 1 : key.rindex(".")].rpartition("-")[0]

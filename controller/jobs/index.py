@@ -1,10 +1,10 @@
-"""Which jobs concern a GPU, a server, a user: found without looking at all jobs (cost follows what changed).
+"""Index of jobs by GPU, server, user, name and phase, so that a query costs time in proportion to the changes.
 
 Theory of operation
 -------------------
-Everything here follows from the jobs' records, and is brought up to date when somebody asks: a job tells of each change of its
-record (`Job.update`), and only the jobs that have changed since the last question are looked at. So no caller can forget to, and
-what nobody asks for costs nothing.
+The whole index follows from the jobs' records, and is updated lazily, at a query. A job reports each change of its
+record (`Job.update`), and a query first re-examines the jobs that have changed since the last one. So no caller can
+forget an update, and entries that are never queried cost nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FEW = 64
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is said of one job elsewhere in the index."""
+    """Entries of one job in the index."""
 
     record: JobRecord
-    version: int = 0  # of the table of its workers
+    version: int = 0  # of the job's worker table
     phase: JobPhase | None = None
     live: bool = False
     over: bool = False
@@ -35,36 +35,36 @@ class _Facts:
     astray: bool = False
     unstarted: bool = False
     servers: frozenset[ServerId] = frozenset()
-    # What the rest follows from that takes longer to look at, and what does.
+    # Facts that take longer to derive, and the versions of the data that they were derived from.
     of: _Wants | None = None
-    membership: int = 0  # of the table of its workers
-    holdings: int = 0  # likewise
+    membership: int = 0  # version of the worker table's membership
+    holdings: int = 0  # version of the worker table's held GPUs
 
 
 @dataclass(frozen=True)
 class _Wants:
-    """Where a job is, and is to be. It holds as long as these are the same."""
+    """Present and intended GPUs of a job, valid while `own`, `newest` and `committed` are the same objects."""
 
     own: tuple[GpuAddress, ...]
     newest: OrderRecord | None
     committed: OrderRecord | None
-    placed: bool  # the newest order has the GPUs of the target
-    trains: bool  # likewise the committed one
-    servers: frozenset[ServerId]  # of all GPUs that are its own
+    placed: bool  # the newest order has exactly the GPUs of the target
+    trains: bool  # the committed order has exactly the GPUs of the target
+    servers: frozenset[ServerId]  # servers of `own`
 
 
 NOTHING = _Facts(JobRecord())
 
 
 class Index:
-    """Jobs by what they have to do with."""
+    """Index of the jobs in memory."""
 
     def __init__(self) -> None:
         self._changed: dict[JobId, Job] = {}
         self._facts: dict[JobId, _Facts] = {}
         self._live: dict[JobId, Job] = {}  # in the order of submission
-        self._numbers: list[int] = []  # of the live jobs, ascending
-        self._by_number: dict[int, Job] = {}  # likewise
+        self._numbers: list[int] = []  # numbers of the live jobs, ascending
+        self._by_number: dict[int, Job] = {}  # live jobs only
         self._over: dict[JobId, Job] = {}
         self._waiting: dict[JobId, Job] = {}
         self._astray: dict[JobId, Job] = {}
@@ -76,16 +76,17 @@ class Index:
         self._of_owner: dict[str, int] = {}
         self._without_target = 0
         self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
-        self._submitted: list[tuple[float, JobId]] = []  # a heap of pending jobs, and of some that were
+        # a heap of pending jobs, with some that are not pending any more
+        self._submitted: list[tuple[float, JobId]] = []
 
     # -- notifications of changed jobs
 
     def changed(self, job: Job) -> None:
-        """The record of `job` has changed, or it is new."""
+        """Note that the record of `job` has changed, or that the job is new."""
         self._changed[job.id] = job
 
     def forget(self, job: Job) -> None:
-        """`job` is over, and is not in memory any more."""
+        """Remove `job`, which is over and leaves the memory."""
         self._look(job)
         self._changed.pop(job.id, None)
         self._say(job, self._facts.pop(job.id, NOTHING), NOTHING)
@@ -100,35 +101,36 @@ class Index:
 
     @property
     def live(self) -> dict[JobId, Job]:
-        """The jobs that are not over, in the order of submission. Not to be changed, nor to be kept."""
+        """Unfinished jobs in the order of submission. Callers must not change or keep the mapping."""
         self._catch_up()
         return self._live
 
     @property
     def live_numbers(self) -> Sequence[int]:
-        """The numbers of the jobs that are not over, ascending. Not to be changed, nor to be kept."""
+        """Numbers of the unfinished jobs, ascending. Callers must not change or keep the sequence."""
         self._catch_up()
         return self._numbers
 
     def live_from(self, first: int, most: int) -> tuple[Job, ...]:
-        """Up to so many of them, in the order of submission, from the `first`-th on."""
+        """Return up to `most` unfinished jobs in the order of submission, from position `first` on."""
         self._catch_up()
         return tuple(self._by_number[number] for number in self._numbers[first : first + most])
 
     @property
     def over(self) -> dict[JobId, Job]:
-        """The jobs in memory that are over. Not to be changed, nor to be kept."""
+        """Ended jobs in memory. Callers must not change or keep the mapping."""
         self._catch_up()
         return self._over
 
     @property
     def phases(self) -> Mapping[JobPhase, Mapping[JobId, Job]]:
-        """The jobs in memory by their phase. Not to be changed, nor to be kept."""
+        """Jobs in memory by phase. Callers must not change or keep the mapping."""
         self._catch_up()
         return self._phases
 
     def oldest_pending_s(self) -> float | None:
-        """When the pending job was submitted that was so first (Unix time); None: no job is pending."""
+        """Return the submission time of the job that was submitted first of all pending ones (Unix time); None without
+        any."""
         pending = self.phases[JobPhase.PENDING]
         while self._submitted and self._submitted[0][1] not in pending:
             heapq.heappop(self._submitted)
@@ -136,53 +138,53 @@ class Index:
 
     @property
     def without_target(self) -> int:
-        """How many of them are to have no GPU."""
+        """Number of unfinished jobs that have no target GPUs."""
         self._catch_up()
         return self._without_target
 
     @property
     def anyone_astray(self) -> bool:
-        """Is there a job where others train than the scheduler wants?"""
+        """Return whether there is a job whose training GPUs differ from its target."""
         self._catch_up()
         return bool(self._astray)
 
     def of_user(self, user: str) -> int:
-        """How many live jobs are of this user (`Job.user`)."""
+        """Return the number of unfinished jobs of this user (`Job.user`)."""
         self._catch_up()
         return self._of_user.get(user, 0)
 
     def others_than(self, owners: Collection[str]) -> bool:
-        """Has anybody live jobs who is none of these?"""
+        """Return whether anyone but `owners` has unfinished jobs."""
         self._catch_up()
         return any(owner not in owners for owner in self._of_owner)
 
     def of_owner(self, owner: str) -> int:
-        """How many live jobs the principal of this name has submitted."""
+        """Return the number of unfinished jobs that the principal of this name has submitted."""
         self._catch_up()
         return self._of_owner.get(owner, 0)
 
     def waiting(self) -> Iterator[Job]:
-        """Live jobs that may go on when a GPU becomes free."""
+        """Return the unfinished jobs that may progress when a GPU becomes free."""
         self._catch_up()
         return _in_order(self._waiting)
 
     def unstarted(self) -> Iterator[Job]:
-        """Live jobs with a worker whose GPU was not free when it was ordered."""
+        """Return the unfinished jobs with a worker that waits for its GPU."""
         self._catch_up()
         return _in_order(self._unstarted)
 
     def on_server(self, server: ServerId) -> Iterator[Job]:
-        """Jobs that have a worker on `server`, or are to have one there; also those that are over and whose workers are not."""
+        """Return the jobs that have, or will have, a worker on `server`, including ended jobs with workers there."""
         self._catch_up()
         return _in_order(self._on_server.get(server, {}))
 
     def on_gpu(self, gpu: GpuAddress) -> JobId | None:
-        """The job that has a process on `gpu`, or is about to start one."""
+        """Return the job that has a process on `gpu`, or is about to start one."""
         self._catch_up()
         return next(iter(self._on_gpu.get(gpu, ())), None)
 
     def named(self, name: str) -> tuple[Job, ...]:
-        """All jobs in memory with this name, in the order of submission."""
+        """Return all jobs in memory with this name, in the order of submission."""
         self._catch_up()
         return tuple(_in_order(self._named.get(name, {})))
 
@@ -235,7 +237,7 @@ class Index:
     def _note_pending(self, job: Job) -> None:
         heapq.heappush(self._submitted, (job.submission.submitted_s, job.id))
         pending = self._phases[JobPhase.PENDING]
-        if len(self._submitted) > 2 * len(pending) + FEW:  # most are pending no more, or stand there twice
+        if len(self._submitted) > 2 * len(pending) + FEW:  # most entries are outdated or duplicates
             self._submitted = [(each.submission.submitted_s, name) for name, each in pending.items()]
             heapq.heapify(self._submitted)
 

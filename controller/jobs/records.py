@@ -1,11 +1,12 @@
-"""What is recorded of a job: all that a controller needs of it after a crash. Values, replaced as a whole.
+"""Durable records of a job, which contain all that a controller needs after a crash. Records are values, replaced as a
+whole.
 
-What was submitted is large and never changes: it is written once. What becomes of a job changes often: `JobRecord`, and one
-`WorkerRecord` for each worker. In which parts these are written, `stored` says. A job that is over is one record with all of it,
-in the archive (`archive`).
+The submission is large and never changes, so it is written once. The rest changes often: a `JobRecord`, and a
+`WorkerRecord` for each worker. `stored` defines the parts in which these are written. An ended job is one record with
+all of it, in the archive (`archive`).
 
-New fields have defaults, so that a controller reads what an earlier version has written. What equals its default is not
-written: a default never changes.
+New fields have defaults, so that a controller can read records of an earlier version. A value equal to the default is
+not written, so a default must never change.
 """
 
 from __future__ import annotations
@@ -19,40 +20,38 @@ from .account import Account
 
 
 class WorkerState(enum.Enum):
-    """How far the controller has come with a worker's process."""
+    """State of a worker's process, as far as the controller knows."""
 
-    ORDERED = "ordered"  # has a place in a roster; its GPU is not free yet
-    STARTED = "started"  # its agent was told to start it
-    RUNNING = "running"  # its agent has said that it runs
+    ORDERED = "ordered"  # has a place in a roster; the GPU is not free yet
+    STARTED = "started"  # the agent was asked to start the process
+    RUNNING = "running"  # the agent has confirmed that the process runs
     ENDED = "ended"
 
 
 class WorkerRecord(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What is recorded of one worker."""
+    """Durable record of one worker."""
 
     worker: WorkerId
     gpu: GpuAddress
-    generation: int  # of the order that first named it
+    generation: int  # generation of the order that first named the worker
     state: WorkerState = WorkerState.ORDERED
-    stopping: bool = False  # told to stop, or to be told as soon as its agent is back
+    stopping: bool = False  # stop requested, or to be requested as soon as the agent is back
     trained: bool = False  # has held the job's state
-    began_at: int | None = None  # the last step that had been applied when it first did
-    held_s: float | None = None  # since when it holds its GPU (Unix time): it was told to start
-    started_s: float | None = None  # when its process was first heard to run (Unix time), less what does not count
-    joined_s: float | None = None  # when it first spoke (Unix time), less what does not count
-    stop_by_s: float | None = None  # its agent kills it then (Unix time), if it has been told
-    finished: bool = False  # it ended with exit code 0 after the training loop
-    fault: Fault | None = None  # whose its end is; of one that lives, only if it is stopped because of that
+    began_at: int | None = None  # last step applied when the worker first held the state
+    held_s: float | None = None  # since when the worker holds its GPU (Unix time), from the request to start it
+    started_s: float | None = None  # when the process was first reported as running (Unix time), plus excluded time
+    joined_s: float | None = None  # when the worker first reported (Unix time), plus excluded time
+    stop_by_s: float | None = None  # when the agent kills the worker (Unix time), if a stop was requested
+    finished: bool = False  # ended with exit code 0 after the training loop
+    fault: Fault | None = None  # cause of the end; of a living worker only if it is being stopped for that cause
     pid: int | None = None
     exit_code: int | None = None
     reason: str = ""
     ended_s: float | None = None
-    log: str = ""  # path on its server; of one that did not end as it should
-    gpus: tuple[int, ...] = ()  # of its server, where its process has several of them; empty: `gpu` alone
-    attempt: int = 0  # of its job, from 1; 0: recorded by an earlier version
-    end: int = (
-        0  # how many workers of its job had ended when it had; 0: it lives, or an earlier version has recorded its end
-    )
+    log: str = ""  # path on the server; only of a worker with an error
+    gpus: tuple[int, ...] = ()  # indices on the server if the process has several GPUs; empty: `gpu` alone
+    attempt: int = 0  # attempt of the job, from 1; 0: recorded by an earlier version
+    end: int = 0  # position among the job's ended workers, from 1; 0: alive, or recorded by an earlier version
 
     @property
     def all_gpus(self) -> tuple[GpuAddress, ...]:
@@ -60,20 +59,20 @@ class WorkerRecord(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OrderKind(enum.Enum):
-    """Why an order was given: what must happen before the next one may be."""
+    """Kind of an order, which decides when the next order may follow."""
 
-    TARGET = "target"  # leads to the GPUs that the scheduler wants; may be superseded at any time
-    UNION = "union"  # old and new workers of a migration together, so that the state can be handed on
-    RECOVERY = "recovery"  # the survivors of a loss alone: nobody else is waited for
+    TARGET = "target"  # leads to the scheduler's target; may be superseded at any time
+    UNION = "union"  # old and new workers of a migration together, for the state transfer
+    RECOVERY = "recovery"  # only the survivors of a loss; no other worker is waited for
 
 
 class OrderRecord(Value, frozen=True, kw_only=True):
-    """An order that has been given."""
+    """Order that has been given."""
 
     roster: Roster
     kind: OrderKind
     broken: tuple[int, ...] = ()
-    port: int = 0  # where the processes of a gang meet, on the server of the first one
+    port: int = 0  # where the processes of a gang meet, on the server of the first process
 
     @property
     def generation(self) -> int:
@@ -81,7 +80,7 @@ class OrderRecord(Value, frozen=True, kw_only=True):
 
 
 class Progress(Value, frozen=True, kw_only=True):
-    """How far a job was at its last recorded turn, so that a job that is over can still be shown."""
+    """Progress of a job at its last recorded turn, so that an ended job can still be shown."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -89,92 +88,94 @@ class Progress(Value, frozen=True, kw_only=True):
     samples_per_s: float = 0.0
     median_step_s: float = 0.0
     metrics: dict[str, float] = {}
-    odd_metrics: dict[str, str] = {}  # those that are not finite
-    batch_samples: int = 0  # of a global step; 0: not known yet
+    odd_metrics: dict[str, str] = {}  # words of metrics that are not finite
+    batch_samples: int = 0  # samples of a global step; 0: not known yet
 
 
 class Submission(Value, frozen=True, kw_only=True):
-    """What was submitted: the part of a job that never changes."""
+    """Submission of a job: the part that never changes."""
 
     job: JobId
-    request: str  # id of the request that submitted it: a repetition must not submit it again
-    uid: str = ""  # random: tells it from a job that had the same id in a store that is lost
+    request: str  # id of the request that submitted the job, so that a repetition does not submit it again
+    uid: str = ""  # random; distinguishes the job from one with the same id in a lost store
     spec: JobSpec
     submitted_s: float
-    owner: str = ""  # the name of the principal who submitted it; "": from before there were owners
-    account: str = ""  # the Unix account that it runs as; "": that of the agents
+    owner: str = ""  # name of the principal that submitted the job; "": submitted before there were owners
+    account: str = ""  # Unix account that runs the job; "": the agents' account
 
 
 class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"stored_workers": "workers"}):
-    """What has become of a job: the durable part of it that changes, without its workers (`Job.workers`)."""
+    """Durable, changing part of a job, without its workers (`Job.workers`)."""
 
     phase: JobPhase = JobPhase.PENDING
-    reason: str = ""  # why it failed
-    failure: Failure | None = None  # and where
+    reason: str = ""  # why the job failed
+    failure: Failure | None = None  # where the job failed
     started_s: float | None = None
     finished_s: float | None = None
     exit_code: int | None = None
-    ended_by: str = ""  # the name of the principal who has cancelled it
-    peak_gpus: int = 0  # the most that have trained at once; 0: none, or an earlier version has not recorded it
-    generation: int = 0  # newest ordered
+    ended_by: str = ""  # name of the principal that cancelled the job
+    peak_gpus: int = 0  # most GPUs that have trained at once; 0: none, or not recorded by an earlier version
+    generation: int = 0  # newest ordered generation
     committed: int = 0
-    cycle: int = 1  # first generation since the job last (re)started from a checkpoint or from nothing
-    begun_cycle: int = 0  # the last one in which a worker has had the state
-    orders: tuple[OrderRecord, ...] = ()  # the committed one and all later, ascending
+    cycle: int = 1  # first generation since the job last (re)started from a checkpoint or from the start
+    begun_cycle: int = 0  # last cycle in which a worker had the state
+    orders: tuple[OrderRecord, ...] = ()  # committed and all later orders, ascending
     broken: tuple[int, ...] = ()  # generations that have lost a member, ascending
     target: tuple[GpuAddress, ...] = ()
-    target_reason: str = ""  # why the last decision that changed it did so, in words
-    target_since_s: float = 0.0  # when that was (Unix time)
-    phase_since_s: float | None = None  # since when it has been in its phase (Unix time); None: not recorded
-    gpu_name: str = ""  # of the GPUs that it began on, which it stays with (`scheduler.kinds`)
+    target_reason: str = ""  # reason of the last decision that changed the target, in words
+    target_since_s: float = 0.0  # when that decision was made (Unix time)
+    phase_since_s: float | None = None  # start of the present phase (Unix time); None: not recorded
+    gpu_name: str = ""  # name of the GPUs that the job began on and keeps using (`scheduler.kinds`)
     manual_share: int | None = None
-    worker_count: int = 0  # names given out
-    overtaken: bool = False  # the store is older than the job: what runs is to make room for a new start (`restored`)
-    # Numbers that a lost part of the history may have used (`restored`): of generations, above the first and up to the
-    # second, and of workers, from the first on and below the second.
+    worker_count: int = 0  # number of worker names given out
+    overtaken: bool = False  # the store is older than the job, so its workers must end before a new start (`restored`)
+    # Numbers that a lost part of the history may have used (`restored`). Generations: above the first number, up to the
+    # second. Workers: from the first number on, below the second.
     lost_generations: tuple[int, int] = (0, 0)
     lost_names: tuple[int, int] = (0, 0)
-    # In the store alone (`stored`): the workers whose processes may live, or how many of them have records of their own.
+    # Only in the store (`stored`): the workers with processes that may be alive, or how many of them have own records.
     stored_workers: tuple[WorkerRecord, ...] | int = ()
     past: tuple[WorkerRecord, ...] = ()
     shares: tuple[ShareChange, ...] = ()
     resizes: tuple[Resize, ...] = ()
     attained_gpu_s: float = 0.0  # up to `counted_s`
-    executed_s: float = 0.0  # time with any GPU, likewise
-    counted_s: float | None = None  # both are counted up to then; None: up to the last entry of `shares`
+    executed_s: float = 0.0  # seconds with any GPU, up to `counted_s`
+    counted_s: float | None = None  # Unix time up to which both are counted; None: up to the last entry of `shares`
     restarts: int = 0
-    restarts_in_vain: int = 0  # since the job last came further than before
-    failures_in_vain: int = 0  # in a row, of them: those where every worker ended with an error of the script
-    deaths_in_vain: int = 0  # in a row, of them: those where no server had a part in it (`restarts.count_restart`)
+    restarts_in_vain: int = 0  # restarts since the job last made progress
+    # of these, the last consecutive ones in which every worker ended with an error of the script
+    failures_in_vain: int = 0
+    # of these, the last consecutive ones in which no server had a part (`restarts.count_restart`)
+    deaths_in_vain: int = 0
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1
-    losses_in_vain: int = 0  # generations in a row that lost a worker by its own fault and came no further (`ends`)
-    lost_in: int = 0  # the last of them
-    best_at_loss: int = -1  # the furthest step that had been applied then
-    hold_s: float = 0.0  # how long growth is held back, or was last time
+    losses_in_vain: int = 0  # consecutive generations that lost a worker by its own fault, without progress (`ends`)
+    lost_in: int = 0  # the last of these generations
+    best_at_loss: int = -1  # furthest step that had been applied by that loss
+    hold_s: float = 0.0  # seconds for which growth is held back, or was last time
     held: bool = False
     vain_joins: int = 0  # newcomers in a row that ended before they had taken part (`intake.newcomers`)
-    vain_join_share: int = 0  # the workers that had taken part when the last one did
-    vain_join_s: float = 0.0  # when that was (Unix time)
-    does_not_grow: str = ""  # why no worker may join those that have its state (`reconcile.growth`); "": they may
+    vain_join_share: int = 0  # number of workers that had taken part when the last of these newcomers ended
+    vain_join_s: float = 0.0  # time of that end (Unix time)
+    does_not_grow: str = ""  # why no worker may join those with the state (`reconcile.growth`); "": workers may join
     progress: Progress | None = None
-    by_s: float | None = None  # it is planned with this deadline, before its own (Unix time); None: with its own
-    expected_steps: int | None = None  # in all, by what its script reports; None: not known
+    by_s: float | None = None  # earlier deadline used for planning (Unix time); None: the job's own deadline is used
+    expected_steps: int | None = None  # number of steps in all, by the script's reports; None: not known
     measured: tuple[Measured, ...] = ()  # throughput by share and servers
-    # Of the generation in use when the job was preempted; it may have come to its end.
+    # Leader of the committed generation when the job was preempted. It may have reached its end.
     last_leader: WorkerId | None = None
-    saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
-    saved_generation: int = 0  # that it belongs to
-    saved_file: str = ""  # its path on the server of who has written it; "": not known
-    gpu_account: Account = Account()  # its GPU-seconds
-    joined: bool = False  # a worker of it has called `elastic.join()`: from then on it may be resized
-    reserved: bool = False  # GPUs are held for it (`scheduler.reservation`)
-    promise: PromiseState | None = None  # how it stood with its deadline when that last changed; None: it has none
-    withheld: Withheld | None = None  # a user keeps it from running; None: nobody does
+    saved_step: int | None = None  # step of the newest checkpoint that a worker has written or loaded
+    saved_generation: int = 0  # generation of that checkpoint
+    saved_file: str = ""  # path of that checkpoint on the server of its writer; "": not known
+    gpu_account: Account = Account()  # the job's GPU-seconds
+    joined: bool = False  # a worker has called `elastic.join()`; from then on the job may be resized
+    reserved: bool = False  # GPUs are held for the job (`scheduler.reservation`)
+    promise: PromiseState | None = None  # state of the deadline's promise when it last changed; None: no deadline
+    withheld: Withheld | None = None  # a user keeps the job from running; None: no user does
 
 
 class ArchivedJob(Value, frozen=True, kw_only=True):
-    """A job that is over, and whose workers have all ended."""
+    """Ended job, of which all workers have ended."""
 
     submission: Submission
     record: JobRecord

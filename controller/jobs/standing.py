@@ -1,13 +1,14 @@
-"""How the workers of a job stand: what follows from each one's record and its last status, kept and counted.
+"""Sets and counts of a job's workers by condition, derived from each worker's record and last status.
 
 Theory of operation
 -------------------
-Whoever asks whether all members of a roster may go on, who has the state, or which worker is late first, would look at every
-worker for each word of one of them. So a worker is looked at when its own record or status has changed (`WorkerTable.news`,
-`Statuses.news`), and all are looked at only where it is about all of them: another order, another generation in use, the first
-worker that joins, the job's end, an absence of the controller.
+Queries such as "may all members of a roster go on?", "which workers have the state?" or "which worker is late first?"
+would otherwise examine every worker for each message of one of them. So a worker is examined only when its own record
+or status has changed (`WorkerTable.news`, `Statuses.news`). All workers are examined when a fact about all of them
+changes: another order, another committed generation, the first worker that joins, the job's end, an absence of the
+controller.
 
-Nothing here is recorded, and all of it can be made anew from the table and the statuses at any time.
+Nothing here is recorded. All of it can be derived again from the table and the statuses at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .table import WorkerTable
 
 
 class Statuses(dict[WorkerId, WorkerStatus]):
-    """The last status of each worker. Knows whose have changed since `Standing` has last looked."""
+    """Last status of each worker, with a list of those that changed since `Standing` last examined them."""
 
     def __init__(self, known: dict[WorkerId, WorkerStatus] | None = None) -> None:
         super().__init__(known or {})
@@ -41,16 +42,16 @@ class Statuses(dict[WorkerId, WorkerStatus]):
 
 @dataclass(frozen=True)
 class Terms:
-    """What concerns all workers of a job. Where it changes, all are looked at anew."""
+    """Facts that concern all workers of a job. When they change, all workers are examined again."""
 
     newest: OrderRecord | None
-    committed: OrderRecord | None  # in use
+    committed: OrderRecord | None  # the committed order
     elastic: bool
     final: bool
     watched_s: float
 
     def same(self, other: Terms | None) -> bool:
-        """Are both the same? Orders are compared by identity: they are long."""
+        """Return whether both are the same. Orders are compared by identity, since they are long."""
         return (
             other is not None
             and self.newest is other.newest
@@ -61,18 +62,21 @@ class Terms:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is counted of one worker."""
+    """Counted facts about one worker."""
 
-    usable: bool  # it may be in a roster
-    gpus: int  # that its process holds
+    usable: bool  # the worker may be in a roster
+    gpus: int  # GPUs that the process holds
     running: bool
-    trained: bool  # it has had the state, and is a member of the generation in use
+    trained: bool  # has had the state, and is a member of the committed generation
     joined: bool
 
 
 @dataclass
 class _Whole:
-    """Whether the newest order is the target, and all its members may go on. It holds as long as these are the same."""
+    """Whether the newest order matches the target, and all its members may go on.
+
+    The result is valid while `target`, `newest` and `changes` are the same.
+    """
 
     target: tuple[GpuAddress, ...]
     newest: OrderRecord
@@ -85,34 +89,35 @@ Due = Callable[[WorkerRecord, WorkerStatus | None], float | None]
 
 
 class Standing:
-    """Of one job."""
+    """Standing of one job's workers."""
 
     def __init__(self) -> None:
         self._begin(None)
 
     def _begin(self, terms: Terms | None) -> None:
-        """Nothing is known of any worker."""
-        self.holding: dict[WorkerId, None] = {}  # have the state
-        self.finished: dict[WorkerId, None] = {}  # say that they are at the end of the training loop
-        self.broken: dict[WorkerId, None] = {}  # say that their communicator is
+        """Reset to no known workers."""
+        self.holding: dict[WorkerId, None] = {}  # workers that have the state
+        self.finished: dict[WorkerId, None] = {}  # workers that report the end of the training loop
+        self.broken: dict[WorkerId, None] = {}  # workers that report a broken communicator
         self.unstarted: dict[
             WorkerId, None
-        ] = {}  # nothing has been heard of them since their agents were told to start them
-        self.behind: dict[WorkerId, None] = {}  # speak, and have not heard of the newest order
+        ] = {}  # workers that have not reported since their agents were asked to start them
+        self.behind: dict[WorkerId, None] = {}  # workers that report, but do not know the newest order
         self.usable: dict[WorkerId, None] = {}
-        self.due: Deadlines[WorkerId] = Deadlines()  # when something is done about a worker that is late
+        self.due: Deadlines[WorkerId] = Deadlines()  # when the controller acts on a late worker
         self.held_gpus = self.running_gpus = self.training_gpus = self.unjoined_training_gpus = 0
-        self.joined = 0  # workers
-        self._changes = 0  # of `usable`
+        self.joined = 0  # number of workers that have joined
+        self._changes = 0  # number of changes of `usable`
         self.terms = terms
-        self._members = _workers(terms.committed if terms is not None else None)  # of the generation in use
-        self._named = _workers(terms.newest if terms is not None else None)  # in the newest order
-        self._outsiders = 0  # workers that are not
+        self._members = _workers(terms.committed if terms is not None else None)  # members of the committed generation
+        self._named = _workers(terms.newest if terms is not None else None)  # members of the newest order
+        self._outsiders = 0  # number of workers outside the newest order
         self._seen: dict[WorkerId, _Seen] = {}
         self._whole: _Whole | None = None
 
     def catch_up(self, table: WorkerTable, statuses: Statuses, terms: Terms, due: Due) -> None:
-        """Look at the workers that have changed, or at all. `due`: when something is done about one (Unix time, s)."""
+        """Examine the workers that have changed, or all. `due` returns when the controller acts on a late worker (Unix
+        time)."""
         if not terms.same(self.terms):
             self._begin(terms)
             names = [entry.worker for entry in table]
@@ -171,16 +176,16 @@ class Standing:
 
     @property
     def any_outside(self) -> bool:
-        """Is there a worker that the newest order does not name?"""
+        """Return whether there is a worker that the newest order does not name."""
         return self._outsiders > 0
 
     def lost_member(self, target: tuple[GpuAddress, ...]) -> bool:
-        """May a member of the newest order not be in a roster any more?"""
+        """Return whether a member of the newest order may not be in a roster any more."""
         found = self._about(target)
         return found is not None and found.lost
 
     def whole(self, target: tuple[GpuAddress, ...]) -> bool:
-        """Is the newest order this target, and may all its members be in a roster?"""
+        """Return whether the newest order has exactly this target's GPUs, and all its members may be in a roster."""
         found = self._about(target)
         return found is not None and found.whole
 
@@ -198,7 +203,7 @@ class Standing:
 
 
 def is_unstarted(entry: WorkerRecord) -> bool:
-    """Was its agent told to start it, and has not said that it runs?"""
+    """Return whether the worker's agent was asked to start it, and has not confirmed that it runs."""
     return entry.state is WorkerState.STARTED and not entry.stopping and entry.started_s is None
 
 

@@ -1,22 +1,22 @@
-"""In which parts the state of a job stands in the store, so that what is written follows what has changed. Pure.
+"""Layout of a job's state in the store, divided so that the amount written follows the amount changed. Pure.
 
 Theory of operation
 -------------------
-The state of a job with few workers is one record, `/jobs/ID/state`, as in all earlier versions: its `JobRecord`, with its workers
-in it. Of a job with more workers that would be a hundred kilobytes for each word of one of them. So it is *parted*: each worker,
-living or past, has a record of its own, each order too, and the lists that grow long. What is left, the head, is less than a
-kilobyte. All of it is in the same commit, as ever.
+The state of a job with few workers is one record, `/jobs/ID/state`, as in all earlier versions: its `JobRecord`, which
+includes the workers. For a job with many workers, each change of one worker would rewrite a hundred kilobytes. So the
+state of such a job is *parted*: each worker, living or past, has a record of its own, as have each order and the lists
+that grow long. The remaining head is less than a kilobyte. All parts are written in the same commit.
 
 ====================================  =========================================================
-`/jobs/ID/state`                      the head; it says how many workers have records of their own
+`/jobs/ID/state`                      the head, with the number of workers that have own records
 `/jobs/ID/state/worker/NAME`          one worker; in the state ENDED it is one of `JobRecord.past`
 `/jobs/ID/state/order/GENERATION`     one order
 `/jobs/ID/state/part/FIELD`           one field of `JobRecord` (`PARTS`)
 ====================================  =========================================================
 
-A job is parted as soon as it has more than `WHOLE` workers, and whole again when it has none: while it waits, and in the archive.
-An earlier version cannot read a head, and refuses to start: it would know nothing of the workers, and start others on their GPUs.
-To go back to one, the large jobs are paused first.
+A job is parted once it has more than `WHOLE` workers, and whole again when it has none: while it waits, and in the
+archive. An earlier version cannot read a head, and refuses to start. Otherwise it would not know the workers, and would
+start others on their GPUs. Before a downgrade, the large jobs must be paused.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ..records import job_of_state, state_key
 from .job import Job
 from .records import JobRecord, OrderRecord, Progress, WorkerRecord, WorkerState
 
-WHOLE = 16  # a job with more workers than these is parted
-WORKER, ORDER, PART = "/worker/", "/order/", "/part/"  # after the key of the head
+WHOLE = 16  # most workers of a job that is not parted
+WORKER, ORDER, PART = "/worker/", "/order/", "/part/"  # follow the key of the head
 PARTS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "target": msgspec.msgpack.Decoder(tuple[GpuAddress, ...]),
     "shares": msgspec.msgpack.Decoder(tuple[ShareChange, ...]),
@@ -46,7 +46,8 @@ PARTS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "progress": msgspec.msgpack.Decoder(Progress),
 }
 NOTHING = JobRecord()
-APART: Mapping[str, Any] = {name: getattr(NOTHING, name) for name in (*PARTS, "orders", "past")}  # not in a head
+# values of these fields in a head
+APART: Mapping[str, Any] = {name: getattr(NOTHING, name) for name in (*PARTS, "orders", "past")}
 
 _HEAD = msgspec.msgpack.Decoder(JobRecord)
 _WORKER = msgspec.msgpack.Decoder(WorkerRecord)
@@ -55,25 +56,29 @@ _ORDER = msgspec.msgpack.Decoder(OrderRecord)
 
 @dataclass
 class Written:
-    """What the store holds of the state of a job."""
+    """State of a job as the store holds it."""
 
-    record: JobRecord = NOTHING  # without its workers
-    workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)  # of a parted one: the living and the past
-    whole: tuple[WorkerRecord, ...] = ()  # of a whole one: the living
+    record: JobRecord = NOTHING  # without the workers
+    # of a parted state: the living and the past workers
+    workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    whole: tuple[WorkerRecord, ...] = ()  # of a state in one record: the living workers
     parted: bool = False
-    head: JobRecord | None = None  # of a parted one; None: it is to be written
+    head: JobRecord | None = None  # of a parted state; None: the head must be written
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What brings the store up to date. `puts`: values to be encoded, by key."""
+    """Writes that bring the store up to date. `puts`: values to be encoded, by key."""
 
     puts: dict[str, Any]
     deletes: tuple[str, ...]
 
 
 def changes(job: Job, before: Written | None, most: int = WHOLE) -> tuple[Changes | None, Written]:
-    """What of the state of `job` the store does not hold yet, and what it holds then. `most`: workers of a whole job."""
+    """Return the writes that the store lacks for the state of `job` (None if none), and the stored state after them.
+
+    `most`: the most workers of a job that is not parted.
+    """
     table, record = job.workers, job.record
     if before is not None and before.record is record and not table.unwritten:
         return None, before
@@ -93,19 +98,19 @@ def changes(job: Job, before: Written | None, most: int = WHOLE) -> tuple[Change
 
 
 def contents(job: Job, parted: bool) -> dict[str, Any]:
-    """All that the store holds of the state of `job`, by key."""
+    """Return the complete stored contents for the state of `job`, by key."""
     if not parted:
         return {state_key(job.id): whole(job)}
     return _parts(job, Written(), dict.fromkeys(entry.worker for entry in job.workers))[0].puts
 
 
 def whole(job: Job) -> JobRecord:
-    """The state of `job` in one record."""
+    """Return the state of `job` in one record."""
     return replace(job.record, stored_workers=tuple(job.workers)) if len(job.workers) else job.record
 
 
 def _parts(job: Job, known: Written, unwritten: dict[WorkerId, None]) -> tuple[Changes, JobRecord]:
-    """The parts that differ from what is `known`, whose workers are brought up to date; and the head."""
+    """Return the writes for parts that differ from `known`, and the head. `known.workers` is updated in place."""
     here, record, before = state_key(job.id), job.record, known.record
     puts: dict[str, Any] = {}
     deletes: list[str] = []
@@ -142,7 +147,7 @@ def _parts(job: Job, known: Written, unwritten: dict[WorkerId, None]) -> tuple[C
 
 
 def _keys(job: JobId, known: Written) -> Iterator[str]:
-    """Those of a parted state, besides the head's."""
+    """Yield the keys of a parted state, without that of the head."""
     here = state_key(job)
     yield from (here + PART + name for name in PARTS if getattr(known.record, name) != APART[name])
     yield from (_order_key(job, order.generation) for order in known.record.orders)
@@ -157,21 +162,21 @@ def _order_key(job: JobId, generation: int) -> str:
 
 
 def is_head(value: bytes) -> bool:
-    """Is this, under the key of a job's state, not all of the state?"""
+    """Return whether the value under the key of a job's state is only the head of the state."""
     return isinstance(_HEAD.decode(value).stored_workers, int)
 
 
 class States:
-    """The states of jobs, put together from the records of a store."""
+    """States of jobs, assembled from the records of a store."""
 
     def __init__(self, records: Iterable[tuple[str, bytes]] = ()) -> None:
         self._heads: dict[JobId, bytes] = {}
-        self._parts: dict[JobId, dict[str, bytes]] = {}  # by the rest of the key
+        self._parts: dict[JobId, dict[str, bytes]] = {}  # per job: the parts by the rest of the key
         for key, value in records:
             self.put(key, value)
 
     def put(self, key: str, value: bytes | None) -> JobId | None:
-        """This is recorded under `key`; None: nothing is any more. Returns the job, if it is of a job's state."""
+        """Take over the value under `key` (None: deleted); return the job if the key belongs to a job's state."""
         job = job_of_state(key)
         if job is None:
             return None
@@ -191,7 +196,10 @@ class States:
         return iter(self._heads)
 
     def get(self, job: JobId) -> Written | None:
-        """The state of `job`; None: there is none. Raises OperatorError if it cannot be read, or a part of it is missing."""
+        """Return the state of `job`; None if there is none.
+
+        Raises OperatorError if the state cannot be read, or lacks a part.
+        """
         head = self._heads.get(job)
         if head is None:
             return None
@@ -227,18 +235,18 @@ class States:
 
 
 def whole_of(state: Written) -> JobRecord:
-    """The state in one record, with the workers in it."""
+    """Return the state in one record that includes the workers."""
     return replace(state.record, stored_workers=living(state))
 
 
 def workers_of(record: JobRecord) -> tuple[WorkerRecord, ...]:
-    """The workers in a record that is whole."""
+    """Return the workers in a record that is not parted."""
     assert not isinstance(record.stored_workers, int), "it is whole"
     return record.stored_workers
 
 
 def living(state: Written) -> tuple[WorkerRecord, ...]:
-    """The workers whose processes may live, in the order in which they were named."""
+    """Return the workers with processes that may be alive, in the order in which they were named."""
     if not state.parted:
         return state.whole
     alive = [entry for entry in state.workers.values() if entry.state is not WorkerState.ENDED]

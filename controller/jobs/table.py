@@ -1,8 +1,8 @@
-"""The workers of one job, by id, by GPU and by server: a worker is found, and changed, without looking at the others.
+"""Workers of one job by id, by GPU and by server, so that finding or changing one does not examine the others.
 
-A job has one table, which nobody else writes to (`Job.update_worker`, `Job.add_worker`, `Job.end_worker`). The records in it are
-values. The table counts its changes, so that whoever has derived something from it knows whether that still holds, and keeps the
-names of the workers whose records the store does not have yet (`stored`).
+Each job has one table, which only the job writes to (`Job.update_worker`, `Job.put_worker`, `Job.end_worker`). Its
+records are values. The table counts its changes, so that users of derived data know whether these are still valid. It
+also keeps the names of workers with records that the store lacks (`stored`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ NOBODY: dict[WorkerId, None] = {}
 
 
 class WorkerTable:
-    """Workers whose processes may live, in the order in which they were named."""
+    """Workers with processes that may be alive, in the order in which they were named."""
 
     def __init__(self, entries: Iterable[WorkerRecord] = ()) -> None:
         self.version = 0  # grows with each change
-        self.membership = 0  # likewise with each worker that comes or goes
-        self.holdings = 0  # likewise with each GPU that is taken or left
-        self.unwritten: dict[WorkerId, None] = {}  # have changed since `stored` has last looked
-        self.news: dict[WorkerId, None] = {}  # have changed since `standing` has last looked
-        self.moved: dict[GpuAddress, None] = {}  # GPUs that have been taken or left since `index` has last looked
-        self.ordered: dict[WorkerId, None] = {}  # in the state ORDERED
+        self.membership = 0  # grows with each worker that is added or removed
+        self.holdings = 0  # grows with each GPU that is taken or released
+        self.unwritten: dict[WorkerId, None] = {}  # changed since `stored` last examined the table
+        self.news: dict[WorkerId, None] = {}  # changed since `standing` last examined the table
+        self.moved: dict[GpuAddress, None] = {}  # GPUs taken or released since `index` last examined the table
+        self.ordered: dict[WorkerId, None] = {}  # workers in the state ORDERED
         self.stopping: dict[WorkerId, None] = {}
         self._entries: dict[WorkerId, WorkerRecord] = {}
         self._on_gpu: dict[GpuAddress, dict[WorkerId, None]] = {}
         self._on_server: dict[ServerId, dict[WorkerId, None]] = {}
-        self._held: dict[GpuAddress, int] = {}  # by so many processes
-        self._running = 0  # in the state RUNNING
+        self._held: dict[GpuAddress, int] = {}  # number of processes on each GPU
+        self._running = 0  # number of workers in the state RUNNING
         for entry in entries:
             self.put(entry)
 
@@ -42,7 +42,7 @@ class WorkerTable:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[WorkerRecord]:
-        """All as they are now, whatever changes meanwhile."""
+        """Iterate over the present workers; changes during the iteration have no effect on it."""
         return iter(tuple(self._entries.values()))
 
     def __contains__(self, worker: object) -> bool:
@@ -52,35 +52,35 @@ class WorkerTable:
         return f"WorkerTable({', '.join(self._entries)})"
 
     def get(self, worker: WorkerId) -> WorkerRecord | None:
-        """The record of `worker`; None: it is not here."""
+        """Return the record of `worker`; None if the table has none."""
         return self._entries.get(worker)
 
     def on_gpu(self, gpu: GpuAddress) -> tuple[WorkerRecord, ...]:
-        """The workers whose first GPU is `gpu`, in their order."""
+        """Return the workers with `gpu` as their first GPU, in the table's order."""
         return tuple([self._entries[worker] for worker in self._on_gpu.get(gpu, NOBODY)])
 
     def on_server(self, server: ServerId) -> tuple[WorkerRecord, ...]:
-        """The workers on `server`, in their order."""
+        """Return the workers on `server`, in the table's order."""
         return tuple([self._entries[worker] for worker in self._on_server.get(server, NOBODY)])
 
     @property
     def servers(self) -> Collection[ServerId]:
-        """The servers with workers; that of the first worker is first."""
+        """Servers with workers, starting with that of the first worker."""
         return self._on_server.keys()
 
     @property
     def held(self) -> Collection[GpuAddress]:
-        """The GPUs with a process, or about to have one."""
+        """GPUs that have a process, or are about to have one."""
         return self._held.keys()
 
     @property
     def begun(self) -> bool:
-        """Has any process been asked for?"""
+        """Return whether any process has been requested."""
         return len(self.ordered) < len(self._entries)
 
     @property
     def all_run(self) -> bool:
-        """Has each process been heard to run?"""
+        """Return whether each process has been reported as running."""
         return self._running == len(self._entries)
 
     def put(self, entry: WorkerRecord) -> None:
@@ -102,7 +102,7 @@ class WorkerTable:
         self._note(worker)
 
     def remove(self, worker: WorkerId) -> WorkerRecord | None:
-        """Take a worker out. None: it is not here."""
+        """Remove a worker and return its record; None if the table has none."""
         entry = self._entries.pop(worker, None)
         if entry is None:
             return None
@@ -118,7 +118,7 @@ class WorkerTable:
         return entry
 
     def copy(self) -> WorkerTable:
-        """A table of its own with the same records, at which nobody has looked yet."""
+        """Return an independent table with the same records, which no reader has examined yet."""
         found = copy.copy(self)
         found.unwritten, found.moved, found.news = {}, dict.fromkeys(self._held), {}
         found.ordered, found.stopping = dict(self.ordered), dict(self.stopping)

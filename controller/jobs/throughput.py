@@ -1,7 +1,8 @@
-"""What the controller knows of a job's throughput: its own figures, what it states, its model's table, and earlier jobs.
+"""Known throughput of a job, from its own measurements, its specification, the profile of its model, and earlier jobs.
 
-Earlier jobs of the same kind are found by a fingerprint of what decides how fast a step is: known jobs need not be measured
-again (ElasticFlow 6.6). What they were measured at is kept in the store, for so many kinds of jobs and so long.
+Earlier jobs of the same kind are found by a fingerprint of the facts that determine the time of a step. So known jobs
+need not be measured again (ElasticFlow 6.6). Their measurements are kept in the store, for a limited number of kinds
+and a limited time.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from ...scheduler.speedup_curve import NOISE, Known, Measured, Rate, Source, com
 from ...scheduler.view import Floats, Ints
 
 KEPT_KINDS = 1000
-KEPT_POINTS = 64  # of one kind
+KEPT_POINTS = 64  # measurements per kind
 KEPT_S = 90 * 86_400.0
-RENEWED_S = 3600.0  # figures that have not changed are written down again after so long, so that they do not become old
+RENEWED_S = 3600.0  # unchanged values are written again after this time, so that they do not expire
 PREFIX = "/throughput/"
 
 Profiles = Mapping[str, Mapping[int, float]]  # steps per second by share, by the name of the model in lower case
 
 
 class KindRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of a kind of jobs."""
+    """Recorded measurements of one kind of jobs."""
 
     fingerprint: str
     updated_s: float
@@ -37,7 +38,7 @@ class KindRecord(Value, frozen=True, kw_only=True):
 
 
 def _says(known: KindRecord, measured: Iterable[Measured]) -> bool:
-    """Does a kind's record say all of this already, within the noise?"""
+    """Return whether a kind's record contains all these measurements already, within the noise."""
     rates = {(entry.share, entry.servers): entry.steps_per_s for entry in known.measured}
     return all(
         (rate := rates.get((entry.share, entry.servers))) is not None and abs(entry.steps_per_s - rate) <= NOISE * rate
@@ -46,13 +47,16 @@ def _says(known: KindRecord, measured: Iterable[Measured]) -> bool:
 
 
 def fingerprint(spec: JobSpec) -> str:
-    """The same for jobs whose steps take the same time: same program, model, virtual workers and determinism."""
+    """Return the fingerprint of a job, equal for jobs with steps of equal duration.
+
+    It covers the program, the model, the virtual workers and the determinism.
+    """
     parts = (spec.workdir, spec.command, spec.model, spec.virtual_workers, spec.determinism.value)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
 class History:
-    """Kinds of jobs by fingerprint, those not measured for longest first."""
+    """Kinds of jobs by fingerprint, the least recently measured first."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[str, KindRecord] = OrderedDict()
@@ -62,18 +66,18 @@ class History:
             self._kinds[record.fingerprint] = record
 
     def records(self) -> tuple[KindRecord, ...]:
-        """All that is known."""
+        """Return all records."""
         return tuple(self._kinds.values())
 
     def find(self, kind: str, now: float) -> KindRecord | None:
-        """What is known of a kind, unless it is too old."""
+        """Return the record of a kind, unless it is too old."""
         record = self._kinds.get(kind)
         return record if record is not None and now - record.updated_s <= KEPT_S else None
 
     def note(self, kind: str, measured: Iterable[Measured], now: float) -> tuple[dict[str, bytes], list[str]]:
-        """A job of this kind has been measured: its figures replace earlier ones of the same shares.
+        """Take over measurements of a job of this kind, which replace earlier ones of the same shares.
 
-        What is the same within the noise is no news. Returns the puts and deletes for the store.
+        Values that are equal within the noise change nothing. Returns the puts and deletes for the store.
         """
         measured = tuple(measured)
         known = self.find(kind, now)
@@ -90,7 +94,7 @@ class History:
         return {PREFIX + kind: msgspec.msgpack.encode(record)}, [PREFIX + gone for gone in self._forget(now)]
 
     def _forget(self, now: float) -> list[str]:
-        """Those that are too many or too old."""
+        """Remove the kinds that are too many or too old, and return their fingerprints."""
         gone: list[str] = []
         for kind, record in self._kinds.items():
             if len(self._kinds) - len(gone) <= KEPT_KINDS and now - record.updated_s <= KEPT_S:
@@ -103,13 +107,13 @@ class History:
 
 @dataclass(frozen=True)
 class Estimated:
-    """What is known of a job's throughput, and the curve through it. It holds while what it was made of is the same."""
+    """Estimate of a job's throughput curve, valid while its inputs are the same objects."""
 
     measured: tuple[Measured, ...]
     earlier: KindRecord | None
-    fewest: Ints  # servers by share
+    fewest: Ints  # fewest servers by share
     known: Known
-    curve: Floats  # steps per second by share; up to a factor if nothing is known
+    curve: Floats  # steps per second by share; only up to a factor if nothing is known
 
     @cached_property
     def speedup(self) -> Floats:
@@ -119,7 +123,7 @@ class Estimated:
 
     @cached_property
     def hull(self) -> Floats:
-        """The same of the curve's hull."""
+        """T(n) / T(1) by share, of the curve's concave hull."""
         found: Floats = concave(self.speedup[None, :])[0]
         return found
 
@@ -132,7 +136,7 @@ def estimated(
     profile: Mapping[int, float],
     fewest: Ints,
 ) -> Estimated:
-    """The estimate for a job; `before`: the one made last for it."""
+    """Return the estimate for a job. `before`: its last estimate, which is returned if it is still valid."""
     if (
         before is not None
         and before.measured is measured
@@ -152,5 +156,5 @@ def estimated(
 
 
 def _untold(rates: Mapping[int, float], source: Source) -> Known:
-    """Figures of which nobody has said on how many servers they were."""
+    """Return rates for which the number of servers is unknown."""
     return {(share, 0): Rate(rate, source) for share, rate in rates.items()}

@@ -1,7 +1,8 @@
-"""Why a job has the GPUs that it has: all that is known of it, for `elasticctl explain`.
+"""Explanation of a job's share: all known facts about it, for `elasticctl explain`.
 
-The scheduler is asked once more about the cluster as it is, and says what each of its stages has made of the job's share. Then it
-is asked about clusters where something is otherwise (`remedies`): so what is said to help does help. Nothing is changed by that.
+The scheduler decides once more about the present cluster, and reports the effect of each of its stages on the job's
+share. Then it decides about clusters with one difference each (`remedies`), so every remedy shown does help. No state
+changes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_HOLDERS = 50
 
 
 def explanation(cluster: Cluster, now: float, who: Principal, job: Job) -> Explanation:
-    """Changes nothing, whatever it supposes."""
+    """Return the explanation for `who`, without changing any state."""
     found = Explanation(phase_since_s=_since_s(job), reasons=_reasons(cluster, now, job))
     if job.final or (decided := outcome(cluster, now)) is None:
         return found
@@ -42,7 +43,7 @@ def explanation(cluster: Cluster, now: float, who: Principal, job: Job) -> Expla
 
 
 def _since_s(job: Job) -> float:
-    """Since when it is in its phase. Earlier versions have not recorded that."""
+    """Return the start of the job's phase (Unix time), estimated where an earlier version has not recorded it."""
     kept = job.record
     if kept.phase_since_s is not None:
         return kept.phase_since_s
@@ -54,13 +55,13 @@ def _since_s(job: Job) -> float:
 
 
 def _reasons(cluster: Cluster, now: float, job: Job) -> tuple[str, ...]:
-    """Each once; the troubles of servers stand among the GPUs that are taken."""
+    """Return each reason once. Faults of servers are listed with the GPUs that are taken instead."""
     found = dict.fromkeys(filter(None, reasons(cluster, now, job, lambda: "")))
     return tuple(found)
 
 
 def _with_gpus(cluster: Cluster, found: Explanation, job: Job, decided: Outcome) -> Explanation:
-    """Which GPUs there are, who has them, and which are free."""
+    """Add the known GPUs, the jobs that hold them, and the free ones."""
     seen, shares = decided.seen, decided.found.decision.shares
     given = [(other, int(shares[row])) for row, other in enumerate(seen.jobs)]
     fixed = [(other, len(other.own_gpus)) for other in cluster.rows.fixed.values()]
@@ -86,7 +87,7 @@ def _with_gpus(cluster: Cluster, found: Explanation, job: Job, decided: Outcome)
 
 
 def _free(decided: Outcome, job: Job) -> int:
-    """GPUs that the decision leaves idle, and that the job may use."""
+    """Return the number of GPUs that the decision leaves idle and the job may use."""
     view = decided.seen.view
     used = 0
     for gpus in decided.found.decision.placements.values():
@@ -98,7 +99,7 @@ def _free(decided: Outcome, job: Job) -> int:
 
 
 def _taken(cluster: Cluster, decided: Outcome) -> Iterator[GpusTaken]:
-    """The GPUs that are not divided by the policy, those for the same reason together."""
+    """Yield the GPUs that the policy does not divide, grouped by reason."""
     divided = set(decided.seen.gpus)
     by_reason: dict[str, list[GpuAddress]] = {}
     why = partial(why_gone, cluster)
@@ -117,7 +118,7 @@ def _taken(cluster: Cluster, decided: Outcome) -> Iterator[GpusTaken]:
 
 
 def _with_decision(found: Explanation, job: Job, decided: Outcome, row: int) -> Explanation:
-    """What would be decided about it now, stage by stage."""
+    """Add the present decision about the job, stage by stage."""
     view, told = decided.seen.view, decided.found
     own = [text for text in told.every(row) if text not in found.reasons]
     useful = int(view.jobs.max_gpus[row])

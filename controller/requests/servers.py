@@ -1,4 +1,4 @@
-"""What operators decide about servers: one is removed, takes no new work, is drained, or is to be used all the same."""
+"""Requests of operators about servers: remove, cordon, drain and uncordon."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from ..sessions import Session
 from .authority import by
 
 MOST_REASON = 500  # characters
-WORKERS_TOLD, MOST_NAME = 8, 80  # of those that keep a server from being removed, and characters of each
+WORKERS_TOLD, MOST_NAME = 8, 80  # workers named as the obstacle to a removal, and characters of each
 
 
 def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId) -> ServerRemoved | None:
-    """Do not know a server any more on which nothing runs. Raises UserError, RequestRefused. None: it may still be heard of.
+    """Forget a server that has no workers. Return None if the server may still be reported by its agent after a
+    restart.
 
-    An agent that runs there is not taken in before it is started anew: else the server would be back with its next word.
+    A running agent there is not accepted again before it is restarted. Otherwise its next message would bring the
+    server back. Raises UserError, RequestRefused.
     """
     session = _known(cluster, name)
     if name in cluster.awaited:
@@ -59,7 +61,7 @@ def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: Serv
 
 
 def _end_loans_of(cluster: Cluster, now: float, name: ServerId) -> None:
-    """Tell which loans lose GPUs, since their server is not known any more."""
+    """Report the loans that lose GPUs, because their server is removed."""
     gone: dict[str, int] = {}
     for server, cordon in lent(cluster):
         if server == name:
@@ -70,7 +72,7 @@ def _end_loans_of(cluster: Cluster, now: float, name: ServerId) -> None:
 
 
 def _there(cluster: Cluster, session: Session) -> str:
-    """What keeps a server from being removed, in words: the first workers."""
+    """Return the first workers that keep a server from being removed, in words; "" if there are none."""
     name = session.server.server
     found = [
         f"{entry.worker} on {entry.gpu}"
@@ -90,10 +92,10 @@ def _workers_on(job: Job, server: ServerId) -> bool:
 
 
 def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: CordonServer) -> ServerCordoned:
-    """Start nothing new on a server, or on one of its GPUs, until an operator uncordons it; have its work leave, if that is
-    wanted (`reconcile.draining`). Raises UserError.
+    """Start nothing new on a server or GPU until an operator uncordons it, and drain it if requested
+    (`reconcile.draining`).
 
-    Who asks for what is so already changes nothing: by whom and since when stays as it is.
+    A request for the present state changes nothing: the recorded principal and time stay. Raises UserError.
     """
     name, gpu, kind = request.server, request.gpu, request.kind
     session = _known(cluster, name)
@@ -125,15 +127,16 @@ _WORDS = {
 
 
 def act_of(kind: CordonKind) -> str:
-    """What a request is called in the audit log."""
+    """Return the name of a request of this kind in the audit log."""
     return _WORDS[kind][1]
 
 
 def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: UncordonServer) -> ServerUncordoned:
-    """Use a server, or one of its GPUs, again; with `trust` also in spite of what is wrong there now. Raises UserError.
+    """Use a server or GPU again; with `trust` also in spite of its present faults. Raises UserError.
 
-    A GPU is used in spite of what is wrong with its whole server only if that is trusted, too. Of a server loans and
-    reservations stay as they are; a single GPU that is lent, and not cordoned besides, is taken back from its loan.
+    A GPU is used in spite of a fault of its whole server only if that fault is trusted, too. Uncordoning a server does
+    not change loans and reservations. A single GPU that is lent, and not cordoned otherwise, is taken back from its
+    loan.
     """
     name, gpu = request.server, request.gpu
     session = _known(cluster, name)
@@ -164,7 +167,7 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
 
 
 def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId, gpu: int | None) -> None:
-    """Use a GPU again that is lent, and not cordoned besides. None: nothing is taken back."""
+    """Take back a GPU that is lent, and not cordoned otherwise; do nothing for any other GPU."""
     there = [
         one for one in cluster.overruled.get(name, NOTHING_OVERRULED).cordons if gpu is not None and one.gpu == gpu
     ]
@@ -178,7 +181,7 @@ def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerI
 
 
 def _still(cluster: Cluster, session: Session, gpu: int | None) -> tuple[str, ...]:
-    """Why something of it takes no new work even so."""
+    """Return the reasons for which a part of the server still takes no new work."""
     barred = cluster.barred.get(session.server.server, {})
     return tuple(
         sentences(len(session.server.gpus), {index: bar for index, bar in barred.items() if gpu in (None, index)})
@@ -193,7 +196,7 @@ def _known(cluster: Cluster, name: ServerId) -> Session:
 
 
 def _where(session: Session, gpu: int | None) -> str:
-    """In words. Raises UserError if the server has no such GPU."""
+    """Return the server or GPU in words. Raises UserError if the server has no such GPU."""
     name = session.server.server
     if gpu is None:
         return f"server {name}"

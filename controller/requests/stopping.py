@@ -1,8 +1,8 @@
-"""What users do with jobs that are to stop, wait, or go on: pause, hold, resume, cancel, requeue, checkpoint.
+"""Requests that stop or release jobs: pause, hold, resume, cancel, requeue, checkpoint.
 
-A job that gives its GPUs back by hand is preempted as by a policy: its state is saved first (`reconcile.saving`). One field of
-its record (`JobRecord.withheld`) keeps it from running afterwards, since no policy sees a job that is withheld. Its time of
-submission stays the same, so that it has its old place in the queue when it is resumed.
+A job that gives up its GPUs at a user's request is preempted as by a policy: its state is saved first
+(`reconcile.saving`). Then `JobRecord.withheld` keeps it from running, since policies do not see a withheld job. Its
+time of submission stays the same, so it has its old place in the queue when it is resumed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from .authority import by, check_job
 
 LONGEST_QUIET_S = 600.0
 STOPPED = "the cluster is being stopped"
-MOST_SAVING = 1000  # jobs that are told
+MOST_SAVING = 1000  # jobs named in an answer
 
 
 def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bool) -> Answer | None:
-    """`hold`: it keeps the GPUs that it has. None: a controller that has just started has not heard of all servers yet. Raises
-    RequestRefused, NotAllowed."""
+    """Pause or hold the job. `hold`: the job keeps the GPUs that it has.
+
+    Return None if the controller has just started and not all servers have reported. Raises RequestRefused, NotAllowed.
+    """
     act, how = ("hold", Withholding.HOLD) if hold else ("pause", Withholding.PAUSE)
     check_job(asked.who, job, act)
     check_unfinished(job)
@@ -63,7 +65,8 @@ def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bo
 
 
 def withhold(cluster: Cluster, now: float, job: Job, withheld: Withheld, why: str) -> None:
-    """No policy gives it GPUs any more. It is preempted if it has some, but for a hold. `why`: in words."""
+    """Withhold the job from policies, and preempt it if it has GPUs and `withheld` is not a hold. `why`: reason in
+    words."""
     job.update(withheld=withheld)
     if job.record.target and job.is_withheld:
         retarget(cluster, now, job, (), why)
@@ -74,7 +77,7 @@ def withhold(cluster: Cluster, now: float, job: Job, withheld: Withheld, why: st
 
 
 def resume(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
-    """It may run again. Raises RequestRefused, NotAllowed."""
+    """Let the job run again. Raises RequestRefused, NotAllowed."""
     check_job(asked.who, job, "resume")
     check_unfinished(job)
     before = job.record.withheld
@@ -92,7 +95,10 @@ def resume(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answ
 
 
 def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: bool) -> Answer | None:
-    """It ends; `save`: when its state is saved, if a worker has it. None: as for `pause`. Raises RequestRefused, NotAllowed."""
+    """Cancel the job. `save`: if a worker has the state, end the job only once the state is saved.
+
+    Return None if the controller has just started and not all servers have reported. Raises RequestRefused, NotAllowed.
+    """
     check_job(asked.who, job, "cancel")
     check_over(job)
     withheld = job.record.withheld
@@ -115,8 +121,10 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: b
 
 
 def requeue(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
-    """It is preempted, and waits for its turn; a command that may be run again begins again. None: as for `pause`. Raises
-    RequestRefused, NotAllowed."""
+    """Preempt the job and let it wait for its turn; a command that may be run again starts from the beginning.
+
+    Return None if the controller has just started and not all servers have reported. Raises RequestRefused, NotAllowed.
+    """
     check_job(asked.who, job, "requeue")
     check_unfinished(job)
     if not job.record.target:
@@ -138,8 +146,10 @@ def requeue(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Ans
 
 
 def checkpoint(cluster: Cluster, now: float, asked: ClientRequest, job: Job, step: int | None) -> Answer:
-    """Its leader is told to write a checkpoint, until one of `step`, or of the last one that is known of, is there. Raises
-    RequestRefused, NotAllowed."""
+    """Ask the job's leader for a checkpoint of `step` or later (None: the last step known to be applied).
+
+    The client repeats the request with `step` until the checkpoint exists. Raises RequestRefused, NotAllowed.
+    """
     check_job(asked.who, job, "checkpoint")
     kept, order = job.record, job.committed_order
     wanted = step if step is not None else job.steps_done - 1
@@ -150,7 +160,7 @@ def checkpoint(cluster: Cluster, now: float, asked: ClientRequest, job: Job, ste
         raise RequestRefused(f"{job.id} does not train: there is no state to save")
     if wanted < 0:
         raise RequestRefused(f"{job.id} has applied no step yet: there is no state to save")
-    if order is None:  # it saves by itself, or has
+    if order is None:  # the job saves by itself, or has done so
         return _checkpointed(job, saved if saved is not None else wanted)
     leader = job.worker(order.roster.leader)
     if (saved is None or saved < wanted) and leader is not None and not leader.stopping:
@@ -169,8 +179,10 @@ def _checkpointed(job: Job, wanted: int) -> Checkpointed:
 
 
 def save_all(cluster: Cluster, now: float, asked: ClientRequest, for_s: float) -> Answer | None:
-    """The cluster is about to be stopped: jobs that can be are preempted, and nobody gets GPUs for so long. None: as for `pause`.
-    Raises UserError."""
+    """Preempt all jobs that can be, before the cluster is stopped, and give no job GPUs for `for_s` seconds.
+
+    Return None if the controller has just started and not all servers have reported. Raises UserError.
+    """
     if not 0 <= for_s <= LONGEST_QUIET_S:
         raise UserError(f"for_s: 0 to {LONGEST_QUIET_S:g} seconds, not {for_s:g}")
     if cluster.awaited:
@@ -189,13 +201,13 @@ def _saves(entry: WorkerRecord) -> bool:
 
 
 def check_over(job: Job) -> None:
-    """Raises RequestRefused for a job that is over."""
+    """Raise RequestRefused for a job that is over."""
     if job.final:
         raise RequestRefused(f"{job.id} is over already: it {over_words(job.record.phase)}")
 
 
 def check_unfinished(job: Job) -> None:
-    """Raises RequestRefused for a job that is over, or about to be."""
+    """Raise RequestRefused for a job that is over, or is being cancelled."""
     check_over(job)
     withheld = job.record.withheld
     if withheld is not None and withheld.how is Withholding.CANCEL:
@@ -203,12 +215,12 @@ def check_unfinished(job: Job) -> None:
 
 
 def stops_whole(job: Job) -> bool:
-    """Can it give its GPUs back without losing what it has done? A command that saves nothing cannot."""
+    """Return whether the job can give up its GPUs without losing its work. A running command that saves nothing cannot."""
     return not job.gang or (job.spec.restarts is None and job.record.phase is not JobPhase.RUNNING)
 
 
 def check_stops(job: Job, act: str) -> None:
-    """Raises RequestRefused for a job that would lose what it has done: a command that saves nothing."""
+    """Raise RequestRefused for a job that would lose its work, because its command saves nothing."""
     if not stops_whole(job):
         raise RequestRefused(
             f"{job.id} runs, and has not called elastic.join(): its state cannot be saved, so it cannot be {act}d; "

@@ -1,4 +1,4 @@
-"""Is a job's specification one that can be run? Asked again here: what a client has checked, another client has not."""
+"""Validation of a job's specification. The controller repeats it, because not every client has checked."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MAX_PATH = 4096
 MAX_WAIT_S = 1e9
 MAX_DATE_S = 1e10  # the year 2286
 MAX_ARGUMENTS = 4096
-MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: what the kernel takes for one string
+MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: the kernel's limit for one string
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def refusal(spec: JobSpec) -> str:
-    """The first thing that is wrong with `spec`, in a sentence; empty if nothing is."""
+    """Return the first fault of `spec` as a sentence; "" if there is none."""
     return next(_faults(spec), "")
 
 
@@ -167,7 +167,7 @@ def _gpus(spec: JobSpec) -> Iterator[str]:
 
 
 def usable_rate(share: int, rate: float) -> bool:
-    """Can the scheduler reckon with so many steps per second on so many GPUs?"""
+    """Return whether the scheduler can use this rate (steps per second) with this number of GPUs."""
     return 1 <= share <= MAX_GPUS and MIN_STEPS_PER_S <= rate <= MAX_STEPS_PER_S
 
 
