@@ -1,1 +1,1 @@
-"""What has happened: messages of agents and workers, taken into what is known."""
+"""Handling of events: messages of agents and workers change the controller's state."""

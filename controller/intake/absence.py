@@ -1,8 +1,8 @@
-"""Time in which the controller was not listening does not count: it was stopped or starved, its machine slept, its clock jumped.
+"""Exclusion of time in which the controller did not run: it was stopped or starved, its machine slept, or its clock
+jumped.
 
-Whoever was silent meanwhile may have spoken all the time. So leases begin anew, and everything that was to happen at some time
-happens as much later. What a job has been given is counted up to where the controller stopped listening, and on from where it
-goes on.
+A server that seems silent may have sent messages meanwhile. So leases begin again, and all timers are moved by the
+length of the absence. A job's GPU time is counted up to the begin of the absence, and from its end on.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from ...protocol.messages import EventKind
 from ...protocol.times import AWAY_S, WATCH_INTERVAL_S
 from ..cluster import Cluster
 
-TELL_INTERVAL_S = 60.0  # a starved controller is away again and again, and says so once in a while
+TELL_INTERVAL_S = 60.0  # a starved controller is absent repeatedly, and reports that at intervals
 
 
 class Absences:
-    """Notices when the controller has been away, and tells of it."""
+    """Detector of absences of the controller, which also reports them."""
 
     def __init__(self, server_lease_s: float) -> None:
         self._away_s = min(AWAY_S, server_lease_s / 2)
-        # Between turns, to see an absence.
+        # Interval between turns that are made only to notice an absence.
         self.watch_s = min(WATCH_INTERVAL_S, self._away_s * WATCH_INTERVAL_S / AWAY_S)
         self._told_s = -math.inf
         self._untold = 0
 
     def leave_out(self, cluster: Cluster, before: float, now: float) -> None:
-        """The controller has a turn `now`; `before` was its last one."""
+        """Exclude the time since the last turn, at `before`, if the controller was absent until `now`."""
         gap_s = now - before
         if 0 <= gap_s <= self._away_s or not _shift(cluster, before, now):
             return
@@ -39,7 +39,10 @@ class Absences:
 
 
 def _sentence(gap_s: float, before: int) -> str:
-    """What is known: a process that has had no turn cannot tell for how long, and asks a clock that may have been set."""
+    """Describe an absence as far as it is known.
+
+    A process without a turn cannot measure how long that lasted, and asks a clock that may have been set.
+    """
     what = f"was stopped or starved for {gap_s:.1f} s, or its clock was set forward by as much"
     if gap_s < 0:
         what = f"found its clock set back by {-gap_s:.1f} s"
@@ -48,11 +51,11 @@ def _sentence(gap_s: float, before: int) -> str:
 
 
 def _shift(cluster: Cluster, before: float, now: float) -> bool:
-    """Leave the time from `before` to `now` out of everything that waits. Whether anything does."""
+    """Exclude the time from `before` to `now` from all timers; return whether there are any."""
     waits = False
     for name, session in cluster.sessions.items():
         if session.alive or name in cluster.awaited:
-            session.last_heard_s = now  # of all: which of them has been silent for longest stays as it is
+            session.last_heard_s = now  # all sessions, so the order by silence stays as it is
             waits = True
     for guest in cluster.guests.values():
         guest.last_heard_s += now - before

@@ -1,14 +1,16 @@
-"""A server speaks only of workers that were sent to it (trust): what else its agent says is refused, counted and told of.
+"""Check that a server reports only workers that were sent to it (trust). Other reports are refused, counted and shown.
 
-A worker is sent to one server, and its name is never used again. So a report of a worker that the records have on another
-server, or that nobody has named yet, is forged, or comes from an agent that is badly wrong. It changes nothing of any job.
+A worker is sent to one server, and its name is never used again. So a report is forged, or comes from a defective
+agent, if the records have the worker on another server or if no worker was given that name. Such a report changes
+nothing of any job.
 
-One case looks the same and is honest. The store was restored from a backup (`restored`), and the agent keeps workers that the
-store does not know. They were started before this controller was. So the agent names them in its first hello to this controller,
-and shows the uid of their job, a secret of those servers that have run one of its workers. What it names then is noted: nothing
-else may be ahead of the store.
+One honest case looks the same. The store was restored from a backup (`restored`), and the agent has workers that the
+store does not know. They were started before this controller was. So the agent names them in its first hello to this
+controller, with the uid of their job, a secret of the servers that have run its workers. The workers of that hello are
+noted, and no others may be ahead of the store.
 
-What belongs to no job here is left alone on its server (`guests`): there is nothing to forge.
+Workers that belong to no job of this cluster are left alone on their server (`guests`), so a report about them needs no
+check.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from ..sessions import Forgeries, Session
 from .restored import ahead
 from .statuses import MAX_NAME
 
-KEPT_MET = 4096  # workers of a server
-MOST_TOLD = 80  # characters of a name that a server may have made up
+KEPT_MET = 4096  # noted workers of a server
+MOST_TOLD = 80  # characters of a name that a bad server may have invented
 
 
 def note_meeting(cluster: Cluster, server: ServerId, hello: AgentHello) -> None:
-    """A server says hello. What it keeps the first time it may have kept since before this controller's time."""
+    """Note the workers in a server's first hello to this controller; they may be older than the controller."""
     if server in cluster.met:
         return
     told = {local.worker: local.uid for local in hello.processes} | {ended.worker: ended.uid for ended in hello.exited}
@@ -37,16 +39,16 @@ def note_meeting(cluster: Cluster, server: ServerId, hello: AgentHello) -> None:
 
 
 def may_be_ahead(cluster: Cluster, session: Session, job: Job, worker: WorkerId, uid: str) -> bool:
-    """Can a server keep a worker of `job` that the store does not know, or not so far?"""
+    """Return whether a server may have a worker of `job` that the store does not know, or not in that generation."""
     return uid == job.uid == cluster.met.get(session.server.server, {}).get(worker)
 
 
 def fault_of(
     cluster: Cluster, session: Session, job: JobId, worker: WorkerId, uid: str, status: WorkerStatus | None
 ) -> str:
-    """What is wrong with it that this server speaks of `worker`, in words; empty if nothing is known to be.
+    """Return why this server may not report on `worker`, in words; "" if no fault is known.
 
-    `uid`: of the job, as the agent tells it; `status`: what it says of the worker.
+    `uid`: the job's uid as sent by the agent. `status`: the reported status of the worker.
     """
     known, name = cluster.jobs.get(job), worker[:MOST_TOLD]
     if len(worker) > MAX_NAME:
@@ -66,7 +68,7 @@ def fault_of(
 
 
 def refuse(cluster: Cluster, now: float, server: ServerId, what: str) -> None:
-    """The agent of `server` has spoken of `what`, and may not. It is counted; of many such reports some are told."""
+    """Count a refused report of the agent of `server` about `what`, and show some of many such reports."""
     found = cluster.forged.setdefault(server, Forgeries())
     found.count += 1
     found.last = what
@@ -79,14 +81,17 @@ def refuse(cluster: Cluster, now: float, server: ServerId, what: str) -> None:
 
 
 def refuse_report(cluster: Cluster, now: float, server: ServerId, job: JobId, what: str) -> None:
-    """The same, of a worker of `job`. It is not counted where a part of the job's history is lost (`restored`): then an honest
-    server may have been sent what nobody here remembers."""
+    """Refuse a report about a worker of `job`, as `refuse` does.
+
+    The report is not counted if part of the job's history is lost (`restored`). Then an honest server may have workers
+    that the store does not know.
+    """
     known = cluster.jobs.get(job)
     if known is None or known.record.lost_generations == (0, 0):
         refuse(cluster, now, server, what)
 
 
 def sentence(found: Forgeries) -> str:
-    """After the server's name."""
+    """Describe the refused reports; the text follows the server's name."""
     times = "a report was refused" if found.count == 1 else f"{found.count} reports were refused"
     return f"speaks of workers that were never sent to it: {times}, the last one of {found.last}"

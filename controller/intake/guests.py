@@ -1,10 +1,12 @@
-"""What runs on the servers and belongs to no job here: it is left alone until an operator decides (cluster 3).
+"""Workers on the servers that belong to no job of this cluster. They are left alone until an operator decides (cluster
+3).
 
-Two ways lead to that. The server belongs to *another cluster*: its agent remembers an id that is not ours, because it was moved,
-or because this controller's store is new. Or the store is older than the cluster, restored from a backup, and there is no job of
-that name in it, or one with another uid. Nobody here can tell whether such workers are somebody's work of a month. So none of
-them is stopped or forgotten, and nothing is started in their place. An operator who wants the server says
-`elasticctl servers adopt`: then they are asked to save their state and end, and the server is used as soon as they have.
+There are two causes. The server belongs to *another cluster*: its agent remembers another cluster's id, because the
+server was moved, or because this controller's store is new. Or the store is older than the cluster, restored from a
+backup, and has no job of that name, or one with another uid. The controller cannot know whether such workers hold a
+month of somebody's work. So none of them is stopped or forgotten, and nothing is started in their place. An operator
+who wants the server runs `elasticctl servers adopt`. Then the workers are asked to save their state and end, and the
+server is used once they have ended.
 
 An agent without workers has nothing to lose and joins by itself.
 """
@@ -29,19 +31,19 @@ from ...protocol.times import LEAST_SAVE_S
 from ..cluster import Cluster
 from ..sessions import Guest, Session
 
-JOBS_TOLD, MOST_TOLD = 8, 80  # jobs, and characters of each
+JOBS_TOLD, MOST_TOLD = 8, 80  # jobs named in a message, and characters of each
 
-MAX_ENDED = 4096  # workers that a server has not named before
+MAX_ENDED = 4096  # ended workers that a server had not named before
 
 
 def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:
-    """Does this agent keep something of another cluster?"""
+    """Return whether this agent keeps workers, or their ends, of another cluster."""
     keeps = hello.processes or hello.workers or hello.starting or hello.exited
     return hello.cluster not in ("", cluster.id) and bool(keeps)
 
 
 def present(cluster: Cluster, now: float, server: ServerId) -> Guest | None:
-    """The server of another cluster of this name, if it has been heard of lately."""
+    """Return the guest server of this name, if its agent has reported within the lease; else None."""
     guest = cluster.guests.get(server)
     if guest is None or now >= guest.last_heard_s + cluster.settings.server_lease_s:
         return None
@@ -49,7 +51,7 @@ def present(cluster: Cluster, now: float, server: ServerId) -> Guest | None:
 
 
 def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
-    """A server of another cluster has said hello."""
+    """Handle the hello of a server of another cluster."""
     name = hello.server.server
     before = cluster.guests.get(name)
     guest = Guest(
@@ -72,7 +74,7 @@ def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
 
 
 def on_message(cluster: Cluster, now: float, guest: Guest, message: ToControllerFromAgent) -> None:
-    """The agent of such a server has said something."""
+    """Handle a message from the agent of a guest server."""
     guest.last_heard_s = now
     if isinstance(message, AgentHeartbeat):
         cluster.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=guest.sent))
@@ -85,7 +87,7 @@ def on_message(cluster: Cluster, now: float, guest: Guest, message: ToController
 
 
 def _clear(cluster: Cluster, guest: Guest) -> None:
-    """Have the workers of a server that is taken over save and end."""
+    """Ask the workers of an adopted server to save their state and end."""
     for local in guest.running.values():
         cluster.send_guest(guest, _stop(local))
     _forget(cluster, guest)
@@ -95,7 +97,7 @@ def _forget(cluster: Cluster, guest: Guest) -> None:
     if guest.ended:
         cluster.send_guest(guest, ForgetWorkers(workers=tuple(guest.ended), uids=dict(guest.ended)))
         guest.ended.clear()
-    if not guest.running:  # its next hello will be one of an agent that has nothing to lose
+    if not guest.running:  # its next hello will come from an agent that has nothing to lose
         cluster.ask_for_hello(guest.server.server, guest.agent)
 
 
@@ -107,7 +109,7 @@ def _stop(local: LocalWorker) -> StopWorker:
 
 
 def tell_of_unknown(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
-    """A member has said hello: do workers of jobs run there that the store does not know?"""
+    """Report workers of unknown jobs after a member's hello, and stop them if the server was adopted."""
     name = session.server.server
     if session.unknown and not set(session.unknown) <= set(before.unknown if before is not None else ()):
         cluster.tell(now, EventKind.WORKERS_UNKNOWN, None, f"server {name}: {unknown_sentence(session)}")
@@ -123,7 +125,7 @@ def stop_unknown(cluster: Cluster, session: Session) -> None:
 
 
 def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool:
-    """A worker has ended. Was it one of a job that is not known?"""
+    """Handle the end of a worker; return whether it was one of an unknown job."""
     if session.unknown.pop(ended.worker, None) is None:
         return False
     if not session.unknown:
@@ -137,7 +139,10 @@ def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool
 
 
 def adopt(cluster: Cluster, now: float, name: ServerId, by: str) -> ServerAdopted:
-    """An operator wants a server, whatever runs there. `by`: who, to follow "is taken over". Raises UserError, RequestRefused."""
+    """Adopt a server for an operator, and ask foreign workers there to save their state and end.
+
+    `by`: suffix that names the operator, after "is taken over". Raises UserError, RequestRefused.
+    """
     guest, session = present(cluster, now, name), cluster.sessions.get(name)
     if guest is not None:
         workers = len(guest.running)
@@ -159,15 +164,15 @@ def adopt(cluster: Cluster, now: float, name: ServerId, by: str) -> ServerAdopte
 
 
 def sentence(guest: Guest) -> str:
-    """What an operator has to know of a server of another cluster; after its name."""
+    """Describe a server of another cluster for operators; the text follows the server's name."""
     name = guest.server.server
     keeps = f"{_workers(len(guest.running))} run there" if guest.running else "it keeps how workers ended"
     return f"belongs to another cluster: {keeps}; `elasticctl servers adopt {name}` takes it over"
 
 
 def unknown_sentence(session: Session) -> str:
-    """What an operator has to know of workers of jobs that the store does not know."""
-    jobs = sorted({local.job for local in session.unknown.values()})  # names that its agent may have made up
+    """Describe the workers of unknown jobs on a server for operators."""
+    jobs = sorted({local.job for local in session.unknown.values()})  # names that a bad agent may have invented
     named = ", ".join(job[:MOST_TOLD] for job in jobs[:JOBS_TOLD])
     if len(jobs) > JOBS_TOLD:
         named += f" and {len(jobs) - JOBS_TOLD} more"

@@ -1,16 +1,17 @@
-"""Which agent speaks for a server: one at a time, and its newest hello (cluster 2).
+"""Admission of agents: one agent at a time speaks for a server, by its newest hello (cluster 2).
 
-An agent has an identity, made once in its state directory. While the agent of one identity has a lease on a server's name,
-another one is refused: two servers were given one name, or a server was installed anew. When the lease has run out, the second
-one joins.
+An agent has an identity, created once in its state directory. While the agent of one identity has a lease on a server's
+name, another agent is refused: either two servers were given one name, or a server was reinstalled. The second agent
+joins once the lease has expired.
 
-An agent whose server an operator has removed while it ran is refused until it is started anew: it would be back at once.
+If an operator has removed a server while its agent ran, the agent is refused until it is restarted. Otherwise the
+server would be back at once.
 
-An agent whose heartbeats come so seldom that losing one of them would lose the server is refused, too: what each of the two
-configuration files says may be right, and both together are not (`protocol.times`). As for any other, what runs on its server
-goes on, and nothing is started there.
+An agent with too long a heartbeat interval is refused too, if the loss of one heartbeat would lose the server. Each of
+the two configuration files may be right alone, but they do not fit together (`protocol.times`). As with any refused
+agent, workers on its server go on, and nothing is started there.
 
-A hello that comes late, or twice, must not undo what has happened since. So an agent counts its hellos, and its own starts.
+A late or repeated hello must not undo later changes. So an agent numbers its hellos, and its own starts.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from ..cluster import Cluster
 from ..sessions import Guest, Session
 from .guests import present
 
-KEPT_REFUSED = 1000  # of all that are refused now; the operator is told again of one that was left out
+KEPT_REFUSED = 1000  # agents whose refusal is remembered; the refusal of a forgotten one is reported again
 
 
 def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
-    """Is `hello` not newer than the last one of its agent?"""
+    """Return whether `hello` is not newer than the last one of its agent."""
     if known is None or known.agent != hello.agent:
         return False
     if known.incarnation == hello.incarnation:
@@ -35,8 +36,10 @@ def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
 
 
 def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> bool:
-    """Refuse `hello` if another agent speaks for `server`, or this one would speak too seldom, or in a version that nobody here
-    knows. Whether that is so."""
+    """Refuse `hello` if its agent must not speak for `server`; return whether it was refused.
+
+    Reasons are another agent with a lease, too long a heartbeat interval, an unsupported version, and a removed server.
+    """
     reason = (
         not_served(hello.speaks, f"the agent of server {server}")
         or _other_agent(cluster, now, server, hello)
@@ -46,7 +49,7 @@ def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -
     if reason:
         _refuse(cluster, now, server, hello, reason)
     else:
-        cluster.refused.pop((server, hello.agent), None)  # if it is refused again, that is news
+        cluster.refused.pop((server, hello.agent), None)  # a later refusal is reported again
     return bool(reason)
 
 
@@ -84,8 +87,10 @@ def _removed(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
 
 
 def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:
-    """`hello` is stale. Where nothing newer of its agent is heard any more, it need not be late: the agent may have forgotten
-    how often it was started. It would be dropped for ever, and is told so."""
+    """Refuse a stale `hello` with a reason, if no newer message of its agent arrives any more.
+
+    Then the hello is not late: the agent may have lost the count of its starts, and would be ignored for ever.
+    """
     known = cluster.sessions.get(server)
     if known is None or known.alive or known.incarnation == hello.incarnation:
         return

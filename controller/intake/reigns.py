@@ -1,11 +1,12 @@
-"""Has an agent heard of a reign with a higher term than this one's? (`protocol.terms`)
+"""Reaction to an agent that knows a higher term than this controller's (`protocol.terms`).
 
-With a store of its own a controller then has the past in its hands: the store was lost, or restored from a backup, or the agent
-comes from another cluster. It goes on above what the agent has heard, which would not listen to it otherwise; the higher term is
-recorded before anything more is sent. Whoever makes such a number up has it grow, within bounds, and gains nothing.
+A controller with its own store then has an old store: it was lost, or restored from a backup, or the agent comes from
+another cluster. The controller goes on with a term above the agent's, since the agent would ignore it otherwise. The
+higher term is recorded before any further message is sent. An agent that invents a term can only raise it, within
+bounds, and gains nothing.
 
-One of several controllers was elected, and somebody else may have been since: it was stopped, or cut off from the store. It says
-nothing more until the store has told who reigns (`StandDown`).
+One of several controllers was elected, and another one may have been elected since, while this one was stopped or cut
+off from the store. It sends nothing more until the store has shown which controller leads (`StandDown`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..cluster import Cluster
 
 
 def heard_of_term(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> bool:
-    """Look at the term that a hello tells. False: `hello` is not to be taken in."""
+    """Examine the term in a hello; return False if `hello` must be ignored."""
     term = cluster.leader.term
     if hello.term <= term:
         return True

@@ -1,16 +1,16 @@
-"""A store that is older than the cluster: it was restored from a backup, and time has gone on without it (cluster 3).
+"""Recovery with a store that is older than the cluster, because it was restored from a backup (cluster 3).
 
-Agents remember how far the cluster's history was when they last heard of it, and the greatest number of a job that they were told
-to start. An agent that has heard of more than the store knows shows that the store is old. Then:
+Agents remember the newest event that they have received, and the greatest job number that they were asked to start. An
+agent that knows more than the store shows that the store is old. Then:
 
-* numbers are not used again: those of jobs, of events, and of each job's generations and workers are set beyond anything that
-  anybody may have seen. Servers that are silent now may have seen more than those that have spoken, hence the margin. Generations
-  matter most: a checkpoint is overwritten only by a later one;
-* a job whose workers are further than the store is *overtaken*: they are asked to save their state and end, and it starts again
-  from there, so that no step is lost;
+* no number is used again: the numbers of jobs, of events, and of each job's generations and workers are raised above any
+  number that may have been used. Servers that have not reported yet may know higher ones than those that have, hence the
+  margin. Generations matter most, because only a later generation may overwrite a checkpoint;
+* a job with workers that are ahead of the store is *overtaken*: its workers are asked to save their state and end, and the
+  job starts again from there, so that no step is lost;
 * a job that the store does not know at all is left alone (`guests`).
 
-What users have asked for since the backup is lost, and only they know it: the operator is told.
+Users' requests since the backup are lost, and only the users know them. The controller reports that to the operator.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 
-MAX_NUMBER = 10**15  # of a job or an event; more is nobody's
-MAX_GENERATION = 2**40  # likewise; far below what a status may hold, as a margin is added each time
-MARGIN = 1000  # of jobs, of generations, of workers of a job: more than were numbered unseen
+MAX_NUMBER = 10**15  # of a job or an event; greater numbers are invalid
+# greater numbers are invalid; far below the bound of a status, since the margin is added each time
+MAX_GENERATION = 2**40
+MARGIN = 1000  # of jobs, of generations, of workers of a job: more than were used without the store
 
 
 def note_age(cluster: Cluster, now: float, hello: AgentHello) -> None:
-    """Has this agent heard of more than the store knows?"""
+    """Raise the numbers if this agent knows a later event or job than the store."""
     ours = hello.cluster == cluster.id
     if ours and cluster.next_event <= hello.newest_event <= MAX_NUMBER:
         what = f"has heard of event {hello.newest_event}, and the last one in the store is {cluster.next_event - 1}"
@@ -41,7 +42,7 @@ def note_age(cluster: Cluster, now: float, hello: AgentHello) -> None:
 
 
 def ahead(job: Job, worker: WorkerId, status: WorkerStatus | None) -> bool:
-    """Does `worker` show that `job` was further than the store says?"""
+    """Return whether `worker` shows that `job` had advanced further than the store says."""
     kept, number, seen = job.record, worker_number(worker), _seen(status)
     if job.final:
         return False
@@ -61,9 +62,10 @@ def bring_forward(
     status: WorkerStatus | None,
     gpus: tuple[int, ...] = (),
 ) -> None:
-    """`worker` is ahead of the record of `job`: `reconcile` has all its workers save and end, and starts it again.
+    """Mark `job` as overtaken, since `worker` is ahead of the record; `reconcile` then ends its workers and starts it
+    again.
 
-    `gpu`: where `worker` runs; None: it has ended. `gpus`: if it has several there.
+    `gpu`: the GPU of `worker`; None: it has ended. `gpus`: indices if the worker has several GPUs there.
     """
     seen = _seen(status)
     _is_old(cluster, now, f"{worker} of generation {seen} {'has ended' if gpu is None else f'runs on {gpu}'}")
@@ -82,13 +84,13 @@ def bring_forward(
 
 
 def _seen(status: WorkerStatus | None) -> int:
-    """The newest generation that a worker knows of."""
+    """Return the newest generation that a worker knows; 0 if the reported one is invalid."""
     seen = max(status.generation, status.order) if status is not None else 0
     return seen if seen <= MAX_GENERATION else 0
 
 
 def furthest(job: Job) -> WorkerId | None:
-    """Who has the newest state of an overtaken job."""
+    """Return the worker with the newest state of an overtaken job; None without any."""
     able = {
         status.worker: (status.applied, status.generation)
         for entry in job.workers
@@ -100,12 +102,15 @@ def furthest(job: Job) -> WorkerId | None:
 
 
 def _renewed(job: Job) -> bool:
-    """Has it been given an order since its numbers were lifted? Then that is how it goes on."""
+    """Return whether the job has been given an order since its numbers were raised.
+
+    The job then continues with that order.
+    """
     return job.newest is not None and job.newest.generation > job.record.lost_generations[1]
 
 
 def _lift(job: Job, generation: int, worker: int) -> None:
-    """Set the numbers of `job` beyond those that the lost part of its history may have used, at least beyond these."""
+    """Raise the numbers of `job` above those that the lost part of its history may have used, and above the given ones."""
     kept = job.record
     inside = generation <= kept.lost_generations[1] and worker < kept.lost_names[1]
     lifted = kept.lost_generations != (0, 0)
@@ -113,7 +118,7 @@ def _lift(job: Job, generation: int, worker: int) -> None:
         return
     generations, count = max(kept.generation, generation) + MARGIN, max(kept.worker_count, worker + 1) + MARGIN
     job.update(
-        cycle=generations + 1 if job.restart_counted else kept.cycle,  # it waits for its time to start again, as before
+        cycle=generations + 1 if job.restart_counted else kept.cycle,  # the job waits for its restart as before
         generation=generations,
         worker_count=count,
         lost_generations=(kept.lost_generations[0] if lifted else kept.generation, generations),

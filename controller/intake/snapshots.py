@@ -1,4 +1,4 @@
-"""Snapshots go to the agents of servers where their jobs have workers, part by part."""
+"""Transfer of snapshots, part by part, to the agents of servers where their jobs have workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..snapshots import id_of, key_of
 
 
 def read(cluster: Cluster, server: ServerId, asked: AgentMessage, request: ReadSnapshot) -> None:
-    """The agent of `server` wants a part."""
+    """Handle the request of `server`'s agent for a part of a snapshot."""
     job = cluster.jobs.get(request.job)
     if job is None or not _may_have(job, server, request.uid):
         cluster.send(server, _part(request, b"", f"job {request.job[:80]} has no worker on server {server}"))
@@ -25,7 +25,7 @@ def read(cluster: Cluster, server: ServerId, asked: AgentMessage, request: ReadS
 
 
 def on_fetched(cluster: Cluster, asked: AgentMessage, records: tuple[tuple[str, bytes | None], ...]) -> None:
-    """It is read."""
+    """Send the part, after it was read from the store."""
     request = asked.message
     assert isinstance(request, ReadSnapshot)
     ((_, data),) = records

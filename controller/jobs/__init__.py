@@ -1,1 +1,1 @@
-"""What a job is: its record, what follows from it, and where jobs are found."""
+"""Jobs: their records, the state derived from these, and the indices to find jobs."""

@@ -1,9 +1,9 @@
-"""How long jobs are: who tells it, what becomes of that, and what is recorded of jobs that are over (`scheduler.ended`).
+"""Lengths of jobs: their sources, their use, and the records of ended jobs (`scheduler.ended`).
 
-A job tells its length by `max_steps` in its specification, or by its loop: `run.epochs(n)` over data with an index has a known
-number of steps. Whichever is less holds, and the job's workers report it. One that trains `until` a figure is reached has the
-length that its reports suggest (`reaching`), as long as that is less. A job that is cancelled or fails has ended, too: its
-GPUs are free, and others of its kind may end like it.
+A job's length is given by `max_steps` in its specification, or by its loop: `run.epochs(n)` over data with an index has
+a known number of steps. The smaller number holds, and the job's workers report it. A job that trains `until` a metric
+reaches a bound has the length that its reports predict (`reaching`), if that is smaller. A cancelled or failed job
+counts as ended, too: its GPUs are free, and others of its kind may end like it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY = "/lengths"
 
 
 class LengthsRecord(Value, frozen=True, kw_only=True):
-    """`Ended`, as it is recorded: one small record, written anew at each end."""
+    """Recorded form of `Ended`: one small record, rewritten at each end."""
 
     lengths: tuple[tuple[int, ...], ...]
     errors: tuple[int, ...]
@@ -33,7 +33,7 @@ def record(ended: Ended) -> LengthsRecord:
 
 
 def recovered(kept: LengthsRecord) -> Ended:
-    """What was recorded. Another version's bins say nothing here: then learning begins anew."""
+    """Return the recorded lengths. Bins of another version are not comparable, so learning starts again then."""
     shape = NOTHING_ENDED.lengths.shape
     alike = len(kept.lengths) == shape[0] and all(len(row) == shape[1] for row in kept.lengths)
     if not alike or len(kept.errors) != len(NOTHING_ENDED.errors):
@@ -45,17 +45,17 @@ def recovered(kept: LengthsRecord) -> Ended:
 
 
 def with_job(ended: Ended, job: Job) -> Ended:
-    """`job` is over, too; the same where it has done nothing, or nobody knows how much on one GPU that would be."""
+    """Return `ended` with `job` added; unchanged if the job did no steps, or their duration on one GPU is unknown."""
     alone_s = _step_alone_s(job)
     if not job.steps_done or alone_s is None:
         return ended
-    told = job.bound_steps if job.spec.until is None else None  # else it is expected to end before
+    told = job.bound_steps if job.spec.until is None else None  # otherwise it is expected to end earlier
     told_s = told * alone_s if told is not None else math.nan
     return ended.and_one(job.spec.gpus.max, job.steps_done * alone_s, told_s)
 
 
 def length_of(ended: Ended, job: Job) -> JobLength:
-    """What is known of the length of `job`, for people."""
+    """Return the known facts about the length of `job`, for users."""
     told = job.told_steps
     if told is not None and told == job.expected_steps:
         return JobLength(source=LengthSource.UNKNOWN, steps=float(told), by_reports=str(job.spec.until))
@@ -71,7 +71,7 @@ def length_of(ended: Ended, job: Job) -> JobLength:
 
 
 def _step_alone_s(job: Job) -> float | None:
-    """How long a step takes on one GPU; None: not known."""
+    """Return the seconds that a step takes on one GPU; None if unknown."""
     told = job.estimated
     if told is None or not told.known or not float(told.curve[1]) > 0:
         return None

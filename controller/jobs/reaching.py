@@ -1,9 +1,9 @@
-"""How many steps a job takes until a figure that its script reports has come as far as its user wants. Pure.
+"""Prediction of the steps that a job takes until a reported metric reaches the user's bound. Pure.
 
-Accuracies rise, and losses fall, ever more slowly. Optimus (3.1) fits a loss by 1 / (a k + b) + c after k steps; an accuracy is
-fitted here by c - 1 / (a k + b) likewise. For each of many limits c the other two follow from a line through 1 / (c - value), in
-which each value counts so that its own error is minimised; the limit with the least error is taken. What the curve never comes
-to, or only after very many more steps than were seen, is not known.
+Accuracies rise, and losses fall, ever more slowly. Optimus (3.1) fits a loss by 1 / (a k + b) + c after k steps. An
+accuracy is fitted here by c - 1 / (a k + b) likewise. For each of many limits c, the parameters a and b follow from a
+line through 1 / (c - value). Each value is weighted so that its own error is minimised. The limit with the least error
+is taken. The result is unknown if the curve never reaches the bound, or only after many more steps than were reported.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import numpy as np
 
 from ...protocol.model import Until
 
-FEW = 5  # reports, from which on a curve is fitted
-KEPT = 64  # of a job; of more, every second one is forgotten
-FAR = 20.0  # times the steps that were seen: beyond them the curve says nothing
-LIMITS = np.geomspace(0.01, 30.0, 160)  # of the curve, beyond the best value; 1: as far again as the values have come
+FEW = 5  # fewest reports to which a curve is fitted
+KEPT = 64  # reports kept per job; when there are more, every second one is dropped
+FAR = 20.0  # longest prediction, as a multiple of the reported steps
+LIMITS = np.geomspace(0.01, 30.0, 160)  # candidate limits beyond the best value, in units of the values' spread
 
 
 class Reports:
-    """What a job's script has reported of one figure: after which step, and what."""
+    """Reports of one metric by a job's script: the number of steps, and the value."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []
 
     def add(self, steps: int, value: float) -> bool:
-        """After so many steps it was `value` (finite). False: that is no news; a status repeats what was reported before.
+        """Add a finite value reported after `steps` steps; return False if it only repeats the last report, as statuses
+        do.
 
-        What was reported of later steps does not count any more: the job has begun again from a checkpoint.
+        Reports of later steps are dropped, because the job has restarted from a checkpoint.
         """
         while self._points and self._points[-1][0] >= steps:
             self._points.pop()
@@ -42,11 +43,11 @@ class Reports:
 
     @property
     def few(self) -> bool:
-        """Too few to say anything."""
+        """Whether there are too few reports for a prediction."""
         return len(self._points) < FEW
 
     def steps_until(self, until: Until) -> int | None:
-        """Of the whole job: after so many steps the figure is there. None: not known."""
+        """Return the number of steps of the whole job at which the metric reaches the bound; None if unknown."""
         if self.few:
             return None
         steps, values = (np.array(each, dtype=float) for each in zip(*self._points, strict=True))
@@ -72,7 +73,7 @@ class Reports:
 
 
 def _lines(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Slope and start of the line through each row of y (rows x points), by least weighted squares."""
+    """Return slope and intercept of the line through each row of `y` (rows x points), by weighted least squares."""
     whole = weight.sum(axis=1)
     mean_x, mean_y = (weight * x).sum(axis=1) / whole, (weight * y).sum(axis=1) / whole
     apart = x - mean_x[:, None]

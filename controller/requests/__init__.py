@@ -1,1 +1,1 @@
-"""What clients ask for: requests, their answers, and lists in pages."""
+"""Requests of clients, their answers, and lists in pages."""

@@ -1,11 +1,11 @@
-"""Who may ask for what (trust).
+"""Authorisation of requests (trust).
 
-All users and operators see all jobs, servers, events and the policy. A user acts on the jobs that he has submitted: he scales,
-profiles and cancels them, and reads their logs and environments. An operator acts on all jobs, and on the cluster. Servers speak
-at another socket, and may ask nothing here.
+All users and operators see all jobs, servers, events and the policy. A user acts on the jobs that the user has
+submitted: scales, profiles and cancels them, and reads their logs and environments. An operator acts on all jobs, and
+on the cluster. Servers use another socket, and may make no requests here.
 
-A job belongs to the principal who has submitted it, by name. Two kinds of jobs belong to the operators: those of whoever runs a
-cluster of one machine (`LOCAL`), and those from before there were owners.
+A job belongs to the principal that has submitted it, by name. Two kinds of jobs belong to the operators: those of the
+operator of a one-machine cluster (`LOCAL`), and those submitted before there were owners.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..jobs.job import Job
 
 
 def check(who: Principal, request: Request) -> None:
-    """May `who` ask for that, whatever job it concerns? Raises NotAllowed."""
+    """Check that `who` may make this request, regardless of the job. Raises NotAllowed."""
     if who.role is Role.OPERATOR:
         return
     if who.role is not Role.USER or who.name in ("", LOCAL):
@@ -53,7 +53,8 @@ def check(who: Principal, request: Request) -> None:
 
 
 def check_job(who: Principal, job: Job, what: str) -> None:
-    """May `who` do that with `job`? `what`: "cancel", "read the logs of". Raises NotAllowed."""
+    """Check that `who` may do `what` with `job`; `what` is an act such as "cancel" or "read the logs of". Raises
+    NotAllowed."""
     if not may_act(who, job):
         owner = job.submission.owner
         others = f"{owner} and operators" if owner not in ("", LOCAL) else "operators"
@@ -61,24 +62,28 @@ def check_job(who: Principal, job: Job, what: str) -> None:
 
 
 def may_act(who: Principal, job: Job) -> bool:
-    """Is it a job of his, or is he an operator?"""
+    """Return whether `who` has submitted the job or is an operator."""
     return who.role is Role.OPERATOR or (who.role is Role.USER and bool(who.name) and who.name == job.submission.owner)
 
 
 def by(who: Principal) -> str:
-    """To follow what he has done, in an event: " by alice". Empty where there is nobody else: in a cluster of one machine."""
+    """Return the suffix that names the principal in an event: " by alice"; "" for the operator of a one-machine
+    cluster."""
     if who == LOCAL_OPERATOR:
         return ""
     return f" by {who.name}" if who.role is Role.USER else f" by {who.role.value} {who.name}"
 
 
 def signed(who: Principal, spec: JobSpec) -> JobSpec:
-    """`spec` with the user's name as it has been proved; on a machine of one's own, as it was told."""
+    """Return `spec` with the authenticated name of the user; in a one-machine cluster, with the name in the request."""
     if who == LOCAL_OPERATOR or spec.user == who.name:
         return spec
     return replace(spec, user=who.name)
 
 
 def shown(who: Principal, job: Job) -> JobSpec:
-    """A job's specification as `who` may see it: without the environment, which may hold secrets, if the job is another's."""
+    """Return a job's specification as `who` may see it.
+
+    The environment, which may contain secrets, is left out unless `who` may act on the job.
+    """
     return job.spec if not job.spec.env or may_act(who, job) else replace(job.spec, env={})

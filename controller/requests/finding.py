@@ -1,4 +1,5 @@
-"""Which job is meant: by its id, or by a name that says enough. Of several with one name, those of whoever asks come first."""
+"""Lookup of jobs by id, or by a name that identifies one job. Among jobs of one name, those of the requesting principal
+come first."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ from .pages import Fetched, archived
 
 
 def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> Job:
-    """The job with this id, or the only one with this name: of the unfinished ones of `who`, else of all unfinished ones, else of
-    all. Raises UserError, NotAtHand."""
+    """Return the job with this id, or the only one with this name.
+
+    A name is looked up among the unfinished jobs of `who`, then among all unfinished jobs, then among all jobs. Raises
+    UserError, and NotAtHand if the job must be fetched from the archive.
+    """
     meant = find_id(cluster, who, name)
     found = cluster.jobs.get(meant)
     if found is not None:
@@ -25,7 +29,7 @@ def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> J
 
 
 def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
-    """The same, and it need not be at hand. Raises UserError."""
+    """Return the id of the job that `find_job` would return, without fetching the job. Raises UserError."""
     if JobId(name) in cluster.jobs or cluster.archive.find(JobId(name)) is not None:
         return JobId(name)
     named = cluster.index.named(name)

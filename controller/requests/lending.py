@@ -1,11 +1,11 @@
-"""GPUs that are lent to somebody outside the cluster for a while, such as those who serve models (EasyScale 5.3).
+"""Loans of GPUs to users outside the cluster for some time, such as a service for inference (EasyScale 5.3).
 
-A loan is a drain of single GPUs that ends by itself. Jobs leave them as they leave what is drained: those that can do with less
-shrink, which takes a step; others move; and jobs for which no GPU is left save their state and wait. When the loan ends they
-grow again.
+A loan is a drain of single GPUs that ends by itself. Jobs leave the GPUs as in a drain: a job that can run on fewer
+GPUs shrinks, which takes a step; others move; and jobs for which no GPU is left save their state and wait. When the
+loan ends, they grow again.
 
-Free GPUs are lent first, then those of elastic jobs, on as few servers as can be. Gangs keep theirs. What has been promised to
-jobs with deadlines is not lent, unless whoever asks insists.
+Free GPUs are lent first, then those of elastic jobs, on as few servers as possible. Gangs keep theirs. GPUs that
+deadlines of jobs need are not lent, unless the request forces it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from .authority import by
 from .servers import MOST_REASON
 
 LONGEST_S = 31 * 86_400.0
-NAMED = 5  # jobs at most, in a refusal
+NAMED = 5  # most jobs named in a refusal
 
 
 def lend(cluster: Cluster, now: float, asked: ClientRequest, request: LendGpus) -> GpusLent | None:
-    """Choose GPUs, and have them left. Raises UserError, RequestRefused. None: a controller that has just started waits for its
-    servers."""
+    """Choose GPUs for a loan, and have jobs leave them.
+
+    Return None if the controller has just started and waits for its servers. Raises UserError, RequestRefused.
+    """
     if request.gpus < 1:
         raise UserError(f"{request.gpus} GPUs cannot be lent: at least 1")
     if not 1 <= request.for_s <= LONGEST_S:
@@ -63,7 +65,7 @@ def lend(cluster: Cluster, now: float, asked: ClientRequest, request: LendGpus) 
 def take(
     cluster: Cluster, now: float, gpus: Sequence[GpuAddress], loan: str, reason: str, by_whom: str, until_s: float
 ) -> tuple[GpuAddress, ...]:
-    """Have these GPUs left, until then (Unix time, s). Returns them in the order of servers."""
+    """Have jobs leave these GPUs until `until_s` (Unix time); return the GPUs in the order of servers."""
     for server in dict.fromkeys(gpu.server for gpu in gpus):
         before = cluster.overruled.get(server, NOTHING_OVERRULED)
         here = [gpu.index for gpu in gpus if gpu.server == server]
@@ -85,7 +87,7 @@ def take(
 
 
 def end_loan(cluster: Cluster, now: float, asked: ClientRequest, loan: str) -> LoanEnded:
-    """Use its GPUs again. Raises UserError, RequestRefused."""
+    """End a loan and use its GPUs again. Raises UserError, RequestRefused."""
     if any(loan == RESERVATION + one.name for one in cluster.decider.scheduler.stages.reservations):
         raise RequestRefused(
             f"{loan} is a reservation of the policy file: take it out there (`elasticctl policy set FILE`)"
@@ -100,7 +102,7 @@ def end_loan(cluster: Cluster, now: float, asked: ClientRequest, loan: str) -> L
 
 
 def end_loans(cluster: Cluster, now: float) -> None:
-    """Loans whose time is over."""
+    """End the loans that are due."""
     over = {cordon.loan for _, cordon in lent(cluster) if cordon.until_s is not None and cordon.until_s <= now}
     for loan in sorted(over):
         gpus = _ended(cluster, now, loan)
@@ -108,7 +110,7 @@ def end_loans(cluster: Cluster, now: float) -> None:
 
 
 def loans_end(cluster: Cluster) -> Iterator[float]:
-    """When (Unix time, s)."""
+    """Return the ends of all loans (Unix times)."""
     return (cordon.until_s for _, cordon in lent(cluster) if cordon.until_s is not None)
 
 
@@ -123,7 +125,7 @@ def _ended(cluster: Cluster, now: float, loan: str) -> tuple[GpuAddress, ...]:
 
 
 def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:
-    """So many GPUs that can be had. Raises RequestRefused."""
+    """Return `count` GPUs that can be lent. Raises RequestRefused if there are too few."""
     able = able_to_lend(cluster)
     if len(able) < count:
         gangs = {gpu for job in cluster.index.live.values() if job.gang for gpu in job.own_gpus}
@@ -141,7 +143,7 @@ def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:
 
 
 def able_to_lend(cluster: Cluster) -> list[GpuAddress]:
-    """The GPUs that can be had, in the order in which they are lent: idle ones first, on as few servers as can be."""
+    """Return the GPUs that can be lent, in the order of lending: idle ones first, on as few servers as possible."""
     gangs = {gpu for job in cluster.index.live.values() if job.gang for gpu in job.own_gpus}
     taken = {gpu for job in cluster.index.live.values() for gpu in (*job.own_gpus, *job.running_gpus)}
     there = [

@@ -1,8 +1,8 @@
-"""Lists for clients, in pages: no answer is larger than some hundred kilobytes, however many jobs and servers there are.
+"""Lists for clients, in pages: no answer exceeds some hundred kilobytes, for any number of jobs and servers.
 
-Pages follow an order in which nothing moves: jobs that are not over by number, those that are over by their key in the archive
-(also those that are still in memory), servers by name. So what is there during the whole listing is told once, whatever comes
-and goes meanwhile.
+Pages follow a stable order: unfinished jobs by number, ended ones by their key in the archive (also those still in
+memory), servers by name. So an entry that exists during the whole listing is listed exactly once, despite concurrent
+changes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..jobs.records import ArchivedJob
 from .views import job_view, server_view, troubles_of
 
 MAX_ON_PAGE = 1000
-MOST_BYTES = 512 << 10  # of a page, by and large; one job may be more
-ENDED = "ended"  # where the jobs that are over begin
+MOST_BYTES = 512 << 10  # approximate size of a page; a single job may exceed it
+ENDED = "ended"  # cursor at which the ended jobs begin
 
 _ARCHIVED = msgspec.msgpack.Decoder(ArchivedJob)
 
@@ -33,14 +33,14 @@ Fetched = Mapping[str, bytes | None]
 
 
 class NotAtHand(Exception):
-    """These records of the archive are needed first."""
+    """Signal that records of the archive must be fetched first."""
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys
 
 
 def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fetched: Fetched) -> Jobs:
-    """A page of jobs, as `who` sees them. Raises NotAtHand, UserError."""
+    """Return a page of jobs, as `who` may see them. Raises NotAtHand, UserError."""
     limit = _limit(request.limit)
     if request.after.startswith((ENDED, PREFIX)):
         return _ended(cluster, now, who, request.after, limit, fetched, request.mine)
@@ -68,7 +68,7 @@ def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fe
 
 
 def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, fetched: Fetched) -> Jobs:
-    """A page of jobs that are over, likewise. Raises NotAtHand, UserError."""
+    """Return a page of ended jobs, as `who` may see them. Raises NotAtHand, UserError."""
     after = request.after
     if not after and request.before_job:
         after = _ended_key(cluster, request.before_job)
@@ -78,7 +78,7 @@ def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, 
 
 
 def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
-    """A page of servers."""
+    """Return a page of servers."""
     guests = [name for name in cluster.guests if present(cluster, now, name) is not None]
     names = sorted({*cluster.sessions, *guests})
     if request.server is not None:
@@ -92,7 +92,7 @@ def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
 
 
 def archived(key: str, fetched: Fetched) -> Job | None:
-    """The job that is kept there; None: it is there no longer. Raises NotAtHand."""
+    """Return the job that is archived under `key`; None if it is not there any more. Raises NotAtHand."""
     if key not in fetched:
         raise NotAtHand((key,))
     value = fetched[key]
@@ -131,7 +131,7 @@ def _known(keys: Iterable[str], in_memory: Mapping[str, Job], fetched: Fetched) 
 
 
 def _is_of(who: Principal, job: Job) -> bool:
-    """Is it a job that `who` has submitted?"""
+    """Return whether `who` has submitted the job."""
     return job.submission.owner == who.name
 
 
@@ -150,7 +150,7 @@ def _limit(limit: int) -> int:
 
 
 def _weight(view: JobView) -> int:
-    """About how many bytes it takes."""
+    """Return the approximate size of a view in bytes."""
     env = sum(len(name) + len(value) for name, value in view.spec.env.items()) + sum(map(len, view.spec.command))
     parts = 150 * (len(view.workers) + len(view.past_workers)) + 40 * len(view.shares) + 150 * len(view.resizes)
     reasons = len(view.reason) + sum(len(change.reason) for change in view.shares)

@@ -1,8 +1,8 @@
-"""Which policy decides, and changing that while the cluster runs.
+"""Policy in use, and its replacement while the cluster runs.
 
-A policy that has been set at run time stands in the store and wins over the configuration, until it is given back to it: so
-it survives the controller, whichever process that is. Running jobs go on; the next decision is the new policy's, and jobs get
-from the old shares to the new ones as with any other decision.
+A policy set at run time is recorded in the store, and overrides the configuration until it is reset. So it survives a
+change of the controller process. Running jobs continue. The new policy makes the next decision, and jobs change from
+the old to the new shares as after any decision.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ MAX_ORIGIN = 4096
 
 
 def in_use(cluster: Cluster) -> PolicyInUse:
-    """What decides now, and what would without anything set at run time."""
+    """Return the policy that decides now, and the configured one."""
     decider = cluster.decider
     view = _view(decider.scheduler, decider.since_s, decider.record, cluster.configured)
     return replace(view, trouble=cluster.policy_trouble)
 
 
 def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetPolicy) -> PolicySet | None:
-    """Switch, or tell what switching would change. None: a controller that has just started cannot decide yet.
+    """Switch the policy, or with `dry_run` return the changes that switching would cause.
 
-    Raises UserError, naming source and field, and PolicyFailed for one that cannot decide about the present jobs.
+    Return None if the controller has just started and cannot decide yet. Raises UserError, which names source and
+    field, and PolicyFailed if the policy cannot decide about the present jobs.
     """
     if request.document is not None and len(msgspec.msgpack.encode(request.document)) > MAX_DOCUMENT_BYTES:
         raise UserError(f"{request.source[:200]}: a policy file has at most {MAX_DOCUMENT_BYTES} bytes")
@@ -66,7 +67,7 @@ def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetP
 
 
 def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:
-    """A policy that was set at run time decides again. Why it cannot, if this version does not know it; else empty."""
+    """Use a policy that was set at run time again; return why this version cannot use it, or ""."""
     try:
         cluster.decider = Decider(_load(cluster, record), record.since_s, record)
     except UserError as error:
@@ -75,8 +76,10 @@ def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:
 
 
 def reconfigured(cluster: Cluster, now: float, configured: Scheduler) -> None:
-    """The configuration has been read again. What was set at run time stays; only the stages that it leaves to the configuration
-    follow that."""
+    """Apply a configuration that was read again.
+
+    A policy set at run time stays. Only the stages that it leaves to the configuration change.
+    """
     cluster.configured = configured
     decider = Decider(configured, now)
     if (record := cluster.decider.record) is not None:
@@ -132,7 +135,8 @@ def _values(parameters: Mapping[str, object]) -> str:
 
 
 def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[ShareForecast, ...]:
-    """The jobs whose shares would be others, in the order of submission. Changes nothing, not even what is random.
+    """Return the jobs with changed shares, in the order of submission, without changing any state, not even the random
+    one.
 
     Raises PolicyFailed.
     """

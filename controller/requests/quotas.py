@@ -1,4 +1,4 @@
-"""What users and groups are guaranteed, and what they have now (docs/quotas.md). Whoever may see jobs may see it."""
+"""Quotas of users and groups, with their present use (docs/quotas.md). Every principal that may see jobs may see them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ...scheduler.quotas.terms import Quota, Quotas
 from ..cluster import Cluster
 from .reserving import reservation_views
 
-MOST_UNNAMED = 500  # users that no quota names, in an answer
+MOST_UNNAMED = 500  # users without a quota, in an answer
 
 
 @dataclass
 class _Has:
-    """What somebody has now."""
+    """Present use of one user or tenant."""
 
     gpus: int = 0
     jobs: int = 0
@@ -27,7 +27,7 @@ class _Has:
 
 @dataclass
 class _Use:
-    """What all have, by user, and by tenant."""
+    """Present use of all users and of all tenants."""
 
     of: dict[str, _Has] = field(default_factory=dict)
     tenants: dict[str, _Has] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class _Use:
 
 
 def quotas_found(cluster: Cluster, now: float) -> QuotasFound:
-    """Groups first, then the users whom a quota names, then others with jobs; of each by name."""
+    """Return groups first, then users with a quota, then other users with jobs, each sorted by name."""
     quotas = cluster.decider.scheduler.stages.quotas
     total = sum(cluster.usable(gpu) for session in cluster.sessions.values() for gpu in session.whole.addresses)
     reservations = reservation_views(cluster, now)
@@ -101,13 +101,16 @@ def _view(name: str, quota: Quota, has: _Has, members: tuple[str, ...] = ()) -> 
 
 
 def _with_lent(views: list[QuotaView], total: int) -> Iterator[QuotaView]:
-    """Whose GPUs have been borrowed: first those that nobody is guaranteed, then those of whoever uses less than it is
-    guaranteed, in proportion to what is left."""
+    """Yield the views with the number of GPUs lent to others.
+
+    Borrowed GPUs are first taken from those that are guaranteed to no tenant. The rest is lent by the tenants that use
+    less than their guarantee, in proportion to the unused part.
+    """
     idle = [0 if view.group else max(0, view.gpus - view.used_gpus) for view in views]
     guaranteed = sum(view.gpus for view in views)
     lent = max(0, sum(view.borrowed_gpus for view in views) - max(0, total - guaranteed))
     left = sum(idle)
     for view, own in zip(views, idle, strict=True):
-        part = min(own, -(-lent * own // left)) if left else 0  # rounded up: nothing is lost on the way
+        part = min(own, -(-lent * own // left)) if left else 0  # rounded up, so that rounding loses no GPU
         lent, left = max(0, lent - part), left - own
         yield replace(view, lent_gpus=part) if part else view

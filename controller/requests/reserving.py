@@ -1,8 +1,8 @@
-"""Reservations by time (`scheduler.quotas.reservations`): GPUs that the policy file takes out of use for a while.
+"""Timed reservations (`scheduler.quotas.reservations`): GPUs that the policy file takes out of use for some time.
 
-Each is a loan (`lending`) that begins and ends by itself. Where too few GPUs can be had at its beginning, since gangs keep
-theirs, it takes those that there are, and the others as soon as they come free. A policy file that reserves something else holds
-at once.
+Each reservation is a loan (`lending`) that begins and ends by itself. If too few GPUs are available at its beginning,
+because gangs keep theirs, it takes those that there are, and more as they become free. A changed policy file takes
+effect at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_WHERE = 1000  # characters of an event
 
 
 def keep_reservations(cluster: Cluster, now: float) -> None:
-    """Take what is due, and give back what is not reserved any more."""
+    """Take the GPUs of reservations that are due, and return those that are not reserved any more."""
     reservations = cluster.decider.scheduler.stages.reservations
     if cluster.awaited:
         return
@@ -38,12 +38,12 @@ def keep_reservations(cluster: Cluster, now: float) -> None:
 
 
 def begins_s(cluster: Cluster) -> float:
-    """When the next one does that has not been looked at (Unix time, s); inf: none does."""
+    """Return when the next unexamined reservation begins (Unix time); inf if there is none."""
     return next_s(cluster.decider.scheduler.stages.reservations, cluster.reservations_s)
 
 
 def reservation_views(cluster: Cluster, now: float) -> tuple[ReservationView, ...]:
-    """Those that are not over, in the order of their beginnings."""
+    """Return the reservations that are not over, in the order of their beginnings."""
     there = taken(cluster)
     found = [one for one in cluster.decider.scheduler.stages.reservations if one.to_s > now]
     return tuple(
@@ -55,7 +55,7 @@ def reservation_views(cluster: Cluster, now: float) -> tuple[ReservationView, ..
 
 
 def _taken(cluster: Cluster) -> Iterator[tuple[str, GpuAddress, float]]:
-    """Loan, GPU, and until when (Unix time, s)."""
+    """Yield the loan, the GPU, and the end (Unix time) of each reserved GPU."""
     for server, cordon in lent(cluster):
         if cordon.loan.startswith(RESERVATION) and cordon.gpu is not None:
             until_s = cordon.until_s if cordon.until_s is not None else math.inf
@@ -63,7 +63,7 @@ def _taken(cluster: Cluster) -> Iterator[tuple[str, GpuAddress, float]]:
 
 
 def _give_back(cluster: Cluster, now: float, loan: str, one: TimedReservation | None) -> None:
-    """What is not reserved any more, or until another time."""
+    """Return GPUs that are not reserved any more, or until another time."""
     theirs = [(gpu, until_s) for name, gpu, until_s in _taken(cluster) if name == loan]
     kept = [gpu for gpu, until_s in theirs if one is not None and until_s == one.to_s][: one.gpus if one else 0]
     back = [gpu for gpu, _ in theirs if gpu not in kept]

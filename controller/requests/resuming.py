@@ -1,8 +1,8 @@
-"""New jobs that go on from the checkpoint of another one: which one that is, and whether they can.
+"""Submission of jobs that continue from the checkpoint of another job: the choice of the checkpoint, and its checks.
 
-The other job must be over: nobody means two jobs that train on from one state. Its files stay as they are. The new job has the
-number of virtual workers, the seeds and the type of GPUs of the other one, so that its result is that of one job that was never
-ended, bit for bit. Code and data are compared by the worker that reads the checkpoint.
+The other job must be over, because two jobs must not both continue one state. Its files stay as they are. The new job
+has the same number of virtual workers, the same seeds and the same type of GPUs. So its result equals, bit for bit,
+that of a single job that was never ended. The worker that reads the checkpoint compares code and data.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .pages import Fetched
 
 
 def going_on(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) -> JobSpec:
-    """`spec` with all that has to be known of the checkpoint that it begins with. Raises UserError, RequestRefused, NotAllowed,
-    NotAtHand."""
+    """Return `spec` with the facts about the checkpoint that the job begins with.
+
+    Raises UserError, RequestRefused, NotAllowed, and NotAtHand if the other job must be fetched from the archive.
+    """
     resume = spec.resume
     if resume is None or not resume.job:
         return spec
@@ -54,7 +56,7 @@ def going_on(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) 
         )
     before, files = source.spec.resume, ResumeFrom(job=source.id, uid=source.uid)
     if before is not None and not source.record.saved_generation:
-        files = before  # it has gone on from there itself, and has saved nothing since
+        files = before  # the other job continued from there itself, and has saved nothing since
     resume = replace(
         files,
         step=step,
@@ -66,7 +68,7 @@ def going_on(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) 
 
 
 def told(spec: JobSpec) -> str:
-    """To follow the event of a submission."""
+    """Describe the checkpoint; the text is appended to the event of the submission."""
     resume = spec.resume
     if resume is None:
         return ""

@@ -1,4 +1,4 @@
-"""Snapshots come from clients, and jobs that are to run in them."""
+"""Requests of clients that upload snapshots, and the check of jobs that are to run in one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..cluster import Cluster
 
 
 def offer(cluster: Cluster, now: float, who: Principal, request: OfferSnapshot) -> SnapshotWanted:
-    """Raises UserError, RequestRefused."""
+    """Return the parts of the snapshot that the store lacks. Raises UserError, RequestRefused."""
     if reason := fault_of(request.snapshot):
         raise UserError(reason)
     return SnapshotWanted(parts=cluster.snapshots.offer(now, who.name, request.snapshot))
 
 
 def put(cluster: Cluster, now: float, who: Principal, request: PutSnapshot) -> SnapshotWanted:
-    """Raises UserError, RequestRefused."""
+    """Store a part of a snapshot; return the parts still missing. Raises UserError, RequestRefused."""
     snapshot, part = request.snapshot, request.part
     if reason := fault_of(snapshot):
         raise UserError(reason)
@@ -29,6 +29,6 @@ def put(cluster: Cluster, now: float, who: Principal, request: PutSnapshot) -> S
 
 
 def check(cluster: Cluster, who: Principal, spec: JobSpec) -> None:
-    """Raises RequestRefused where a job's snapshot is not here."""
+    """Raise RequestRefused if the job's snapshot is incomplete in the store."""
     if spec.snapshot is not None and not cluster.snapshots.is_whole(who.name, spec.snapshot):
         raise RequestRefused(f"{spec.name}: the snapshot that it is to run in has not come; submit again")

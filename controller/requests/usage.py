@@ -1,4 +1,5 @@
-"""Reports: who has had how many GPU-seconds, by user, day or job (docs/accounting.md). Whoever may see jobs may see them."""
+"""Reports of GPU-seconds by user, day or job (docs/accounting.md). Every principal that may see jobs may see the
+reports."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from .finding import find_job
 from .pages import MAX_ON_PAGE, Fetched, jobs_page
 from .views import job_view, troubles_of
 
-MOST_DAYS = 120  # on a page
+MOST_DAYS = 120  # days on a page
 
 
 def report(cluster: Cluster, now: float, who: Principal, request: GetUsage, fetched: Fetched) -> UsageReport:
-    """A page. Raises NotAtHand, UserError."""
+    """Return a page of the report. Raises NotAtHand, UserError."""
     first = _day("since_s", request.since_s)
     last = _day("until_s", now if request.until_s is None else request.until_s)
     if last < first:
@@ -42,7 +43,7 @@ def report(cluster: Cluster, now: float, who: Principal, request: GetUsage, fetc
 
 
 def _by_day(cluster: Cluster, now: float, request: GetUsage, page: UsageReport, first: int, last: int) -> UsageReport:
-    """The oldest day first. Days before the first of which anything is known are nobody's."""
+    """Return rows by day, the oldest first. Days before the first recorded one are left out."""
     known = cluster.usage.first_day
     first = max(first, min(known if known is not None else last, last))
     if request.after:
@@ -61,7 +62,7 @@ def _by_day(cluster: Cluster, now: float, request: GetUsage, page: UsageReport, 
 def _by_job(
     cluster: Cluster, now: float, who: Principal, request: GetUsage, fetched: Fetched, page: UsageReport
 ) -> UsageReport:
-    """Those that are not over first, then those that are, the last one first."""
+    """Return rows by job: unfinished jobs first, then ended ones, the last ended first."""
     jobs = jobs_page(cluster, now, who, GetJobs(final_too=True, after=request.after, limit=request.limit), fetched)
     rows = tuple(_row(view) for view in _within(jobs.jobs, request.user, page))
     over = any(view.finished_s is not None and view.finished_s < page.since_s for view in jobs.jobs)
