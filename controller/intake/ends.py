@@ -211,7 +211,7 @@ def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code:
     """
     kept = job.record
     if kept.lost_in == kept.committed:
-        return  # one of several that this generation has lost
+        return  # this generation has lost other workers before, and is counted once
     losses = 1 if job.best_applied > kept.best_at_loss else kept.losses_in_vain + 1
     best = max(kept.best_at_loss, job.best_applied)
     job.update(losses_in_vain=losses, lost_in=kept.committed, best_at_loss=best)
@@ -243,7 +243,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
         if entry is None or now < late.until_s:
             continue
         session = cluster.sessions.get(entry.gpu.server)
-        # the worker may have reported while its server could not reach the controller
+        # The worker may have reported while its server could not reach the controller.
         if session is None or not session.alive:
             job.allow_more(late.worker, cluster.settings.server_lease_s)
             continue

@@ -454,8 +454,7 @@ def _note_status(
             now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}, which cannot be reckoned with"
         )
     _note_worker(now, job, entry, status)
-    # Only the arrival of a worker shows that starts succeed on its server now. A worker that has long trained there
-    # does not.
+    # Only the arrival of a worker shows that starts succeed on its server now, not one that has long trained there.
     arrives = before is None or before.phase is WorkerPhase.STARTING
     concerned = entry.gpu.server in cluster.health or entry.gpu in cluster.gpu_health
     if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and concerned:

@@ -7,10 +7,10 @@ A newcomer starts, reaches its loop, receives the state, and computes its first 
 stages. Each end costs the job two generations: one without the newcomer, and one with the next. Of the ends that are
 not a server's fault:
 
-* the first two have no further consequence. After each later one the job does not grow for a while, twice as long as the
-  last time;
-* a job that has fewer GPUs than it needs meanwhile waits a moment after each, like a restarting job. It is given up after
-  as many as it may restart in vain (`Settings.max_restarts`).
+* the first two have no further consequence. After each later one the job does not grow for a while, twice as long as
+  the last time;
+* a job that has fewer GPUs than it needs meanwhile waits a moment after each, like a restarting job. It is given up
+  after as many as it may restart in vain (`Settings.max_restarts`).
 
 The count starts again once the job has more participating workers than at the last such end, or none has occurred for
 long. A newcomer that joins elsewhere meanwhile does not reset it. Otherwise two servers, of which one fails, would

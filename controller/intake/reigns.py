@@ -1,12 +1,12 @@
 """Reaction to an agent that knows a higher term than this controller's (`protocol.terms`).
 
-A controller with its own store then has an old store: it was lost, or restored from a backup, or the agent comes from
+If the controller has a store of its own, that store was lost or restored from a backup, or the agent comes from
 another cluster. The controller goes on with a term above the agent's, since the agent would ignore it otherwise. The
 higher term is recorded before any further message is sent. An agent that invents a term can only raise it, within
 bounds, and gains nothing.
 
-One of several controllers was elected, and another one may have been elected since, while this one was stopped or cut
-off from the store. It sends nothing more until the store has shown which controller leads (`StandDown`).
+If there are several controllers, this one was elected, and another one may have been elected since, while it was
+stopped or cut off from the store. It sends nothing more until the store has shown which controller leads (`StandDown`).
 """
 
 from __future__ import annotations

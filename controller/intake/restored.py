@@ -3,11 +3,11 @@
 Agents remember the newest event that they have received, and the greatest job number that they were asked to start. An
 agent that knows more than the store shows that the store is old. Then:
 
-* no number is used again: the numbers of jobs, of events, and of each job's generations and workers are raised above any
-  number that may have been used. Servers that have not reported yet may know higher ones than those that have, hence the
-  margin. Generations matter most, because only a later generation may overwrite a checkpoint;
-* a job with workers that are ahead of the store is *overtaken*: its workers are asked to save their state and end, and the
-  job starts again from there, so that no step is lost;
+* no number is used again: the numbers of jobs, of events, and of each job's generations and workers are raised above
+  any number that may have been used. Servers that have not reported yet may know higher ones than those that have,
+  hence the margin. Generations matter most, because only a later generation may overwrite a checkpoint;
+* a job with workers that are ahead of the store is *overtaken*: its workers are asked to save their state and end, and
+  the job starts again from there, so that no step is lost;
 * a job that the store does not know at all is left alone (`guests`).
 
 Users' requests since the backup are lost, and only the users know them. The controller reports that to the operator.
@@ -22,7 +22,7 @@ from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 
 MAX_NUMBER = 10**15  # of a job or an event; greater numbers are invalid
-# greater numbers are invalid; far below the bound of a status, since the margin is added each time
+# Greater numbers are invalid; far below the bound of a status, since the margin is added each time.
 MAX_GENERATION = 2**40
 MARGIN = 1000  # of jobs, of generations, of workers of a job: more than were used without the store
 

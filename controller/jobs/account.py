@@ -9,7 +9,8 @@ that are reserved for it while it is measured with fewer. Each held GPU-second i
 * **used**: a worker trains there, or a process runs there of a job that never calls `elastic.join()`;
 * **idle**: all other time, such as starting, loading, saving, waiting, or being reserved;
 * **paused**: time that would be used, but stood still in a resize, as measured by the job's leader;
-* **lost**: time used since the last durable state that a restart made void, or of a worker that ended before it trained.
+* **lost**: time used since the last durable state that a restart made void, or of a worker that ended before it
+  trained.
 
 There are no ticks. An account states how many GPUs have been held since when, and a change of that number closes the
 period before. Facts that are known only later move time between columns: a pause, a restart, a job that turns out to be
@@ -193,8 +194,7 @@ def day_of(time_s: float) -> int:
 
 
 def days_between(since_s: float, until_s: float) -> Iterator[tuple[int, float]]:
-    """Yield the days between two times, and the seconds of each. Yield none if the order of the times shows a clock
-    error."""
+    """Yield the days between two times, and the seconds of each; none if the times show a clock error."""
     if not 0 < until_s - since_s <= MOST_SLICE_S:
         return
     for day in range(day_of(since_s), day_of(until_s) + 1):

@@ -21,7 +21,7 @@ from ...protocol.model import JobId, job_number
 from .records import Submission
 
 PREFIX = "/archive/"
-# part of a key: the job's number
+# Part of a key: the job's number.
 NUMBER = slice(len(PREFIX) + len("2026-01-31/"), len(PREFIX) + len("2026-01-31/") + 18)
 DAY_S = 86_400.0
 LAST_S = 253_402_300_799.0  # end of the year 9999, the last date of `datetime`
@@ -63,7 +63,7 @@ class Archive:
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = sorted(keys)
-        # takes a tenth of a second for 100,000 keys, so it is built at the first query
+        # Takes a tenth of a second for 100,000 keys, so it is built at the first query.
         self._index: _Index | None = None
 
     def __len__(self) -> int:

@@ -6,10 +6,11 @@ The scheduler sets a *target*; `next_step` returns the next step towards it. The
 and is level-triggered: it depends on the present state and not on the last event, so lost or repeated events cannot
 mislead it.
 
-* **Losses come first.** When a member of a generation is lost, all its members stand still. The next order names only the
-  survivors. They need no worker that is still starting, so training continues at once. Growing back is a second order.
-* **The state is never dropped.** If a roster would keep no worker with the state, the union of the old and the new roster
-  precedes it.
+* **Losses come first.** When a member of a generation is lost, all its members stand still. The next order names only
+  the survivors. They need no worker that is still starting, so training continues at once. Growing back is a second
+  order.
+* **The state is never dropped.** If a roster would keep no worker with the state, the union of the old and the new
+  roster precedes it.
 * **No order waits for another job.** An order for a job with state never names a GPU on which a process still runs. The
   job first gives up GPUs, and grows when the new ones are free. Otherwise two jobs that exchange GPUs would deadlock.
 * **Lent GPUs are left at once**, as far as the job can run on the rest: the workers elsewhere go on alone with the next
@@ -138,7 +139,7 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Collection[
         return _of_gang(job, newest)
     if newest is None:
         if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.workers):
-            # these workers may be saving the state; a worker that hangs at its start, perhaps for ever, does not count
+            # These workers may be saving the state; a worker that hangs at its start, perhaps for ever, does not count.
             return None
         places = _assign(job, job.record.target, None) if job.elastic else _gang_places(job)
         if not _may_begin(job, places):

@@ -76,7 +76,7 @@ class Index:
         self._of_owner: dict[str, int] = {}
         self._without_target = 0
         self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
-        # a heap of pending jobs, with some that are not pending any more
+        # A heap of pending jobs, with some that are not pending any more.
         self._submitted: list[tuple[float, JobId]] = []
 
     # -- notifications of changed jobs
@@ -97,7 +97,7 @@ class Index:
         if not named:
             self._named.pop(job.spec.name, None)
 
-    # -- asked
+    # -- queries
 
     @property
     def live(self) -> dict[JobId, Job]:
@@ -154,7 +154,7 @@ class Index:
         return self._of_user.get(user, 0)
 
     def others_than(self, owners: Collection[str]) -> bool:
-        """Return whether anyone but `owners` has unfinished jobs."""
+        """Return whether a principal that is not among `owners` has unfinished jobs."""
         self._catch_up()
         return any(owner not in owners for owner in self._of_owner)
 
@@ -188,7 +188,7 @@ class Index:
         self._catch_up()
         return tuple(_in_order(self._named.get(name, {})))
 
-    # -- how
+    # -- updates of the index
 
     def _catch_up(self) -> None:
         if self._changed:

@@ -184,17 +184,17 @@ class Saving:
     saver: WorkerId | None = None  # the worker that was named last to save the state
     until_s: float | None = None  # end of the saver's turn (Unix time)
     slow: set[WorkerId] = field(default_factory=set)  # workers that did not save the state within their turn
-    # per dismissed worker: the last step that was reported to it as saved
+    # Per dismissed worker: the last step that was reported to it as saved.
     dismissed: dict[WorkerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AllMeasured:
-    """Note that a job with this estimate and these GPUs has no smaller share left to measure (`profiling`)."""
+    """Evidence that a job with this estimate and these GPUs has no smaller share left to measure (`profiling`)."""
 
     estimated: Estimated
     target: tuple[GpuAddress, ...]
-    packed: int | None  # GPUs of the job on each of its servers, if the job has a fixed number there
+    packed: int | None  # GPUs of each server if the scheduler packs shares; else None
 
 
 @dataclass(frozen=True)
@@ -239,48 +239,43 @@ class Job:
     newest_progress: Progress | None = None
     reports: Reports = field(default_factory=Reports)  # reports of the metric that ends the training (`JobSpec.until`)
     rate_counts_from: int = -1  # first step at which a new measurement has no step in common with the last one
-    # after a recovery, first rates that workers report may have been counted by an earlier controller
+    # Set after a recovery: an earlier controller may have counted the first rates that workers report.
     recovered: bool = False
     profiling: ProfilingRun | None = None
-    profiled_shares: set[int] = field(default_factory=set)  # shares that were measured so, or could not be
+    profiled_shares: set[int] = field(default_factory=set)  # measured in a `ProfilingRun`, or could not be
     estimated: Estimated | None = None
     planned: Planned = Planned()
     all_measured: AllMeasured | None = None
-    # names of metrics with unusable values that have been reported to the user
+    # Names of metrics with unusable values that have been reported to the user.
     odd: set[str] = field(default_factory=set)
     sent_address: str = ""  # the leader's address in the newest order as last sent
-    why_waiting: Callable[[JobId], str] = (
-        _nothing  # returns the scheduler's reason, from its last decision, for giving a job no more GPUs
-    )
+    # Returns the scheduler's reason, from its last decision, for giving a job no more GPUs.
+    why_waiting: Callable[[JobId], str] = _nothing
     restart_at: float | None = None
     start_failures: int = 0  # consecutive failures
     hold_until: float | None = None
-    # for a finished job: time at which workers that have not ended by themselves are stopped
+    # For a finished job: time at which workers that have not ended by themselves are stopped.
     stop_rest_at: float | None = None
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # cleared when the job trains again
     avoided_gpus: dict[GpuAddress, Avoided] = field(default_factory=dict)  # cleared when the job trains again
-    room: int | None = (
-        None  # most GPUs that the job can have outside the servers that refused it; None: no such bound is known
-    )
-    # Newcomers that began together with one that computed different results. Each is proven once it has applied a later
-    # step than this.
+    # Most GPUs that the job can have outside the servers that refused it; None: no such bound is known.
+    room: int | None = None
+    # Newcomers that began together with one that computed different results. Each is proven once it has applied a
+    # later step than this.
     unproven: dict[WorkerId, int] = field(default_factory=dict)
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
     saving: Saving = field(default_factory=Saving)  # for a preempted job
-    told_to_stop_s: dict[WorkerId, float] = field(
-        default_factory=dict
-    )  # per worker: time of the last repeated stop request (Unix time)
+    # Per worker: time of the last repeated stop request (Unix time).
+    told_to_stop_s: dict[WorkerId, float] = field(default_factory=dict)
     told_s: float = 0.0  # when the newest order and its starts were last sent (Unix time)
-    silent: dict[ServerId, float] = field(
-        default_factory=dict
-    )  # servers of a gang that have lost their leases, and when the processes there are given up (Unix time)
-    # since when this controller has watched the job (Unix time); time limits that began earlier run from then
+    # Servers of a gang that have lost their leases, and when the processes there are given up (Unix time).
+    silent: dict[ServerId, float] = field(default_factory=dict)
+    # Since when this controller has watched the job (Unix time); time limits that began earlier run from then.
     watched_s: float = 0.0
-    counted: tuple[JobRecord, int] | None = (
-        None  # the job's record and the version of its workers, as last seen by accounting (`accounting`)
-    )
+    # The job's record and the version of its worker table, as last seen by accounting (`accounting`).
+    counted: tuple[JobRecord, int] | None = None
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
-    # since when members of the newest order and its leader have not reached each other (`cut_off`)
+    # Since when members of the newest order and its leader have not reached each other (`cut_off`).
     cut_since: float | None = None
     _meeting: Meeting | None = None
     _borrows: bool = False  # workers and standing belong to another `Job` (`aside`)
@@ -304,7 +299,7 @@ class Job:
 
     @property
     def standing(self) -> Standing:
-        """Return the present sets of workers by condition, brought up to date."""
+        """Up-to-date sets and counts of the job's workers by condition."""
         stood, news = self._stood, self.workers.news or self.statuses.news
         if stood is not None and stood[0] is self.record and stood[1] == self.watched_s and not news:
             return self._standing
@@ -483,8 +478,10 @@ class Job:
         return tuple(avoided for avoided in found if avoided.extent is Avoidance.REFUSED)
 
     def tries_again(self, avoided: Avoided) -> bool:
-        """Return whether an avoided server is tried again when its time is up. A job that is being tried elsewhere does
-        not."""
+        """Return whether the job tries an avoided server or GPU again when its time is up.
+
+        While the job is tried elsewhere, the result there decides, except after a refusal.
+        """
         return not self.record.target or avoided.extent is Avoidance.REFUSED
 
     def trains_on(self, server: ServerId) -> None:
@@ -599,7 +596,7 @@ class Job:
     def end_worker(
         self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault, log: str = ""
     ) -> WorkerRecord | None:
-        """Move a worker to the past ones and return its last record; return None if it was moved already."""
+        """Move a worker to the past ones; return its record before the end, or None if it was moved already."""
         self._own()
         entry = self.worker(worker)
         if entry is None:
@@ -676,7 +673,7 @@ class Job:
     def _count(self, until: float, on_from: float) -> None:
         self.update(attained_gpu_s=self.attained_gpu_s(until), executed_s=self.executed_s(until), counted_s=on_from)
 
-    # -- time
+    # -- time limits and timers
 
     def latenesses(self) -> tuple[Lateness, ...]:
         """Return the workers that have not reached their training loop yet, with their time limits."""
@@ -757,8 +754,7 @@ class Job:
         ]
 
     def tell_again_s(self) -> float | None:
-        """Return when the newest order and the starts are sent again (Unix time); None if all agents and workers know
-        them."""
+        """Return when the newest order and the starts are sent again (Unix time); None if all have arrived."""
         waits = not self.final and (self.standing.unstarted or self.uninformed())
         return max(self.told_s, self.watched_s) + TELL_AGAIN_S if waits else None
 
@@ -876,10 +872,10 @@ class Job:
             saving.until_s = min(saving.until_s, now + left_s / 2)
 
     def note_saved(self, status: WorkerStatus) -> bool:
-        """Remember the newest checkpoint, which is the least that a worker may begin with; return whether it is a new
-        one.
+        """Remember the newest checkpoint; return whether it is a new one.
 
-        A server that is cut off may go on writing, but in a generation that the job has left.
+        No worker may begin with an older checkpoint. A server that is cut off may go on writing, but in a generation that
+        the job has left.
         """
         if status.saved is None:
             return False
@@ -922,8 +918,7 @@ class Job:
         return new
 
     def note_reports(self, status: WorkerStatus) -> bool:
-        """Take over the script's reports of the metric that ends the training; return whether the expected length
-        changed."""
+        """Take over reports of the metric that ends the training; return whether the expected length changed."""
         until = self.spec.until
         if until is None or status.applied is None or until.metric not in status.metrics:
             return False
@@ -937,8 +932,10 @@ class Job:
         return True
 
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
-        """Take over the rate of the job with its present share, once the rate covers `steps` steps; return whether it
-        is news."""
+        """Take over the rate of the job with its present share; return whether it is news.
+
+        Rates that cover fewer than `steps` steps are ignored.
+        """
         steady, order = status.steady, self.committed_order
         if order is None or status.phase is not WorkerPhase.TRAINING or status.applied is None:
             return False
@@ -946,7 +943,7 @@ class Job:
             return False
         if status.applied < self.rate_counts_from or not self.share_gpus:
             return False
-        # first rate of its generation: even if the value is not new, the job may be measured further
+        # First rate of its generation: even if the value is not new, the job may be measured further.
         first = self.rate_counts_from < 0
         self.rate_counts_from = status.applied + STEPS_OF_A_RATE + (self._own_delay if first else 0)
         where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
@@ -1015,8 +1012,10 @@ class Job:
 
     @property
     def planned_by_s(self) -> float:
-        """Unix time of the deadline used for planning, which may be before the job's own (`Verdict.by_s`); nan without
-        one."""
+        """Unix time of the deadline used for planning; nan without one.
+
+        It may be before the job's own deadline (`Verdict.by_s`).
+        """
         return self.deadline_s if self.record.by_s is None else min(self.deadline_s, self.record.by_s)
 
     @property

@@ -143,9 +143,9 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     counted_s: float | None = None  # Unix time up to which both are counted; None: up to the last entry of `shares`
     restarts: int = 0
     restarts_in_vain: int = 0  # restarts since the job last made progress
-    # of these, the last consecutive ones in which every worker ended with an error of the script
+    # Of these, the last consecutive ones in which every worker ended with an error of the script.
     failures_in_vain: int = 0
-    # of these, the last consecutive ones in which no server had a part (`restarts.count_restart`)
+    # Of these, the last consecutive ones in which no server had a part (`restarts.count_restart`).
     deaths_in_vain: int = 0
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1

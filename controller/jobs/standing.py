@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-Queries such as "may all members of a roster go on?", "which workers have the state?" or "which worker is late first?"
-would otherwise examine every worker for each message of one of them. So a worker is examined only when its own record
-or status has changed (`WorkerTable.news`, `Statuses.news`). All workers are examined when a fact about all of them
+Examples of queries are "may all members of a roster go on?" and "which worker is late first?". Without this module,
+each message of one worker would require an examination of all. So a worker is examined only when its own record or
+status has changed (`WorkerTable.news`, `Statuses.news`). All workers are examined when a fact about all of them
 changes: another order, another committed generation, the first worker that joins, the job's end, an absence of the
 controller.
 
@@ -51,7 +51,7 @@ class Terms:
     watched_s: float
 
     def same(self, other: Terms | None) -> bool:
-        """Return whether both are the same. Orders are compared by identity, since they are long."""
+        """Return whether all terms are the same. Orders are compared by identity, since they are long."""
         return (
             other is not None
             and self.newest is other.newest
@@ -99,9 +99,8 @@ class Standing:
         self.holding: dict[WorkerId, None] = {}  # workers that have the state
         self.finished: dict[WorkerId, None] = {}  # workers that report the end of the training loop
         self.broken: dict[WorkerId, None] = {}  # workers that report a broken communicator
-        self.unstarted: dict[
-            WorkerId, None
-        ] = {}  # workers that have not reported since their agents were asked to start them
+        # Workers that have not reported since their agents were asked to start them.
+        self.unstarted: dict[WorkerId, None] = {}
         self.behind: dict[WorkerId, None] = {}  # workers that report, but do not know the newest order
         self.usable: dict[WorkerId, None] = {}
         self.due: Deadlines[WorkerId] = Deadlines()  # when the controller acts on a late worker

@@ -46,7 +46,7 @@ PARTS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "progress": msgspec.msgpack.Decoder(Progress),
 }
 NOTHING = JobRecord()
-# values of these fields in a head
+# Values of these fields in a head.
 APART: Mapping[str, Any] = {name: getattr(NOTHING, name) for name in (*PARTS, "orders", "past")}
 
 _HEAD = msgspec.msgpack.Decoder(JobRecord)
@@ -59,7 +59,7 @@ class Written:
     """State of a job as the store holds it."""
 
     record: JobRecord = NOTHING  # without the workers
-    # of a parted state: the living and the past workers
+    # Of a parted state: the living and the past workers.
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     whole: tuple[WorkerRecord, ...] = ()  # of a state in one record: the living workers
     parted: bool = False

@@ -26,7 +26,7 @@ KEPT_S = 90 * 86_400.0
 RENEWED_S = 3600.0  # unchanged values are written again after this time, so that they do not expire
 PREFIX = "/throughput/"
 
-Profiles = Mapping[str, Mapping[int, float]]  # steps per second by share, by the name of the model in lower case
+Profiles = Mapping[str, Mapping[int, float]]  # by model name in lower case: steps per second by share
 
 
 class KindRecord(Value, frozen=True, kw_only=True):

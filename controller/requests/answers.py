@@ -124,7 +124,7 @@ def on_request(
         check(asked.who, request)
         answer = _answer(cluster, now, asked, dict(records))
         if answer is None:
-            # answered later (`answer_undecided`; for a log, by its agent), or when the client repeats the request
+            # Answered later (`answer_undecided`; for a log, by its agent), or when the client repeats the request.
             return
     except NotAtHand as missing:
         cluster.fetch(asked, missing.keys)

@@ -53,7 +53,7 @@ def check(who: Principal, request: Request) -> None:
 
 
 def check_job(who: Principal, job: Job, what: str) -> None:
-    """Check that `who` may do `what` with `job`; `what` is an act such as "cancel" or "read the logs of". Raises
+    """Check that `who` may act on `job`; `what` names the act, such as "cancel" or "read the logs of". Raises
     NotAllowed."""
     if not may_act(who, job):
         owner = job.submission.owner

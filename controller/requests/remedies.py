@@ -28,10 +28,10 @@ from ..reconcile.weighing import Outcome
 from .authority import may_act
 
 MOST_TRIED = 64
-# jobs examined in all tries together; the controller is blocked meanwhile, for about half a second
+# Jobs examined in all tries together; the controller is blocked meanwhile, for about half a second.
 JOBS_LOOKED_AT = 4000
 MOST_TOGETHER = 6  # jobs with ends that help only together
-MOST_MORE = 1024  # GPUs
+MOST_MORE = 1024  # most additional GPUs that are tried
 MOST_PUSHED = 10
 OPERATORS = "operators"
 
@@ -67,7 +67,7 @@ class Remedies:
         if not self._share:
             yield from self._smaller()
 
-    # -- trying
+    # -- tries
 
     def _tries(self, kind: str, text: str, supposed: Supposition, command: str = "", by: str = "") -> Remedy | None:
         """Return the remedy; None if it does not help or there have been too many tries."""
@@ -120,7 +120,7 @@ class Remedies:
         if (found := self._tries("resume", f"it is {back}d", supposed, f"{back} {job.id}", who)) is not None:
             yield found
 
-    # -- what others do
+    # -- remedies by other jobs
 
     def _by_hand_over(self) -> Iterator[Remedy]:
         """Try to return shares set by hand to the policy, including the job's own."""
@@ -259,7 +259,7 @@ class Remedies:
             if found is not None:
                 yield found
 
-    # -- what its owner does
+    # -- remedies by the job's owner
 
     def _by_hand(self) -> Iterator[Remedy]:
         """Try to set the smallest greater share by hand, for which other jobs give way."""

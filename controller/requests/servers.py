@@ -26,7 +26,7 @@ from ..records import Cordon, RemovalRecord, Trusted
 from ..sessions import Session
 from .authority import by
 
-MOST_REASON = 500  # characters
+MOST_REASON = 500  # characters of an operator's reason
 WORKERS_TOLD, MOST_NAME = 8, 80  # workers named as the obstacle to a removal, and characters of each
 
 
