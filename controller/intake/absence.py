@@ -1,8 +1,8 @@
-"""Exclusion of time in which the controller did not run: it was stopped or starved, its machine slept, or its clock
-jumped.
+"""Exclusion of time in which the controller did not run.
 
-A server that seems silent may have sent messages meanwhile. So leases begin again, and all timers are moved by the
-length of the absence. A job's GPU time is counted up to the begin of the absence, and from its end on.
+The controller was stopped or starved, its machine slept, or its clock jumped. A server that seems silent may have sent
+messages meanwhile. So leases begin again, and all timers are moved by the length of the absence. A job's GPU time is
+counted up to the start of the absence, and from its end on.
 """
 
 from __future__ import annotations

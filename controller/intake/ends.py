@@ -221,8 +221,7 @@ def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code:
 
 
 def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
-    """Give up a worker that has run on its server and that the agent there does not name; stop the worker in case it
-    runs."""
+    """Give up a worker that its server's agent does not know any more; stop the worker in case it runs."""
     reason = f"server {entry.gpu.server} does not know it any more"
     broken = broken_by_loss(job, entry.worker)
     job.update_worker(entry.worker, stopping=True, fault=Fault.LOST, reason=reason)
@@ -237,7 +236,10 @@ def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -
 
 
 def stop_late(cluster: Cluster, now: float, job: Job) -> None:
-    """Stop the workers that have not reached their loop in time. The script is at fault if it fails so elsewhere, too."""
+    """Stop the workers that have not reached their loop in time.
+
+    The script is at fault if it fails so elsewhere, too.
+    """
     for late in job.latenesses():
         entry = job.worker(late.worker)
         if entry is None or now < late.until_s:
@@ -270,8 +272,10 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def stop_again(cluster: Cluster, now: float, job: Job) -> None:
-    """Repeat the stop requests for workers that should have ended. An agent that has one already does not allow more
-    time."""
+    """Repeat the stop requests for workers that should have ended.
+
+    An agent that has a request already does not allow more time.
+    """
     for worker, due_s in job.overdue().items():
         if now >= due_s:
             job.told_to_stop(worker, now)
@@ -279,8 +283,10 @@ def stop_again(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def tell_again(cluster: Cluster, now: float, job: Job) -> None:
-    """Repeat the newest order and the starts, for agents that have not confirmed them. Other agents ignore the
-    repetition."""
+    """Repeat the newest order and the starts, for agents that have not confirmed them.
+
+    Other agents ignore the repetition.
+    """
     again_s = job.tell_again_s()
     if again_s is None or now < again_s:
         return

@@ -1,12 +1,11 @@
-"""Workers on the servers that belong to no job of this cluster. They are left alone until an operator decides (cluster
-3).
+"""Workers on the servers that belong to no job of this cluster (cluster 3).
 
-There are two causes. The server belongs to *another cluster*: its agent remembers another cluster's id, because the
-server was moved, or because this controller's store is new. Or the store is older than the cluster, restored from a
-backup, and has no job of that name, or one with another uid. The controller cannot know whether such workers hold a
-month of somebody's work. So none of them is stopped or forgotten, and nothing is started in their place. An operator
-who wants the server runs `elasticctl servers adopt`. Then the workers are asked to save their state and end, and the
-server is used once they have ended.
+They are left alone until an operator decides. There are two causes. The server belongs to *another cluster*: its agent
+remembers another cluster's id, because the server was moved, or because this controller's store is new. Or the store is
+older than the cluster, restored from a backup, and has no job of that name, or one with another uid. The controller
+cannot know whether such workers hold a month of somebody's work. So none of them is stopped or forgotten, and nothing
+is started in their place. An operator who wants the server runs `elasticctl servers adopt`. Then the workers are asked
+to save their state and end, and the server is used once they have ended.
 
 An agent without workers has nothing to lose and joins by itself.
 """

@@ -281,8 +281,7 @@ def _find(
 def _unwanted(
     cluster: Cluster, now: float, session: Session, job: JobId, worker: WorkerId, uid: str, status: WorkerStatus | None
 ) -> bool:
-    """Handle a process that the record lacks, or that is ahead of the record; return whether the job can use the
-    process.
+    """Handle a process that the record lacks or that is ahead of it; return whether the job can use the process.
 
     A process of a known job that is ahead of the record brings the record forward. Any other process is stopped; that
     of an unknown job is noted.
@@ -315,7 +314,10 @@ def _unwanted(
 def _stop_stray(
     cluster: Cluster, now: float, session: Session, job: JobId, known: WorkerRecord | None, local: LocalWorker
 ) -> None:
-    """Stop a process that no job needs. Its GPU is not free until the process has ended. `known`: the worker's record."""
+    """Stop a process that no job needs. `known`: the worker's record.
+
+    The GPU is not free until the process has ended.
+    """
     worker = local.worker
     if worker in session.strays:
         return
@@ -383,8 +385,7 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
 
 
 def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str) -> bool:
-    """Take over a status at once if it only reports progress of a worker in the committed generation; return whether it
-    does.
+    """Take over a status at once if it only reports progress in the committed generation; return whether it does.
 
     Most statuses are of this kind.
     """

@@ -1,5 +1,6 @@
-"""Reaction to newcomers that end before they have taken part in training: the job goes on, with a limited number of
-retries.
+"""Reaction to newcomers that end before they have taken part in training.
+
+The job goes on, with a limited number of retries.
 
 Theory of operation
 -------------------
@@ -140,8 +141,7 @@ def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reas
 
 
 def refused_alone(cluster: Cluster, now: float, job: Job, why: str) -> None:
-    """Try other servers for a job with no worker that has the state, after a worker with other code ended; give up at
-    last."""
+    """Try other servers after a worker with other code ended while no worker has the job's state; give up at last."""
     kept = job.record
     job.update(vain_joins=kept.vain_joins + 1, vain_join_s=now)
     if job.record.vain_joins > cluster.settings.max_restarts:

@@ -62,10 +62,10 @@ def bring_forward(
     status: WorkerStatus | None,
     gpus: tuple[int, ...] = (),
 ) -> None:
-    """Mark `job` as overtaken, since `worker` is ahead of the record; `reconcile` then ends its workers and starts it
-    again.
+    """Mark `job` as overtaken, since `worker` is ahead of the record.
 
-    `gpu`: the GPU of `worker`; None: it has ended. `gpus`: indices if the worker has several GPUs there.
+    Then `reconcile` ends the job's workers and starts it again. `gpu`: the GPU of `worker`; None: it has ended. `gpus`:
+    indices if the worker has several GPUs there.
     """
     seen = _seen(status)
     _is_old(cluster, now, f"{worker} of generation {seen} {'has ended' if gpu is None else f'runs on {gpu}'}")
@@ -110,7 +110,7 @@ def _renewed(job: Job) -> bool:
 
 
 def _lift(job: Job, generation: int, worker: int) -> None:
-    """Raise the numbers of `job` above those that the lost part of its history may have used, and above the given ones."""
+    """Raise the numbers of `job` above the given ones, and above those that its lost history may have used."""
     kept = job.record
     inside = generation <= kept.lost_generations[1] and worker < kept.lost_names[1]
     lifted = kept.lost_generations != (0, 0)

@@ -117,8 +117,10 @@ def spent_by(account: Account, now: float) -> GpuSeconds:
 
 
 def joined(account: Account) -> Booked:
-    """Return the account after the first call of `elastic.join()`: the time before counts as idle, since the job was
-    starting."""
+    """Return the account after the first call of `elastic.join()`.
+
+    The time before counts as idle, since the job was starting.
+    """
     moved, bookings = _moved(account, Column.USED, Column.IDLE, account.unjoined)
     return replace(moved, joined=True, unjoined=(), unsaved=_less(account.unsaved, account.unjoined)), bookings
 

@@ -53,8 +53,10 @@ class Place:
 
 @dataclass(frozen=True)
 class GiveOrder:
-    """Order of this roster. `fresh_start`: no worker has the state, so training begins from a checkpoint or from the
-    start."""
+    """Order of this roster.
+
+    `fresh_start`: no worker has the state, so training begins from a checkpoint or from the start.
+    """
 
     places: tuple[Place, ...]
     kind: OrderKind
@@ -79,8 +81,10 @@ def usable(job: Job, worker: WorkerId) -> bool:
 
 
 def holds_state(job: Job, worker: WorkerId) -> bool:
-    """Return whether `worker` has the job's state. Until the worker has reported to this controller, its record
-    decides."""
+    """Return whether `worker` has the job's state.
+
+    Until the worker has reported to this controller, its record decides.
+    """
     if not usable(job, worker):
         return False
     status = job.statuses.get(worker)
@@ -208,7 +212,7 @@ def complete(job: Job) -> bool:
 
 
 def _without_state(job: Job, newest: OrderRecord) -> Step:
-    """Return the next step if no worker has the state, before the first training or after the loss of all that had it."""
+    """Return the next step if no worker has the state: none has trained yet, or all that had the state are lost."""
     standing = job.standing
     if not standing.usable:
         return StartAgain()
@@ -231,8 +235,7 @@ def _may_begin(job: Job, places: tuple[Place, ...]) -> bool:
 
 
 def _wounded(job: Job, newest: OrderRecord) -> bool:
-    """Return whether the newest roster has lost a member, or does not list a broken generation that its members may be
-    in."""
+    """Return whether the newest roster has lost a member, or does not list a broken generation of its members."""
     if newest.generation in job.record.broken:
         return True
     if job.standing.lost_member(job.record.target):
@@ -373,11 +376,10 @@ def _same(places: tuple[Place, ...], order: OrderRecord) -> bool:
 
 
 def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:
-    """Return the place of `gpu` in its server, with the server's rack, as reported by the agent; empty without a
-    report.
+    """Return the place of `gpu` in its server, with the server's rack, as reported by the agent.
 
-    A member's place is part of the roster, so that all members plan the same transfers (Elan IV), whatever agents
-    report later.
+    The place is empty without a report. A member's place is part of the roster, so that all members plan the same
+    transfers (Elan IV), whatever agents report later.
     """
     if server is None:
         return GpuPlace()
@@ -463,10 +465,9 @@ def unconnected(job: Job) -> tuple[WorkerId, ...]:
 
 
 def stalled_s(job: Job) -> float:
-    """Return for how many seconds all members of the committed generation have waited for each other; 0 if some member
-    does not.
+    """Return for how many seconds all members of the committed generation have waited for each other.
 
-    No member computes during that time, and no data arrives.
+    The result is 0 if some member does not wait. No member computes during that time, and no data arrives.
     """
     order = job.committed_order
     if order is None:
@@ -530,7 +531,7 @@ def _unstarted(job: Job, worker: WorkerId) -> bool:
 
 
 def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
-    """Return the workers that no roster in use, or possibly in use later, names and that have not been asked to stop."""
+    """Return the workers, not yet asked to stop, that no roster in use or possibly in use later names."""
     newest = job.newest
     if not job.standing.any_outside:
         return ()

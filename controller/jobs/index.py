@@ -129,8 +129,7 @@ class Index:
         return self._phases
 
     def oldest_pending_s(self) -> float | None:
-        """Return the submission time of the job that was submitted first of all pending ones (Unix time); None without
-        any."""
+        """Return the earliest submission time of the pending jobs (Unix time); None if no job is pending."""
         pending = self.phases[JobPhase.PENDING]
         while self._submitted and self._submitted[0][1] not in pending:
             heapq.heappop(self._submitted)

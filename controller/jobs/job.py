@@ -393,7 +393,7 @@ class Job:
 
     @property
     def join_notice_s(self) -> float | None:
-        """Return when a gang that was expected to call `elastic.join()` is assumed not to (Unix time); None for never."""
+        """Return when a gang that should call `elastic.join()` is assumed not to (Unix time); None for never."""
         if not self.gang or not self.spec.expected_to_join or self.spec.must_join:
             return None
         began = [entry.started_s for entry in self.workers if entry.started_s is not None]
@@ -735,7 +735,7 @@ class Job:
         )
 
     def uninformed(self) -> list[WorkerRecord]:
-        """Return the workers that report, but do not know the newest order, or perhaps not the address of its leader."""
+        """Return the workers that report, but may not know the newest order or the address of its leader."""
         newest = self.newest
         if newest is None or newest.generation <= self.record.committed:
             return []
@@ -984,7 +984,7 @@ class Job:
 
     @property
     def told_steps(self) -> int | None:
-        """Return the number of steps in all, by the loop, the specification or the reports; None if none of them says."""
+        """Return the number of steps in all, by the loop, the specification or the reports; None if unknown."""
         told, expected = self.bound_steps, self.expected_steps
         return told if expected is None else min(expected, told or expected)
 

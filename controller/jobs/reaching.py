@@ -27,8 +27,7 @@ class Reports:
         self._points: list[tuple[int, float]] = []
 
     def add(self, steps: int, value: float) -> bool:
-        """Add a finite value reported after `steps` steps; return False if it only repeats the last report, as statuses
-        do.
+        """Add a finite value reported after `steps` steps; return False if it repeats the last report, as statuses do.
 
         Reports of later steps are dropped, because the job has restarted from a checkpoint.
         """

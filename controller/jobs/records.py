@@ -1,9 +1,8 @@
-"""Durable records of a job, which contain all that a controller needs after a crash. Records are values, replaced as a
-whole.
+"""Durable records of a job, which contain all that a controller needs after a crash.
 
-The submission is large and never changes, so it is written once. The rest changes often: a `JobRecord`, and a
-`WorkerRecord` for each worker. `stored` defines the parts in which these are written. An ended job is one record with
-all of it, in the archive (`archive`).
+Records are values, replaced as a whole. The submission is large and never changes, so it is written once. The rest
+changes often: a `JobRecord`, and a `WorkerRecord` for each worker. `stored` defines the parts in which these are
+written. An ended job is one record with all of it, in the archive (`archive`).
 
 New fields have defaults, so that a controller can read records of an earlier version. A value equal to the default is
 not written, so a default must never change.

@@ -115,8 +115,10 @@ class Standing:
         self._whole: _Whole | None = None
 
     def catch_up(self, table: WorkerTable, statuses: Statuses, terms: Terms, due: Due) -> None:
-        """Examine the workers that have changed, or all. `due` returns when the controller acts on a late worker (Unix
-        time)."""
+        """Examine the workers that have changed, or all.
+
+        `due` returns when the controller acts on a late worker (Unix time).
+        """
         if not terms.same(self.terms):
             self._begin(terms)
             names = [entry.worker for entry in table]

@@ -1,5 +1,7 @@
-"""Requests that create, scale, profile or forecast jobs. Each act is recorded in the job's history and in the audit
-log."""
+"""Requests that create, scale, profile or forecast jobs.
+
+Each act is recorded in the job's history and in the audit log.
+"""
 
 from __future__ import annotations
 
@@ -172,15 +174,19 @@ def _too_urgent(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
 
 
 def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
-    """Return why the job could not run even if all known servers were present and empty; "" if it could, or no server
-    is known."""
+    """Return why the job could not run even if all known servers were present and empty.
+
+    The result is "" if it could run, or if no server is known.
+    """
     demand = Demand.of(spec)
     return "" if cluster.most_gpus(demand) >= spec.gpus.min else never_fits(demand, spec.gpus.min, cluster.stocks())
 
 
 def _too_many(cluster: Cluster, who: Principal) -> str:
-    """Return why the user has too many unfinished jobs; "" otherwise. The operator of a one-machine cluster has no
-    bound."""
+    """Return why the user has too many unfinished jobs; "" otherwise.
+
+    The operator of a one-machine cluster has no bound.
+    """
     most = cluster.settings.open_jobs_per_user
     if who == LOCAL_OPERATOR or (count := cluster.index.of_owner(who.name)) < most:
         return ""
@@ -210,11 +216,11 @@ def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
 
 
 def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fetched: Fetched) -> Answer | None:
-    """Fix the job's share, or return it to the policy. The decision is taken at once, so that the answer names its
-    generation.
+    """Fix the job's share, or return it to the policy.
 
-    Return None while the answer is pending. With very many jobs the scheduler runs only at intervals, and all shares
-    set meanwhile are answered together. A controller that has just started cannot decide before its servers are back.
+    The decision is taken at once, so that the answer names its generation. Return None while the answer is pending.
+    With very many jobs the scheduler runs only at intervals, and all shares set meanwhile are answered together. A
+    controller that has just started cannot decide before its servers are back.
     """
     job = find_job(cluster, asked.who, request.job, fetched)
     check_job(asked.who, job, "scale")
@@ -322,8 +328,10 @@ def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
 
 
 def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
-    """Measure the job with fewer and fewer GPUs, also if its throughput is known; return None if no decision is
-    possible yet."""
+    """Measure the job with fewer and fewer GPUs, also if its throughput is known.
+
+    Return None if no decision is possible yet. Raises RequestRefused, NotAllowed.
+    """
     check_job(asked.who, job, "profile")
     if job.final:
         raise RequestRefused(_over(job))

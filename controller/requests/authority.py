@@ -53,8 +53,10 @@ def check(who: Principal, request: Request) -> None:
 
 
 def check_job(who: Principal, job: Job, what: str) -> None:
-    """Check that `who` may act on `job`; `what` names the act, such as "cancel" or "read the logs of". Raises
-    NotAllowed."""
+    """Check that `who` may act on `job`. Raises NotAllowed.
+
+    `what` names the act, such as "cancel" or "read the logs of".
+    """
     if not may_act(who, job):
         owner = job.submission.owner
         others = f"{owner} and operators" if owner not in ("", LOCAL) else "operators"
@@ -67,8 +69,10 @@ def may_act(who: Principal, job: Job) -> bool:
 
 
 def by(who: Principal) -> str:
-    """Return the suffix that names the principal in an event: " by alice"; "" for the operator of a one-machine
-    cluster."""
+    """Return the suffix that names the principal in an event, such as " by alice".
+
+    The suffix is "" for the operator of a one-machine cluster.
+    """
     if who == LOCAL_OPERATOR:
         return ""
     return f" by {who.name}" if who.role is Role.USER else f" by {who.role.value} {who.name}"

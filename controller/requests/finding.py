@@ -1,5 +1,7 @@
-"""Lookup of jobs by id, or by a name that identifies one job. Among jobs of one name, those of the requesting principal
-come first."""
+"""Lookup of jobs by id, or by a name that identifies one job.
+
+Among jobs of one name, those of the requesting principal come first.
+"""
 
 from __future__ import annotations
 

@@ -135,10 +135,9 @@ def _values(parameters: Mapping[str, object]) -> str:
 
 
 def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[ShareForecast, ...]:
-    """Return the jobs with changed shares, in the order of submission, without changing any state, not even the random
-    one.
+    """Return the jobs with changed shares, in the order of submission.
 
-    Raises PolicyFailed.
+    No state changes, not even the random one. Raises PolicyFailed.
     """
     seen = snapshot(cluster, now, scheduler=scheduler)
     chosen = decided(

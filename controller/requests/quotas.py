@@ -1,4 +1,7 @@
-"""Quotas of users and groups, with their present use (docs/quotas.md). Every principal that may see jobs may see them."""
+"""Quotas of users and groups, with their present use (docs/quotas.md).
+
+Every principal that may see jobs may see them.
+"""
 
 from __future__ import annotations
 

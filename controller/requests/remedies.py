@@ -1,9 +1,9 @@
-"""Remedies for a job's share. Each is tried on a copy of the cluster, and shown only if the scheduler then grants a
-greater share.
+"""Remedies for a job's share.
 
-The candidates are ends of other jobs, servers that come back, and GPUs that are repaired, uncordoned or returned from a
-loan. Others are shares set by hand, a smaller request, other quotas and packing, and more GPUs. If no single end helps,
-several together are tried.
+Each is tried on a copy of the cluster, and shown only if the scheduler then grants a greater share. The candidates are
+ends of other jobs, servers that come back, and GPUs that are repaired, uncordoned or returned from a loan. Others are
+shares set by hand, a smaller request, other quotas and packing, and more GPUs. If no single end helps, several together
+are tried.
 """
 
 from __future__ import annotations
@@ -202,10 +202,10 @@ class Remedies:
                 yield "mend", f"what is wrong with {where} is mended", _mended(server, gpu), ""
 
     def _more_gpus(self) -> Remedy | None:
-        """Try to add GPUs to the cluster until the job's share grows, and find the fewest; note the jobs that would
-        start earlier.
+        """Try to add GPUs to the cluster until the job's share grows, and find the fewest.
 
-        These tries are not counted. There are at most half as many of them as of the others.
+        Also note the waiting jobs that would start with this one or before it. These tries are not counted. There are
+        at most half as many of them as of the others.
         """
         enough: tuple[int, Outcome] | None = None
         too_few, each, left = 0, self._job.spec.gpus_per_server or 1, self._most // 2

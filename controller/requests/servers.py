@@ -31,11 +31,10 @@ WORKERS_TOLD, MOST_NAME = 8, 80  # workers named as the obstacle to a removal, a
 
 
 def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId) -> ServerRemoved | None:
-    """Forget a server that has no workers. Return None if the server may still be reported by its agent after a
-    restart.
+    """Forget a server that has no workers.
 
-    A running agent there is not accepted again before it is restarted. Otherwise its next message would bring the
-    server back. Raises UserError, RequestRefused.
+    Return None while a server known only from the store may still report. A running agent there is not accepted again
+    before it is restarted. Otherwise its next message would bring the server back. Raises UserError, RequestRefused.
     """
     session = _known(cluster, name)
     if name in cluster.awaited:
@@ -92,8 +91,7 @@ def _workers_on(job: Job, server: ServerId) -> bool:
 
 
 def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: CordonServer) -> ServerCordoned:
-    """Start nothing new on a server or GPU until an operator uncordons it, and drain it if requested
-    (`reconcile.draining`).
+    """Cordon a server or GPU until an operator uncordons it, and drain it if requested (`reconcile.draining`).
 
     A request for the present state changes nothing: the recorded principal and time stay. Raises UserError.
     """

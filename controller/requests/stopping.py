@@ -65,8 +65,10 @@ def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bo
 
 
 def withhold(cluster: Cluster, now: float, job: Job, withheld: Withheld, why: str) -> None:
-    """Withhold the job from policies, and preempt it if it has GPUs and `withheld` is not a hold. `why`: reason in
-    words."""
+    """Withhold the job from policies, and preempt it if it has GPUs and `withheld` is not a hold.
+
+    `why`: reason in words.
+    """
     job.update(withheld=withheld)
     if job.record.target and job.is_withheld:
         retarget(cluster, now, job, (), why)
@@ -215,7 +217,10 @@ def check_unfinished(job: Job) -> None:
 
 
 def stops_whole(job: Job) -> bool:
-    """Return whether the job can give up its GPUs without losing its work. A running command that saves nothing cannot."""
+    """Return whether the job can give up its GPUs without losing its work.
+
+    A running command that saves nothing cannot.
+    """
     return not job.gang or (job.spec.restarts is None and job.record.phase is not JobPhase.RUNNING)
 
 

@@ -1,5 +1,7 @@
-"""Reports of GPU-seconds by user, day or job (docs/accounting.md). Every principal that may see jobs may see the
-reports."""
+"""Reports of GPU-seconds by user, day or job (docs/accounting.md).
+
+Every principal that may see jobs may see the reports.
+"""
 
 from __future__ import annotations
 

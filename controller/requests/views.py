@@ -46,8 +46,10 @@ Troubles = Callable[[], str]
 
 
 def troubles_of(cluster: Cluster, now: float) -> Troubles:
-    """Return a function that describes the servers that take no new work; the text is computed at most once, when
-    needed."""
+    """Return a function that describes the servers that take no new work.
+
+    The text is computed at most once, when needed.
+    """
     return cache(partial(troubles_told, cluster, now))
 
 
@@ -105,8 +107,10 @@ def full_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView
 
 
 def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
-    """Return the measured points by share and servers, and the assumed ones for the maximum share, half of it, and so
-    on."""
+    """Return the measured points by share and servers, and the assumed points.
+
+    Points are assumed for the maximum share, half of it, and so on.
+    """
     spec = job.spec
     servers = job.estimated.fewest if job.estimated is not None else fewest(cluster, spec.gpus.max)
     told = cluster.estimate(now, job, servers)
@@ -154,8 +158,10 @@ def _reason(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> str:
 
 
 def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Iterator[str]:
-    """Yield the reasons for a job's waiting or present state, the most important first. "" means that there is no
-    reason."""
+    """Yield the reasons for a job's waiting or present state, the most important first.
+
+    "" means that there is no reason.
+    """
     if job.final:
         yield job.record.reason
         return
