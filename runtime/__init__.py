@@ -1,1 +1,1 @@
-"""How any process of the suite runs: clock, driver loop, transport, configuration, logs, readiness. No torch here."""
+"""Common base of all processes: clock, event loop, transport, configuration, logs, readiness. Does not import torch."""

@@ -1,8 +1,8 @@
-"""InfiniBand and RoCE adapters of this machine, from sysfs, and whether NCCL can use them together with those of another one.
+"""InfiniBand and RoCE adapters of this machine, from sysfs, and whether NCCL can use them together with another machine's.
 
-NCCL takes them where it finds some, by itself in each process, and sockets elsewhere. Processes that have chosen differently wait
-for each other for ever (nccl #234, #2428). So workers compare what they have before they connect, and take sockets where it does
-not go together (`worker/communication/groups.py`); `doctor` compares what servers tell of themselves.
+NCCL uses adapters where it finds some, decided in each process alone, and sockets elsewhere. Processes that decided differently
+wait for each other forever (nccl #234, #2428). So workers compare their adapters before they connect, and use sockets where the
+adapters do not match (`worker/communication/groups.py`); `doctor` compares the adapters that servers report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GIGABIT_BYTES = 1e9 / 8
 
 
 def adapters(root: Path = SYSFS) -> tuple[Adapter, ...]:
-    """Each port of each adapter, by name ("mlx5_0:1"). root: /sys."""
+    """Return each port of each adapter, by name ("mlx5_0:1"). root: /sys."""
     found = []
     for port in sorted((root / "class/infiniband").glob("*/ports/*")):
         rate = re.match(r"([0-9.]+) Gb/sec", _word(port / "rate"))  # "200 Gb/sec (4X HDR)"
@@ -38,7 +38,7 @@ def adapters(root: Path = SYSFS) -> tuple[Adapter, ...]:
 
 
 def usable(environ: Mapping[str, str], root: Path = SYSFS, dev: Path = DEV) -> tuple[Adapter, ...]:
-    """Those that NCCL would take in a process with this environment: it may open their device files, and they have a cable."""
+    """Return the ports that NCCL would use in a process with this environment: device files it may open, with an active link."""
     if environ.get("NCCL_IB_DISABLE", "0") != "0" or environ.get("NCCL_NET", "").lower() == "socket":
         return ()
     closed = set(_closed(root, dev))
@@ -51,14 +51,14 @@ def usable(environ: Mapping[str, str], root: Path = SYSFS, dev: Path = DEV) -> t
 
 
 def _closed(root: Path, dev: Path) -> Iterator[str]:
-    """Adapters whose device file this process may not open, as in a container that was given some of them."""
+    """Yield adapters of which this process may not open the device file, as in a container that was given only some."""
     for entry in (root / "class/infiniband_verbs").glob("uverbs*"):
         if not os.access(dev / "infiniband" / entry.name, os.R_OK | os.W_OK):
             yield _word(entry / "ibdev")
 
 
 def _is_named(name: str, wanted: str) -> bool:
-    """NCCL_IB_HCA: `^` all but these, `=` exactly these, else what begins so; a port may stand behind a colon."""
+    """Apply NCCL_IB_HCA: `^` excludes names, `=` matches exactly, else a prefix matches; a port may follow after a colon."""
     if not wanted:
         return True
     listed = wanted.lstrip("^=").split(",")
@@ -72,14 +72,14 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def go_together(sides: Iterable[Iterable[str]]) -> bool:
-    """Can NCCL connect processes that have adapters of these link layers? Not where one has some and another has none, or where
-    they have no layer in common."""
+    """Return whether NCCL can connect processes with adapters of these link layers: all have a layer in common, or none has
+    any."""
     layers = [frozenset(side) for side in sides]
     return not any(layers) or bool(frozenset.intersection(*layers))
 
 
 def described(found: Iterable[Adapter]) -> str:
-    """For people: "8x InfiniBand 400 Gbit/s, 1x Ethernet 25 Gbit/s"; "none"."""
+    """Return a summary: "8x InfiniBand 400 Gbit/s, 1x Ethernet 25 Gbit/s"; "none"."""
     kinds = Counter((each.link_layer or "unknown", each.bytes_per_s) for each in found)
     ordered = sorted(kinds.items(), key=lambda item: (-item[0][1], item[0][0]))
     texts = [f"{count}x {layer} {speed / GIGABIT_BYTES:.0f} Gbit/s" for (layer, speed), count in ordered]

@@ -1,4 +1,4 @@
-"""Clocks: Unix time in seconds. A process chooses one, by whether it can bear that time jumps."""
+"""Clocks, in Unix time (s). A process chooses one by whether it tolerates jumps of the machine's clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """Source of the current time."""
 
     def now(self) -> float:
-        """Unix time (s)."""
+        """Return Unix time (s)."""
         ...
 
 
 class SteadyClock:
-    """Read once at the start and carried on by the monotonic clock: it never jumps, and after a jump of the machine's clock it
-    is wrong. For agents and workers, which only measure how long something takes."""
+    """Clock read once at the start and carried on by the monotonic clock: it never jumps, but is off after the machine's clock
+    was set. For agents and workers, which only measure durations."""
 
     def __init__(self) -> None:
         self._offset_s = time.time() - time.monotonic()
@@ -27,19 +27,18 @@ class SteadyClock:
 
 
 class WallClock:
-    """The machine's clock as it is: it may jump either way. For the controller, which tells people when something happened and
-    leaves the time of a jump out of its leases."""
+    """The machine's clock, which may jump either way. For the controller, which shows times of events to people, and excludes
+    the length of a jump from its leases."""
 
     def now(self) -> float:
         return time.time()
 
 
-LEAST_STEP_S = 0.5  # less than that is how a clock is corrected all the time
+LEAST_STEP_S = 0.5  # smaller steps are ordinary corrections of a clock
 
 
 class StepMeter:
-    """Tells by how much the machine's clock was set, beside the time that passed: by the clock that runs since the boot, which
-    nobody sets."""
+    """Measures by how much the machine's clock was set, against the clock that runs since boot and cannot be set."""
 
     def __init__(self, wall: Callable[[], float] = time.time, since_boot: Callable[[], float] | None = None) -> None:
         self._wall = wall
@@ -47,7 +46,7 @@ class StepMeter:
         self._offset_s = self._wall() - self._since_boot()
 
     def step(self) -> float:
-        """By so much the clock was set forward since the last step that was told (back: less than 0); 0: it was not."""
+        """Return by how many seconds the clock was set forward since the last reported step (back: negative); 0 if it was not."""
         offset_s = self._wall() - self._since_boot()
         by_s = offset_s - self._offset_s
         if abs(by_s) < LEAST_STEP_S:

@@ -1,6 +1,6 @@
-"""Configuration files: YAML, read into a frozen struct; every mistake is named with file, line and field, all of them at once.
+"""Configuration files: YAML read into a frozen struct; all mistakes are reported at once, each with file, line and field.
 
-A daemon reads its file at its start, and again when it is told to (SIGHUP); `taken` says what of it then holds.
+A daemon reads its file when it starts, and again on SIGHUP; `taken` returns the options that then hold.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_CHARACTERS = 2 << 20  # of a file
 MOST_VALUES = 200_000
 
 _FIELD = re.compile(r"(.+?): (?!line \d)(\w[\w.\[\]]*): ")
-_STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of the way to a field
+_STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of a field's path
 
 
 class _Loader(yaml.SafeLoader):
@@ -50,9 +50,9 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load_yaml(path: Path, kind: type[ElasticError] = OperatorError, look: Look | None = None) -> object:
-    """The document in `path` as plain values; an empty file is an empty mapping. Raises `kind`, naming file and line.
+    """Return the document in `path` as plain values; an empty file is an empty mapping. Raises `kind`, naming file and line.
 
-    look: sees the nodes of the document before they become values, and may change them.
+    look: receives the nodes of the document before they are converted to values, and may change them.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def load_yaml(path: Path, kind: type[ElasticError] = OperatorError, look: Look |
 
 
 def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError, look: Look | None = None) -> object:
-    """The same, of a file's text. What is short and means very much is refused: names that stand for others, deep nesting."""
+    """Do the same for a file's text. Short texts that expand to many values (aliases) or nest deeply are refused."""
     if len(text) > MOST_CHARACTERS:
         raise kind(f"{path}: is longer than {MOST_CHARACTERS} characters")
     try:
@@ -75,7 +75,7 @@ def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError, l
             raise kind(f"{path}: stands for more than {MOST_VALUES} values")
     except RecursionError:
         raise kind(f"{path}: is nested too deeply, or holds itself") from None
-    except ValueError as error:  # YAML's own scalars: a date that is none, a number of thousands of digits
+    except ValueError as error:  # scalars that PyYAML cannot convert: an impossible date, thousands of digits
         raise kind(f"{path}: holds a value that YAML cannot read: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -100,7 +100,7 @@ def _document(text: str, look: Look | None) -> object:
 
 
 def _values_in(document: object, known: dict[int, int]) -> int:
-    """How many values there are, each counted as often as it is named."""
+    """Return the number of values in a document, each counted once per alias that refers to it."""
     if not isinstance(document, dict | list | set | tuple):
         return 1
     found = known.get(id(document))
@@ -111,7 +111,7 @@ def _values_in(document: object, known: dict[int, int]) -> int:
 
 
 def load(path: Path, into: type[C], kind: type[ElasticError] = OperatorError) -> C:
-    """The file `path` as a value of `into`, a struct. Raises `kind`: a line for each mistake, with file, line and field."""
+    """Read the file `path` into the struct `into`. Raises `kind`: a line for each mistake, with file, line and field."""
     document = load_yaml(path, kind)
     mistakes = [mistake.sentence(path) for mistake in examine(document, into, path)]
     if mistakes:
@@ -124,20 +124,20 @@ def load(path: Path, into: type[C], kind: type[ElasticError] = OperatorError) ->
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrong with an option. `field` is its way from the top: "measuring.steps"; empty: it is the whole document."""
+    """One wrong option. `field` is its path from the top: "measuring.steps"; "" for the whole document."""
 
     line: int | None
     field: str
     text: str
 
     def sentence(self, path: Path) -> str:
-        """For people."""
+        """Return the mistake as a sentence with file, line and field."""
         where = f"{path}: line {self.line}" if self.line is not None else str(path)
         return f"{where}: {self.field}: {self.text}" if self.field else f"{where}: {self.text}"
 
 
 def examine(document: object, into: type, path: Path) -> list[Mistake]:
-    """All options in `document`, which stands in `path`, that are unknown to the struct `into`, wrong, or given twice."""
+    """Return all options in `document`, read from `path`, that are unknown to the struct `into`, invalid or repeated."""
     if not isinstance(document, dict):
         return [Mistake(None, "", "must be options, one on a line: NAME: VALUE")]
     found = [Mistake(line, name, "is given twice") for line, name in _repeated(path)]
@@ -165,7 +165,7 @@ def _wrong(document: Mapping[object, object], into: type, at: str) -> Iterator[t
 
 
 def _repeated(path: Path) -> Iterator[tuple[int, str]]:
-    """Names that stand twice in one mapping of a YAML file, of which readers take the last; each with its line."""
+    """Yield names that occur twice in one mapping of a YAML file, each with its line. PyYAML would take the last one."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -174,7 +174,7 @@ def _repeated(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def repeated(document: yaml.Node | None) -> Iterator[tuple[int, str]]:
-    """The same, of a document that has been read."""
+    """Do the same for a parsed document."""
     nodes, known = [("", document)], set[int]()
     while nodes:
         at, node = nodes.pop()
@@ -192,28 +192,30 @@ def repeated(document: yaml.Node | None) -> Iterator[tuple[int, str]]:
 
 
 def with_line(message: str) -> str:
-    """A sentence "FILE: FIELD: ..." with the line on which the field stands, if it does: for checks that know no lines."""
+    """Add the line of the field to a sentence "FILE: FIELD: ...", if the file has the field: for checks that know no lines."""
     found = _FIELD.match(message)
     line = line_of(Path(found[1]), found[2]) if found is not None else None
     return message if found is None or line is None else f"{found[1]}: line {line}: {message[found.start(2) :]}"
 
 
 def taken(present: S, new: S, safe: frozenset[str]) -> S:
-    """The options that hold after `new` was read while `present` held: of `new` only those that are `safe` to change in a running
-    daemon. The log tells what has changed, and what needs a restart."""
+    """Return the options that hold after `new` was read while `present` held: only those in `safe` change in a running daemon.
+
+    Logs each change, and each option that needs a restart.
+    """
     names = [name for name in new.__struct_fields__ if getattr(new, name) != getattr(present, name)]
     for name in names:
         if name not in safe:
             log.warning("%s has changed in the configuration: that needs a restart", name)
         elif isinstance(value := getattr(new, name), str | int | float | None):
             log.info("%s is %s now, was %s", name, value, getattr(present, name))
-        else:  # it may hold secrets, as a worker's environment does
+        else:  # the value may hold secrets, as a worker's environment does
             log.info("%s has changed", name)
     return msgspec.structs.replace(present, **{name: getattr(new, name) for name in names if name in safe})
 
 
 def host_and_port(field: str, address: str) -> tuple[str, int]:
-    """Of "127.0.0.1:9464" or "[::1]:9464". Raises OperatorError, naming `field`."""
+    """Split "127.0.0.1:9464" or "[::1]:9464" into host and port. Raises OperatorError, naming `field`."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise OperatorError(f"{field}: {address[:200]!r} is not HOST:PORT, such as 127.0.0.1:9464")
@@ -225,13 +227,13 @@ def host_and_port(field: str, address: str) -> tuple[str, int]:
 
 
 def log_refusal(error: ElasticError) -> None:
-    """A running daemon keeps what it has."""
+    """Log why a new configuration is refused: a running daemon keeps its present one."""
     for line in str(error).splitlines():
         log.error("the configuration is not taken: %s", with_line(line))
 
 
 def report(path: Path, mistakes: Sequence[str]) -> int:
-    """What ``--check`` prints, and its exit code."""
+    """Print the mistakes for ``--check``, and return its exit code."""
     for mistake in mistakes:
         print(mistake, file=sys.stderr)
     if not mistakes:
@@ -240,7 +242,7 @@ def report(path: Path, mistakes: Sequence[str]) -> int:
 
 
 def convert(document: object, into: type[C], source: str, kind: type[ElasticError] = OperatorError) -> C:
-    """`document` (plain values) as a value of `into`. Raises `kind`, naming `source` and the field."""
+    """Convert `document` (plain values) to the struct `into`. Raises `kind`, naming `source` and the field."""
     try:
         return msgspec.convert(document, into, strict=True)
     except msgspec.ValidationError as error:
@@ -250,9 +252,9 @@ def convert(document: object, into: type[C], source: str, kind: type[ElasticErro
 
 
 def line_of(path: Path, field: str) -> int | None:
-    """The line on which `field` ("parameters.thresholds_gpu_s[1]") stands in the YAML file `path`; None: it is not there.
+    """Return the line of `field` ("parameters.thresholds_gpu_s[1]") in the YAML file `path`; None if it is not there.
 
-    Of a field that is missing it is the line of what it is missing in.
+    For a missing field, return the line of the mapping that lacks it.
     """
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)

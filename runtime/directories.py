@@ -1,8 +1,8 @@
-"""Directories and files that must be ours: others could have made them first, or may write to them.
+"""Directories and files that no other user may have created or may write to.
 
-A path is as safe as the weakest directory on its way. In a directory that everybody may write to, such as /tmp, any user can
-make the next step of the path first; so that step must belong to us or to root. In any other directory only its owner decides
-what lies there.
+A path is as safe as the weakest directory on its way. In a directory that every user may write to, such as /tmp, any user can
+create the next component of the path first; so that component must belong to this user or to root. In any other directory only
+its owner decides about its entries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHERS_READ_OR_WRITE = 0o077
 
 
 def private_directory(path: Path) -> Path:
-    """`path`, made if it is missing, ours and closed to what others write. Raises OperatorError if it can't be."""
+    """Return `path`, created if missing, owned by this user and not writable by others. Raises OperatorError otherwise."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
@@ -32,7 +32,7 @@ def private_directory(path: Path) -> Path:
 
 
 def check_way(path: Path) -> None:
-    """Raises OperatorError, naming the step, if others than its owner, root or us could have put `path` there, or could yet."""
+    """Check that only its owner, root or this user could create or replace `path`. Raises OperatorError, naming the component."""
     trusted = (0, os.getuid())
     before = os.stat("/")
     for step in [*reversed(path.absolute().parents), path.absolute()][1:]:
@@ -51,14 +51,14 @@ def check_way(path: Path) -> None:
 
 
 def check_code(path: Path) -> None:
-    """Raises OperatorError if others than its owner, root or us could have written this file, or can yet. It may be missing."""
+    """Check that only its owner, root or this user could write this file, which may be missing. Raises OperatorError."""
     check_way(path)
     if path.exists() and path.stat().st_mode & OTHERS_WRITE:
         raise OperatorError(f"{path} is executed, and others may write to it: chmod go-w {path}")
 
 
 def read_secret(path: Path, also: int | None = None) -> bytes:
-    """The content of a file that only its owner may read: us, root, or the user `also`. Raises OperatorError."""
+    """Read a file that only its owner may read: this user, root, or the user id `also`. Raises OperatorError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -78,10 +78,10 @@ def read_secret(path: Path, also: int | None = None) -> bytes:
 
 
 def write_secret(path: Path, data: bytes, replace: bool = True) -> None:
-    """Write `path` as a whole, mode 0600: after a crash the file is the old one or the new one.
+    """Write `path` atomically, mode 0600: after a crash it has the old content or the new one.
 
-    Where root writes into somebody else's directory, the file belongs to the owner of the directory. Raises OperatorError, also
-    if the file is there and is not to be replaced.
+    A file that root writes into another user's directory belongs to the directory's owner. Raises OperatorError, also if the
+    file exists and `replace` is false.
     """
     name = f".{path.name}.{secrets.token_hex(4)}"
     try:
@@ -113,9 +113,10 @@ def write_secret(path: Path, data: bytes, replace: bool = True) -> None:
 
 
 def give_to_owner(path: Path) -> None:
-    """A file that root has made in somebody else's directory belongs to the owner of that directory from now on.
+    """Give a file that root has created in another user's directory to the owner of that directory.
 
-    Nothing changes if it is missing or is not root's own regular file, or if others may write to the directory. Raises OSError.
+    Does nothing if the file is missing or is not root's own regular file, or if others may write to the directory. Raises
+    OSError.
     """
     owner = path.parent.stat()
     if os.getuid() != 0 or owner.st_uid == 0 or owner.st_mode & OTHERS_WRITE:

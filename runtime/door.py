@@ -1,30 +1,34 @@
-"""The door of a daemon: the sockets that many peers connect to, who each of them is, and how much each may ask.
+"""Listening sockets of a daemon: authentication of each peer, and limits on connections, messages and bytes of each.
 
 Theory of operation
 -------------------
-Who speaks is found out anew for each message, from what its connection has proved: on TCP the public key that ZAP let in (the
-frame's ``User-Id``), on a socket of the file system the Unix user (the frame's ``Peer-Address``, from ``SO_PEERCRED``). Both are
-set by our own side of the connection. A peer could claim a ``User-Id`` where no ZAP runs, so the two kinds never share a socket.
+The sender of each message is identified by what its connection has proved. On TCP that is the public key that ZAP admitted (the
+frame's ``User-Id``). On a Unix socket it is the Unix user (the frame's ``Peer-Address``, from ``SO_PEERCRED``). This process sets
+both properties, never the peer. A peer could claim a ``User-Id`` where no ZAP runs, so TCP and Unix connections never share a
+socket.
 
-The name that a connection has at a ROUTER (the routing id) is chosen by the peer if it likes, and proves nothing. Peers here
-choose none. One that does is cut off when it speaks. ZeroMQ ends the process if a peer has chosen the very name that it is about
-to give to another connection. It gives 32-bit numbers in turn, beginning with what rand() says, which begins the same in every
-process. So rand() is begun with a secret (`transport`), and connections by second are bounded: guessing takes weeks.
+The routing id that a connection has at a ROUTER may be chosen by the peer, and proves nothing. Peers of this project choose none;
+a connection that has chosen one is cut at its first message. ZeroMQ aborts the process if a peer has chosen the very id that
+ZeroMQ is about to assign to another connection. ZeroMQ assigns 32-bit numbers in sequence, starting from rand(), which has the
+same default seed in every process. So rand() is seeded with a secret (`transport`), and connections per second are limited:
+guessing an id takes weeks.
 
-ZAP is answered in the daemon's own loop, for sockets of the file system too: as long as the daemon lives, so does the handler,
-and without one ZeroMQ lets nobody in.
+ZAP requests are answered in the daemon's own loop, for Unix sockets too. The ZAP handler lives exactly as long as the daemon, and
+without a handler ZeroMQ admits no connection.
 
-A key that is revoked is unknown from then on. Its connections are cut: a frame tells the descriptor of its connection, which is
-shut down. The descriptor may be another connection's by then, so it is known with the inode of its socket.
+A revoked key is unknown at once, and its connections are cut: a frame names the descriptor of its connection, which is shut down.
+The descriptor number may have been reused by another connection, so each descriptor is identified together with the inode of its
+socket.
 
-Everything is bounded: connections of each principal and of all together, connections that say nothing, handshakes, messages and
-bytes by second of each principal, bytes of a frame, answers that nobody reads, lines in the log, and what waits to be handled. A
-connection over which its principal says too much is cut, as what it goes on saying would wait in memory (`transport` tells why
-that queue has no limit of its own), and for a second the principal makes no new one. So is one that does not read what it has
-asked for.
+Every resource is bounded: connections of each principal and of all principals, silent connections, handshakes, messages and bytes
+per second of each principal, bytes of a frame, answers that the peer does not read, log lines, and messages waiting to be
+handled. A connection over which its principal exceeds a rate is cut, because further messages would wait in memory (`transport`
+explains why ZeroMQ's receive queue has no limit). For a second the principal cannot connect again. A connection that does not
+read the answers it has requested is cut, too.
 
-What comes in is taken in before anything is handled (`inbox`), however much it is. So the limits count what a peer *says*, and
-not what the daemon gets round to: one that is starved of processor would let all pass that arrives while it does not run.
+All received messages are moved into the inbox (`inbox`) before any is handled. So the rate limits apply to what a peer sends, not
+to what the daemon has time to process: otherwise a daemon starved of processor time would admit everything that arrives while it
+does not run.
 """
 
 from __future__ import annotations
@@ -58,44 +62,44 @@ from .pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-Peer = bytes  # which socket (one byte), and the connection's name there
+Peer = bytes  # the index of the socket (one byte), then the connection's routing id there
 
-ROUTING_ID_BYTES = 5  # of one that ZeroMQ has chosen: a zero, and a number that counts connections
+ROUTING_ID_BYTES = 5  # of an id assigned by ZeroMQ: a zero byte, then a 32-bit counter of connections
 HANDSHAKES_PER_S, HANDSHAKE_BURST = 5.0, 200.0  # of one principal
-LOOKS_PER_S, LOOK_BURST = 5.0, 20.0  # at the list of keys, since somebody unknown has knocked
+LOOKS_PER_S, LOOK_BURST = 5.0, 20.0  # reloads of the list of keys because an unknown peer connects
 NETWORK_THREAD, LOCAL_THREAD = 1, 2  # of ZeroMQ's threads, as bits, where there are two
-REST_S = 10.0  # for which nothing is accepted on the socket of a user who connects too often
-CUT_REST_S = 1.0  # after a connection of a principal was cut for saying too much, it makes no other one
-MOST_GONE = 4096  # connections that were cut and are gone, of which something may still come
-SILENT_S = 30.0  # a connection that has said nothing for so long is cut
-DESCRIPTORS_KEPT = 256  # for files and the daemon's own sockets
+REST_S = 10.0  # pause in accepting on the socket of a Unix user who connects too often
+CUT_REST_S = 1.0  # after a connection was cut for flooding, during which its principal cannot connect again
+MOST_GONE = 4096  # remembered connections that were cut and closed; messages of theirs may still arrive
+SILENT_S = 30.0  # a connection that has sent nothing for so long is cut
+DESCRIPTORS_KEPT = 256  # reserved for files and the daemon's own sockets
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much one principal may do."""
+    """Limits on one principal."""
 
     connections: int = 256
     messages_per_s: float = 2000.0
     messages_burst: float = 10_000.0
     bytes_per_s: float = 32e6
     bytes_burst: float = 128e6
-    unread_bytes: int = 64 << 20  # of answers, before it is looked whether they are read
+    unread_bytes: int = 64 << 20  # of answers sent, before the kernel's send queues are checked for unread data
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One kind of socket: who may come, and how much may wait for each connection."""
+    """One kind of listening socket: the roles that may connect, and the limits of each connection."""
 
     name: str
     remote: tuple[Role, ...]  # over TCP
     local: tuple[Role, ...]  # over a socket of the file system
     frame_bytes: int
     waiting_out: int  # messages to one connection
-    visitors: bool = False  # a local socket is open to whoever may enter its directory
-    owner: int | None = None  # or it belongs to this Unix user, and no other one may connect
-    names: bool = False  # connections may have names of their own: they are all of one principal
-    repeated: Callable[[list[bytes]], bool] = lambda frames: False  # is this message said again if it is lost?
+    visitors: bool = False  # a local socket is open to every user who may enter its directory
+    owner: int | None = None  # or it belongs to this Unix user, and no other user may connect
+    names: bool = False  # connections may choose their routing ids: all belong to one principal
+    repeated: Callable[[list[bytes]], bool] = lambda frames: False  # does the peer resend this message if it is lost?
 
 
 Handler = Callable[[Peer, Principal, list[bytes]], None]
@@ -103,7 +107,7 @@ Handler = Callable[[Peer, Principal, list[bytes]], None]
 
 @dataclass
 class Bucket:
-    """So many a second, and so many at once."""
+    """Token bucket: a sustained rate, and a burst."""
 
     per_s: float
     burst: float
@@ -111,7 +115,7 @@ class Bucket:
     at: float = 0.0
 
     def take(self, now: float, much: float = 1.0) -> bool:
-        """So much more. False: it is too much. now: monotonic, s."""
+        """Take `much` tokens. Returns False, and takes none, if fewer are left. now: monotonic time (s)."""
         self.left = self.burst if self.left < 0 else min(self.burst, self.left + self.per_s * (now - self.at))
         self.at = now
         if self.left < much:
@@ -129,36 +133,36 @@ class _Listener:
     monitor: transport.Socket
     prefix: bytes  # of a `Peer`
     address: str = ""
-    pulse: Pulse | None = None  # where others of this machine may connect
+    pulse: Pulse | None = None  # of a socket to which other users of this machine may connect
     accepted: Bucket = field(default_factory=lambda: Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST))
-    rests_until: float | None = None  # it does not listen until then
+    rests_until: float | None = None  # does not listen until then (monotonic, s)
 
 
 @dataclass
 class _Line:
-    """A connection that has spoken."""
+    """A connection that has sent a message."""
 
     who: Principal
-    proof: str  # a public key, or the number of a Unix user
+    proof: str  # a public key, or a Unix user id
     descriptor: int
     inode: int | None
     guest: _Guest
-    cut: bool = False  # what still comes over it was said before, and is dropped
+    cut: bool = False  # was shut down: messages that still arrive were sent before, and are dropped
 
 
 @dataclass
 class _Guest:
-    """A principal that has spoken."""
+    """A principal that has sent a message, with its token buckets."""
 
     messages: Bucket
     bytes_: Bucket
-    owed: int = 0  # bytes of answers since it was last seen that they are read
-    cut_at: float | None = None  # when a connection was cut last since it said too much
+    owed: int = 0  # bytes of answers sent since the last check that the principal reads them
+    cut_at: float | None = None  # time of the last cut of a connection for flooding (monotonic, s)
     lines: dict[Peer, None] = field(default_factory=dict)
 
 
 class Door:
-    """The sockets of one daemon, in its loop's thread."""
+    """The listening sockets of one daemon, used from its loop's thread."""
 
     def __init__(
         self,
@@ -172,9 +176,10 @@ class Door:
         look: Callable[[], None] = lambda: None,
         floods: Floods | None = None,
     ) -> None:
-        """pair: the daemon's own; without one it cannot listen on TCP. most: connections of all, if that is less than there may
-        be open files. look: called when somebody unknown knocks, who may just have become known: it may call `update`. floods:
-        counts of what is done about them, where several doors count together."""
+        """pair: the daemon's own key pair; without one the daemon cannot listen on TCP. most: limit on all connections, where
+        it is below the limit of open files. look: called when an unknown peer connects, as its key may just have been added; it
+        may call `update`. floods: counters of dropped messages and cut connections, shared where several doors count
+        together."""
         self._context = context
         self._loop = loop
         self._pair = pair
@@ -192,7 +197,7 @@ class Door:
         self._sparing = SparingBySubject()
         self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
         self._most = min(self._most, most or self._most)
-        self._gone: OrderedDict[Peer, Principal] = OrderedDict()  # whose connections were cut, and are closed
+        self._gone: OrderedDict[Peer, Principal] = OrderedDict()  # principals of connections that were cut and closed
         self.floods = floods or Floods()
         self._inbox: Inbox[Principal, Peer, _Message] = Inbox(Room(messages=int(bounds.messages_burst)))
         self._waiting = lambda: self._inbox.messages
@@ -204,7 +209,7 @@ class Door:
         loop.add_socket(self._zap, self._on_zap)
 
     def listen(self, gate: Gate, addresses: Sequence[str], handler: Handler) -> list[str]:
-        """Serve these addresses. Returns them as peers connect to them. Raises OperatorError."""
+        """Serve these addresses. Returns the addresses that peers connect to. Raises OperatorError if one cannot be bound."""
         return [self._listen(gate, address, handler) for address in addresses]
 
     def _listen(self, gate: Gate, address: str, handler: Handler) -> str:
@@ -215,7 +220,7 @@ class Door:
         socket.maxmsgsize = gate.frame_bytes
         if (
             self._context.get(zmq.IO_THREADS) > 1
-        ):  # who holds up the thread of local sockets does not hold up the network's
+        ):  # so that a peer that blocks the I/O thread of local sockets does not block the network's
             socket.setsockopt(zmq.AFFINITY, LOCAL_THREAD if local else NETWORK_THREAD)
         number = len(self._listeners)
         socket.zap_domain = str(number).encode()
@@ -224,7 +229,7 @@ class Door:
         socket.monitor(told, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         monitor: transport.Socket = self._context.socket(zmq.PAIR)
         monitor.linger = 0
-        monitor.rcvhwm = 0  # ZeroMQ's own thread would wait for room
+        monitor.rcvhwm = 0  # with a limit ZeroMQ's I/O thread would block on a full queue
         monitor.connect(told)
         listener = _Listener(gate, socket, local, handler, monitor, bytes((number,)))
         self._listeners.append(listener)
@@ -250,7 +255,7 @@ class Door:
         return bound
 
     def _rest(self, listener: _Listener, now: float) -> None:
-        """Whoever may connect to this socket does so faster than connections can be cut."""
+        """Stop accepting on this socket for REST_S: connections arrive faster than they can be cut."""
         listener.rests_until = now + REST_S
         with contextlib.suppress(zmq.ZMQError):
             listener.socket.unbind(listener.address)
@@ -267,14 +272,14 @@ class Door:
             self._warn(f"{listener.gate.name} rest", f"{listener.gate.name} cannot be heard again: {error}")
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
-        """False: the peer is not there any more, or does not read."""
+        """Send a message to a peer. Returns False if the peer is gone or does not read."""
         line = self._lines.get(peer)
         if line is not None and not self._reads(line, sum(map(len, frames))):
             return False
         return transport.send(self._listeners[peer[0]].socket, peer[1:], *frames)
 
     def _reads(self, line: _Line, size: int) -> bool:
-        """Does the principal at this connection read what it is sent? Connections of it that do not are cut."""
+        """Return whether the principal of this connection reads its answers. Cuts those of its connections that do not."""
         guest = self._guests[line.who]
         guest.owed += size
         if guest.owed > self._bounds.unread_bytes:
@@ -289,7 +294,7 @@ class Door:
         return not line.cut
 
     def update(self, principals: Principals) -> None:
-        """Who is known has changed: whoever is not any more is cut off."""
+        """Replace the list of principals, and cut the connections of those that are no longer known."""
         self._principals = principals
         self._handshakes.clear()
         still = {each.public for each in principals.known if each.revoked_s is None}
@@ -303,8 +308,7 @@ class Door:
         self._guests = {who: guest for who, guest in self._guests.items() if guest.lines}
 
     def pass_time(self) -> None:
-        """Cut the connections that say nothing, listen again where that was enough for a while, and see whether we are heard.
-        About once a second."""
+        """Cut silent connections, resume listening where a pause is over, and send the pulses. Called about once a second."""
         now = self._clock()
         for listener in self._listeners:
             if listener.pulse is not None:
@@ -319,7 +323,7 @@ class Door:
             self._cut(descriptor, inode)
 
     def hears(self) -> bool:
-        """Is what local peers say heard? If not, a peer holds up ZeroMQ's thread."""
+        """Return whether messages of local peers still arrive. If not, a peer blocks ZeroMQ's I/O thread."""
         now = self._clock()
         return all(listener.pulse.stands(now) for listener in self._listeners if listener.pulse is not None)
 
@@ -334,7 +338,7 @@ class Door:
 
     @property
     def waiting(self) -> int:
-        """Messages that are not handled yet."""
+        """Number of received messages that are not handled yet."""
         return self._inbox.messages
 
     # -- handshakes
@@ -345,8 +349,8 @@ class Door:
             transport.send(self._zap, *asked.envelope, b"1.0", asked.request, *self._judge(asked), b"")
 
     def _judge(self, asked: _Asked) -> tuple[bytes, bytes, bytes]:
-        """Status, its text, and who it is."""
-        listener = self._listeners[int(asked.domain)]  # as we have called it
+        """Return the status of a ZAP answer, its text, and the user id."""
+        listener = self._listeners[int(asked.domain)]  # the domain is the index, set in `_listen`
         gate, address = listener.gate, asked.address
         if listener.local:
             proof = _uid(address)
@@ -362,7 +366,7 @@ class Door:
             what = f"user {proof}" if listener.local else "a key that is unknown, revoked or of another role"
             self._warn(f"{address} {gate.name}", f"refused {what}, from {address}, at the door for {gate.name}")
             return b"400", b"not known here", b""
-        if not (listener.local and who.role is Role.OPERATOR):  # who could end this process anyway
+        if not (listener.local and who.role is Role.OPERATOR):  # a local operator could kill this process anyway
             bucket = self._handshakes.setdefault(who, Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST))
             guest, now = self._guests.get(who), self._clock()
             rests = guest is not None and guest.cut_at is not None and now - guest.cut_at < CUT_REST_S
@@ -383,7 +387,7 @@ class Door:
                 self._rest(listener, now)
             spoken = self._line_at(descriptor)
             if inode is None or (spoken is not None and spoken.inode == inode):
-                return  # it has gone again, or has spoken already
+                return  # the connection is closed again, or has sent a message already
             if len(self._silent) + len(self._lines) >= self._most:
                 oldest, (its_inode, _) = self._silent.popitem(last=False) if self._silent else (descriptor, (inode, 0))
                 self._warn("connections", f"there are {self._most} connections: one that says nothing is cut")
@@ -405,7 +409,7 @@ class Door:
         return None if peer is None else self._lines.get(peer)
 
     def _new_line(self, peer: Peer, who: Principal, proof: str, descriptor: int) -> _Line | None:
-        """None: its principal has too many connections."""
+        """Register a connection. Returns None, and cuts it, if its principal has too many connections."""
         self._forget(peer)
         if (before := self._at.get(descriptor)) is not None:
             self._forget(before)
@@ -432,7 +436,7 @@ class Door:
             if self._at.get(line.descriptor) == peer:
                 del self._at[line.descriptor]
             self._guests[line.who].lines.pop(peer, None)
-            if line.cut and not self._listeners[peer[0]].gate.names:  # ZeroMQ gives no number twice
+            if line.cut and not self._listeners[peer[0]].gate.names:  # ZeroMQ does not reuse an id that it assigned
                 self._gone[peer] = line.who
                 if len(self._gone) > MOST_GONE:
                     self._gone.popitem(last=False)
@@ -440,7 +444,7 @@ class Door:
     # -- messages
 
     def _on_message(self, listener: _Listener, frames: list[zmq.Frame]) -> None:
-        """Take it in, or drop it."""
+        """Identify the sender of a message, then put the message into the inbox or drop it."""
         last, routing = frames[-1], frames[0].bytes
         peer = listener.prefix + routing
         line = self._lines.get(peer)
@@ -450,7 +454,7 @@ class Door:
             return
         proof, descriptor = _proof(listener, last), _descriptor(last)
         known = line is not None and line.proof == proof and line.descriptor == descriptor  # see `update`
-        if known and line is not None and line.cut and listener.gate.names:  # it may be another one of that name
+        if known and line is not None and line.cut and listener.gate.names:  # a new connection may have the same name
             known = line.inode == _inode(descriptor)
         if not known:
             line = self._introduced(listener, routing, proof, descriptor)
@@ -471,7 +475,7 @@ class Door:
             self._shed(shed)
 
     def _shed(self, shed: Shed[Principal, Peer]) -> None:
-        """Something had to go for which there was no room."""
+        """Count and log messages that the inbox dropped for lack of room."""
         self.floods.dropped[shed.who.role.value] += shed.messages
         if shed.cut is None:
             text = f"{shed.who} says more than is handled: what it repeats anyway is dropped, but the newest"
@@ -486,13 +490,13 @@ class Door:
             self._cut_flooding(line)
 
     def _handle(self) -> None:
-        """The next of those that wait, if whoever has said it is still who he was."""
+        """Handle the next waiting message, unless its sender's key was revoked or reassigned since it arrived."""
         who, peer, (listener, proof, frames) = self._inbox.take()
         if self._known(listener, proof) == who:
             listener.handler(peer, who, frames)
 
     def _introduced(self, listener: _Listener, routing: bytes, proof: str, descriptor: int) -> _Line | None:
-        """A connection speaks for the first time. None: it is not heard."""
+        """Register a connection at its first message. Returns None, and cuts it, if the connection is not admitted."""
         who = self._known(listener, proof)
         given = len(routing) == ROUTING_ID_BYTES and routing[0] == 0
         if who is None or not (given or listener.gate.names):
@@ -526,7 +530,7 @@ class Door:
         self._cut(line.descriptor, line.inode)
 
     def _known(self, listener: _Listener, proof: str) -> Principal | None:
-        """Who has proved this, if it may come in here."""
+        """Return the principal with this proof, if its role may use this listener."""
         if listener.local:
             who = self._principals.of_uid(int(proof)) if proof else None
             return who if who is not None and who.role in listener.gate.local else None
@@ -537,8 +541,8 @@ class Door:
         if inode is None:
             return
         with contextlib.suppress(OSError), socketlib.socket(fileno=os.dup(descriptor)) as connection:
-            if _inode(connection.fileno()) == inode:  # asked of the copy, which nobody else can close
-                connection.shutdown(socketlib.SHUT_RDWR)  # ZeroMQ's thread finds its end, and closes it
+            if _inode(connection.fileno()) == inode:  # checked on the duplicate, which no other thread can close
+                connection.shutdown(socketlib.SHUT_RDWR)  # ZeroMQ's I/O thread reads end-of-file, and closes it
 
     def _warn(self, subject: str, text: str) -> None:
         since = self._sparing.worth(subject, self._clock())
@@ -548,7 +552,7 @@ class Door:
 
 _Message = tuple[
     _Listener, str, list[bytes]
-]  # where it came, what its connection has proved, its frames without its name
+]  # the listener, the proof of the connection, the frames without the routing id
 
 
 def _close(listener: _Listener) -> None:
@@ -560,7 +564,7 @@ def _close(listener: _Listener) -> None:
 
 
 def _proof(listener: _Listener, frame: zmq.Frame) -> str:
-    """What the connection of a frame has proved; empty: nothing."""
+    """Return the public key or Unix user id that a frame's connection has proved; "" if none."""
     try:
         if not listener.local:
             return str(frame.get("User-Id"))
@@ -570,13 +574,13 @@ def _proof(listener: _Listener, frame: zmq.Frame) -> str:
 
 
 def _uid(address: str) -> str:
-    """Of localhost:UID:GID:PID; empty: it is something else."""
+    """Return the UID of localhost:UID:GID:PID; "" for another form."""
     parts = address.split(":")
     return parts[1] if len(parts) == 4 and parts[1].isdecimal() else ""
 
 
 def _inode(descriptor: int) -> int | None:
-    """Of a descriptor's socket: no other open one has it."""
+    """Return the inode of a descriptor's socket, which is unique among open sockets; None for a closed descriptor."""
     try:
         return os.fstat(descriptor).st_ino if descriptor >= 0 else None
     except OSError:
@@ -584,7 +588,7 @@ def _inode(descriptor: int) -> int | None:
 
 
 def _unsent(descriptor: int) -> int:
-    """Bytes that the kernel has not got rid of yet: its peer does not read, or is far away."""
+    """Return the bytes in the kernel's send queue: more than 0 where the peer does not read, or is slow to acknowledge."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0])
     except OSError:
@@ -599,7 +603,7 @@ def _descriptor(frame: zmq.Frame) -> int:
 
 
 class FellowDoor:
-    """ZAP for a context whose sockets are for those alone who hold the same key: the workers of one job."""
+    """ZAP handler of a context that admits only peers with the same key pair: the workers of one job."""
 
     def __init__(self, context: zmq.Context[transport.Socket], loop: Loop, pair: Pair) -> None:
         self._public = z85.decode(pair.public)
@@ -618,7 +622,7 @@ class FellowDoor:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A request of ZAP (ZeroMQ's RFC 27): may this key come in?"""
+    """A ZAP request (ZeroMQ's RFC 27): may this key connect?"""
 
     envelope: list[bytes]
     request: bytes

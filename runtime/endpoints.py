@@ -1,4 +1,4 @@
-"""Where a cluster's controllers listen: one address, or several of which one leads, as configurations and options name them."""
+"""Addresses of a cluster's controllers, as configurations and options name them: one, or several of which one leads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MOST_ENDPOINTS = 9
 
 
 def split(told: str | Sequence[str]) -> tuple[str, ...]:
-    """The addresses in a list, or in a text with commas between them; whatever they are."""
+    """Return the addresses in a list, or in a text separated by commas, unchecked."""
     texts = told.split(",") if isinstance(told, str) else told
     return tuple(text.strip() for text in texts if text.strip())
 
 
 def endpoints(told: str | Sequence[str]) -> tuple[str, ...]:
-    """The same, checked. Raises OperatorError if there is none, they are too many, one is no address or stands there twice."""
+    """Do the same, checked. Raises OperatorError for no address, too many, an invalid one or a repeated one."""
     found = split(told)
     if not found:
         raise OperatorError("no address is named: tcp://HOST:PORT or ipc:///PATH, or several of them")

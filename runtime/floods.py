@@ -1,4 +1,4 @@
-"""What a daemon has done about peers who say more than they may, or more than it can handle: figures."""
+"""Counters of messages dropped and connections cut because a peer sent more than it may, or than the daemon can handle."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def _none() -> dict[str, int]:
 
 @dataclass
 class Floods:
-    """By the role of the peer, from the daemon's start."""
+    """Counts since the daemon's start, by the role of the peer."""
 
     cut: dict[str, int] = field(default_factory=_none)  # connections
     dropped: dict[str, int] = field(default_factory=_none)  # messages
 
     def figures(self, waiting: int, prefix: str = "") -> Iterator[Figure]:
-        """waiting: messages that are not handled yet. prefix: of the figures' names."""
+        """Yield the metrics. waiting: messages that are not handled yet. prefix: of the metrics' names."""
         text = "Messages that have come in and are not handled yet."
         yield gauge(f"{prefix}messages_waiting", text, float(waiting))
         text = "Connections that were cut since their peer said too much, by its role."

@@ -1,19 +1,18 @@
-"""What peers have said and a daemon has not handled yet: a bounded room, in which each principal has its turn. Pure.
+"""Messages that a daemon has received and not handled yet: a bounded queue with a fair turn for each principal. Pure.
 
 Theory of operation
--------------------
-ZeroMQ's own queues for what comes in cannot have a limit (`transport` says why), and ZeroMQ's thread takes in a message in a
-hundredth of the time that a daemon needs to handle one. So the daemon's loop empties those queues first, in each turn, into this
-room (`door`): that costs microseconds a message, and the limits of rates are measured there, when a message arrives and not when
-the daemon comes to it.
+------------------- ZeroMQ's receive queues cannot have a limit (`transport` explains why), and its I/O thread receives a
+message in a hundredth of the time that a daemon needs to handle one. So in each turn the daemon's loop first moves all received
+messages into this inbox (`door`), which takes microseconds per message. Rates are measured there, when a message arrives rather
+than when it is handled.
 
-All messages together have a limit of number and one of bytes. Beyond it the longest queue pays (longest queue drop): the
-principal with most, and of its connections the one with most. Messages that the peer repeats anyway go first, all but the
-newest. Where there are none, the connection loses all that waits, and is to be cut: its peer says on and on without waiting for
-answers.
+All messages together have a limit on their number and one on their bytes. Above a limit the longest queue pays (longest queue
+drop): the principal with most, and of its connections the one with most. Messages that the peer repeats anyway are dropped first,
+all but the newest. If there are none, the connection loses all its waiting messages and is to be cut: its peer sends on without
+waiting for answers.
 
-Messages are taken in turn: one of each principal, of its connections one after the other. So a principal that floods waits for
-itself, and others do not wait for it. What one connection says stays in its order.
+Messages are handled round-robin: one of each principal, of its connections in rotation. So a flooding principal delays only
+itself. Messages of one connection keep their order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-OVERHEAD_BYTES = 600  # of a message that waits, beside the bytes of its frames
+OVERHEAD_BYTES = 600  # of a waiting message, beside the bytes of its frames
 
 Who = TypeVar("Who", bound=Hashable)
 Line = TypeVar("Line", bound=Hashable)
@@ -32,24 +31,24 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Room:
-    """How much may wait."""
+    """Limits on all waiting messages together."""
 
     messages: int
-    bytes_: int = 16 << 20  # one message may wait however large it is
+    bytes_: int = 16 << 20  # a single message may wait whatever its size
 
 
 @dataclass
 class _Queue(Generic[Item]):
-    """What one connection has said."""
+    """Waiting messages of one connection."""
 
-    items: OrderedDict[int, tuple[Item, int]] = field(default_factory=OrderedDict)  # and its bytes, by number
-    repeated: deque[int] = field(default_factory=deque)  # the numbers of those that the peer repeats anyway
+    items: OrderedDict[int, tuple[Item, int]] = field(default_factory=OrderedDict)  # a message and its bytes, by number
+    repeated: deque[int] = field(default_factory=deque)  # the numbers of messages that the peer repeats anyway
     bytes_: int = 0
 
 
 @dataclass
 class _Share(Generic[Line, Item]):
-    """What one principal has said, by connection. The connection whose turn is next stands first."""
+    """Waiting messages of one principal, by connection; the connection with the next turn stands first."""
 
     queues: OrderedDict[Line, _Queue[Item]] = field(default_factory=OrderedDict)
     messages: int = 0
@@ -58,27 +57,27 @@ class _Share(Generic[Line, Item]):
 
 @dataclass(frozen=True)
 class Shed(Generic[Who, Line]):
-    """What had to go."""
+    """Messages of one principal that were dropped for lack of room."""
 
     who: Who
     messages: int
-    cut: Line | None = None  # the connection that has lost all that waited; None: only what its peer repeats is gone
+    cut: Line | None = None  # the connection that lost all its messages; None: only repeated messages were dropped
 
 
 class Inbox(Generic[Who, Line, Item]):
-    """Messages that wait, by principal and connection."""
+    """Waiting messages, by principal and connection."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._shares: OrderedDict[Who, _Share[Line, Item]] = (
             OrderedDict()
-        )  # the principal whose turn is next stands first
+        )  # the principal with the next turn stands first
         self._number = 0
         self.messages = 0
         self.bytes_ = 0
 
     def put(self, who: Who, line: Line, item: Item, size: int, repeated: bool) -> list[Shed[Who, Line]]:
-        """One more waits. size: bytes of its frames. repeated: its peer says it again if it is lost. Returns what had to go."""
+        """Add a message. size: bytes of its frames. repeated: its peer resends it if it is lost. Returns what was dropped."""
         share = self._shares.setdefault(who, _Share())
         queue = share.queues.setdefault(line, _Queue())
         self._number += 1
@@ -98,7 +97,7 @@ class Inbox(Generic[Who, Line, Item]):
         return shed
 
     def take(self) -> tuple[Who, Line, Item]:
-        """The next message, and who said it on which connection. Raises LookupError if none waits."""
+        """Remove and return the next message, with its principal and connection. Raises LookupError if none waits."""
         if not self._shares:
             raise LookupError("nothing waits")
         who, share = next(iter(self._shares.items()))
@@ -113,7 +112,7 @@ class Inbox(Generic[Who, Line, Item]):
         return who, line, item
 
     def drop(self, who: Who, line: Line) -> int:
-        """Forget all that a connection has said. Returns how many messages that were."""
+        """Drop all waiting messages of a connection. Returns their number."""
         share = self._shares.get(who)
         queue = share.queues.get(line) if share is not None else None
         if share is None or queue is None:

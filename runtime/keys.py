@@ -1,13 +1,14 @@
-"""Keys: who is known to a cluster, in one directory of the controller, and the files that its people and servers are given.
+"""CURVE keys: the controller's directory of known principals, and the key files of users, operators and servers.
 
 Theory of operation
 -------------------
-A CURVE pair proves who is at the other end of a connection. The controller has one, and so has each server, user and operator.
-The controller's directory (mode 0700) holds two files: its own pair, and the list of those that it knows, by their public keys.
-What somebody is (role, name, Unix account) stands in that list and nowhere else: a key file says it too, for people, and nobody
-believes it. A revoked key stays in the list with its date, so that the name can be seen, and given a new key.
+A CURVE key pair authenticates the peer of a connection. The controller, each server, each user and each operator have one.
+The controller's directory (mode 0700) holds two files: the controller's own pair, and the list of known principals by public key.
+Role, name and Unix account of a principal are taken from that list alone. A key file repeats them for its reader, but they are
+never trusted. A revoked key stays in the list with its date, so that the name is still listed, and can be given a new key.
 
-A running controller looks at the list's file once a second. Files are written whole, so that it never reads half of one.
+A running controller checks the list's file for changes once a second. Files are replaced atomically, so that no reader sees a
+half-written file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .directories import OTHERS_READ_OR_WRITE, check_way, read_secret, write_sec
 
 CONTROLLER_FILE = "controller.key"
 KNOWN_FILE = "known.json"
-SEAL_FILE = "store.seal"  # the secret by which controllers know their own records in a store that they share
+SEAL_FILE = "store.seal"  # the secret with which controllers authenticate their records in a shared store
 JOBS_FILE = "jobs.secret"  # in the controller's state directory
 SECRET_BYTES = 32  # of either file
 Z85_BYTES = 40
@@ -44,7 +45,7 @@ Z85_BYTES = 40
 
 @dataclass(frozen=True)
 class Pair:
-    """A CURVE key pair, Z85."""
+    """A CURVE key pair, in Z85."""
 
     public: bytes
     secret: bytes
@@ -55,14 +56,14 @@ class Pair:
 
     @classmethod
     def of(cls, secret: bytes) -> Pair:
-        """The pair with this secret key. Raises ValueError if it is none."""
+        """Return the pair with this secret key. Raises ValueError if it is not a Z85 key."""
         return cls(zmq.curve_public(_checked(secret)), secret)
 
-    def __repr__(self) -> str:  # never the secret, wherever this is shown
+    def __repr__(self) -> str:  # without the secret, as a repr may be logged
         return f"Pair({self.public.decode()})"
 
 
-# -- the files that are given away
+# -- key files
 
 
 class _KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +76,7 @@ class _KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True)
 class KeyFile:
-    """What a user, an operator or a server holds: whom it stands for, its pair, and how to know the controller."""
+    """Key file of a user, an operator or a server: its principal, its pair, and the controller's public key."""
 
     role: Role
     name: str
@@ -85,7 +86,7 @@ class KeyFile:
 
     @classmethod
     def read(cls, path: Path, kind: type[ElasticError] = OperatorError) -> KeyFile:
-        """Raises `kind` if the file cannot be used, or if others may read it."""
+        """Read a key file. Raises `kind` if the file is unusable, or readable by others."""
         try:
             text = read_secret(path)
         except OperatorError as error:
@@ -94,7 +95,7 @@ class KeyFile:
 
     @classmethod
     def parsed(cls, text: bytes, source: str, kind: type[ElasticError] = OperatorError) -> KeyFile:
-        """The content of a key file. Raises `kind`, naming `source`."""
+        """Parse the content of a key file. Raises `kind`, naming `source`."""
         try:
             document = config.parse_yaml(text.decode(), source)
         except (ElasticError, UnicodeDecodeError):
@@ -126,7 +127,7 @@ class KeyFile:
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A line of the list: a key that was given out."""
+    """One entry of the list: a key that was issued."""
 
     principal: str
     public: str
@@ -141,10 +142,11 @@ class _List(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Principals:
-    """Who is known, at one moment."""
+    """The known principals at one moment, by key, name and Unix user."""
 
     def __init__(self, known: tuple[Known, ...] = (), closed: bool = False) -> None:
-        """`closed`: a Unix user of this machine is known only by a line of the list. Raises UserError if a line has no name."""
+        """closed: a Unix user of this machine is known only by an entry of the list. Raises UserError if an entry has no valid
+        name."""
         self.known = known
         self._closed = closed
         self._by_key: dict[str, Principal] = {}
@@ -157,7 +159,7 @@ class Principals:
                 self._by_key[each.public] = Principal(role=role, name=name, account=each.account)
 
     def of_key(self, public: str) -> Principal | None:
-        """Whose key this is. None: it is unknown, or revoked."""
+        """Return the principal with this public key; None if the key is unknown or revoked."""
         return self._by_key.get(public)
 
     def named(self, principal: str) -> Known | None:
@@ -165,10 +167,10 @@ class Principals:
         return self._named.get(principal)
 
     def of_uid(self, uid: int) -> Principal | None:
-        """Who a Unix user of this machine is. None: one without a name, or whose name means somebody else.
+        """Return the principal of a Unix user of this machine; None for an account without a name, or with another's name.
 
-        The list goes first: where `user:alice` has a key and another account, or was revoked, the Unix user alice is not she.
-        In a closed list an account has to be named: those of services do not look at people's jobs.
+        The list takes precedence: where `user:alice` has a key and another account, or was revoked, the Unix user alice is not
+        that principal. In a closed list an account has to be listed, so that service accounts cannot read users' jobs.
         """
         if uid not in self._by_uid:
             self._by_uid[uid] = self._find_uid(uid)
@@ -190,13 +192,13 @@ class Principals:
         return Principal(role=role, name=name, account=account)
 
     def _operates(self, name: str, account: str) -> bool:
-        """Is this account in the list as that of an operator? Without the key its user is a user."""
+        """Return whether the list has this account as an operator's. Without the operator's key, its Unix user is a user."""
         listed = self._named.get(f"{Role.OPERATOR.value}:{name}")
         return listed is not None and listed.revoked_s is None and listed.account == account
 
 
 class KeyDirectory:
-    """The controller's keys. The daemon reads, `elasticctl keys` writes."""
+    """The controller's key directory: the daemon reads it, `elasticctl keys` writes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -207,7 +209,7 @@ class KeyDirectory:
         return (self.path / CONTROLLER_FILE).exists()
 
     def pair(self) -> Pair:
-        """The controller's own. Raises OperatorError."""
+        """Return the controller's own pair. Raises OperatorError if it is missing, or readable by others."""
         self._check()
         path = self.path / CONTROLLER_FILE
         try:
@@ -216,7 +218,7 @@ class KeyDirectory:
             raise OperatorError(f"{path}: {error}") from None
 
     def principals(self) -> Principals:
-        """Who is known now. Raises OperatorError."""
+        """Read the list of known principals. Raises OperatorError."""
         self._check()
         self._seen = self._stamp()
         path = self.path / KNOWN_FILE
@@ -226,11 +228,11 @@ class KeyDirectory:
             raise OperatorError(f"{path}: is not a list of principals: {error}") from None
 
     def changed(self) -> bool:
-        """Has the list been written since it was read here?"""
+        """Return whether the list was written since this object last read it."""
         return self._stamp() != self._seen
 
     def make(self) -> Pair:
-        """A new pair and an empty list. Raises OperatorError if there are keys already."""
+        """Create a new pair, and an empty list if there is none. Raises OperatorError if a pair exists already."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -246,7 +248,7 @@ class KeyDirectory:
         return pair
 
     def add(self, principal: str, account: str, out: Path, controller: str | None = None) -> KeyFile:
-        """Give out a new key: into the file `out`, which must not be there yet. Raises UserError, OperatorError."""
+        """Issue a new key into the file `out`, which must not exist yet. Raises UserError, OperatorError."""
         role, name = parse(principal)
         if role is Role.CONTROLLER:
             raise UserError("the controller has its key by `elasticctl keys init`")
@@ -275,7 +277,10 @@ class KeyDirectory:
 
     @staticmethod
     def _check_owner(now: Principals, role: Role, name: str, account: str) -> None:
-        """Jobs belong to a name: `user:alice` and `operator:alice` are one person. Raises UserError if they cannot be."""
+        """Check that a name has one account. Jobs belong to a name: `user:alice` and `operator:alice` are one person.
+
+        Raises UserError if the name's other role has another account.
+        """
         for other in (Role.USER, Role.OPERATOR):
             known = now.named(f"{other.value}:{name}")
             if known is None or role is Role.SERVER or other is role or known.account == account:
@@ -286,7 +291,7 @@ class KeyDirectory:
             )
 
     def revoke(self, principal: str) -> None:
-        """No key of this principal counts any more. Raises UserError if it has none that does."""
+        """Revoke the key of a principal. Raises UserError if the principal has no valid key."""
         parse(principal)
         with self._locked():
             now = self.principals()
@@ -306,7 +311,7 @@ class KeyDirectory:
             )
 
     def _check(self) -> None:
-        """Raises OperatorError unless the directory is closed, and nobody else could have put it there."""
+        """Raises OperatorError unless the directory is closed to others, and others could not have created it."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -334,7 +339,7 @@ class KeyDirectory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One change at a time."""
+        """Hold the directory's lock: one process changes the list at a time."""
         self._check()
         held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -348,14 +353,14 @@ class KeyDirectory:
 
 
 class JobKeys:
-    """The keys that the workers of a job share among each other: they follow from one secret and the job, and nothing is stored.
+    """Keys that the workers of one job share, derived from one secret and the job's identity; none is stored.
 
-    The secret lies in the controller's state directory, or in the store that several controllers share. Should it be lost,
-    running jobs cannot be joined by new workers.
+    The secret is in the controller's state directory, or in the store that several controllers share. If it is lost, new workers
+    cannot join running jobs.
     """
 
     def __init__(self, secret: bytes, where: str = "") -> None:
-        """`where` it comes from, for people. Raises OperatorError if it is none."""
+        """where: source of the secret, for error messages. Raises OperatorError if the secret has not SECRET_BYTES bytes."""
         if len(secret) != SECRET_BYTES:
             text = f"is not the secret of this cluster: {len(secret)} bytes, not {SECRET_BYTES}"
             raise OperatorError(f"{where}: {text}")
@@ -363,20 +368,20 @@ class JobKeys:
 
     @classmethod
     def kept_in(cls, state: Path) -> JobKeys:
-        """Those of a state directory. Makes the secret if it is missing. Raises OperatorError."""
+        """Return the keys of a state directory, creating its secret if it is missing. Raises OperatorError."""
         path = state / JOBS_FILE
         if not path.exists():
             write_secret(path, secrets.token_bytes(SECRET_BYTES))
         return cls(read_secret(path), str(path))
 
     def of(self, job: str, uid: str) -> str:
-        """The secret key (Z85) of a job's workers."""
+        """Return the secret key (Z85) that the workers of a job share."""
         digest = hashlib.blake2b(f"{job}\0{uid}".encode(), key=self.secret, digest_size=32, person=b"elasticctl job")
         return z85.encode(digest.digest()).decode()
 
 
 def _checked(key: bytes) -> bytes:
-    """A Z85 key. Raises ValueError."""
+    """Return `key` if it is a Z85 key. Raises ValueError."""
     if len(key) != Z85_BYTES:
         raise ValueError(f"a key has {Z85_BYTES} characters (Z85), this one {len(key)}")
     try:

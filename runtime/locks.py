@@ -1,4 +1,4 @@
-"""Locks that a process holds on a file for as long as it lives: the kernel lets go of them however it ends."""
+"""File locks that a process holds for as long as it lives: the kernel releases them however the process ends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..protocol.errors import OperatorError
 
 
 def hold(path: Path, busy: str) -> int:
-    """Lock the file `path`, which is made if it is missing, and return the descriptor that holds the lock until it is closed.
+    """Lock the file `path`, which is created if missing, and return the descriptor that holds the lock until it is closed.
 
-    Raises OperatorError: with the sentence `busy` if another process holds the lock, else with what is in the way.
+    Raises OperatorError: with the sentence `busy` if another process holds the lock, else with the system's error.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,12 +1,12 @@
 """Structured logs: one line per record, to stderr or a file, as text or as JSON.
 
-A line says what it is `about`: the job, its generation, a worker, a server. Text has that before the message,
-``time level process job=digits-1 generation=3 message``; JSON as fields of its own, for programs. Where the service manager's
-journal reads stderr, lines begin with their priority (``<3>`` is an error) in place of time and level, which the journal has.
+A record may name the job, generation, worker and server that it is `about`. Text has these before the message,
+``time level process job=digits-1 generation=3 message``; JSON has them as fields of their own. Where systemd's journal reads
+stderr, a line begins with its priority (``<3>`` is an error) instead of time and level, which the journal adds.
 
-A log is read by people, and has room for a while. So a record is one line whatever is in it: what peers say may contain line
-feeds, and megabytes. And of warnings and errors that come again and again only some are written, with how many were not: no peer
-can fill the disk, or make the line that matters hard to find, by being wrong very often.
+A record is one line of bounded length, because text from peers may contain line feeds, and megabytes. Of repeated warnings and
+errors only some are written, with the number of those left out: so no peer can fill the disk or hide a relevant line by repeating
+an error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..protocol.errors import OperatorError
 from ..protocol.sparing import Sparing
 
 LONGEST = 2000  # characters of a message
-AT_ONCE = 20  # warnings of one kind, and then
-INTERVAL_S = 10.0  # one in so many seconds
+AT_ONCE = 20  # warnings of one kind that are all written
+INTERVAL_S = 10.0  # after those, one is written per interval
 KEPT_KINDS = 500  # of warnings
-# Of the journal (sd-daemon(3)): from which level on which number.
+# The journal's priorities (sd-daemon(3)): the least level of each number.
 PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (0, 7))
 
 _ABOUT = "about"
@@ -39,7 +39,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 
 class Form(Enum):
-    """How a line looks."""
+    """Format of a log line."""
 
     TEXT = "text"
     JSON = "json"
@@ -47,7 +47,7 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class Process:
-    """Whose log it is: "controller" of a cluster, "agent" of a server."""
+    """Process that writes the log: "controller" of a cluster, "agent" of a server."""
 
     component: str
     names: Mapping[str, str] = field(default_factory=dict)  # such as {"server": "gpu1"}
@@ -57,7 +57,7 @@ class Process:
 
 
 def about(**fields: object) -> dict[str, object]:
-    """What a line is about, as `extra` of a call: ``log.info("started", extra=about(job=job, generation=3))``.
+    """Return the subject of a record, as `extra` of a call: ``log.info("started", extra=about(job=job, generation=3))``.
 
     Fields that are None or "" are left out.
     """
@@ -65,7 +65,7 @@ def about(**fields: object) -> dict[str, object]:
 
 
 def line(record: logging.LogRecord) -> str:
-    """What a record is about, and its message, in one line."""
+    """Return a record's subject and message in one line."""
     told = [f"{name}={value}" for name, value in getattr(record, _ABOUT, {}).items()]
     return one_line(" ".join([*told, record.getMessage()]))
 
@@ -104,7 +104,7 @@ def _stamp(record: logging.LogRecord) -> str:
 
 
 def is_journal(environment: Mapping[str, str]) -> bool:
-    """Does the journal read what this process writes to stderr? JOURNAL_STREAM names the device and inode (systemd.exec)."""
+    """Return whether the journal reads this process's stderr: JOURNAL_STREAM names its device and inode (systemd.exec)."""
     device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
     try:
         found = os.fstat(sys.stderr.fileno())
@@ -114,13 +114,13 @@ def is_journal(environment: Mapping[str, str]) -> bool:
 
 
 def one_line(text: str) -> str:
-    """`text` as it can stand in a log: no control characters, and not too much of it."""
+    """Return `text` with control characters escaped, cut after LONGEST characters."""
     shown = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text[: LONGEST + 1])
     return f"{shown[:LONGEST]} ..." if len(shown) > LONGEST else shown
 
 
 class Spared(logging.Filter):
-    """Lets some of many warnings or errors of one kind through: those of one line of the program that begin alike."""
+    """Rate limit of warnings and errors by kind: same line of code, same first two words."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -146,7 +146,8 @@ class Spared(logging.Filter):
 def configure(process: Process, level: str = "INFO", file: str | None = None, form: Form = Form.TEXT) -> None:
     """Send all log records of this process to `file`, or to stderr. `process` is named in every line.
 
-    Called again, it opens the file anew: the old one may have been moved away. Raises OperatorError; then nothing has changed.
+    A second call opens the file again, as log rotation may have moved the old one. Raises OperatorError, and then changes
+    nothing.
     """
     try:
         handler: logging.Handler = (

@@ -1,8 +1,8 @@
-"""The driver loop around a machine: sockets and file descriptors in, `handle` in the middle, effects out.
+"""Event loop of a daemon: handlers for sockets and file descriptors, then one call of `on_turn` per turn.
 
-A plain `zmq.Poller` with `next_deadline` instead of timer callbacks: twice the round trips per second of asyncio, and one
-place where time passes. All callbacks run in the thread that runs the loop; `wake` and `stop` may be called from others and
-from signal handlers.
+A plain `zmq.Poller` with `next_deadline` instead of timer callbacks reaches twice asyncio's round trips per second, and time
+passes in one place. All callbacks run in the thread that runs the loop; other threads and signal handlers may call `wake` and
+`stop`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .clock import Clock
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT_S = 1.0  # so that a lost wake-up costs a second, never a hang
-MAX_MESSAGES_PER_TURN = 128  # one busy peer must not starve the others or the timers
-MAX_TAKEN_IN_PER_TURN = 5000  # of one socket, where taking in is not yet handling: some 40 ms
+MAX_WAIT_S = 1.0  # so that a lost wake-up delays the loop for a second at most
+MAX_MESSAGES_PER_TURN = 128  # so that a busy peer starves neither the other peers nor the timers
+MAX_TAKEN_IN_PER_TURN = 5000  # of one socket whose messages are only queued: some 40 ms
 
 
 class Loop:
     """Polls sockets and descriptors, calls their handlers, then `on_turn`, until `stop`."""
 
     def __init__(self, clock: Clock, on_turn: Callable[[], None], next_deadline: Callable[[], float | None]) -> None:
-        """`on_turn` runs after each round of handlers; `next_deadline` tells when to wake without input (Unix time, s)."""
+        """on_turn: runs after each round of handlers. next_deadline: when to wake without input (Unix time, s)."""
         self._clock = clock
         self._on_turn = on_turn
         self._next_deadline = next_deadline
@@ -48,25 +48,26 @@ class Loop:
     def add_socket(
         self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None], most: int = MAX_MESSAGES_PER_TURN
     ) -> None:
-        """Call `handler(frames)` for each message of `socket`, for so many of them in a turn."""
+        """Call `handler(frames)` for each message of `socket`, for at most `most` messages in a turn."""
         self._sockets[socket] = handler, most
         self._poller.register(socket, zmq.POLLIN)
 
     def add_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
-        """The same, with the frames as ZeroMQ has them, which know what the connection has proved. `handler` only takes them in,
-        for a backlog: far more messages of this socket than of others come to it in a turn."""
+        """Do the same with ZeroMQ's frames, which carry the proof of the connection. `handler` only queues messages for a
+        backlog, so a turn takes in far more of them (MAX_TAKEN_IN_PER_TURN)."""
         self._frames[socket] = handler
         self._poller.register(socket, zmq.POLLIN)
 
     def add_backlog(self, waiting: Callable[[], int], handle: Callable[[], None]) -> None:
-        """While `waiting()` is not 0, call `handle()`, which handles one of the messages that wait; so many of them in a turn."""
+        """While `waiting()` is not 0, call `handle()`, which handles one waiting message; at most MAX_MESSAGES_PER_TURN a
+        turn."""
         self._backlogs.append((waiting, handle))
 
     def remove_backlog(self, waiting: Callable[[], int]) -> None:
         self._backlogs = [each for each in self._backlogs if each[0] != waiting]
 
     def remove_socket(self, socket: zmq.Socket[bytes]) -> None:
-        """Whichever way it was added."""
+        """Remove a socket that `add_socket` or `add_frames` has added."""
         if self._sockets.pop(socket, None) is None:
             del self._frames[socket]
         self._poller.unregister(socket)
@@ -85,7 +86,7 @@ class Loop:
         try:
             os.write(self._wake_write, b"w")
         except BlockingIOError:
-            pass  # it is full of wake-ups already
+            pass  # the pipe is full of wake-ups already
 
     def stop(self) -> None:
         """Make `run` return after the current turn."""
@@ -93,7 +94,7 @@ class Loop:
         self.wake()
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT end the loop."""
+        """Stop the loop on SIGTERM and SIGINT."""
 
         def handler(number: int, frame: FrameType | None) -> None:
             log.info("received %s, stopping", signal.Signals(number).name)
@@ -103,7 +104,7 @@ class Loop:
         signal.signal(signal.SIGINT, handler)
 
     def on_signal(self, number: signal.Signals, handler: Callable[[], None]) -> None:
-        """Call `handler()` in the loop after signal `number`; once, if several come before its turn."""
+        """Call `handler()` in the loop after signal `number`; several signals before the next turn call it once."""
 
         def note(_: int, __: FrameType | None) -> None:
             self._signalled[number] = handler
@@ -112,16 +113,16 @@ class Loop:
         signal.signal(number, note)
 
     def feed_only_if(self, is_well: Callable[[], bool]) -> None:
-        """A turn alone does not show that this daemon does its work."""
+        """Feed the watchdog only while `is_well()`: a turning loop alone does not show that the daemon works."""
         self._is_well = is_well
 
     def run(self) -> None:
-        """Turn until `stop`. Errors of handlers end it: only the edge of the process catches them."""
+        """Turn until `stop`. An error of a handler ends the loop: only the process's main function catches it."""
         while not self._stopping:
             self.turn()
 
     def turn(self) -> None:
-        """One round: wait, handle what came, `on_turn`. Then the service manager's watchdog is fed, and nowhere else."""
+        """Do one round: wait, handle input, call `on_turn`, then feed the service manager's watchdog (here alone)."""
         for ready, _ in self._poller.poll(self._wait_ms()):
             if isinstance(ready, int):
                 if (on_readable := self._descriptors.get(ready)) is not None:
@@ -132,7 +133,7 @@ class Loop:
                 self._receive_frames(ready, on_frames)
         for waiting, handle in self._backlogs:
             for _ in range(min(MAX_MESSAGES_PER_TURN, waiting())):
-                if waiting():  # what is handled may make more of it vanish
+                if waiting():  # handling one message may remove others
                     handle()
         while self._signalled:
             self._signalled.popitem()[1]()

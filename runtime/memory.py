@@ -1,7 +1,7 @@
-"""Memory that a process has freed, given back to the system.
+"""Returns freed memory of a process to the system.
 
-The C library keeps what was freed for the next one who asks. After a flood of small messages that is most of what they took, for
-good: what lives between them holds the whole heap up. `malloc_trim` of glibc gives back each page in it that nothing lies on.
+The C library keeps freed memory for later allocations. After a flood of small messages it keeps most of their memory for good,
+because live allocations between them hold the heap up. `malloc_trim` of glibc returns each page that holds no live allocation.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import os
 
 log = logging.getLogger(__name__)
 
-WORTH_BYTES = 8 << 20  # of growth, from which on it is worth while: that takes some milliseconds
-INTERVAL_S = 2.0  # between two times
-LONGEST_PAUSE_S = 300.0  # where all that a process has grown by is in use
+WORTH_BYTES = 8 << 20  # of growth, below which trimming, which takes some milliseconds, does not pay
+INTERVAL_S = 2.0  # between two trims
+LONGEST_PAUSE_S = 300.0  # between two trims where all grown memory is in use
 
 
 def resident_bytes() -> int:
-    """Of this process. Raises OSError where there is no /proc."""
+    """Return the resident memory of this process. Raises OSError where there is no /proc."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def trim() -> bool:
-    """Give back what is free. False: this C library cannot."""
+    """Return free memory to the system. Returns False if this C library cannot."""
     try:
         give_back = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -34,16 +34,16 @@ def trim() -> bool:
 
 
 class Keeper:
-    """Gives memory back when a process has grown and may have shrunk since."""
+    """Trims a process's memory when it has grown and may have shrunk since."""
 
     def __init__(self) -> None:
-        self._least: int | None = None  # resident bytes when there were fewest
-        self._left = 0  # after the last time
+        self._least: int | None = None  # smallest resident size seen (bytes)
+        self._left = 0  # resident bytes after the last trim
         self._pause_s = INTERVAL_S
         self._again_at_s = 0.0  # monotonic
 
     def look(self, now_s: float) -> None:
-        """Is much more resident than there was? Call it while little is going on, about once a second."""
+        """Trim if the resident size has grown enough. Call it about once a second, while the process is idle."""
         before = resident_bytes()
         self._least = min(before, self._least or before)
         more = before - self._left >= WORTH_BYTES

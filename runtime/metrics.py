@@ -1,15 +1,14 @@
-"""Serves a process' figures over HTTP, for Prometheus and whatever else reads its format.
+"""HTTP server of a daemon's metrics in the Prometheus format.
 
 Theory of operation
--------------------
-The loop of a daemon must not wait for whoever reads, nor end because of him. So threads of their own serve, a few at most, each
-for a few seconds at most, and they touch nothing that the loop uses. A reader makes the server *want* figures and wakes the loop,
-which sees that in its next turn, and publishes plain values. If the loop does not come to it in time, the last ones are served,
-with their age. Figures that were made a moment ago are served again: many readers cost the loop no more than one.
+------------------- A daemon's loop must neither wait for a reader nor fail because of one. So a few threads serve readers, each
+for a few seconds at most, and share no data with the loop but published figures. A reader marks figures as *wanted* and wakes
+the loop, which publishes plain values in its next turn. If the loop is late, the last figures are served, with their age.
+Figures younger than FRESH_S are served again, so many readers cost the loop no more than one.
 
-It is HTTP without encryption. One path is answered (`PATH`). Where the operator has set a token, a reader has to send it;
-without one whoever reaches the address reads everything (docs/metrics.md says what that is). So nothing listens unless an
-operator names an address.
+The server speaks HTTP without encryption, and answers one path (`PATH`). If the operator has configured a token, each reader must
+send it; without one, every peer that reaches the address reads all figures (docs/metrics.md lists them). So the server listens
+only where an operator has configured an address.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ PREFIX = "elasticctl_"
 PATH = "/metrics"
 MOST_TOKEN = 1024  # characters
 AGE = "figures_age_seconds"
-FRESH_S = 1.0  # figures that are no older are served again
-PATIENCE_S = 2.0  # with the loop
-READER_S = 5.0  # in which something must come of a reader, or be taken by him; he has twice as long for all of it
-MOST_READERS = 8  # at once; others are turned away
+FRESH_S = 1.0  # age up to which figures are served again
+PATIENCE_S = 2.0  # for the loop to publish
+READER_S = 5.0  # for one read or write of a connection; a whole request has twice as long
+MOST_READERS = 8  # at once; more are disconnected
 
 
 class Exporter:
-    """An address at which figures can be read. `publish` is for the loop; all else happens in other threads."""
+    """Metrics server at one address. The loop calls `publish`; all else runs in other threads."""
 
     def __init__(self, address: str, wake: Callable[[], None], token: str = "") -> None:
-        """`wake` makes the loop turn once more. `token`: readers have to send it; "": they need none. Raises OperatorError if
-        nobody can listen there."""
-        self.wanted = False  # the loop is to publish
+        """wake: makes the loop turn once more. token: readers have to send it; "": no token is needed. Raises OperatorError if
+        the address cannot be bound."""
+        self.wanted = False  # set when the loop is to publish
         self._wake = wake
         self._changed = threading.Condition()
         self._figures: Sequence[Figure] = ()
@@ -79,7 +78,7 @@ class Exporter:
         )
 
     def publish(self, figures: Sequence[Figure]) -> None:
-        """These are the figures now."""
+        """Replace the figures that are served."""
         with self._changed:
             self.wanted = False
             self._figures, self._made_s = figures, time.monotonic()
@@ -90,7 +89,7 @@ class Exporter:
         self._server.server_close()
 
     def _fresh(self) -> tuple[Sequence[Figure], float]:
-        """The figures, and how old they are (s)."""
+        """Return the figures, and their age (s), after giving the loop PATIENCE_S to renew old ones."""
         with self._changed:
             asked_s = time.monotonic()
             if asked_s - self._made_s > FRESH_S:
@@ -104,7 +103,7 @@ class Exporter:
 
 
 class _Collector(Collector):
-    """Figures as the standard client has them."""
+    """Converts figures to the metric families of prometheus_client."""
 
     def __init__(self, fresh: Callable[[], tuple[Sequence[Figure], float]]) -> None:
         self._fresh = fresh
@@ -119,7 +118,7 @@ class _Collector(Collector):
             )
 
     def describe(self) -> list[Metric]:
-        return []  # else it would be asked before the loop runs
+        return []  # otherwise prometheus_client collects at registration, before the loop runs
 
 
 def _family(figure: Figure) -> Metric:
@@ -140,7 +139,7 @@ def _family(figure: Figure) -> Metric:
 
 
 def read_token(file: str | None) -> str:
-    """The token in the file that an operator has named; "": none is named. Raises OperatorError if it cannot be used."""
+    """Return the token in the configured file; "" if none is configured. Raises OperatorError if the file is unusable."""
     if file is None:
         return ""
     path = Path(file).expanduser()
@@ -158,7 +157,7 @@ def read_token(file: str | None) -> str:
 
 
 class _Handler(MetricsHandler):
-    """Answers one path, to whoever sends the token if there is one."""
+    """Answers one path, and only requests with the token if there is one."""
 
     timeout = READER_S
     server_version = "elasticctl"
@@ -185,7 +184,7 @@ class _Handler(MetricsHandler):
 
 
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
-    """A few readers at once, each with little time."""
+    """HTTP server with few concurrent readers, each with a time limit."""
 
     daemon_threads = True
     block_on_close = False
@@ -193,11 +192,11 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
     def __init__(self, host: str, port: int, registry: CollectorRegistry, token: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._free = threading.BoundedSemaphore(MOST_READERS)
-        self._since: dict[Any, float] = {}  # when each reader has come
+        self._since: dict[Any, float] = {}  # when each connection was accepted (monotonic, s)
         super().__init__((host, port), type("Handler", (_Handler,), {"registry": registry, "token": token}))
 
     def server_bind(self) -> None:
-        """Without asking for the host's name, as HTTPServer does: that may take long."""
+        """Bind without resolving the host's name, as HTTPServer does: the look-up may block."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -220,13 +219,13 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             self._free.release()
 
     def service_actions(self) -> None:
-        """Called twice a second: who takes too long, if only by saying one letter after the other, is cut off."""
+        """Disconnect readers over their time limit, even ones that send a byte at a time. Called twice a second."""
         for request, since_s in list(self._since.items()):
             if time.monotonic() - since_s > 2 * READER_S + PATIENCE_S:
                 try:
                     request.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    pass  # he has gone
+                    pass  # disconnected already
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a reader of the metrics, %s, has gone", client_address, exc_info=True)

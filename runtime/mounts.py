@@ -1,7 +1,7 @@
-"""On which file system a path lies: what /proc/self/mountinfo tells, and whether two machines see the same directory.
+"""File system of a path, from /proc/self/mountinfo, and whether two machines see the same directory.
 
-A directory is the same one on two machines if both have mounted the same export of the same file server, and it lies at the same
-place in it; on a disk of a machine's own it is the same only for processes of this machine, in this boot. Nothing is read or
+Two machines see the same directory if both have mounted the same export of the same file server, and the directory is at the
+same place in it. A directory on a local disk is the same only for processes of this machine in this boot. Nothing is read or
 written in the directory itself, which users may control.
 """
 
@@ -25,7 +25,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system. `source`: a device, or SERVER:/EXPORT; `root`: what of it is mounted."""
+    """A mounted file system. `source`: a device, or SERVER:/EXPORT; `root`: the mounted part of it."""
 
     at: str
     kind: str
@@ -35,12 +35,12 @@ class Mount:
 
     @property
     def shared(self) -> bool:
-        """Do other machines see it, too?"""
+        """Whether other machines may see this file system, too."""
         return ON_NETWORK.fullmatch(self.kind) is not None
 
 
 def mount_of(path: Path, proc: Path = Path("/proc")) -> Mount:
-    """Where `path` lies, or would. May hang where a file server does."""
+    """Return the mount in which `path` lies, or would lie. May block where a file server hangs."""
     real = os.path.realpath(path)
     best = Mount("/", "unknown", "")
     for line in (proc / "self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
@@ -57,7 +57,7 @@ def _unescaped(word: str) -> str:
 
 
 def storage_of(path: Path, proc: Path = Path("/proc")) -> Storage:
-    """What tells whether another machine sees the same directory. May hang likewise."""
+    """Return what identifies the directory across machines. May block where a file server hangs."""
     found = mount_of(path, proc)
     within = os.path.realpath(path)[len(found.at.rstrip("/")) :]
     place = f"{found.root.rstrip('/')}{within}"
@@ -68,7 +68,7 @@ def storage_of(path: Path, proc: Path = Path("/proc")) -> Storage:
 
 
 def told_within(path: Path, limit_s: float) -> Storage:
-    """The same, of a file system that may hang: then its kind is "". A thread is left behind that waits for it."""
+    """Do the same within `limit_s` seconds; on a hanging file system the kind is "", and a thread keeps waiting for it."""
     found: list[Storage] = []
 
     def look() -> None:

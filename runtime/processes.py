@@ -1,4 +1,4 @@
-"""Telling processes apart for certain: a process number alone may be another process's by now."""
+"""Identification of processes by number and start time: the number alone may be reused by another process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot. None: there is no such process, or only its remains."""
+    """Return when process `pid` started, in clock ticks since boot; None if there is no such process, or only a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -17,12 +17,12 @@ def start_ticks(pid: int) -> int | None:
 
 
 def runs(pid: int | None, ticks: int | None) -> bool:
-    """Whether the process that was number `pid` and started at `ticks` still runs."""
+    """Return whether the process that had number `pid` and started at `ticks` still runs."""
     return pid is not None and ticks is not None and start_ticks(pid) == ticks
 
 
 def send(pid: int, number: signal.Signals, group: bool = False) -> None:
-    """Signal a process, or its group, that may be gone."""
+    """Signal a process, or its group; a process that has ended is ignored."""
     try:
         (os.killpg if group else os.kill)(pid, number)
     except ProcessLookupError:

@@ -1,13 +1,13 @@
-"""Whether a daemon still hears what is said on a socket that others may connect to.
+"""Self-test of a local socket: whether the daemon still receives messages that arrive there.
 
 Theory of operation
 -------------------
-ZeroMQ receives in a thread of its own. Before Linux 6.16 any local peer can hold that thread up for hours
-(`transport.take_no_descriptors`): the loop turns on, and hears nobody. So a daemon speaks to itself over each such socket, all
-the way that the words of others take. If they do not arrive, the service manager's watchdog is not fed any more (`loop`), and
-it starts the daemon anew.
+ZeroMQ receives in an I/O thread. Before Linux 6.16 any local peer can block that thread for hours
+(`transport.take_no_descriptors`): the loop still turns, but receives nothing. So the daemon sends messages to itself over each
+such socket, along the same path as other peers' messages. If they do not arrive, the service manager's watchdog is no longer fed
+(`loop`), and the service manager restarts the daemon.
 
-A loop that was busy for long has not been deaf: it is given some turns to hear what waits.
+A loop that was busy for long still has its own messages waiting: it gets some turns to receive them.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from . import transport
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0
-LEAST_BEATS = 5  # in that time
-MOST_WAITING = 8  # of our own words
+PATIENCE_S = 10.0  # without a received message
+LEAST_BEATS = 5  # messages sent in that time before the socket counts as deaf
+MOST_WAITING = 8  # messages of its own in the send queue
 
 
 class Pulse:
-    """One socket's."""
+    """Self-test of one socket."""
 
     def __init__(self, address: str) -> None:
-        """address: of the socket, as others connect to it."""
+        """address: of the socket, as peers connect to it."""
         self._address = address
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         self._line = transport.dealer(self._context, address)
         self._line.sndhwm = MOST_WAITING
         self._word = os.urandom(16)
-        self._unheard_s: float | None = None  # since when (monotonic)
-        self._beats = 0  # since then
-        self._told = False
+        self._unheard_s: float | None = None  # time of the first message not yet received (monotonic, s)
+        self._beats = 0  # messages sent since then
+        self._told = False  # the failure was logged
 
     def beat(self, now: float) -> None:
-        """Say something; about once a second."""
+        """Send a message to this daemon's own socket; called about once a second."""
         if self._unheard_s is None:
             self._unheard_s, self._beats = now, 0
         self._beats += 1
         transport.send(self._line, self._word)
 
     def heard(self, data: bytes) -> bool:
-        """Something has been heard on the socket. Was it this?"""
+        """Return whether a message received on the socket is the self-test's own."""
         if data != self._word:
             return False
         self._unheard_s = None
@@ -58,7 +58,7 @@ class Pulse:
         return True
 
     def stands(self, now: float) -> bool:
-        """Is what is said heard?"""
+        """Return whether the socket still receives."""
         if self._unheard_s is None or now - self._unheard_s < PATIENCE_S or self._beats < LEAST_BEATS:
             return True
         if not self._told:

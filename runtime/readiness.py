@@ -1,6 +1,6 @@
-"""What the service manager is told (``Type=notify``, sd_notify(3)): datagrams to the socket that it names.
+"""Notifications to the service manager (``Type=notify``, sd_notify(3)): datagrams to the socket named in NOTIFY_SOCKET.
 
-Nothing here waits or fails: a service manager that hangs must not hang its services.
+No call here blocks or fails: a service manager that hangs must not hang its services.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-FEEDS_PER_LIMIT = 4  # of the watchdog: one that is lost, or late, does no harm
+FEEDS_PER_LIMIT = 4  # of the watchdog, so that a lost or late one does no harm
 
 
 def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell the service manager `state` ("READY=1", "STOPPING=1"). False: there is none, or it does not listen."""
+    """Send `state` ("READY=1", "STOPPING=1") to the service manager. Returns False if there is none, or it does not listen."""
     path = environment.get("NOTIFY_SOCKET")
     if not path:
         return False
@@ -29,15 +29,14 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def reloading(environment: Mapping[str, str] = os.environ) -> None:
-    """The configuration is read again; "READY=1" ends it."""
+    """Report that the configuration is read again; "READY=1" ends that state."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", environment)
 
 
 class Watchdog:
-    """Feeds the watchdog of the service manager (``WatchdogSec=``), if there is one, as often as it needs.
+    """Feeds the service manager's watchdog (``WatchdogSec=``), if there is one, as often as needed.
 
-    Whoever holds one calls `feed` each time that his work has gone round, and nowhere else: then a watchdog that is not fed
-    means work that hangs.
+    Call `feed` once per completed round of the daemon's work, and nowhere else: then an unfed watchdog means that work hangs.
     """
 
     def __init__(
@@ -45,11 +44,11 @@ class Watchdog:
     ) -> None:
         self._environment = environment
         self._monotonic = monotonic
-        self.interval_s = _limit_s(environment) / FEEDS_PER_LIMIT  # 0: there is none
+        self.interval_s = _limit_s(environment) / FEEDS_PER_LIMIT  # 0: no watchdog
         self._fed_s = -self.interval_s
 
     def feed(self) -> None:
-        """The work has gone round once more."""
+        """Report a completed round of work."""
         if not self.interval_s:
             return
         now = self._monotonic()
@@ -59,7 +58,7 @@ class Watchdog:
 
 
 def _limit_s(environment: Mapping[str, str]) -> float:
-    """After how long without food the watchdog acts; 0: there is none, or it is another process that is watched."""
+    """Return the watchdog's timeout (s); 0 if there is none, or it watches another process."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     try:

@@ -1,16 +1,16 @@
-"""ZeroMQ sockets as all processes use them: bounded queues, heartbeats, no lingering, and CURVE on every TCP socket.
+"""ZeroMQ sockets with the options that all processes share: bounded queues, heartbeats, no linger, and CURVE on every TCP socket.
 
-TCP without keys is refused, on loopback too: any user of the machine reaches it. Sockets of a file system (``ipc://``) need no
-keys: the kernel says who is at the other end, and the directory says who may come. What a daemon does with many peers whom it
-does not trust alike is in `door`.
+TCP without keys is refused, on loopback too, because any user of the machine can connect there. Unix sockets (``ipc://``) need no
+keys: the kernel identifies the peer, and the mode of the directory decides which users may connect. `door` handles the sockets
+of a daemon with many peers that are not trusted alike.
 
-What a listening socket must not do
------------------------------------
-ZeroMQ (4.3.5, and before) ends its process by an assertion when a peer has filled its queue at a socket, goes away, and the
-socket then has something to say to it by itself: a heartbeat, or the answer to one (libzmq's issues 3937, 4364 and 4841). So any
-peer could end a daemon. Therefore a listening socket's queues for what comes in have no limit, so that they are never full, and
-the heartbeats are those of the connecting side: it says with each how long it may be silent. Whoever listens bounds what each
-peer says, by reading at once into a room that has a limit (`inbox`), and cutting off who says too much.
+Why a listening socket has no receive limit and sends no heartbeats
+-------------------------------------------------------------------
+ZeroMQ (up to 4.3.5) aborts its process by an assertion when a peer has filled its receive queue at a socket and disconnects, and
+the socket then sends it a message on its own: a heartbeat, or the answer to one (libzmq issues 3937, 4364 and 4841). So any
+peer could end a daemon. Therefore the receive queues of a listening socket have no limit, so that they are never full. Heartbeats
+are sent by the connecting side, which states with each how long it may stay silent. The listening process bounds each peer by
+moving messages at once into a bounded inbox (`inbox`), and by cutting peers that exceed their rate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUEUE_MESSAGES = 10_000  # per peer; beyond that ZeroMQ drops at a ROUTER and bl
 MAX_FRAME_BYTES = 32 << 20
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"elasticd"
-MAX_PATH_BYTES = 100  # of an ipc socket; the kernel takes 107
+MAX_PATH_BYTES = 100  # of a Unix socket; the kernel's limit is 107
 SO_PASSRIGHTS = 83  # of Linux 6.16; Python has no name for it yet
 TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s/:]+):(\d{1,5}|\*)")
 
@@ -49,13 +49,13 @@ MORE_FOLLOWS = zmq.DONTWAIT | zmq.SNDMORE
 
 
 def context(io_threads: int = 1) -> zmq.Context[Socket]:
-    """A context for sockets that listen: a message that waits takes as much memory as it has bytes, and a little more.
+    """Return a context for listening sockets, in which a waiting message takes little more memory than its bytes.
 
-    By itself ZeroMQ lets each message of more than 33 bytes point into the buffer that it was read into. Peers that send messages
-    one by one then cost 18 kB for each, however small it is.
+    By default ZeroMQ lets each message above 33 bytes point into the buffer that it was read into. Messages that arrive one by
+    one then take 18 kB each, however small they are.
     """
     made: zmq.Context[Socket] = zmq.Context(io_threads=io_threads)
-    with contextlib.suppress(zmq.ZMQError):  # of a version that does not know the option
+    with contextlib.suppress(zmq.ZMQError):  # a ZeroMQ version without the option
         made.set(ZERO_COPY_RECV, 0)
     return made
 
@@ -70,22 +70,22 @@ def _common(socket: Socket) -> None:
 
 
 def router(context: zmq.Context[Socket], pair: Pair | None = None) -> Socket:
-    """A ROUTER that tells when a peer is unknown (EHOSTUNREACH). With keys, it needs a ZAP handler in its context.
+    """Return a ROUTER that raises EHOSTUNREACH for an unknown peer. With keys, its context needs a ZAP handler.
 
-    A peer that comes with the name of another one takes it over.
+    A peer that connects with the routing id of another one takes that id over.
     """
-    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))  # nobody is to guess how connections are called: see `door`
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))  # so that routing ids cannot be guessed: see `door`
     socket: Socket = context.socket(zmq.ROUTER)
     _common(socket)
-    socket.rcvhwm = 0  # not a bound on bytes anyway; see above
+    socket.rcvhwm = 0  # no limit: see the module's docstring
     socket.backlog = BACKLOG
     socket.router_mandatory = True
-    socket.router_handover = True  # `door` tells why
+    socket.router_handover = True  # `door` explains why
     if pair is not None:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret
         socket.zap_domain = ZAP_DOMAIN
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler nobody comes in
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a ZAP handler every connection is refused
     return socket
 
 
@@ -97,7 +97,7 @@ def dealer(
     server: bytes = b"",
     heartbeat_s: float = CONNECTION_HEARTBEAT_S,
 ) -> Socket:
-    """A DEALER connected to `address`; it reconnects by itself. `server`: the public key of who listens there.
+    """Return a DEALER connected to `address`; it reconnects automatically. server: the public key of the listening process.
 
     Raises OperatorError if the address is TCP and there are no keys.
     """
@@ -114,17 +114,17 @@ def watched_dealer(
     server: bytes = b"",
     heartbeat_s: float = CONNECTION_HEARTBEAT_S,
 ) -> tuple[Socket, Socket]:
-    """A `dealer`, and a socket on which `events` of its connection are told (`REFUSALS`, `HANDSHAKES`).
+    """Return a `dealer`, and a socket that receives `events` of its connection (`REFUSALS`, `HANDSHAKES`).
 
-    They are told from the first on: ZeroMQ tells nothing that has happened before somebody listened, and a handshake that was
-    refused is not tried again.
+    The monitor is attached before the connection starts: ZeroMQ does not report earlier events, and does not retry a handshake
+    that was refused.
     """
     socket = _unconnected(context, address, b"", pair, server, heartbeat_s)
     where = f"inproc://events-{os.urandom(8).hex()}"
     socket.monitor(where, events)
     told: Socket = context.socket(zmq.PAIR)
     told.linger = 0
-    told.rcvhwm = 0  # ZeroMQ's own thread would wait for room
+    told.rcvhwm = 0  # with a limit ZeroMQ's I/O thread would block on a full queue
     told.connect(where)
     socket.connect(address)
     return socket, told
@@ -150,18 +150,20 @@ def _unconnected(
 def to_controller(
     context: zmq.Context[Socket], address: str, pair: Pair | None, controller: bytes
 ) -> tuple[Socket, Socket]:
-    """An agent's DEALER to its controller, which has this public key, and the socket on which its handshakes are told. Raises
-    OperatorError as `dealer` does."""
+    """Return an agent's DEALER to the controller with this public key, and the socket that receives its handshake events.
+
+    Raises OperatorError as `dealer` does.
+    """
     return watched_dealer(context, address, HANDSHAKES, pair, controller, CONTROLLER_CONNECTION_HEARTBEAT_S)
 
 
 def fellow(context: zmq.Context[Socket], address: str, identity: bytes, pair: Pair | None) -> Socket:
-    """A DEALER to somebody who has the same keys: the leader of one's job."""
+    """Return a DEALER to a process with the same key pair: the leader of the worker's job."""
     return dealer(context, address, identity, pair, b"" if pair is None else pair.public)
 
 
 def check_address(address: str, pair: Pair | None) -> str:
-    """`address` if it may be listened on, or connected to. Raises OperatorError: TCP needs keys, wherever it leads."""
+    """Return `address` if it may be bound or connected to. Raises OperatorError: TCP needs keys, on every interface."""
     check_form(address)
     if address.startswith("tcp://") and pair is None:
         raise OperatorError(f"address {address!r} needs keys, as every TCP address does; ipc:///PATH needs none")
@@ -169,7 +171,7 @@ def check_address(address: str, pair: Pair | None) -> str:
 
 
 def check_form(address: str) -> None:
-    """Raises OperatorError if `address` is none."""
+    """Raises OperatorError if `address` is neither tcp://HOST:PORT nor ipc:///PATH."""
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
         if len(path.encode()) > MAX_PATH_BYTES:
@@ -183,9 +185,9 @@ def check_form(address: str) -> None:
 
 
 def bind(socket: Socket, address: str, pair: Pair | None = None) -> str:
-    """Listen on `address` (port ``*``: any free one) and return the address that peers connect to.
+    """Bind to `address` (port ``*``: any free one) and return the address that peers connect to.
 
-    Raises OperatorError if the address is not allowed or taken.
+    Raises OperatorError if the address is not allowed or in use.
     """
     check_address(address, pair)
     if address.startswith("ipc://") and _listens(address.removeprefix("ipc://")):
@@ -203,18 +205,18 @@ def bind(socket: Socket, address: str, pair: Pair | None = None) -> str:
 
 
 def take_no_descriptors(socket: socketlib.socket) -> None:
-    """Let nobody send open files over this Unix socket, or over those that it accepts. Before Linux 6.16 that cannot be had.
+    """Refuse file descriptors (SCM_RIGHTS) on this Unix socket and those it accepts. Has no effect before Linux 6.16.
 
-    Whoever lets go of one of them last may have to wait: for the peer of a TCP socket that lingers, for an hour or for good.
+    Closing the last copy of a received descriptor may block, for an hour or for good: a TCP socket may linger for its peer.
     """
     with contextlib.suppress(OSError):
         socket.setsockopt(socketlib.SOL_SOCKET, SO_PASSRIGHTS, 0)
 
 
 def _refuse_descriptors(path: str) -> None:
-    """As `take_no_descriptors`, of the socket that ZeroMQ listens on at `path`. It does not say which one that is."""
+    """Do `take_no_descriptors` for ZeroMQ's socket bound to `path`. ZeroMQ does not reveal its descriptor, so search for it."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it has been closed
+        with contextlib.suppress(OSError):  # closed meanwhile
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 with socketlib.socket(fileno=os.dup(int(name))) as found:
                     if found.family == socketlib.AF_UNIX and found.getsockname() == path:
@@ -222,7 +224,7 @@ def _refuse_descriptors(path: str) -> None:
 
 
 def give_to(address: str, user: int) -> None:
-    """Let this Unix user alone connect to an ipc socket, and root. Raises OperatorError."""
+    """Let only this Unix user, and root, connect to a Unix socket. Raises OperatorError."""
     path = Path(address.removeprefix("ipc://"))
     try:
         path.chmod(0o600)
@@ -233,9 +235,9 @@ def give_to(address: str, user: int) -> None:
 
 
 def open_to_visitors(address: str) -> None:
-    """Let everybody connect to an ipc socket who may enter its directory: the directory's mode is the permission.
+    """Let every user who may enter its directory connect to a Unix socket: the directory's mode is the permission.
 
-    Raises OperatorError if others than its owner may write to the directory: they could put a socket of theirs in its place.
+    Raises OperatorError if others than its owner may write to the directory, and so replace the socket by their own.
     """
     path = Path(address.removeprefix("ipc://"))
     try:
@@ -252,19 +254,19 @@ def open_to_visitors(address: str) -> None:
 
 
 def _listens(path: str) -> bool:
-    """Does a process accept connections at this Unix socket?"""
+    """Return whether a process accepts connections at this Unix socket."""
     with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM | socketlib.SOCK_NONBLOCK) as probe:
         try:
             probe.connect("\0" + path[1:] if path.startswith("@") else path)
         except BlockingIOError:
-            return True  # its queue is full
+            return True  # its accept queue is full
         except OSError:
             return False
     return True
 
 
 def send(socket: Socket, *frames: bytes) -> bool:
-    """Send without blocking. False: the peer is not there or its queue is full; the caller's repetition heals it."""
+    """Send without blocking. Returns False if the peer is gone or its queue is full; callers resend later."""
     try:
         for frame in frames[:-1]:  # as `send_multipart` does, in half the time
             socket.send(frame, MORE_FOLLOWS)
@@ -276,43 +278,43 @@ def send(socket: Socket, *frames: bytes) -> bool:
         raise
 
 
-# -- what a connecting side learns of its handshakes
+# -- handshake events of a connecting socket
 
 REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-HANDSHAKES = REFUSALS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED  # how each ends, and each connection
+HANDSHAKES = REFUSALS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED  # results of handshakes, and disconnects
 
 
 def stands(frames: list[bytes]) -> bool:
-    """Of an event of `HANDSHAKES`: does the connection stand now?"""
+    """Return whether an event of `HANDSHAKES` says that the connection is established."""
     return _event(frames) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def has_ended(frames: list[bytes]) -> bool:
-    """Likewise: has a connection ended, whether it stood or not?"""
+    """Return whether an event of `HANDSHAKES` says that a connection has ended, established or not."""
     return _event(frames) == zmq.EVENT_DISCONNECTED
 
 
 def is_final(frames: list[bytes]) -> bool:
-    """Of such a message: has the other side said that it does not want this key? ZeroMQ then does not try again."""
+    """Return whether such an event says that the listening side rejects this key. ZeroMQ then does not reconnect."""
     return _event(frames) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def _event(frames: list[bytes]) -> int:
-    from zmq.utils.monitor import parse_monitor_message  # it brings asyncio along, which most calls do not need
+    from zmq.utils.monitor import parse_monitor_message  # imports asyncio, which most processes do not need
 
     return int(parse_monitor_message(frames)["event"])
 
 
 def connect_again(socket: Socket, address: str) -> None:
-    """Try once more after a refusal that was final."""
+    """Connect again after a refusal that was final."""
     try:
         socket.disconnect(address)
     except zmq.ZMQError:
-        pass  # ZeroMQ has forgotten the connection already
+        pass  # ZeroMQ has dropped the connection already
     socket.connect(address)
 
 
 def short_socket_directory(state_directory: Path, base: Path, user: int) -> Path:
-    """A directory for ipc sockets, short enough for the kernel's 107 bytes, told apart by `state_directory`."""
+    """Return a directory for Unix sockets, short enough for the kernel's 107 bytes and unique to `state_directory`."""
     tag = zlib.crc32(str(state_directory.resolve()).encode())
     return base / f"elasticctl-{user}" / f"{tag:08x}"
