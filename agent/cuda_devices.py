@@ -1,11 +1,11 @@
-"""Which GPUs CUDA shows a process, and in which order: the rules of CUDA_VISIBLE_DEVICES, purely.
+"""GPUs that CUDA shows to a process, and their order: the rules of CUDA_VISIBLE_DEVICES. Pure.
 
-* Devices have the order of the list, so a process's place among its job's GPUs on a server is an index of CUDA there.
-* An entry is an index or a UUID, and what comes behind the first entry of another kind is not seen (torch reads the list
-  likewise: pytorch #90543). So a list has entries of one kind.
-* An index is counted as CUDA_DEVICE_ORDER says: by default the fastest GPU is the first one, elsewhere (NVML, `nvidia-smi`, here)
-  the one with the lowest PCI address. So the agent sets PCI_BUS_ID.
-* Of instances of divided GPUs (MIG) a process sees one, the first of the list, and no whole GPU beside it (NVIDIA MIG user guide,
+* Devices have the order of the list, so a process's position among its job's GPUs on a server is its CUDA index.
+* An entry is an index or a UUID. Entries after the first one of the other kind are ignored (torch parses the list likewise:
+  pytorch #90543). So a list has entries of one kind.
+* CUDA_DEVICE_ORDER defines the indices: by default the fastest GPU is first; in NVML, `nvidia-smi` and this project, the lowest
+  PCI address. So the agent sets PCI_BUS_ID.
+* A process sees one instance of divided GPUs (MIG), the first in the list, and no whole GPU beside it (NVIDIA MIG user guide,
   "CUDA device enumeration"; pytorch #95784, #102715).
 """
 
@@ -20,11 +20,11 @@ INSTANCE = "MIG-"
 
 
 def shown(own: Gpu, wanted: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Those of the GPUs in `wanted` that a process whose own is `own` can see at once, in their order."""
+    """Return the GPUs in `wanted` that a process with the GPU `own` can see at once, in their order."""
     return (own,) if any(gpu.uuid.startswith(INSTANCE) for gpu in wanted) else tuple(wanted)
 
 
 def listed(gpus: Sequence[Gpu]) -> str:
-    """The value of CUDA_VISIBLE_DEVICES."""
+    """Return the value of CUDA_VISIBLE_DEVICES."""
     by_uuid = all(gpu.uuid for gpu in gpus)
     return ",".join(gpu.uuid if by_uuid else str(gpu.index) for gpu in gpus)

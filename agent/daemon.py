@@ -1,12 +1,12 @@
-"""The agent's shell: sockets, processes, files and time around `machine.AgentMachine` (cluster 1, 2).
+"""The agent's process: sockets, child processes, files and time around `machine.AgentMachine` (cluster 1, 2).
 
-Two kinds of sockets: DEALERs to the controllers (`controllers`), and ROUTERs on which the workers of this server talk, one for
-each account (`lines`). A message to a controller says "SERVER#IDENTITY" first, so that two agents of one name are told apart. The
-machine repeats what matters: a controller that comes back is not flooded with what was true an hour ago.
+There are two kinds of sockets: DEALERs to the controllers (`controllers`), and ROUTERs for the workers of this server, one per
+account (`lines`). A message to a controller begins with "SERVER#IDENTITY", so that two agents of one name are distinguished. The
+machine repeats messages that matter, so a returning controller is not flooded with outdated ones.
 
-The loop waits for messages and ends of processes, and for nothing else: files are the business of `errands`.
+The loop waits for messages and ends of processes only; blocking file operations are left to `errands`.
 
-SIGTERM ends the agent alone. Its workers go on, and the next agent adopts them.
+SIGTERM ends the agent alone. Its workers continue, and the next agent adopts them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STORAGE_TOLD_WITHIN_S = 2.0  # on what the checkpoints lie; their file system may hang
+STORAGE_TOLD_WITHIN_S = 2.0  # to identify the checkpoints' file system, which may hang
 
 TOO_MUCH_WAITS = "too much waits for this server's file systems"
 
@@ -110,7 +110,7 @@ class AgentDaemon:
     def __init__(self, options: AgentConfig, environment: Mapping[str, str]) -> None:
         """Raises OperatorError where the configuration does not fit the machine."""
         self._options = options
-        umask = os.umask(0o077)  # what the agent makes is its own
+        umask = os.umask(0o077)  # so that the agent's files are closed to others
         state = private_directory(options.state)
         self._lock = locks.hold(state / "agent.lock", f"{state}: another agent runs with this state directory")
         who = load_identity(state, secrets.token_hex(8))
@@ -118,7 +118,7 @@ class AgentDaemon:
         self._clock = SteadyClock()
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._context = transport.context()
-        self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets that follow
+        self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets created below
         self._state = state
         own = accounts.own_account()
         key = options.key
@@ -191,7 +191,7 @@ class AgentDaemon:
         self._warm = None
         if options.warm_start:
             root_only = own.uid == 0 and not options.allow_root_jobs
-            # Who runs an agent of their own submits from about the same shell.
+            # The user of a private agent submits jobs from about the same shell environment.
             carried = {name: os.environ[name] for name in CAPTURED_VARIABLES if name in os.environ}
             usual = common_environment(around, own) | carried
             standard = None if root_only else (own, located(sys.executable), usual)
@@ -254,7 +254,7 @@ class AgentDaemon:
         self._exporter = _exporter(options, self._loop.wake)
 
     def run(self, again: Callable[[], AgentConfig] | None = None) -> None:
-        """Adopt what runs, then serve until a signal. `again` reads the configuration anew, at SIGHUP."""
+        """Adopt running workers, then serve until a signal. again: reads the configuration again, at SIGHUP."""
         self._loop.stop_on_signals()
         if again is not None:
             self._loop.on_signal(signal.SIGHUP, lambda: self._reload(again))
@@ -272,7 +272,7 @@ class AgentDaemon:
             self.close()
 
     def close(self) -> None:
-        """Let go of everything; the workers go on."""
+        """Close sockets and helpers; the workers continue."""
         self._watch.close()
         if self._renewing is not None:
             self._renewing.close()
@@ -358,7 +358,7 @@ class AgentDaemon:
         return self._watch.driver.check(start.gpus or (start.gpu,), start.trusted, least_free_share)
 
     def _start(self, start: StartWorker) -> ProcessFailed | None:
-        """The GPU is fit. Returns why it cannot be, if that is known at once."""
+        """Start a worker on a GPU that has passed its check. Returns the failure, if it is known at once."""
         if start.spec.snapshot is None:
             return self._processes.start(start)
         self._snapshots.ask(start)
@@ -369,7 +369,7 @@ class AgentDaemon:
             self._dispatch(failed)
 
     def _begin_in(self, start: StartWorker) -> None:
-        """The job's files are there."""
+        """Start a worker after its job's snapshot has arrived."""
         if failed := self._processes.start(start):
             self._dispatch(failed)
 
@@ -378,7 +378,7 @@ class AgentDaemon:
         self._dispatch(failed)
 
     def _observe(self, seen: health.Observation) -> None:
-        """Something about the server and its GPUs has been looked at."""
+        """Update the health of the server and its GPUs from an observation, and log what has changed."""
         before = {(one.gpu, one.code, one.severity): one for one in self._health.troubles()}
         if not self._health.handle(self._clock.now(), seen):
             return
@@ -393,7 +393,7 @@ class AgentDaemon:
         self._dispatch(HealthChanged(self._health.troubles()))
 
     def _renew(self, renewing: Renewing, inventory: topology.Inventory) -> None:
-        """Other GPUs answer than before: offer these, unless that would take one from a worker."""
+        """Offer a changed set of GPUs, unless that would take one from a running worker."""
         now, before = self._clock.now(), self._server.gpus
         if not fits(before, inventory.gpus, self._machine.used_gpus()):
             if self._sparing.worth("inventory", now) is not None:
@@ -461,7 +461,7 @@ class AgentDaemon:
     # -- effects out
 
     def _dispatch(self, event: Event) -> None:
-        """Hand `event` to the machine and carry out what it asks for, and what follows from that."""
+        """Pass `event` to the machine, perform the actions that it returns, and handle events that follow from these."""
         events = deque([event])
         while events:
             self._tally.ends += isinstance(events[0], ProcessExited | ProcessFailed)
@@ -471,7 +471,7 @@ class AgentDaemon:
                     events.append(follows)
 
     def _perform(self, action: Action) -> Event | None:
-        """Carry out `action`. Returns the fact that it has made known at once, if any."""
+        """Perform `action`. Returns the event that it causes at once, if any."""
         match action:
             case SendController(message, endpoint):
                 sent = self._send_controller(message, endpoint)
@@ -509,7 +509,7 @@ class AgentDaemon:
         return None
 
     def _read_log(self, request: ReadLog, growing: bool) -> Event | None:
-        """Whose it is comes first: that account can make it hang."""
+        """Determine the log's owner first, as reading may hang by that account's doing; then read the log."""
         offered = self._errands.offer(
             "whose logs", lambda: self._disk.writer(request), lambda writer: self._read_log_of(writer, request, growing)
         )
@@ -527,9 +527,7 @@ class AgentDaemon:
 
     def _send_controller(self, message: msgspec.Struct, endpoint: int) -> bool:
         if isinstance(message, AgentHello | AgentHeartbeat):
-            message = msgspec.structs.replace(
-                message, clock_s=time.time()
-            )  # not the steady clock: people look at this one
+            message = msgspec.structs.replace(message, clock_s=time.time())  # wall-clock time, since people read this
         try:
             data = self._from_controller.encode(message)
         except PeerError as error:
@@ -539,7 +537,7 @@ class AgentDaemon:
 
 
 def _exporter(options: AgentConfig, wake: Callable[[], None]) -> Exporter | None:
-    """Whoever does not want figures does not load what serves them."""
+    """Return the metrics server; without a configured address its module is not even imported."""
     if options.metrics_address is None:
         return None
     from ..runtime.metrics import Exporter, read_token

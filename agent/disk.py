@@ -1,9 +1,9 @@
-"""Everything that an agent does with files and may have to wait for: a full, slow or absent file system shows here.
+"""File operations of an agent that may block: on a full, slow or absent file system.
 
-Each call blocks for as long as the file system likes, and is therefore made by `errands`. What the world can break comes back
-as a value that says why.
+Each call may block for as long as the file system does, so `errands` makes them in its threads. Failures of the environment are
+returned as values with their reason.
 
-What belongs to the owner of a job is touched with that owner's rights and no more (`accounts`).
+Files of a job's owner are accessed with that owner's rights only (`accounts`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity.json"
 OWNER_NOTE = "account"
-SNAPSHOT = "code-"  # begins the name of a directory with the files that a job runs in
-MAX_RECORD_BYTES = 1 << 20  # a command may be long
+SNAPSHOT = "code-"  # prefix of a directory with the files that a job runs in
+MAX_RECORD_BYTES = 1 << 20  # a command line may be long
 UNREADABLE = (
     OSError,
     PeerError,
@@ -68,14 +68,14 @@ UMASK = 0o022  # of workers of other accounts
 SHIM_ENVIRONMENT = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"}
 SHIM_TIMES = shim.Times(SHIM_GRACE_S, RECORD_PATIENCE_S, RECORD_RETRY_S)
 
-Watched = Mapping[WarmKey, Mapping[str, int]]  # what warm processes have loaded: modification times (ns) of files
+Watched = Mapping[WarmKey, Mapping[str, int]]  # files loaded by warm processes, with modification times (ns)
 
 
 class Spoiled(OSError):
-    """Something is wrong with what belongs to a job's account, as that account can make it."""
+    """A job's account has damaged its own files: the fault is not the server's."""
 
 
-# A link, a file, a closed directory in place of a directory; too much of the account's. Not: a disk that is full, broken or away.
+# A link, a file, a closed directory in place of a directory; a quota. Not a disk that is full, broken or absent.
 ACCOUNTS_DOING = frozenset(
     (
         *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
@@ -86,7 +86,7 @@ ACCOUNTS_DOING = frozenset(
 
 @dataclass(frozen=True)
 class Failed:
-    """It could not be done, why, and whose fault that is."""
+    """Failure of an operation: the reason, and whose fault it is."""
 
     reason: str
     fault: Fault = Fault.SERVER
@@ -94,28 +94,28 @@ class Failed:
 
 @dataclass(frozen=True)
 class Forkable:
-    """A worker that a warm process may be asked for."""
+    """A worker that a warm process may fork."""
 
     interpreter: Interpreter
     key: WarmKey
     launch: warm_key.Launch
-    outdated: bool  # what that process has loaded has changed on the disk
+    outdated: bool  # files that the warm process has loaded have changed
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Who a worker will be, and what it will find."""
+    """Account, environment and directories of a worker about to start."""
 
     account: Account
     environment: dict[str, str]
     scratch: str  # name of its directory for temporary files
-    forkable: Forkable | None  # None: it can't be forked
+    forkable: Forkable | None  # None: no warm process may fork it
     room: str = ""  # of its job; "": none
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How the operator wants workers to be kept."""
+    """The operator's settings for the isolation of workers."""
 
     scratch: Scratch
     cgroups: Cgroups | None = None
@@ -134,22 +134,22 @@ class Disk:
         self._files = files
         self._around = around
         self._rules = rules or Rules(Scratch(state / "scratch"))
-        self._boot = shim.boot_id()  # it stays the same; and later there may be no file to be had
+        self._boot = shim.boot_id()  # constant; read now, since /proc may fail later
 
     def surround(self, around: Surroundings) -> None:
-        """Workers are told this from now on."""
+        """Use these facts of the server for workers from now on."""
         self._around = around
 
     # -- starts
 
     def prepare(self, start: StartWorker, watched: Watched) -> Prepared | Failed:
-        """Find out who the worker will be, and touch what may lie on a network: its checkpoints, its interpreter.
+        """Determine the worker's account, and access files that may lie on a network: its checkpoints, its interpreter.
 
-        From here on, what belongs to the owner of the job is touched only as that owner.
+        From here on, files of the job's owner are accessed only as that owner.
         """
         gpu = self._around.gpu(start.gpu)
         if gpu is None:
-            raise AssertionError(f"this server has no GPU {start.gpu}")  # the machine has looked
+            raise AssertionError(f"this server has no GPU {start.gpu}")  # checked by the machine before
         around = dataclasses.replace(self._around, interface=interface_of(self._around.address))
         if not around.interface:  # NCCL and Gloo would choose a network by themselves
             return Failed(
@@ -176,7 +176,7 @@ class Disk:
             return not_started(error)
 
     def _unseen(self, start: StartWorker, account: Account) -> Failed | None:
-        """What the job needs lies where it has a directory of its own."""
+        """Return the failure of a job that needs files below /tmp or /dev/shm, where it sees its own room instead."""
         if self._rules.rooms is None or account.own:
             return None
         needed = (start.spec.workdir, *start.spec.command[:1])
@@ -193,7 +193,7 @@ class Disk:
         return self._rules.rooms.make(_directory_name(start.job, start.uid), start.worker, account)
 
     def leave_room(self, start: StartWorker) -> None:
-        """Nothing comes of a start that was prepared."""
+        """Release the room of a prepared start that did not happen."""
         with contextlib.suppress(NoAccount):
             account = accounts.find(start.account, self._rules.root_jobs)
             if self._rules.rooms is not None and not account.own:
@@ -227,7 +227,7 @@ class Disk:
         return Forkable(found, key, asked, outdated=_changed(watched.get(key, {})))
 
     def write_down(self, start: StartWorker, prepared: Prepared) -> Record | Failed:
-        """Make the record of a worker that is about to be started, and what it needs beside its checkpoints."""
+        """Write the record of a worker about to start, and create its directories other than checkpoints."""
         account = prepared.account
         try:
             path = self._files.of(start.job, start.worker, "json", start.uid)
@@ -264,7 +264,7 @@ class Disk:
         return record
 
     def _make_output(self, start: StartWorker, account: Account) -> None:
-        """Where the shim writes, and a note of whose that is, for those who read the logs later."""
+        """Create the directory that the shim writes to, and note its owner for later readers of the logs."""
         path = self._files.output(start.job, start.uid, account)
         if not _is_there(path.parent, account):
             _make_directory_for(account, path.parent)
@@ -291,7 +291,7 @@ class Disk:
     def execute(
         self, start: StartWorker, prepared: Prepared, record: Record
     ) -> tuple[subprocess.Popen[bytes], int] | Failed:
-        """Start a worker's shim. Returns it with its pidfd."""
+        """Start a worker's shim. Returns its process and pidfd."""
         directory = self._files.output(start.job, start.uid, prepared.account)
         keeper = [sys.executable, "-I", "-S", shim.__file__, str(directory), start.job, start.uid, start.worker]
         command = [*keeper, str(start.gpu), str(SHIM_TIMES), start.spec.workdir, *start.spec.command]
@@ -325,15 +325,16 @@ class Disk:
         try:
             self._note_shim(record, child.pid)
             return child, os.pidfd_open(child.pid)
-        except OSError as error:  # too many files are open, the disk is full
-            child.kill()  # nobody would notice its end
+        except OSError as error:  # too many open files, full disk
+            child.kill()  # without a pidfd its end would go unnoticed
             child.wait()
             return not_started(error)
 
     def _note_shim(self, record: Record, pid: int) -> None:
-        """Which process keeps a worker must be known whatever the worker makes of what its shim writes. Raises OSError.
+        """Write the shim's process number into the agent's own record: the worker can change what its shim writes. Raises
+        OSError.
 
-        A shim of the agent's own account writes into the same file, which is no safer from its worker than the agent itself.
+        Not needed for the agent's own account: such a worker could change the agent's records as well.
         """
         if owner(record).own:
             return
@@ -342,11 +343,11 @@ class Disk:
         shim.write_whole(str(path), msgspec.to_builtins(noted))
 
     def mounts(self, room: str) -> list[tuple[str, str]]:
-        """The bind mounts of a room (`Rooms.mounts`); "" is none."""
+        """Return the bind mounts of a room (`Rooms.mounts`); none for an empty name."""
         return self._rules.rooms.mounts(room) if self._rules.rooms is not None and room else []
 
     def ways(self, start: StartWorker, account: Account) -> dict[str, object]:
-        """What a shim is told beside its record and the worker's variables."""
+        """Return a shim's parameters, beside its record and the worker's variables."""
         return {
             "cpus": self._around.cpus_of(start),
             "log_bytes": self._rules.log_bytes,
@@ -354,9 +355,9 @@ class Disk:
         }
 
     def admit(self, record: Record, pid: int, descriptor: int) -> bool:
-        """Take a shim that a warm process has forked into its worker's cgroup, before it goes on. Whether it may go on.
+        """Put a shim that a warm process has forked into its worker's cgroup. Returns whether the shim may continue.
 
-        `descriptor`: its pidfd. A cgroup takes a number, and by then that may be a process of somebody else's.
+        descriptor: its pidfd. The cgroup is entered by number, which by then may be another account's process: the pidfd tells.
         """
         account = owner(record)
         if not account.own and accounts.runs_as(pid) != account.uid:
@@ -383,7 +384,7 @@ class Disk:
     # -- snapshots
 
     def snapshot_of(self, start: StartWorker) -> Path | Failed | None:
-        """Where the files are that the worker's job runs in; None: they are not here."""
+        """Return the directory of the job's snapshot; None if it is not on this server yet."""
         try:
             account = accounts.find(start.account, self._rules.root_jobs)
             path = self._snapshot_path(start, account)
@@ -393,7 +394,7 @@ class Disk:
             return not_started(error)
 
     def unpack(self, start: StartWorker, data: bytes) -> Path | Failed:
-        """Lay out the packed files, as the owner of the job, and compare them with what the job has said of them."""
+        """Unpack the job's files as its owner, and verify them against the description in the job's specification."""
         snapshot = start.spec.snapshot
         assert snapshot is not None
         try:
@@ -414,7 +415,7 @@ class Disk:
         return self._files.output(start.job, start.uid, account) / f"{SNAPSHOT}{start.spec.snapshot.digest[:16]}"
 
     def remove_snapshot(self, job: JobId, uid: str) -> None:
-        """No worker of the job is here any more."""
+        """Remove a job's snapshot when no worker of the job is left on this server."""
         try:
             account = self._writer_of(job, uid)
             directory = self._files.output(job, uid, account)
@@ -427,7 +428,7 @@ class Disk:
     # -- records
 
     def read_record(self, path: Path) -> Record | None:
-        """A worker's record; None where there is none that can be read."""
+        """Read a worker's record; None if it is missing or unreadable."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=Record)
         except FileNotFoundError:
@@ -437,7 +438,7 @@ class Disk:
             return None
 
     def settled(self, record: Record) -> Record:
-        """A record with the processes that its shim has written down since."""
+        """Return a record with the processes that its shim has written down since."""
         account = owner(record)
         if account.own:
             return self.read_record(self._files.of(record.job, record.worker, "json", record.uid)) or record
@@ -454,7 +455,7 @@ class Disk:
         return msgspec.structs.replace(record, boot_id=record.boot_id or seen.boot_id, **kept)
 
     def end_of(self, record: Record) -> ExitRecord | None:
-        """How a worker has ended, if its shim has written that down; what is left of it, but for the shim, is gone then."""
+        """Return how a worker has ended, if its shim has recorded that. Its remaining processes, except the shim, are killed."""
         account = owner(record)
         try:
             path = self._files.output_of(record.job, record.worker, "exit", record.uid, account)
@@ -467,18 +468,18 @@ class Disk:
         return self._explained(record, end if account.own else _plausible(end))
 
     def _explained(self, record: Record, end: ExitRecord) -> ExitRecord:
-        """Whether it was memory."""
+        """Return the end of a worker with its reason corrected if its cgroup ran out of memory."""
         if end.exit_code == 0 or not cgroups.out_of_memory(record.cgroups) or self._rules.cgroups is None:
             return end
         why = f"out of memory ({self._rules.cgroups.memory_text}): {end.reason}"
         return ExitRecord(end.exit_code, why[: shim.MAX_REASON_CHARACTERS], Fault.KILLED)
 
     def of_this_boot(self, record: Record) -> bool:
-        """Has the machine been up ever since its shim wrote it?"""
+        """Return whether the shim wrote the record in the machine's present boot."""
         return record.boot_id == self._boot
 
     def look(self, record: Record, shim_runs: bool) -> Found:
-        """What is true of a worker whose shim runs, or does not."""
+        """Return the state of a worker, given whether its shim runs."""
         same_boot = self.of_this_boot(record)
         left = not shim_runs and not cgroups.clear(record.cgroups)
         if left:
@@ -493,9 +494,9 @@ class Disk:
         )
 
     def after_shim(self, record: Record, exit_code: int | None) -> Found:
-        """What is true of a worker whose shim has ended, which this agent has watched. All that is left of it is ended.
+        """Return the state of a worker after the end of its shim, which this agent has watched. Kills its remaining processes.
 
-        `exit_code`: of the shim, if it was executed by this agent.
+        exit_code: of the shim, if this agent executed it.
         """
         seen = msgspec.structs.replace(self.settled(record), shim_pid=record.shim_pid, boot_id=self._boot)
         found = self.look(seen, shim_runs=False)
@@ -510,7 +511,7 @@ class Disk:
         return found
 
     def tidy(self, record: Record) -> None:
-        """Remove what an ended worker has left behind, except for its records, its log and its checkpoints."""
+        """Remove the files of an ended worker, except for its records, log and checkpoints."""
         account = owner(record)
         if self._rules.devices is not None and record.cgroups:
             try:
@@ -527,7 +528,8 @@ class Disk:
                 log.info("removed shared memory that it has left behind: %s", name, extra=_of(record))
 
     def left_behind(self, running: Sequence[Record]) -> Callable[[], None]:
-        """What removes all that workers of earlier agents have left behind: found now, so that nothing newer goes with it."""
+        """Return a function that removes what workers of earlier agents left. The list is made now, so nothing newer is
+        removed."""
         cgroups_left = self._rules.cgroups.others(running_cgroups(running)) if self._rules.cgroups is not None else ()
         scratch_left = self._rules.scratch.others(frozenset(record.scratch for record in running))
         rooms = self._rules.rooms
@@ -554,7 +556,7 @@ class Disk:
         return sweep
 
     def kill_all(self, record: Record) -> None:
-        """End everything of a worker, its shim included."""
+        """Kill all processes of a worker, its shim included."""
         cgroups.clear(record.cgroups)
 
     def forget(self, job: JobId, worker: WorkerId, uid: str) -> None:
@@ -575,14 +577,14 @@ class Disk:
                     written = self._files.output_of(job, worker, "exit", uid, account)
                     for path in (written, written.with_suffix(".json"), written.with_suffix(".exit.new")):
                         path.unlink(missing_ok=True)
-        except OSError as error:  # the next agent tells of this end again, and is told again to forget it
+        except OSError as error:  # the next agent reports this end again, and is asked again to forget it
             log.error("its records cannot be removed: %s", error, extra=about(job=job, worker=worker))
 
     def read_log(self, request: ReadLog, growing: bool, writer: Account) -> LogPiece:
         return read_piece(self._files, request, growing, writer)
 
     def writer(self, request: ReadLog) -> Account:
-        """Whose the logs of a job are."""
+        """Return the account that writes the logs of a job."""
         return self._writer_of(request.job, request.uid)
 
     def _writer_of(self, job: JobId, uid: str) -> Account:
@@ -594,7 +596,7 @@ class Disk:
         return Account(noted.name, noted.uid, noted.gid, (), "/")
 
     def save(self, kept: Identity) -> str:
-        """Write the agent's identity down. Returns why that failed, or ""."""
+        """Save the agent's identity. Returns the reason of a failure, or ""."""
         return save_identity(self._state, kept)
 
 
@@ -609,14 +611,14 @@ def running_cgroups(running: Sequence[Record]) -> frozenset[str]:
 
 
 def owner(record: Record) -> Account:
-    """Who a worker runs as."""
+    """Return the account that a worker runs as."""
     if record.user in (-1, os.getuid()):
         return accounts.myself()
     return Account(record.account, record.user, record.group, record.groups, "/")
 
 
 def drop_orders(account: Account) -> dict[str, object] | None:
-    """What makes a process of the agent one of `account`; None: nothing need be done."""
+    """Return the orders by which a process of the agent becomes one of `account`; None for the agent's own account."""
     if account.own:
         return None
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -624,7 +626,7 @@ def drop_orders(account: Account) -> dict[str, object] | None:
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Raises ValueError for what no process can have."""
+    """Raises ValueError for names or values that no process environment can hold."""
     for name, value in variables.items():
         if "\0" in name + value or "=" in name or not name:
             raise ValueError("embedded null byte" if "\0" in name + value else "illegal environment variable name")
@@ -632,24 +634,24 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def _directory_name(name: JobId | WorkerId, uid: str) -> str:
-    """Of what a job or a worker has on this server: readable, and different for jobs of the same name."""
+    """Return the directory name of a job or worker on this server: readable, and unique among jobs of the same name."""
     return f"{name[-60:]}.{short_name(name, uid)}"
 
 
 def short_name(name: JobId | WorkerId, uid: str) -> str:
-    """The same where room is scarce."""
+    """Return a short unique name, where the length of paths is limited."""
     return hashlib.blake2b(f"{uid}/{name}".encode(), digest_size=6).hexdigest()
 
 
 def _plausible(end: ExitRecord) -> ExitRecord:
-    """What a job's owner, who can write anything, may claim of an end: not that the server was at fault."""
+    """Sanitise an end as written by a job's owner, who can write anything: the owner may not blame the server."""
     code = end.exit_code if end.exit_code is None or -128 <= end.exit_code <= 255 else None
     reason = "".join(each for each in end.reason[: shim.MAX_REASON_CHARACTERS] if each.isprintable())
     return ExitRecord(code, reason, None if end.fault is None else Fault.KILLED)
 
 
 def _may_be(record: Record, account: Account, pid: int | None, ticks: int | None) -> bool:
-    """Whether a process that its owner says to be of a worker is one: it has ended, or is the owner's and in its cgroup."""
+    """Return whether a process that the owner names as a worker's is one: it has ended, or is the owner's and in its cgroup."""
     if pid is None or ticks is None:
         return False
     if not runs(pid, ticks):
@@ -659,7 +661,7 @@ def _may_be(record: Record, account: Account, pid: int | None, ticks: int | None
 
 @contextlib.contextmanager
 def _in_its_own(account: Account) -> Iterator[None]:
-    """Acting as `account`, where all belongs to it: what it can have spoiled is not the server's fault. Raises OSError."""
+    """Act as `account` on files of its own: damage by the account raises Spoiled, other failures OSError."""
     with acting_as(account):
         try:
             yield
@@ -675,27 +677,27 @@ def _is_there(path: Path, account: Account) -> bool:
 
 
 def _make_directory_for(account: Account, path: Path) -> None:
-    """A directory that is closed to all but `account`. What is above it belongs to the operator. Raises OSError."""
+    """Create a directory that is closed to all but `account`; those above it belong to the operator. Raises OSError."""
     open_to_pass(path.parent)
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.mkdir(path.name, 0o700, dir_fd=above)
         os.chown(path.name, account.uid, account.gid, dir_fd=above, follow_symlinks=False)
     except FileExistsError:
-        pass  # it is looked at next
+        pass  # the caller checks the existing one
     finally:
         os.close(above)
 
 
 def open_to_pass(path: Path) -> None:
-    """Make a directory, if it is missing, through which others may pass without seeing what is in it. Raises OSError."""
+    """Create a directory, if missing, that others may pass through without listing it. Raises OSError."""
     if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)  # several accounts may come at once
+        path.mkdir(parents=True, exist_ok=True)  # threads of several accounts may create it at once
         path.chmod(0o711)
 
 
 def _reach(path: Path, account: Account) -> None:
-    """Raises OSError unless `path` is a directory of `account` that it can reach. As that account."""
+    """Check, acting as `account`, that `path` is a directory of that account which it can reach. Raises OSError."""
     try:
         found = path.lstat()
     except PermissionError:
@@ -706,7 +708,7 @@ def _reach(path: Path, account: Account) -> None:
 
 
 def lay_out(path: Path, files: Sequence[File]) -> None:
-    """Write these files below `path`, which appears whole or not at all. Raises OSError."""
+    """Write these files below `path`, which appears atomically. Raises OSError."""
     above = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     above.mkdir(mode=0o700)
     try:
@@ -724,7 +726,7 @@ def lay_out(path: Path, files: Sequence[File]) -> None:
 
 
 def not_started(error: Exception) -> Failed:
-    """Too long a command and a name that is none are the job's own fault; a full disk or no memory is the server's."""
+    """Return the failure of a start: an invalid name or too long a command is the job's fault, a full disk the server's."""
     if isinstance(error, Spoiled):
         return Failed(f"cannot be started: {error.strerror}", Fault.KILLED)
     servers = isinstance(error, OSError) and error.errno not in (errno.E2BIG, errno.ENAMETOOLONG)
@@ -733,9 +735,9 @@ def not_started(error: Exception) -> Failed:
 
 
 def load_identity(state: Path, made: str) -> Identity:
-    """The identity in the directory `state`, for the start of an agent; `made`: what a new agent is called.
+    """Load an agent's identity from the directory `state` at its start; `made`: name of a new agent, if there is none.
 
-    Raises OperatorError if there is one that cannot be read.
+    Raises OperatorError if the file is unreadable.
     """
     path = state / IDENTITY_FILE
     try:
@@ -750,7 +752,7 @@ def load_identity(state: Path, made: str) -> Identity:
 
 
 def save_identity(state: Path, identity: Identity) -> str:
-    """Write `identity` down; at every moment all of the old or all of the new is there. Returns why it failed, or ""."""
+    """Write `identity` atomically. Returns the reason of a failure, or ""."""
     path = state / IDENTITY_FILE
     temporary = state / f"{IDENTITY_FILE}.new"
     try:
@@ -765,19 +767,19 @@ def save_identity(state: Path, identity: Identity) -> str:
 
 
 def runs(pid: int | None, ticks: int | None) -> bool:
-    """Whether the process that was number `pid` and started at `ticks` still runs."""
+    """Return whether the process that had number `pid` and started at `ticks` still runs."""
     return pid is not None and ticks is not None and shim.start_ticks(pid) == ticks
 
 
 def is_over(process: int) -> bool:
-    """Whether the process of this pidfd has ended."""
+    """Return whether the process of this pidfd has ended."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def find_interpreter(program: str, environment: Mapping[str, str], workdir: str) -> Interpreter | None:
-    """The program that exec would find for `program` in `workdir`. None: none, or it depends on more than that."""
+    """Return the program that exec would find in `workdir`; None if there is none, or a relative PATH entry comes first."""
     if "/" in program:
         found = os.path.join(workdir, program)
         return located(found) if os.access(found, os.X_OK) else None
@@ -791,17 +793,17 @@ def find_interpreter(program: str, environment: Mapping[str, str], workdir: str)
 
 
 def located(executable: str) -> Interpreter:
-    """The interpreter at an absolute path."""
+    """Return the interpreter at an absolute path."""
     return Interpreter(executable, os.path.realpath(os.path.dirname(executable)), os.path.realpath(executable))
 
 
 def _changed(files: Mapping[str, int]) -> bool:
     try:
         return any(os.stat(path).st_mtime_ns != changed for path, changed in files.items())
-    except (OSError, ValueError):  # ValueError: what a hostile process has named is no path
+    except (OSError, ValueError):  # ValueError: a name from an untrusted process that is no path
         return True
 
 
 def _of(record: Record) -> dict[str, object]:
-    """For a line of the log about a worker."""
+    """Return the subject of a log line about a worker."""
     return about(job=record.job, worker=record.worker)

@@ -1,7 +1,7 @@
-"""The variables of a worker, purely. From scratch: nothing of the daemon's own environment is in them.
+"""Environment variables of a worker, built from scratch: none of the agent's own are passed on. Pure.
 
-Later ones win: what every worker gets, what the operator has set for this server (`worker_environment`), what the job has
-set, what the cluster says, and what the job's determinism pins.
+Later sources take precedence: defaults, the operator's `worker_environment` of this server, the job's variables, the cluster's,
+and the variables that the job's determinism fixes.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from .firstline._elasticd_seeds import SEED
 from .logfiles import directory_name
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-FIRST_LINE = str(Path(__file__).with_name("firstline"))  # a directory with a `sitecustomize`, which seeds
+FIRST_LINE = str(Path(__file__).with_name("firstline"))  # a directory with a `sitecustomize` that seeds generators
 
-# Worker-runtime 3, D2: on CPUs the same kernels on all servers, whatever these set. The tests show that bits differ without them.
+# Worker-runtime 3, D2: the same CPU kernels on all servers, so these override other sources. Tests show different bits without.
 PINNED = {
     **REPEATABLE,
-    "OMP_NUM_THREADS": "1",  # sums are split by threads
-    "MKL_NUM_THREADS": "1",  # the same; where it is set it goes before OMP_NUM_THREADS
-    "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels, random numbers too: longer vectors add in another order
-    "MKL_CBWR": "COMPATIBLE",  # matrix products: the one code path that every x86 processor has, whoever made it
+    "OMP_NUM_THREADS": "1",  # the order of sums depends on the number of threads
+    "MKL_NUM_THREADS": "1",  # the same; takes precedence over OMP_NUM_THREADS where it is set
+    "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels and random numbers: longer vectors add in another order
+    "MKL_CBWR": "COMPATIBLE",  # matrix products: the code path that x86 processors of all vendors have
     "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions and some activations
     "OPENBLAS_NUM_THREADS": "1",  # NumPy's matrix products in the data pipeline
-    "OPENBLAS_CORETYPE": "Nehalem",  # the same, as on the smallest processor that torch runs on
+    "OPENBLAS_CORETYPE": "Nehalem",  # the same, for the smallest processor that torch supports
 }
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all workers of a server are told."""
+    """Facts and settings of a server that go into the environment of all its workers."""
 
     agent_address: str  # of the workers' socket
     address: str  # IP address of the server
     checkpoints: Path
     gpus: tuple[Gpu, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)  # the operator's, for all workers of this server
+    variables: Mapping[str, str] = field(default_factory=dict)  # set by the operator for all workers of this server
     cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
-    interface: str = ""  # of the network, that has `address` (looked up again at each start); "": none has
+    interface: str = ""  # network interface with `address` (looked up again at each start); "": none
 
     def checkpoints_of(self, start: StartWorker, account: Account) -> Path:
-        """Of a worker's job. Raises PeerError if its name is none."""
+        """Return the checkpoint directory of a worker's job. Raises PeerError if the job's name is invalid."""
         return self.checkpoints_for(account) / directory_name(start.job, start.uid)
 
     def checkpoints_for(self, account: Account) -> Path:
-        """Of all jobs of an account: where several accounts write, each has a directory that is closed to the others."""
+        """Return the directory for all jobs of an account: each account has its own, closed to other accounts."""
         return self.checkpoints if account.own else self.checkpoints / account.name
 
     def agent_address_for(self, account: Account) -> str:
-        """Of the socket for an account's workers."""
+        """Return the address of the socket for an account's workers."""
         return self.agent_address if account.own else f"{self.agent_address}-{account.uid}"
 
     def cpus_of(self, start: StartWorker) -> tuple[int, ...]:
-        """Near all GPUs of a process; empty: of one of them that is not known."""
+        """Return the CPUs near all GPUs of a process; () if they are unknown for one of its GPUs."""
         near = [self.cpus.get(index, ()) for index in start.gpus or (start.gpu,)]
         return tuple(sorted({cpu for each in near for cpu in each})) if all(near) else ()
 
@@ -69,7 +69,7 @@ class Surroundings:
 
 
 def common_environment(around: Surroundings, account: Account, scratch: str = "/tmp") -> dict[str, str]:
-    """What every worker of an account gets on this server, unless its job says otherwise."""
+    """Return the defaults for every worker of an account on this server, which the job may override."""
     names = {"USER": account.name, "LOGNAME": account.name} if account.name else {}
     return {
         "PATH": DEFAULT_PATH,
@@ -79,21 +79,21 @@ def common_environment(around: Surroundings, account: Account, scratch: str = "/
         "TMPDIR": scratch,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONHASHSEED": "0",  # the order of sets, the same on all servers; a warm process has it for all that it forks
-        "THP_MEM_ALLOC_ENABLE": "1",  # torch asks for large pages: memory used for the first time costs a fifth
+        "PYTHONHASHSEED": "0",  # the same order of sets on all servers; forked workers inherit it from their warm process
+        "THP_MEM_ALLOC_ENABLE": "1",  # huge pages in torch: the first touch of memory costs a fifth of the time
         **_network(around.interface),
         **around.variables,
     }
 
 
 def _network(interface: str) -> dict[str, str]:
-    """Where training talks: NCCL, and Gloo where a script starts it by itself. Left alone, they choose any network."""
+    """Pin NCCL, and Gloo where a script starts it itself, to the training network. By default they may choose any network."""
     return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
 def visible_gpus(start: StartWorker) -> tuple[int, ...]:
-    """The GPUs that a process sees. One of a gang that is not expected to call `elastic.join()` sees all of its job's on this
-    server, as under torchrun: scripts choose theirs by LOCAL_RANK."""
+    """Return the GPUs that a process sees. One of a gang that is not expected to call `elastic.join()` sees all of its job's on
+    this server, as under torchrun: scripts choose their GPU by LOCAL_RANK."""
     if start.gpus:
         return start.gpus
     if start.rendezvous is not None and not start.spec.expected_to_join:
@@ -102,7 +102,7 @@ def visible_gpus(start: StartWorker) -> tuple[int, ...]:
 
 
 def _shown(start: StartWorker, around: Surroundings) -> tuple[int, ...]:
-    """Those of the same that CUDA shows a process. Raises ValueError where one process is to use several and cannot."""
+    """Return those of the same GPUs that CUDA can show to one process. Raises ValueError where it cannot show all it needs."""
     wanted, own = visible_gpus(start), around.gpu(start.gpu)
     found = [gpu for index in wanted if (gpu := around.gpu(index)) is not None]
     if own is None or len(found) < len(wanted):
@@ -117,8 +117,10 @@ def _shown(start: StartWorker, around: Surroundings) -> tuple[int, ...]:
 
 
 def _meeting(start: StartWorker, shown: Sequence[int]) -> dict[str, str]:
-    """How the processes of a gang find each other, in the words of torch.distributed; the job's own variables go before these.
-    shown: the GPUs that this process sees."""
+    """Return the rendezvous variables of torch.distributed for a process of a gang. The job's own variables take precedence.
+
+    shown: the GPUs that this process sees.
+    """
     found = start.rendezvous
     if found is None:
         return {}
@@ -151,8 +153,8 @@ def _meeting(start: StartWorker, shown: Sequence[int]) -> dict[str, str]:
 
 
 def _equal_from_the_first_line(start: StartWorker, paths: str) -> dict[str, str]:
-    """The seed of what a script draws before it joins: all workers of a job have one, in every attempt, and each job another.
-    paths: the PYTHONPATH that the worker has otherwise. Processes of a gang that does not join draw as they like."""
+    """Return the seed for random numbers drawn before `elastic.join()`: equal for all workers and attempts of a job, different
+    between jobs. paths: the worker's PYTHONPATH otherwise. Processes of a gang that does not join are not seeded."""
     if not start.spec.expected_to_join:
         return {}
     seeds = start.spec.resume.seeds if start.spec.resume is not None else ""
@@ -164,7 +166,7 @@ def _equal_from_the_first_line(start: StartWorker, paths: str) -> dict[str, str]
 
 
 def without_first_line(environment: Mapping[str, str]) -> dict[str, str]:
-    """As the variables would be without the directory that seeds: in what it imports, a worker does not differ from others."""
+    """Return the variables without the seeding directory, so that a seeded worker can use the same warm process as others."""
     paths = environment.get("PYTHONPATH", "")
     if paths == FIRST_LINE:
         return {name: value for name, value in environment.items() if name != "PYTHONPATH"}
@@ -172,8 +174,8 @@ def without_first_line(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _before_cuda(start: StartWorker, gpu: Gpu) -> Mapping[str, str]:
-    """What CUDA and NCCL read once, when they start. Scripts that do not join have the library's own answer to a lost peer:
-    without its watchdog they would wait for ever."""
+    """Return the variables that CUDA and NCCL read once, at start. Scripts that do not join keep NCCL's own watchdog: without
+    it they would wait forever for a lost peer."""
     joins = start.rendezvous is None or start.spec.expected_to_join
     if not joins or gpu.kind is not GpuKind.CUDA:
         return {}
@@ -182,8 +184,8 @@ def _before_cuda(start: StartWorker, gpu: Gpu) -> Mapping[str, str]:
 
 
 def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:
-    """All variables of a worker. `scratch`: its directory for temporary files. Raises PeerError, and ValueError where CUDA cannot
-    show one process all of its GPUs."""
+    """Return all variables of a worker. scratch: its directory for temporary files. Raises PeerError for an invalid name, and
+    ValueError where CUDA cannot show one process all of its GPUs."""
     spec = start.spec
     shown = _shown(start, around)
     seen = [each for index in shown if (each := around.gpu(index)) is not None]
@@ -220,7 +222,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
     if spec.processes is Processes.PER_SERVER:
         made["ELASTICD_PER_SERVER"] = "1"
     else:
-        made["ELASTICD_KEY"] = start.key  # a launcher's processes cannot join, and all that they start would have it
+        made["ELASTICD_KEY"] = start.key  # not for a launcher: its processes cannot join, but would all inherit the key
     if len(seen) > 1:
         made["ELASTICD_GPU_INDEX"] = str(shown.index(start.gpu))
     if spec.max_steps is not None:
@@ -237,6 +239,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
 
 
 def _resumed_from(resume: ResumeFrom, checkpoints: Path) -> dict[str, str]:
-    """`checkpoints`: of all jobs of its account. Raises PeerError if it names no job."""
+    """Return the variables that name the checkpoint to resume from. checkpoints: of all jobs of the account. Raises PeerError
+    if the job's name is invalid."""
     directory = resume.directory or str(checkpoints / directory_name(resume.job, resume.uid))
     return {"ELASTICD_RESUME_FROM": directory, **({"ELASTICD_RESUME_ANY_CODE": "1"} if resume.any_code else {})}

@@ -1,11 +1,12 @@
-"""The sockets on which workers talk: one for each account, so that no user can speak as another one's worker.
+"""Sockets for the workers of an agent: one per account, so that no user can pose as another user's worker.
 
-A socket is a file that only its account (and root) may connect to, in a directory that only the agent may write to: the account
-can neither replace it nor keep a later agent from making it again. The kernel says of each connection which account it is.
+A socket is a file to which only its account (and root) may connect, in a directory that only the agent may write to. So the
+account can neither replace it nor prevent a later agent from creating it again. The kernel identifies the account of each
+connection.
 
-Each socket has a door, which bounds connections, messages and bytes of its account, and cuts a connection over which too much is
-said. Each has a thread of ZeroMQ's, too: before Linux 6.16 an account can hold that one up (`transport.take_no_descriptors`), and
-then only its own workers are not heard.
+Each socket has a door, which limits connections, messages and bytes of its account, and cuts a connection that exceeds a limit.
+Each also has its own ZeroMQ I/O thread: before Linux 6.16 an account can block that thread (`transport.take_no_descriptors`), and
+then only its own workers go unheard.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ from .accounts import Account
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ACCOUNTS = 256
 CLOSE_WITHIN_S = 1.0
-LOOK_INTERVAL_S = 1.0  # between two looks at the memory
-LISTENER = bytes(1)  # before the name of a connection: a door's first socket, and these have one
+LOOK_INTERVAL_S = 1.0  # between two checks of the memory
+LISTENER = bytes(1)  # prefix of a peer: index of the door's first socket, and these doors have one socket each
 
-Heard = Callable[[int, list[bytes]], None]  # from a worker of the account with this number: its name, and what it says
+Heard = Callable[
+    [int, list[bytes]], None
+]  # called with the account's uid and the frames: the worker's name, its message
 
 
 class _OneAccount(Principals):
-    """Who may speak on the socket of an account: that account, and the agent's own."""
+    """Principals of an account's socket: that account, and the agent's own."""
 
     def __init__(self, account: Account) -> None:
         super().__init__()
@@ -59,10 +62,10 @@ class _Line:
 
 
 class WorkerLines:
-    """The sockets of one agent. For the loop's thread."""
+    """The sockets of one agent, used from the loop's thread."""
 
     def __init__(self, loop: Loop, address_for: Callable[[Account], str], heard: Heard, bounds: Bounds) -> None:
-        """bounds: of each account."""
+        """bounds: limits on each account."""
         self._loop = loop
         self._address_for = address_for
         self._heard = heard
@@ -70,10 +73,10 @@ class WorkerLines:
         self._lines: dict[int, _Line] = {}
         self.floods = Floods()  # of all accounts
         self._memory = memory.Keeper()
-        self._look_at_s = 0.0  # whether memory can be given back (monotonic)
+        self._look_at_s = 0.0  # time of the next check whether memory can be returned (monotonic)
 
     def listen(self, account: Account) -> str:
-        """Hear the workers of an account from now on. Returns why that cannot be, or ""."""
+        """Open the socket for the workers of an account. Returns the reason of a failure, or ""."""
         if account.uid in self._lines:
             return ""
         if len(self._lines) >= MAX_ACCOUNTS:
@@ -98,8 +101,8 @@ class WorkerLines:
             frame_bytes=MAX_MESSAGE_BYTES,
             waiting_out=transport.QUEUE_MESSAGES,
             owner=account.uid,
-            names=True,  # a worker's, which its messages say again
-            repeated=lambda frames: True,  # the newest status of a worker says all that older ones did
+            names=True,  # a connection is named after its worker
+            repeated=lambda frames: True,  # a worker's newest status replaces its older ones
         )
 
         def hear(peer: Peer, who: Principal, frames: list[bytes]) -> None:
@@ -123,7 +126,7 @@ class WorkerLines:
 
     @property
     def waiting(self) -> int:
-        """Messages that are not handled yet."""
+        """Number of received messages that are not handled yet."""
         return sum(line.door.waiting for line in self._lines.values())
 
     def pass_time(self) -> None:
@@ -141,7 +144,7 @@ class WorkerLines:
 
 
 def _close(line: _Line) -> None:
-    """A thread of ZeroMQ's that is held up is not waited for."""
+    """Close a socket without waiting for a ZeroMQ thread that is blocked."""
     line.door.close()
     thread = threading.Thread(target=line.context.term, name="closing a line", daemon=True)
     thread.start()
@@ -149,7 +152,7 @@ def _close(line: _Line) -> None:
 
 
 def let_pass(path: Path) -> None:
-    """Let other accounts through a directory of this agent's, without showing them what is in it. Raises OSError."""
+    """Let other accounts pass through a directory of this agent's without listing it. Raises OSError."""
     found = path.lstat()
     closed = not found.st_mode & stat.S_IXOTH
     if closed and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():

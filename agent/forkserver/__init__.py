@@ -1,1 +1,1 @@
-"""Processes that have loaded what training scripts load, from which workers are forked."""
+"""Warm processes: processes that have imported torch, from which workers are forked instead of started."""

@@ -1,8 +1,8 @@
-"""Which import starts a GPU's driver, so that nothing may be forked from a process with it.
+"""Finds the import that starts a GPU driver, after which a process must not be forked.
 
-``python -m elasticd.agent.forkserver.blame PRELUDE`` loads once more what a warm process has loaded, with an eye on each module,
-and prints the name of the one in whose body the driver was started. It is a process of its own, run only where that has happened:
-the loading that every worker waits for is not watched.
+``python -m elasticd.agent.forkserver.blame PRELUDE`` repeats the imports of a warm process, checks after each module's body, and
+prints the name of the module that started the driver. It runs as a separate process, and only after that has happened: so the
+imports that every worker waits for are not slowed down.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Callable, Sequence
 from .gpus import started
 
 AT_THE_START = "what Python itself imports at its start (sitecustomize, a .pth file)"
-WITHIN_S = 60.0  # importing torch takes seconds, on a machine that is busy, or from a file server
+WITHIN_S = 60.0  # importing torch takes seconds, more on a busy machine or from a file server
 
 
 class Watching(importlib.abc.MetaPathFinder):
-    """Looks after each module's body whether `is_so` has become true. `name`: of the first module after which it was; ""."""
+    """Import hook that calls `is_so` after each module's body. `name`: the first module after which it was true; ""."""
 
     def __init__(self, is_so: Callable[[], object]) -> None:
         self._is_so = is_so
-        self._within: list[str] = []  # modules whose bodies run now, the innermost last
+        self._within: list[str] = []  # modules with a running body, innermost last
         self.name = ""
 
     def look(self, otherwise: str) -> None:
@@ -39,7 +39,7 @@ class Watching(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
-                if spec.loader is not None and not isinstance(spec.loader, type):  # types: those of built-in modules
+                if spec.loader is not None and not isinstance(spec.loader, type):  # classes load built-in modules
                     self._watch(fullname, spec.loader)
                 return spec
         return None
@@ -47,7 +47,7 @@ class Watching(importlib.abc.MetaPathFinder):
     def _watch(self, name: str, loader: importlib.abc.Loader) -> None:
         def watched(run: Callable[..., object]) -> Callable[..., object]:
             def inner(*args: object) -> object:
-                self.look("")  # the module that imports this one has done it before
+                self.look("")  # done by the importing module itself, before this import
                 self._within.append(name)
                 try:
                     return run(*args)
@@ -57,12 +57,12 @@ class Watching(importlib.abc.MetaPathFinder):
 
             return inner
 
-        for method in ("create_module", "exec_module"):  # the first one loads libraries, which may start things, too
+        for method in ("create_module", "exec_module"):  # create_module loads libraries, which may start a driver too
             setattr(loader, method, watched(getattr(loader, method)))
 
 
 def find(prelude: str) -> str:
-    """What starts a driver when `prelude` is loaded and prepares; "": nothing does."""
+    """Return the module that starts a driver when `prelude` is loaded and prepared; "" if none does."""
     watching = Watching(started)
     watching.look(AT_THE_START)
     sys.meta_path.insert(0, watching)
@@ -73,7 +73,7 @@ def find(prelude: str) -> str:
 
 
 def named(prelude: str) -> str:
-    """The same in a process of its own; "" where that does not find it either."""
+    """Do the same in a child process; "" where that finds no module, fails or exceeds WITHIN_S."""
     command = [sys.executable, "-m", __name__, prelude]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
@@ -83,5 +83,5 @@ def named(prelude: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.path[:] = sys.path[1:]  # as in the warm process: not the directory that it was started in
+    sys.path[:] = sys.path[1:]  # without the start directory, as in the warm process
     print(find(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""Makes of a forked process what the interpreter makes of itself when it is started as ``python SCRIPT`` or ``python -m MODULE``.
+"""Sets up a forked process as the interpreter does when it is started as ``python SCRIPT`` or ``python -m MODULE``.
 
-What a script finds must not tell whether its process was forked from a warm one: ``__main__``, the arguments, the path and the
-environment are set up as the interpreter does it (its own sources are the reference: Modules/main.c, Python/pythonrun.c).
-Afterwards the interpreter itself ends the process, so exit codes, handlers and the waiting for threads are its own.
+A script must not be able to notice that its process was forked from a warm one. So ``__main__``, arguments, path and environment
+are set up as in the interpreter's own sources (Modules/main.c, Python/pythonrun.c). The interpreter itself then ends the process,
+so exit codes, exit handlers and the joining of threads are the interpreter's own.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from ..firstline import _elasticd_seeds
 
 @dataclass(frozen=True)
 class Script:
-    """What the interpreter is asked to run."""
+    """Script or module that the interpreter is to run."""
 
     executable: str
-    command: list[str]  # all of it, as `executable` would get it
+    command: list[str]  # complete, as exec would pass it to `executable`
     module: bool
-    name: str  # of the module, or the script's path
+    name: str  # of the module, or path of the script
     arguments: list[str]
 
 
 def become(script: Script, environment: dict[str, str], paths: list[str], renew: Callable[[], None]) -> None:
-    """Run `script` as if the interpreter had been started with it. `paths`: those that it starts with; `renew` gives the
-    loaded modules what each process has of its own."""
+    """Run `script` as if the interpreter had been started with it.
+
+    paths: initial `sys.path`. renew: resets the state of loaded modules that each process has to itself.
+    """
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     if "tempfile" in sys.modules:
-        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]  # it remembers TMPDIR
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]  # a cached value of TMPDIR
     sys.executable = script.executable
     sys.orig_argv[:] = script.command
     sys.path[:] = paths
@@ -53,9 +55,9 @@ def become(script: Script, environment: dict[str, str], paths: list[str], renew:
         raise
     except BaseException as error:
         uncaught = error
-    if uncaught is not None:  # here it is nobody's context any more
+    if uncaught is not None:  # outside the except block, so that the exception has no context
         _tell(uncaught)
-        raise uncaught  # the interpreter prints nothing more, and ends with the right code
+        raise uncaught  # the interpreter prints nothing more, and exits with the right code
 
 
 def _run_module(name: str, arguments: list[str]) -> None:
@@ -95,7 +97,7 @@ def _main_module() -> types.ModuleType:
 
 
 def _tell(error: BaseException) -> None:
-    """Report an exception that nobody has caught as the interpreter does, without the frames of this module."""
+    """Report an uncaught exception as the interpreter does, without the frames of this module."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -104,7 +106,7 @@ def _tell(error: BaseException) -> None:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     except SystemExit:
         raise
-    except BaseException as failure:  # the hook is the script's
+    except BaseException as failure:  # sys.excepthook may be the script's own
         inner = failure.__traceback__.tb_next if failure.__traceback__ else None
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(failure), failure.with_traceback(inner), inner)

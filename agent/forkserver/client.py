@@ -1,16 +1,16 @@
-"""The agent's side of its warm processes: starts and ends them, and asks them for workers (`server` is the other side).
+"""Agent side of the warm processes: starts and ends them, and requests forked workers from them (`server` is the other side).
 
-Which ones there are is decided in `pool`, who may use which in `key`. Nothing here waits: an answer that does not come in
-time is as good as a refusal, and a refusal only means that the worker is started in the ordinary way. A warm process itself is
-started, and reaped, by `errands`: its interpreter may lie on a network.
+`pool` decides which warm processes exist, `key` which workers may use one. No call here waits: a late answer counts as a refusal,
+and after a refusal the worker is started in the ordinary way. `errands` starts and reaps the warm processes, because their
+interpreter may lie on a network file system.
 
-A warm process belongs to the account that its workers run as, and so does whatever its interpreter, or the account's variables,
-make of it. What it says is therefore bounded, and believed only as far as it concerns that account: the process that it names
-must be one of that account's, and is in the worker's cgroup before it goes on. It reports once, and is ended if it says more.
+A warm process runs as its workers' account, so that account controls it, through its interpreter and variables. Its messages are
+therefore bounded, and trusted only as far as they concern that account: the process that it names as a worker's shim must run as
+that account, and enters the worker's cgroup before it continues. A warm process reports once, and is ended if it sends more.
 
-Before Linux 6.16 it can send an open file along with whatever it says, and whoever receives that, or closes the line with it
-unread, lets go of the file and may have to wait for hours (`transport.take_no_descriptors`). So the loop's thread only waits for
-lines to other accounts; the threads of `errands` read and close them, in the name of that account.
+Before Linux 6.16 a warm process can attach an open file to a message. The agent may block for hours in closing that file, whether
+it receives the message or closes the socket with the message unread (`transport.take_no_descriptors`). So the loop's thread only
+polls sockets to other accounts; threads of `errands` read and close them, on that account's budget.
 """
 
 from __future__ import annotations
@@ -51,31 +51,29 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "elasticd.agent.forkserver.server"
 PRELUDE = "elasticd.worker.warm"
-ANSWER_WITHIN_S = 3.0  # as long as a start without a warm process takes
-LOADED_WITHIN_S = (
-    10.0  # a worker waits so long for a process that was loading before: it would load the same, beside it
-)
-PADDING_BYTES = 4096  # of the command line: room for those of the workers
+ANSWER_WITHIN_S = 3.0  # about the time of a start without a warm process
+LOADED_WITHIN_S = 10.0  # limit on the wait for a process that is already loading: a cold start would import the same
+PADDING_BYTES = 4096  # added to the command line, as room for those of the workers
 CLOSE_WITHIN_S = 1.0
 LANE = "warm processes"
 LANE_OF_SHIMS = "forked shims"
-MAX_STARTING = 4  # processes of one account that are to be started, or have ended and are not gone
+MAX_STARTING = 4  # processes of one account that are starting, or have ended and are not reaped
 MAX_REPORT_BYTES = 1 << 18
-MOST_UNREAD = 1024  # messages in a line: more than the kernel keeps
+MOST_UNREAD = 1024  # messages in a socket: more than the kernel queues
 MAX_NAME_BYTES = 64
 MAX_WATCHED = 10_000
 MAX_LINE = 1000
-MAX_LINES = 100  # of output that are logged of one process
+MAX_LINES = 100  # of output logged per process
 
 Deliver = Callable[
     [tuple[int, int] | None], None
-]  # number and pidfd of a worker's shim; None: start the worker yourself
+]  # process number and pidfd of a worker's shim; None: the worker has to be started without a warm process
 Mounts = Callable[[str], list[tuple[str, str]]]
-Admit = Callable[[int, int], bool]  # whether that process (number, pidfd) may go on as a worker's shim; may wait
+Admit = Callable[[int, int], bool]  # may that process (number, pidfd) continue as a worker's shim? May block
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """What a warm process says of itself once."""
+    """The single report of a warm process, sent when it has loaded."""
 
     executable: str = ""
     watched: dict[str, int] = {}
@@ -84,28 +82,28 @@ class _Report(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Process:
-    """A warm process that runs."""
+    """A running warm process."""
 
     child: subprocess.Popen[bytes]
     connection: socket.socket
-    output: int  # what it writes to stdout and stderr
+    output: int  # read end of its stdout and stderr
     cgroups: tuple[str, ...] = ()
-    lines: int = 0  # that it has written
+    lines: int = 0  # of output so far
     reported: bool = False
     watched: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a warm process has answered."""
+    """Answer of a warm process to a request for a worker."""
 
-    shim: tuple[int, int] | None = None  # number and pidfd; None: there is none, or this agent has too many files open
-    may: bool = False  # that shim go on?
+    shim: tuple[int, int] | None = None  # process number and pidfd; None: no shim, or the agent has too many open files
+    may: bool = False  # the shim may continue
 
 
 @dataclass(eq=False)
 class Channel:
-    """A worker that has been asked for, or will be when its warm process has loaded."""
+    """A request for a worker, sent now or when its warm process has loaded."""
 
     key: WarmKey
     account: Account
@@ -113,7 +111,7 @@ class Channel:
     admit: Admit | None
     deliver: Deliver
     give_up_at: float
-    line: socket.socket | None = None  # None: the process loads
+    line: socket.socket | None = None  # None while the process loads
     closed: bool = False
 
 
@@ -131,20 +129,20 @@ class WarmProcesses:
         devices: Devices | None = None,
         mounts: Mounts | None = None,
     ) -> None:
-        """`mounts`: of a room (`Disk.mounts`). `standard`: the account, the interpreter and the environment that most
-        workers will have, if that is known."""
+        """mounts: bind mounts of a room (`Disk.mounts`). standard: account, interpreter and environment that most workers will
+        have, if known."""
         self._state = state
         self._loop = loop
         self._clock = clock
         self._errands = errands
-        self._making: dict[WarmKey, object] = {}  # being started
+        self._making: dict[WarmKey, object] = {}  # processes being started
         self._processes: dict[WarmKey, _Process] = {}
         self._cgroups = cgroups
         self._devices = devices
         self._mounts = mounts
         self._count = 0
         self._interpreters: dict[WarmKey, tuple[Account, str]] = {}
-        self._unsettled: Counter[str] = Counter()  # by holder: processes that are being started, or end
+        self._unsettled: Counter[str] = Counter()  # by holder: processes that are starting or ending
         self._channels: list[Channel] = []
         key = None
         if standard is not None:
@@ -154,7 +152,7 @@ class WarmProcesses:
         self._stock = Stock(key)
 
     def next_deadline(self) -> float | None:
-        """When `pass_time` has something to do."""
+        """Return when `pass_time` has work to do (Unix time, s); None if it has none."""
         deadlines = [channel.give_up_at for channel in self._channels]
         stock = self._stock.next_deadline()
         return min([*deadlines, *([] if stock is None else [stock])], default=None)
@@ -163,7 +161,7 @@ class WarmProcesses:
         now = self._clock.now()
         for channel in [channel for channel in self._channels if now >= channel.give_up_at]:
             if channel.closed:
-                continue  # an earlier one's process, which was this one's too, has been ended
+                continue  # its process was ended with an earlier channel
             if channel.line is not None:
                 log.warning("a warm process does not answer and is ended")
                 self._drop(channel.key)
@@ -171,7 +169,7 @@ class WarmProcesses:
         self._perform(self._stock.due(now))
 
     def watched(self) -> dict[WarmKey, Mapping[str, int]]:
-        """What each warm process has loaded: modification times (ns) of files."""
+        """Return the files that each warm process has loaded, with their modification times (ns)."""
         return {key: process.watched for key, process in self._processes.items()}
 
     def fork(
@@ -182,7 +180,7 @@ class WarmProcesses:
         deliver: Deliver,
         admit: Admit | None = None,
     ) -> Channel | None:
-        """Ask for a worker. None: there is no process for it now. Otherwise `deliver` is called, once, unless cancelled."""
+        """Request a worker. Returns None if no process can fork it now; else `deliver` is called once, unless cancelled."""
         key, now = found.key, self._clock.now()
         self._interpreters[key] = (account, found.interpreter.path)
         loading = self._stock.loads(key)
@@ -204,7 +202,7 @@ class WarmProcesses:
         return channel
 
     def _ask(self, channel: Channel) -> bool:
-        """Ask the process of a channel, which has loaded, for the worker. False: it cannot be asked."""
+        """Send a channel's request to its loaded process. Returns False if that is impossible."""
         process, account = self._processes[channel.key], channel.account
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -216,7 +214,7 @@ class WarmProcesses:
             theirs.setblocking(True)
             try:
                 socket.send_fds(process.connection, [channel.request], [theirs.fileno()])
-            except OSError as error:  # too long, too many at once, or it has just ended
+            except OSError as error:  # request too long, too many at once, or the process has just ended
                 log.info("a warm process cannot be asked: %s", error.strerror)
                 self._let_go(account, ours)
                 return False
@@ -225,13 +223,13 @@ class WarmProcesses:
         return True
 
     def _on_loaded(self, key: WarmKey, ready: bool) -> None:
-        """A process has loaded, or never will: those who waited for it ask it, or start in the ordinary way."""
+        """Send the requests that wait for a process that has loaded; if it failed to, start those workers without it."""
         for channel in [each for each in self._channels if each.key == key and each.line is None]:
             if not channel.closed and not (ready and key in self._processes and self._ask(channel)):
                 self._settle(channel, None)
 
     def cancel(self, channel: Channel) -> None:
-        """The worker is not wanted any more: nothing of it will have run."""
+        """Withdraw a request: no part of the worker will have run."""
         if channel.closed:
             return
         channel.closed = True
@@ -247,7 +245,7 @@ class WarmProcesses:
             self._errands.ask(LANE_OF_SHIMS, lambda: _close(line), lambda done: None, _holder(account))
 
     def close(self) -> None:
-        """End all warm processes, and wait a moment until they have. What has been forked from them goes on."""
+        """End all warm processes and wait up to CLOSE_WITHIN_S for them. Workers forked from them continue."""
         for channel in list(self._channels):
             self.cancel(channel)
         children = [process.child for process in self._processes.values()]
@@ -266,7 +264,7 @@ class WarmProcesses:
         if channel.account.own and channel.admit is None:
             self._on_answered(channel, line, _answered(line, None))
             return
-        self._loop.remove_descriptor(line.fileno())  # nothing more is expected of it
+        self._loop.remove_descriptor(line.fileno())  # the process answers only once
         self._errands.ask(
             LANE_OF_SHIMS,
             lambda: _answered(line, channel.admit),
@@ -285,7 +283,7 @@ class WarmProcesses:
         assert shim is not None
         try:
             line.send(server.GO)
-        except OSError:  # the shim is gone, and has not begun
+        except OSError:  # the shim has ended before its start
             os.close(shim[1])
             self._settle(channel, None)
             return
@@ -307,7 +305,7 @@ class WarmProcesses:
                     self._on_loaded(key, ready=False)
 
     def _make(self, key: WarmKey) -> None:
-        """Start one; what comes of it is heard later."""
+        """Start a warm process; its report arrives later."""
         account, interpreter = self._interpreters[key]
         holder = _holder(account)
         if self._unsettled[holder] >= MAX_STARTING:
@@ -353,7 +351,7 @@ class WarmProcesses:
             self._loop.add_descriptor(process.output, lambda: self._on_output(key))
 
     def _on_report(self, key: WarmKey) -> None:
-        """It reports, which it does once; or it has ended; or it says more than it should."""
+        """Handle input from a warm process: its report, its end, or more than it may send."""
         process, account = self._processes[key], self._interpreters[key][0]
         if not _has_news(process.connection):
             return
@@ -409,13 +407,13 @@ class WarmProcesses:
                 log.warning("warm process pid=%d: what it writes from here on is not logged", process.child.pid)
 
     def _drop(self, key: WarmKey) -> None:
-        """It has ended, or has to be."""
+        """Remove a process that has ended or must be ended."""
         if self._remove(key):
             self._stock.ended(self._clock.now(), key)
             self._on_loaded(key, ready=False)
 
     def _remove(self, key: WarmKey) -> bool:
-        """End one. Whether it was there."""
+        """End a process. Returns whether there was one."""
         starting = self._making.pop(key, None) is not None
         process = self._processes.pop(key, None)
         if process is None:
@@ -440,32 +438,32 @@ def _reap(process: _Process) -> None:
 
 
 def _close(line: socket.socket) -> None:
-    """Close a line of an account, in a thread that may wait for it.
+    """Close a socket to another account, in a thread that may block.
 
-    What was sent and never read ends here. A process that is being forked at this moment has a copy of the line, and would else
-    be the one that waits.
+    Reads and discards unread messages first. A process that is being forked at this moment holds a copy of the socket, and would
+    otherwise be the one that blocks in closing it.
     """
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)
-        for _ in range(MOST_UNREAD):  # a message without bytes looks like the end
+        for _ in range(MOST_UNREAD):  # not until end-of-file, since an empty message looks the same
             line.recv(1)
     line.close()
 
 
 def _holder(account: Account) -> str:
-    """Who can make errands hang that concern a warm process of this account."""
+    """Return the account that can make errands on a warm process of this account hang."""
     return NOBODY if account.own else account.name
 
 
 def _has_news(line: socket.socket) -> bool:
-    """If not, its descriptor was lately another one's, whose news are late. Nothing is received."""
+    """Return whether the socket has input. If not, the event was a late one of an earlier user of its descriptor number."""
     poll = select.poll()
     poll.register(line, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _says(line: socket.socket) -> bool:
-    """Whether a line that has news has not just ended. Nothing is received."""
+    """Return whether a socket with input has a message, and not just end-of-file. Receives nothing."""
     try:
         return fcntl.ioctl(line, termios.FIONREAD, bytes(4)) != bytes(4)
     except OSError:
@@ -473,17 +471,17 @@ def _says(line: socket.socket) -> bool:
 
 
 def _answered(line: socket.socket, admit: Admit | None) -> _Answer:
-    """What a warm process says when it has been asked for a worker."""
+    """Receive a warm process's answer to a request for a worker, and admit the shim that it names."""
     try:
         data = line.recv(MAX_NAME_BYTES)
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return _Answer()
     shim = _named(data)
     return _Answer(shim, shim is not None and (admit is None or admit(*shim)))
 
 
 def _reported(key: WarmKey, account: Account, connection: socket.socket) -> _Report | None:
-    """What a warm process says of itself; None: it has ended."""
+    """Receive a warm process's report; None if the process has ended."""
     try:
         data = connection.recv(MAX_REPORT_BYTES)
     except OSError:
@@ -492,7 +490,7 @@ def _reported(key: WarmKey, account: Account, connection: socket.socket) -> _Rep
 
 
 def _named(data: bytes) -> tuple[int, int] | None:
-    """Number and pidfd of the process that a message names; None: it names none."""
+    """Return number and pidfd of the process that a message names; None if it names none."""
     try:
         number = int(data[:10]) if data.isdigit() else 0
         return number, os.pidfd_open(number)
@@ -510,10 +508,10 @@ def _start(
     devices: Devices | None = None,
     mounts: Mounts | None = None,
 ) -> _Process | Failed:
-    """A new warm process, and the agent's ends of its lines."""
+    """Start a warm process, and return it with the agent's ends of its sockets."""
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError as error:  # the agent has too many files open
+    except OSError as error:  # too many open files
         return Failed(f"{error.strerror}")
     take_no_descriptors(ours)
     try:
@@ -569,7 +567,7 @@ def _start(
 
 
 def _judge(key: WarmKey, account: Account, data: bytes) -> _Report:
-    """What a warm process says of itself, with whatever speaks against it in `useless`."""
+    """Decode a report, with any reason against the process in `useless`."""
     try:
         report = msgspec.json.decode(data, type=_Report)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -581,7 +579,7 @@ def _judge(key: WarmKey, account: Account, data: bytes) -> _Report:
     try:
         with acting_as(account):
             found = located(report.executable)
-    except (OSError, ValueError) as error:  # a zero byte in it
+    except (OSError, ValueError) as error:  # a path with a zero byte
         return _Report(useless=f"it is no program: {error}")
     same = (found.directory, found.binary) == (key.directory, key.binary)
     return report if same else _Report(useless=f"it starts {report.executable}")

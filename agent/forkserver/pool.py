@@ -1,9 +1,9 @@
-"""Which warm processes an agent keeps, purely: one that is always there, others as jobs need them, few in all.
+"""Set of warm processes that an agent keeps: a permanent one, others on demand, few in all. Pure.
 
-A warm process costs memory and the seconds of its start. The *standard* one is made when the agent starts and again whenever it
-has ended; others when a first worker could have used them, and they end when nobody has for `IDLE_S`. Where there are too
-many the one that was used longest ago makes room, unless that was just now: then workers start cold. One that ends by itself
-is made again after a pause that doubles; one that says that it is of no use (no torch in that interpreter) never.
+A warm process costs memory and seconds of start-up. The *standard* one is started with the agent, and again whenever it ends.
+Others are started when a first worker could have used them, and end after `IDLE_S` without use. Above the limit the least
+recently used one is ended, unless it was used just now: then workers start cold. A process that ends by itself is restarted
+with exponential backoff; one that reports itself useless (no torch in that interpreter) is never restarted.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from .key import WarmKey
 MAX_WARM = 4
 MAX_KNOWN = 256
 IDLE_S = 600.0
-LOADING_S = 300.0  # for which a process may load before it is given up
+LOADING_S = 300.0  # time limit on loading
 IN_USE_S = 30.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0
 
 
 class Phase(enum.Enum):
-    """Where a warm process is in its life."""
+    """State of a warm process."""
 
-    AWAY = "away"  # there is none; one may be made at `retry_at`
+    AWAY = "away"  # not running; may be started at `retry_at`
     LOADING = "loading"
     READY = "ready"
-    USELESS = "useless"  # it never will be ready
+    USELESS = "useless"  # will never be ready
 
 
 @dataclass
 class _Kept:
     phase: Phase
-    since: float  # when it came into this phase
+    since: float  # time of the last change of phase
     used_at: float
     failures: int = 0
     retry_at: float = 0.0
@@ -42,20 +42,20 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Make:
-    """Start a warm process."""
+    """Request to start a warm process."""
 
     key: WarmKey
 
 
 @dataclass(frozen=True)
 class End:
-    """End a warm process."""
+    """Request to end a warm process."""
 
     key: WarmKey
 
 
 class Stock:
-    """What is known of the warm processes of one agent."""
+    """State of the warm processes of one agent."""
 
     def __init__(self, standard: WarmKey | None) -> None:
         self._standard = standard
@@ -64,7 +64,7 @@ class Stock:
             self._kept[standard] = _Kept(Phase.AWAY, 0.0, 0.0)
 
     def want(self, now: float, key: WarmKey) -> tuple[bool, list[Make | End]]:
-        """A worker could be forked from `key`: can it, and what to do so that the next one can."""
+        """Note that a worker could use `key`. Returns whether its process is ready, and what to start or end for the next one."""
         kept = self._kept.get(key)
         if kept is None:
             self._forget_oldest()
@@ -75,25 +75,25 @@ class Stock:
         return kept.phase is Phase.READY, []
 
     def loads(self, key: WarmKey) -> bool:
-        """Is there one that is loading?"""
+        """Return whether the process is loading."""
         kept = self._kept.get(key)
         return kept is not None and kept.phase is Phase.LOADING
 
     def ready(self, now: float, key: WarmKey) -> None:
-        """It has loaded."""
+        """Note that the process has loaded."""
         self._enter(now, key, Phase.READY)
 
     def useless(self, now: float, key: WarmKey) -> None:
-        """It has said that it can't be of use."""
+        """Note that the process has reported itself useless."""
         self._enter(now, key, Phase.USELESS)
 
     def outdated(self, now: float, key: WarmKey) -> list[Make | End]:
-        """What it has loaded has changed on the disk."""
+        """Restart a process because files that it has loaded have changed."""
         self._enter(now, key, Phase.AWAY)
         return [End(key), *self._make(now, key)]
 
     def ended(self, now: float, key: WarmKey) -> None:
-        """It has ended, though nobody has asked it to, or had to be ended."""
+        """Note that the process has ended unasked, or had to be ended."""
         kept = self._kept[key]
         if kept.phase is Phase.USELESS:
             return
@@ -103,7 +103,7 @@ class Stock:
         kept.retry_at = now + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(kept.failures - 1, 16))
 
     def due(self, now: float) -> list[Make | End]:
-        """What time has brought."""
+        """Return the starts and ends that are due at `now`."""
         asked: list[Make | End] = []
         for key, kept in self._kept.items():
             if kept.phase is Phase.LOADING and now >= kept.since + LOADING_S:
@@ -119,7 +119,7 @@ class Stock:
         return asked
 
     def next_deadline(self) -> float | None:
-        """When `due` will have something to say."""
+        """Return when `due` has work; None if never."""
         deadlines = []
         for key, kept in self._kept.items():
             if kept.phase is Phase.LOADING:
@@ -147,7 +147,7 @@ class Stock:
         self._kept[key].since = now
 
     def _forget_oldest(self) -> None:
-        """Make room for one more key; those that are there stay known."""
+        """Make room for one more key by forgetting the least recently used one without a process."""
         if len(self._kept) >= MAX_KNOWN:
             gone = [k for k, kept in self._kept.items() if kept.phase in (Phase.AWAY, Phase.USELESS)]
             oldest = min((k for k in gone if k != self._standard), key=lambda k: self._kept[k].used_at)

@@ -1,19 +1,19 @@
-"""A process with torch loaded that workers are forked from: a joiner's script starts in milliseconds (worker-runtime 9).
+"""Warm process: has torch loaded, and forks workers, so that a joiner's script starts within milliseconds (worker-runtime 9).
 
 ``python -m elasticd.agent.forkserver.server STATE_DIRECTORY DESCRIPTOR PARENT PRELUDE PADDING``, started by `client`.
 
 Theory of operation
 -------------------
-`import torch` takes seconds, a fork milliseconds. So the agent keeps a process that has imported it, and asks it for workers
-over a socket pair, one message for each: the request and the end of another socket pair, the *channel*. The process forks a
-shim, which tells on the channel who it is and waits there for the agent's word; without that word it ends without
-a trace. An agent that has heard nothing for too long closes the channel and starts the worker in the ordinary way: however
-slow or broken this process is, a worker is started once. The shim then forks the worker, and all goes on as with a shim and a
-worker that were executed: same files, same signals, same command lines in `ps`.
+`import torch` takes seconds, a fork milliseconds. So the agent keeps a process that has imported torch, and requests workers from
+it over a socket pair, one message per worker: the request, and one end of another socket pair, the *channel*. The process forks a
+shim, which sends its process number on the channel and waits there for the agent's approval; without approval the shim exits
+without a trace. An agent that gets no answer in time closes the channel and starts the worker in the ordinary way: however slow
+or broken this process is, a worker is started once. The approved shim forks the worker. Files, signals and command lines in `ps`
+are then the same as for a shim and a worker that were executed.
 
-A fork copies one thread and every lock as it is, so this process must have one thread, and no GPU's driver may have been
-started in it: `unfit` looks before each fork, and a process that is unfit ends. `child` makes of the worker what it
-would be had it been executed.
+A fork copies one thread and the state of every lock. So this process must have a single thread, and no GPU driver may have been
+started in it: `unfit` checks that before each fork, and an unfit process exits. `child` sets the worker up as if it had been
+executed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CAP_SYS_NICE = 23
 
 
 class Request:
-    """A worker to fork. The fields are those of the agent's message."""
+    """Request to fork a worker; its fields are those of the agent's message."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.directory: str = document["directory"]
@@ -60,7 +60,7 @@ class Request:
         self.environment: dict[str, str] = document["environment"]
         self.executable: str = document["executable"]
         self.module: bool = document["module"]
-        self.name: str = document["name"]  # of the module, or the script's path
+        self.name: str = document["name"]  # of the module, or path of the script
         self.arguments: list[str] = document["arguments"]
 
 
@@ -68,7 +68,7 @@ class Request:
 
 
 def unfit() -> str | None:
-    """Why nothing may be forked from this process, or None."""
+    """Return why this process must not fork; None if it may."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"it has {threads} threads"
@@ -76,7 +76,7 @@ def unfit() -> str | None:
 
 
 def load(prelude: str) -> types.ModuleType:
-    """Import `prelude` and let it prepare, while others go first where that can be undone."""
+    """Import `prelude` and call its `prepare`, at low priority where the priority can be raised again."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     before = os.getpriority(os.PRIO_PROCESS, 0)
     if _may_return_to(before):
@@ -89,12 +89,12 @@ def load(prelude: str) -> types.ModuleType:
         os.setpriority(os.PRIO_PROCESS, 0, before)
     _try_fork()
     gc.collect()
-    gc.freeze()  # what is there stays there: a collection in a child would copy all its pages
+    gc.freeze()  # a collection in a child would otherwise write to, and so copy, all its pages
     return module
 
 
 def _may_return_to(priority: int) -> bool:
-    """May this process have this priority again, once it has been nicer? Not every root may (`CapabilityBoundingSet=`)."""
+    """Return whether this process may restore this priority after lowering it: not every root may (`CapabilityBoundingSet=`)."""
     limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
     if limit == resource.RLIM_INFINITY or 20 - limit <= priority:
         return True
@@ -104,7 +104,7 @@ def _may_return_to(priority: int) -> bool:
 
 
 def _try_fork() -> None:
-    """Fork once for nothing: a library that bears forking ends its threads before one (OpenBLAS), and `unfit` sees the others."""
+    """Fork once as a test: a fork-safe library (OpenBLAS) ends its threads before a fork; `unfit` then sees any others."""
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -112,8 +112,8 @@ def _try_fork() -> None:
 
 
 def watched_files() -> dict[str, int]:
-    """Modification times (ns) of what must not change, or this process is out of date: where packages are installed,
-    and our own modules."""
+    """Return modification times (ns) of the package directories and of this project's modules. When one changes, this process
+    is out of date."""
     ours = __package__.partition(".")[0]
     files = [
         module.__file__
@@ -130,7 +130,7 @@ def watched_files() -> dict[str, int]:
 
 
 def serve(connection: socket.socket) -> tuple[Request, int] | None:
-    """Fork for each request. Returns None when the agent is gone or this process is unfit; in a child, with what to do."""
+    """Fork a shim per request. Returns None when the agent is gone or this process is unfit; in a child, the request."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the shims
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 1)
@@ -139,7 +139,7 @@ def serve(connection: socket.socket) -> tuple[Request, int] | None:
         problem = unfit()
         if problem is not None:
             print(f"nothing is forked from this process any more: {problem}", file=sys.stderr)
-            return None  # the channel closes with this process: the agent starts the worker by itself
+            return None  # the channel closes with this process, and the agent starts the worker itself
         if _fork() == 0:
             os.close(connection.detach())
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -150,7 +150,7 @@ def serve(connection: socket.socket) -> tuple[Request, int] | None:
 def _fork() -> int | None:
     try:
         return os.fork()
-    except OSError as error:  # no memory, too many processes: the agent sees the channel closed
+    except OSError as error:  # no memory, too many processes: the agent sees the channel close
         print(f"cannot fork: {error.strerror}", file=sys.stderr)
         return None
 
@@ -159,7 +159,7 @@ def _fork() -> int | None:
 
 
 class ForkingShim(shim.Shim):
-    """A shim that forks its worker from itself."""
+    """Shim that forks its worker from its own process."""
 
     def _start(self, argv: list[str], workdir: str) -> shim.Child | None:
         try:
@@ -176,13 +176,13 @@ class ForkingShim(shim.Shim):
         os.chdir("/")
         for descriptor in (out[1], err[1], separate):
             os.close(descriptor)
-        os.read(separated, 1)  # until the worker has its own group: a signal sent earlier would be lost
+        os.read(separated, 1)  # wait until the worker has its own process group: an earlier signal would be lost
         os.close(separated)
         return shim.Child(pid, out[0], err[0])
 
 
 def keep(request: Request, channel: int) -> bool:
-    """Be the shim of a worker until that has ended. False: this is the worker."""
+    """Act as a worker's shim until the worker has ended. Returns False in the worker."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 1)
@@ -201,7 +201,7 @@ def keep(request: Request, channel: int) -> bool:
 
 
 def _introduce(channel: int) -> None:
-    """Tell the agent which process this is, and end unless it says to go on."""
+    """Send this process's number to the agent, and exit unless the agent approves."""
     with socket.socket(fileno=channel) as line:
         try:
             line.send(str(os.getpid()).encode())
@@ -213,7 +213,7 @@ def _introduce(channel: int) -> None:
 
 
 def _separate(shim_pid: int, umask: int, stdout: int, stderr: int) -> None:
-    """In the worker: leave everything of the shim behind but the pipes."""
+    """Detach the worker from the shim's session, signals and files, except for the output pipes."""
     shim.begin_worker(shim_pid, umask)
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -231,7 +231,7 @@ def _separate(shim_pid: int, umask: int, stdout: int, stderr: int) -> None:
 
 
 def show(command: list[str]) -> None:
-    """Make `command` this process's command line for all who look (`ps`, `elasticctl down`), as far as there is room."""
+    """Replace this process's command line, as seen by `ps` and `elasticctl down`, as far as there is room."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end
@@ -247,15 +247,15 @@ def _report(connection: socket.socket, **document: object) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Load, say so, serve. In a child: run the worker. Its other children and itself end in here."""
+    """Load, report, and serve; in a child, run the worker. All children of this process end in here."""
     _, descriptor, parent, prelude, *_ = arguments
     shim.die_with(int(parent))
-    paths = sys.path[1:]  # the first is the directory that this process was started in
+    paths = sys.path[1:]  # without the directory that this process was started in
     sys.path[:] = paths
     connection = socket.socket(fileno=int(descriptor))
     try:
         loaded = load(prelude)
-    except BaseException as error:  # the edge of the process; the agent decides what to do without it
+    except BaseException as error:  # outermost frame of the process: the agent starts workers without it
         _report(connection, useless=f"{type(error).__name__}: {error}")
         _end(1)
     problem = unfit()
