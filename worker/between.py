@@ -1,15 +1,15 @@
-"""What a script's own code may do together with the other workers between two steps: evaluate, decide, end the job.
+"""Joint work of the workers' scripts between two steps: evaluations, decisions, the end of the job.
 
-Between two steps all workers have the same state, and run the same code. What is found out there is a settlement (`interlude`),
-which is a part of the state. A worker whose script comes to such code later than its state (it has missed a step, or has joined
-in the middle of an epoch) finds it there and waits for nobody.
+Between two steps all workers have the same state, and run the same code. A result obtained there is a settlement (`interlude`),
+which is part of the state. A worker's script may reach such code later than its state: the worker has missed a step, or has
+joined in the middle of an epoch. It then finds the result in its state, and waits for no other worker.
 
-*Evaluations* are pure: if a worker is lost in the middle, the others compute what is missing by themselves, and go on.
+*Evaluations* are pure: if a worker is lost during one, the others compute the missing parts themselves, and go on.
 
-*Decisions* are not: the values that they are taken from exist once. If a worker is lost while they are exchanged, some may know
-the decision and others not. Those who do not stand still, as after a loss in a step. In the next generation only those who know
-the most decisions are holders of the state; the others get the state with the decision. If nobody knows it, it is taken anew.
-So a decision that any worker has acted upon stands as long as one of those who know it is there.
+*Decisions* are not: the values that they are made from exist once. If a worker is lost while values are exchanged, some workers
+may know the decision and others not. Those that do not stop, as after a loss in a step. In the next generation only the workers
+that know the most decisions are holders of the state; the others receive the state with the decision. If no worker knows it, it
+is made again. So a decision that any worker has acted upon holds as long as one of those that know it survives.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .state.plain import pack, unpack
 from .virtual import derive_seed, seed_everything
 
 T = TypeVar("T")
-DATASETS = 4  # given to evaluations, whose fingerprints are kept
+DATASETS = 4  # evaluated datasets with a cached fingerprint
 IN_BODY = (
     "{call} was called in the loop over batches, whose body runs once for each virtual worker: call it between two epochs, or in "
     "a function `@run.every(steps=100)`, which runs on every worker after each hundredth step"
@@ -57,11 +57,11 @@ IN_BODY = (
 
 
 class ScriptExit(SystemExit):
-    """This worker is no longer needed here: the script ends, and nothing is lost."""
+    """This worker is no longer needed: its script ends, and no state is lost."""
 
 
 class Superseded(BaseException):
-    """A function that `run.every` was given ends here: another worker's state is to come, in which it has run already."""
+    """Ends a function given to `run.every`: another worker's state will arrive, in which the function has run already."""
 
     def __init__(self, instruction: Instruction) -> None:
         super().__init__()
@@ -70,15 +70,15 @@ class Superseded(BaseException):
 
 @dataclass
 class Function:
-    """One that `run.every` was given."""
+    """A function given to `run.every`."""
 
     steps: int
     call: Callable[[], Any]
-    together: bool = False  # it has evaluated or decided something: it may last
+    together: bool = False  # has evaluated or decided, so it may take long
 
 
 class Between:
-    """The script's code between two steps, of one worker. For the training thread."""
+    """One worker's joint work between two steps. For the training thread."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Between:
         script: Script,
         functions: Sequence[Function],
     ) -> None:
-        """obey: tell a fact of the thread and do what follows, until it is the script's turn."""
+        """obey: reports a fact of the thread and performs the machine's instructions until it is the script's turn."""
         self._virtual_workers = virtual_workers
         self._seed = seed
         self._device = device
@@ -100,28 +100,28 @@ class Between:
         self._held = held
         self._script = script
         self._functions = functions
-        self._function: Function | None = None  # that runs now
-        self._after = 0  # so many steps
-        self._read = -1, 0  # the last epoch whose batches have come to their end, and the steps done there
-        self._likenesses: deque[tuple[Any, Likeness]] = deque(maxlen=DATASETS)  # of datasets that are evaluated
-        self._calls: dict[str, int] = {}  # by place: so many have been made there
+        self._function: Function | None = None  # the running one
+        self._after = 0  # number of steps before the running function
+        self._read = -1, 0  # the last epoch with all batches read, and the number of steps done by then
+        self._likenesses: deque[tuple[Any, Likeness]] = deque(maxlen=DATASETS)  # of evaluated datasets
+        self._calls: dict[str, int] = {}  # number of calls made, by place
         self._entered: EnterGeneration | None = None
         self._communicator = Communicator.alone()
         self._all_have_state = True
 
     def enter(self, entered: EnterGeneration, communicator: Communicator) -> None:
-        """This is the generation in use."""
+        """Use this generation from now on."""
         self._entered, self._communicator = entered, communicator
         self._all_have_state = not entered.transfers
 
     def epoch_read(self, epoch: int) -> None:
-        """The loop over its batches has come to its end."""
+        """Note that the loop over an epoch's batches has ended."""
         self._read = epoch, self._held.next_step
         self._calls.clear()
         self._held.interlude_begins(after_step=False)
 
     def has_read(self, epoch: int) -> bool:
-        """Has the loop over its batches come to its end?"""
+        """Return whether the loop over an epoch's batches has ended."""
         return self._read[0] == epoch
 
     @property
@@ -131,13 +131,13 @@ class Between:
     # -- after each step
 
     def step_applied(self) -> Instruction | None:
-        """Call what `run.every` was given. Returns an instruction to be carried out before anything else, if there is one."""
+        """Call the functions given to `run.every`. Returns an instruction that must be performed first, if there is one."""
         self._all_have_state = True
         self._held.settlements.step_applied()
         return self.call_functions()
 
     def call_functions(self) -> Instruction | None:
-        """The same; the step may have been applied before a restart."""
+        """Do the same; the step may have been applied before a restart."""
         self._held.owes_functions = False
         due = self._due()
         if not due:
@@ -146,7 +146,7 @@ class Between:
         self._after = self._held.next_step
         try:
             for number, function in enumerate(due):
-                # Each anew: the one before may have drawn on the leader alone.
+                # Seeded for each function: the one before may have drawn random numbers on the leader alone.
                 seed_everything(derive_seed(self._seed, "after step", self._after, number))
                 self._function = function
                 function.call()
@@ -160,7 +160,7 @@ class Between:
 
     @property
     def functions_due(self) -> bool:
-        """Is there one to be called after the last applied step?"""
+        """Return whether a function is to be called after the last applied step."""
         return bool(self._due())
 
     def _due(self) -> list[Function]:
@@ -169,7 +169,7 @@ class Between:
     # -- where the script is
 
     def _place(self, call: str) -> Place:
-        """Raises UserError if it is in the middle of a step, or not in its loop."""
+        """Return the place of a call in the script. Raises UserError in the middle of a step, or outside the loop."""
         at, epoch = self._script.at, self._script.epoch
         if self._function is not None:
             self._function.together = True
@@ -183,7 +183,7 @@ class Between:
         return Place("end" if self.has_read(epoch) else "begin", epoch)
 
     def _is_live(self, place: Place) -> bool:
-        """Is the state that of this place? Otherwise the others are past it, and this worker's script follows."""
+        """Return whether the state belongs to this place. If not, the other workers are past it, and this script follows."""
         read, steps_done = self._read
         match place.kind:
             case "after":
@@ -194,14 +194,14 @@ class Between:
                 return self._held.next_step == (steps_done if read == place.number - 1 else 0)
 
     def _call(self, call: str) -> tuple[Place, int]:
-        """Where this call is, and its number there."""
+        """Return the place of this call, and its number there."""
         place = self._place(call)
         number = self._calls.get(place.key, 0)
         self._calls[place.key] = number + 1
         return place, number
 
     def _known(self, place: Place, number: int) -> bytes | None:
-        """What this call came to, if that is known; None: it is to be found out. Raises ScriptExit where it cannot be."""
+        """Return the recorded result of this call; None if it has yet to be computed. Raises ScriptExit if it cannot be."""
         found = self._held.settlements.find(place, number)
         if found is None and not self._is_live(place):
             print(f"what was found out {place} is not known any more: this worker ends, to be replaced", flush=True)
@@ -209,7 +209,7 @@ class Between:
         return found
 
     def _together(self) -> list[int]:
-        """The ranks of those who are here, too. Those who have no state yet wait for the next step."""
+        """Return the ranks that take part: all but those that wait for their state."""
         assert self._entered is not None
         waiting = set() if self._all_have_state else {each.target_rank for each in self._entered.transfers}
         return [rank for rank in range(len(self._entered.roster.members)) if rank not in waiting]
@@ -217,8 +217,8 @@ class Between:
     # -- evaluations
 
     def evaluate(self, evaluation: Callable[[tuple[int | str, ...]], Evaluation]) -> Any:
-        """Evaluate, with these seeds."""
-        if self._script.at in (ScriptAt.OVER, ScriptAt.LEFT):  # the others may have ended: all of it is computed here
+        """Evaluate, with seeds of this place."""
+        if self._script.at in (ScriptAt.OVER, ScriptAt.LEFT):  # the others may have exited, so compute all parts here
             seeds = (self._seed, "evaluate", self._held.next_step, "over", 0)
             whole = evaluation(seeds)
             return whole.take(whole.result(whole.parts(range(self._virtual_workers), lambda: None)))
@@ -228,7 +228,7 @@ class Between:
         if result is None:
             result = present.result(self._all_parts(present, f"evaluate {place.key} {number}"))
             self._held.settlements.record(place, number, result, decision=False)
-        # Each worker has drawn for other batches: what the script draws next is the same again, also where the state is past it.
+        # Each worker has drawn for other batches. Reseed, so that the script's next draw is equal everywhere, late workers too.
         seed_everything(derive_seed(self._seed, "evaluated", place.key, number))
         return present.take(result)
 
@@ -245,7 +245,7 @@ class Between:
         return parts
 
     def _likeness(self, dataset: Any) -> Likeness | None:
-        """Of what an evaluation reads; a script gives the same few datasets again and again."""
+        """Return the fingerprint of an evaluated dataset, cached since a script evaluates the same few datasets repeatedly."""
         if self._held.likeness is None:
             return None
         kept = next((each for each in self._likenesses if each[0] is dataset), None)
@@ -257,8 +257,8 @@ class Between:
     def _exchanged(
         self, ranks: Sequence[int], name: str, parts: dict[int, bytes], likeness: Likeness | None
     ) -> dict[int, bytes]:
-        """Everybody's, or where a worker is lost only the own ones. Whoever has read other data than the first ends here, and the
-        others do without its parts."""
+        """Return all workers' parts, or only this worker's where one is lost. A worker that has read other data than the first
+        rank exits here, and the others go on without its parts."""
         own = msgspec.msgpack.encode((parts, {} if likeness is None else likeness.plain()))
         self._tell(SharingBegun(resumes=True))
         try:
@@ -281,14 +281,14 @@ class Between:
         return found
 
     def _progressed(self) -> None:
-        """A batch is done: that does not hang. If the job is preempted, this worker ends here if it can."""
+        """Report that a batch is done, so no hang is suspected. If the job is preempted, this worker exits here if it can."""
         interlude = self._held.interlude
         self._obey(Progressed(interruptible=interlude is not None and interlude.interruptible))
 
     # -- decisions
 
     def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None) -> Any:
-        """One value on all workers: what `choose` makes of all of theirs in the order of ranks; None: the leader's."""
+        """Agree on one value on all workers: the result of `choose` on their values in rank order; None: the leader's value."""
         place, number = self._call("run.agree()")
         own = msgspec.msgpack.encode(pack(value, "the value given to run.agree()"))
         while (known := self._known(place, number)) is None:
@@ -297,12 +297,12 @@ class Between:
                 chosen = self._chosen([unpack(msgspec.msgpack.decode(each)) for each in told], choose)
                 known = msgspec.msgpack.encode(pack(chosen, "what run.agree() has chosen"))
                 self._held.settlements.record(place, number, known, decision=True)
-        # Code on some workers alone may have drawn for its value: what the script draws next is the same again.
+        # Code on some workers alone may have drawn for its value. Reseed, so that the script's next draw is equal everywhere.
         seed_everything(derive_seed(self._seed, "agreed", place.key, number))
         return unpack(msgspec.msgpack.decode(known))
 
     def _told(self, place: Place, number: int, own: bytes) -> list[bytes] | None:
-        """Everybody's value. None: a worker was lost, and this one is in the next generation, perhaps with another's state."""
+        """Return all workers' values; None if one was lost: this one is in the next generation, perhaps with another's state."""
         self._tell(SharingBegun(resumes=not self.in_function))
         try:
             told = tell_each_other(self._communicator, self._together(), f"agree {place.key} {number}", own)
@@ -324,7 +324,7 @@ class Between:
     # -- the end
 
     def stop(self) -> None:
-        """The last applied step is the job's last."""
+        """Make the last applied step the job's last one."""
         self._place("run.stop()")
         self._held.end = self._held.next_step
         self._tell(EndDecided())

@@ -1,9 +1,9 @@
-"""The shell around a worker's machine: sockets, threads, communicators (CoDDL 4.3's sMPI stack, over ZeroMQ).
+"""Sockets, threads and communicators around a worker's machine (CoDDL 4.3's sMPI stack, over ZeroMQ).
 
-It decides nothing: facts go into the machine, and actions come out (`driver`). Telling a fact costs the training thread
-microseconds, since whatever has to be sent is left to the control thread. That thread owns all sockets: a DEALER to the agent,
-a ROUTER for followers and for the rendezvous of new communicators, DEALERs to the leaders of the latest orders. Communicators
-are built in threads of their own, beside the one in use.
+It makes no decisions: facts go into the machine, and actions come out (`driver`). Reporting a fact costs the training thread
+microseconds, because sending is left to the control thread. That thread owns all sockets: a DEALER to the agent, a ROUTER for
+followers and for the rendezvous of new communicators, and DEALERs to the leaders of the latest orders. Communicators are built in
+threads of their own, while another one is in use.
 """
 
 from __future__ import annotations
@@ -69,38 +69,38 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
-MAX_LEADERS = 16  # connections to the leaders of orders, old and new
-MAX_OUTBOX = 1 << 14  # messages that wait for the control thread; what is lost is repeated
+MAX_LEADERS = 16  # connections to leaders of present and past orders
+MAX_OUTBOX = 1 << 14  # messages that wait for the control thread; lost ones are repeated
 OUT_OF_ROOM = (
     OSError,
     RuntimeError,
     zmq.ZMQError,
     OperatorError,
-)  # no descriptors, no threads, an address that is none
-LIBRARY_TIMEOUT_S = 86400.0  # of one operation of a communicator, at least
+)  # no descriptors, no threads, or an invalid address
+LIBRARY_TIMEOUT_S = 86400.0  # least timeout of one operation of a communicator
 
 
 @dataclass
 class _Building:
-    """A communicator being built, or built and not yet in use."""
+    """A communicator that is being built, or is built and not yet in use."""
 
     store: RendezvousStore | None
     communicator: Communicator | None = None
 
 
 def scope_of(generation: int, attempt: int) -> str:
-    """The rendezvous scope of one attempt at one generation's communicator."""
+    """Return the rendezvous scope of one attempt at one generation's communicator."""
     return f"{generation}/{attempt}"
 
 
 class ClusterControl(MachineControl):
-    """The control plane of a worker in a cluster. `start` begins it; `tell` and `next` are for the training thread."""
+    """Control plane of a worker in a cluster. `start` begins it; `tell` and `next` are for the training thread."""
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         self._env = environment
         self._groups: dict[tuple[int, int], _Building] = {}  # by generation and attempt
         self._outbox: deque[Callable[[], object]] = deque(maxlen=MAX_OUTBOX)
-        self._wanted_at = 0.0  # when the control thread wakes by itself
+        self._wanted_at = 0.0  # when the control thread next wakes without input
 
         self._context = transport.context()
         self._rendezvous = Rendezvous()
@@ -110,10 +110,10 @@ class ClusterControl(MachineControl):
         self._agent = transport.dealer(self._context, environment.agent_address, environment.worker.encode())
         self._pair = (
             Pair.of(environment.key.encode()) if environment.key else None
-        )  # the job's: all its workers have it
+        )  # the job's key pair, shared by all its workers
         self._router = transport.router(self._context, self._pair)
         self._address = transport.bind(self._router, f"tcp://{environment.address}:*", self._pair)
-        self._leaders: dict[str, zmq.Socket[bytes]] = {}  # by address; the one used last is the last
+        self._leaders: dict[str, zmq.Socket[bytes]] = {}  # by address; the most recently used one is last
         super().__init__(WorkerMachine(environment.place(os.getpid(), self._address), SteadyClock().now()))
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._loop.add_socket(self._agent, self._on_agent)
@@ -123,7 +123,7 @@ class ClusterControl(MachineControl):
         self._thread = threading.Thread(target=self._run, name="elasticd-control", daemon=True)
 
     def start(self) -> None:
-        """Begin to talk to the agent."""
+        """Start the control thread, which connects to the agent."""
         freeze_threads_at_exit()
         self._thread.start()
 
@@ -141,7 +141,7 @@ class ClusterControl(MachineControl):
                 self._turned.wait()
             return self._instructions.popleft()
 
-    # -- building communicators beside the one in use
+    # -- building communicators while another one is in use
 
     def _build(self, build: BuildGroup) -> None:
         roster, scope = build.roster, scope_of(build.roster.generation, build.attempt)
@@ -154,7 +154,7 @@ class ClusterControl(MachineControl):
             self._groups[roster.generation, build.attempt] = _Building(store)
             name = f"elasticd-build-{scope}"
             threading.Thread(target=self._build_in_background, args=(build, store), name=name, daemon=True).start()
-        except OUT_OF_ROOM as error:  # the training thread may be here, whose script has no part in it
+        except OUT_OF_ROOM as error:  # caught, as this may run in the training thread, under the user's script
             if store is not None:
                 store.close()
             self.tell(GroupFailed(roster.generation, build.attempt, f"{type(error).__name__}: {error}"))
@@ -170,11 +170,11 @@ class ClusterControl(MachineControl):
                 others_s = times.others_timeout_s(
                     limits.step_timeout_s or times.FIRST_STEP_TIMEOUT_S, limits.pause_timeout_s
                 )
-                # The machine gives a step up that takes too long; the library's own limit only must not come before.
+                # The machine abandons a step that takes too long; the library's own timeout must not come first.
                 communicator = Communicator.build(
                     self.backend, store, rank, size, self._env.address, max(2 * others_s, LIBRARY_TIMEOUT_S)
                 )
-        except Exception as error:  # whatever stops a rendezvous: the leader is told, and tries again or gives up
+        except Exception as error:  # any failure of a rendezvous: the leader is notified, and tries again or gives up
             self.tell(GroupFailed(roster.generation, attempt, f"{type(error).__name__}: {error}"))
             return
         with self._lock:
@@ -187,7 +187,7 @@ class ClusterControl(MachineControl):
 
     @property
     def backend(self) -> str:
-        """The library that carries the data: NCCL between GPUs, Gloo between CPUs."""
+        """Return the communication library: NCCL between GPUs, Gloo between CPUs."""
         return "nccl" if self._env.gpu_kind is GpuKind.CUDA else "gloo"
 
     def _take(self, generation: int, attempt: int) -> Communicator:
@@ -226,7 +226,7 @@ class ClusterControl(MachineControl):
     def _to_the_leader(self, address: str, data: bytes) -> None:
         try:
             socket = self._leader_socket(address)
-        except OUT_OF_ROOM as error:  # what cannot be sent is lost, and said again
+        except OUT_OF_ROOM as error:  # the lost message will be repeated
             log.warning("cannot connect to the leader at %s: %s", address, error)
             return
         transport.send(socket, data)
@@ -236,7 +236,7 @@ class ClusterControl(MachineControl):
             self._outbox.popleft()()
 
     def _leader_socket(self, address: str) -> zmq.Socket[bytes]:
-        """The connection to a leader. Those of overtaken orders stay: their leaders may still have to tell us of a commit."""
+        """Return the connection to a leader. Those of superseded orders stay open: their leaders may still announce a commit."""
         socket = self._leaders.pop(address, None)
         if socket is None:
             if len(self._leaders) >= MAX_LEADERS:
@@ -253,7 +253,7 @@ class ClusterControl(MachineControl):
     def _run(self) -> None:
         try:
             self._loop.run()
-        except BaseException as error:  # the edge of the thread: without it this process is of no use
+        except BaseException as error:  # outermost frame of the thread, without which the process cannot go on
             log.exception("the control thread has ended")
             end_process(exits.SPEECHLESS, f"the control thread has ended: {type(error).__name__}: {error}")
 

@@ -1,17 +1,17 @@
-"""CUDA graphs are refused in a job that joins, by name and with what to write instead.
+"""CUDA graphs are refused in a job that joins, with an error that names the alternative.
 
-A graph is a list of kernels with the addresses that they had when it was captured; a replay runs them and no line of Python.
-Three things that the runtime relies on are then gone, each without an error:
+A graph is a list of kernels with the addresses that they had at its capture; a replay runs these kernels and no Python code. That
+breaks three assumptions of the runtime, each without an error:
 
-* A backward pass inside a graph tells nobody that a gradient is complete, since hooks run in the capture alone: what is exchanged
-  between workers would be what was there before.
-* Buffers that a graph writes to are written to again by its next replay. A worker that hosts several virtual workers runs the
-  loop body once for each, and what the first one's gradients or buffers were has to be kept meanwhile.
-* After a resize a worker hosts other virtual workers, and exchanges with others: a graph of its whole step is another step's.
+* A backward pass inside a graph does not report that a gradient is complete, because hooks run in the capture alone: workers
+would exchange old values.
+* The next replay overwrites the buffers of a graph. A worker that hosts several virtual workers runs the loop body once for each,
+  and has to keep the gradients or buffers of the first one meanwhile.
+* After a resize a worker hosts other virtual workers, and exchanges with other peers: a graph of its whole step is outdated.
 
-So what captures is refused where that begins: `torch.compile` in a mode with graphs when `prepare` is called, whatever it is that
-captures otherwise (`torch.cuda.graph`, `make_graphed_callables`, `backend="cudagraphs"`) when it does, and a graph that was
-captured before the script has joined when it is replayed.
+So each capture is refused where it begins: `torch.compile` in a mode with graphs when `prepare` is called; other captures
+(`torch.cuda.graph`, `make_graphed_callables`, `backend="cudagraphs"`) when they start; and a graph that was captured before the
+script joined when it is replayed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSTEAD = (
 
 
 def refuse(graph: Any = None) -> None:
-    """From now on this process captures and replays no graph: UserError. graph: the class of graphs; None: torch's own."""
+    """Make captures and replays of graphs raise UserError in this process. graph: the class of graphs; None: torch's own."""
     kind = torch.cuda.CUDAGraph if graph is None else graph
     for name, what in (("capture_begin", "captures a CUDA graph"), ("replay", "replays a CUDA graph")):
         setattr(kind, name, _refused(what))
@@ -48,7 +48,7 @@ def _refused(what: str) -> Callable[..., None]:
 def check(model: torch.nn.Module, device: torch.device) -> None:
     """Raises UserError where `model`, or a module in it, is compiled in a mode that captures graphs on `device`."""
     if device.type != "cuda":
-        return  # the compiler makes none there
+        return  # the compiler captures no graphs there
     for name, module in model.named_modules():
         if _captures(module):
             raise UserError(
@@ -58,7 +58,7 @@ def check(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def _captures(module: torch.nn.Module) -> bool:
-    """Is it what `torch.compile(module)` returns, or was `module.compile()` called, with graphs?"""
+    """Return whether a module was compiled with graphs, by `torch.compile(module)` or by `module.compile()`."""
     config = getattr(getattr(module, "dynamo_ctx", None), "compiler_config", None)
     in_place = getattr(getattr(module, "_compiled_call_impl", None), "get_compiler_config", None)
     if config is None and in_place is not None:

@@ -1,12 +1,12 @@
-"""What scripts save behind their loops is compared, too (`saves`), where no step's word tells it any more.
+"""Comparison of files saved after the training loop (`saves`), where no step's message carries them any more.
 
-Each worker tells the leader in order what it gives to `run.save`; first what it had noted in the loop since the last step, and
-what it has registered. The leader has a thread for each of the others, so that nobody waits for the leader: the others go on, and
-end. The leader waits for the others before it writes a file: until each has told its part with the same number, has come to the
-end of its script, or is lost. That has a limit. Messages travel from one worker to another and not by collectives: a worker
-that has left its loop alone would be taken for one in its next step.
+Each worker sends the leader, in order, what it passes to `run.save`; before that, what it had noted in the loop since the last
+step, and what it has registered. The leader has a thread per worker, so no worker waits for the leader: they go on, and exit.
+Before the leader writes a file, it waits until each other worker has sent its message of the same number, has reached the end
+of its script, or is lost; this wait has a limit. Messages are point-to-point rather than collectives: a worker that has left
+its loop alone would otherwise be mistaken for one in its next step.
 
-A difference ends the leader with `exits.DISAGREED`, which fails the job, and the file is not written.
+At a difference the leader exits with `exits.DISAGREED`, which fails the job, and the file is not written.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from .ending import end_process
 from .saves import Note, Saves, by_file, judge_notes
 
 END = msgspec.msgpack.encode({"end": True})
-FIRST_TAG = 1 << 29  # beyond those of `communication.exchange`
+FIRST_TAG = 1 << 29  # above the tags of `communication.exchange`
 TAGS = 1 << 20
-TOGETHER_S = 600.0  # that the leader waits for workers that have come to the end of the loop
-AT_EXIT_S = 60.0  # and at its own end
-APART_S = 20.0  # and where the loop was left early: they may still be in theirs, and wait for this worker
+TOGETHER_S = 600.0  # limit on the leader's wait for workers that have finished the loop
+AT_EXIT_S = 60.0  # limit at the leader's own exit
+APART_S = 20.0  # limit where the loop was left early: the others may still be in theirs, waiting for this worker
 
 
 class LastSaves:
-    """Of one worker, from the end of its loop to that of its process. For the training thread."""
+    """Comparison in one worker, from the end of its loop to its exit. For the training thread."""
 
     def __init__(
         self, saves: Saves, communicator: Communicator, leader: int, silent: frozenset[int], together: bool
     ) -> None:
-        """leader: its rank. silent: ranks of which nothing counts. together: has the training come to its end, so that all
-        workers leave their loops?"""
+        """leader: its rank. silent: ranks that are not compared. together: the training is complete, so all workers leave their
+        loops."""
         self._saves = saves
         self._communicator = communicator
         self._leader = leader
         self._limit_s = TOGETHER_S if together else APART_S
-        self._given = 0  # messages
+        self._given = 0  # messages sent
         self._heard: dict[int, list[dict[str, Any]]] = {}  # by rank, on the leader
-        self._over: set[int] = set()  # ranks from which nothing more comes
+        self._over: set[int] = set()  # ranks that send no more
         self._turned = threading.Condition()
         self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -67,8 +67,10 @@ class LastSaves:
         atexit.register(self._process_ends)
 
     def give(self, notes: Sequence[Note], look: list[Any] | None, counts: bool = True) -> None:
-        """This worker gives these files to `run.save`; on the leader it returns where all have given the same. look: of
-        `Looking.plain`. counts: False where the script has run code that others had run before."""
+        """Report the files that this worker passes to `run.save`. On the leader, returns when all workers have reported the same.
+
+        look: of `Looking.plain`. counts: False if the script has run code that other workers had run before.
+        """
         own = {"notes": {name: note.plain() for name, note in by_file(notes).items()} if counts else None, "look": look}
         number, self._given = self._given, self._given + 1
         if self._communicator.rank != self._leader:
@@ -86,7 +88,7 @@ class LastSaves:
             self._compare(number, own)
 
     def _compare(self, number: int, own: Mapping[str, Any]) -> None:
-        """End the process if another worker has given something else as its message of this number."""
+        """Exit if another worker's message of this number differs."""
         told, looks = {self._leader: _notes(own)}, {self._leader: own["look"]}
         for rank, messages in self._heard.items():
             if number < len(messages):
@@ -101,7 +103,7 @@ class LastSaves:
             end_process(exits.DISAGREED, f"after the loop: {self._saves.sentence(verdict, told, looks)}")
 
     def _wait(self, messages: int, limit_s: float) -> list[int]:
-        """Until all others have told so many, or are over. The ranks of those of which neither is known after the limit."""
+        """Wait until each other worker has sent so many messages or sends no more. Returns the ranks that do neither in time."""
         deadline = time.monotonic() + limit_s
         with self._turned:
             while late := [
@@ -114,7 +116,7 @@ class LastSaves:
     def _process_ends(self) -> None:
         failed = getattr(sys, "last_value", None) is not None
         if self._sender is not None:
-            if not failed:  # else the end of the process tells it
+            if not failed:  # after a failure, the exit of the process says enough
                 self._outbox.put(END)
                 self._sender.join(self._limit_s)
         elif not failed:
@@ -132,7 +134,7 @@ class LastSaves:
                 over = message == END
                 send_bytes(self._communicator, [self._leader], _tag(number), message)
                 number += 1
-        except CommunicatorBroken:  # the leader is lost, and the job does all of this again
+        except CommunicatorBroken:  # the leader is lost, and the job repeats all of this
             return
 
     def _hear(self, rank: int) -> None:

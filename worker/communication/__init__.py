@@ -1,1 +1,1 @@
-"""How the workers of one generation find each other, and what they say to each other over the data plane."""
+"""Data plane between the workers of one generation: rendezvous, process groups, collectives and state transfers."""

@@ -1,20 +1,21 @@
-"""One generation's communicator: collectives among its workers, and transfers of state between two of them.
+"""Communicator of one generation: collectives among its workers, and transfers of state between two of them.
 
-Communicators are process groups without a global default group, so that the next one is built in a background thread beside the
-one in use, and the switch is the exchange of a pointer (design: worker-runtime 4). Three things differ from their usual use:
+Communicators are process groups without a global default group. So the next one is built in a background thread while the
+current one is in use, and switching is the exchange of a pointer (design: worker-runtime 4). They differ from the usual use in
+five points:
 
-* *Nobody blocks in a wait.* When a worker dies, only those who talk to it get an error; the others would wait until a timeout.
-  `wait` polls for completion and looks at a flag that `abort` sets from the control thread. An operation that is given
-  up still owns its tensors: they must not be used again.
-* *State has connections of its own.* A second group carries `send` and `receive`, so that hundreds of megabytes on their way to a
-  joiner do not stand in the queue before the gradients of a step. The library says of a point-to-point operation of Gloo that it
-  is done only to somebody who waits for it, so a thread for each direction and peer does.
-* *A device is not waited for without need.* What is issued later can be ordered after an operation that is still running there,
-  so `poll` says yes at once; only what cannot be taken back, the update, has to `wait` (docs/design/gpus.md).
-* *A device tells when this worker's own part is done.* Kernels are only issued when the host comes to the step's reduction.
-  A mark is put behind the last kernel that depends on nobody else, and `wait` looks whether the device has come to it.
-* *Groups are destroyed elsewhere.* That takes 10 ms, and for ever where an operation is stuck. A daemon thread, the
-  keeper, owns a communicator's groups; at the end of the process it is simply frozen (`ending`), with whatever it owns.
+* *No wait blocks indefinitely.* When a worker dies, only its direct peers get an error; the others would wait until a timeout.
+  `wait` polls for completion, and checks a flag that `abort` sets from the control thread. An abandoned operation still owns its
+  tensors: they must not be used again.
+* *State transfers have their own connections.* A second group carries `send` and `receive`, so that hundreds of megabytes on
+their way to a joiner do not delay the gradients of a step. Gloo reports a point-to-point operation as completed only to a
+thread that waits for it, so one thread per direction and peer does.
+* *The host waits for a device only where it must.* Later kernels can be ordered after an operation that still runs there, so
+`poll` returns True at once. Only the update, which cannot be undone, has to `wait` (docs/design/gpus.md).
+* *The device reports when this worker's own part is done.* When the host reaches the step's reduction, kernels are issued but not
+  completed. A mark (CUDA event) is recorded behind the last kernel that depends on no other worker, and `wait` queries it.
+* *Groups are destroyed in another thread.* That takes 10 ms, or forever where an operation is stuck. A daemon thread, the keeper,
+  owns a communicator's groups; at the end of the process it is frozen (`ending`) together with them.
 """
 
 from __future__ import annotations
@@ -46,40 +47,38 @@ log = logging.getLogger(__name__)
 
 __all__ = ["Communicator", "CommunicatorBroken", "Rendezvous", "RendezvousCancelled", "RendezvousStore"]
 
-SPIN_S = (
-    50e-6  # measured: half the time of a small operation on the same machine, and less of the processor than sleeping
-)
+SPIN_S = 50e-6  # measured: half the time of a small operation on the same machine, and less CPU time than sleeping
 POLL_FIRST_S = 20e-6
 POLL_GROWTH = 1.5
 POLL_LAST_S = 1e-3
-POLL_LAST_DEVICE_S = 100e-6  # a device stands still until it is noticed that it has ended
-RETIRE_AFTER_S = 1.0  # a peer may still be reading the last of what we sent; closing at once can reset the connection
+POLL_LAST_DEVICE_S = 100e-6  # short, as a device idles until the host notices that it is done
+RETIRE_AFTER_S = 1.0  # a peer may still read the last data sent; closing at once can reset the connection
 DESTROYED_WITHIN_S = 5.0
 
 
 class CommunicatorBroken(ElasticError):
-    """A peer is gone, or the communicator was abandoned: nothing more can be done with it."""
+    """A peer is lost, or the communicator was aborted: no operation on it can succeed any more."""
 
 
 class Mark(Protocol):
-    """A place in what a device has been given to do."""
+    """A position in the queue of work issued to a device, such as a CUDA event."""
 
     def query(self) -> bool:
-        """Has the device come to it? Does not block."""
+        """Return whether the device has reached it. Does not block."""
 
 
 NewMark = Callable[[], Mark]
 
 
 def mark_on_gpu() -> Mark:
-    """Behind all that the present stream has been given so far."""
+    """Record a mark behind all kernels issued on the current stream so far."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 class _Done(dist.Work):
-    """An operation among one worker."""
+    """Completed operation of a communicator with one worker."""
 
     def is_completed(self) -> bool:
         return True
@@ -89,9 +88,9 @@ class _Done(dist.Work):
 
 
 class _Awaited(dist.Work):
-    """An operation that a thread waits for, since it does not tell by itself that it is completed.
+    """Point-to-point operation that a thread waits for, because Gloo does not report its completion otherwise.
 
-    It owns its tensor, which Gloo's point-to-point operations do not: if the operation is given up, bytes may still arrive.
+    It holds a reference to its tensor, which Gloo's operation does not: data may still arrive after it was abandoned.
     """
 
     def __init__(self, work: dist.Work, tensor: torch.Tensor) -> None:
@@ -121,7 +120,7 @@ class _Awaited(dist.Work):
 
 
 class _OnDevice(dist.Work):
-    """An operation that is a kernel on a device, where later kernels can be ordered after it although it is not completed."""
+    """Operation that is a kernel on a device: later kernels can be ordered after it before it is completed."""
 
     def __init__(self, work: dist.Work) -> None:
         super().__init__()
@@ -134,15 +133,15 @@ class _OnDevice(dist.Work):
         return self._work.wait()
 
     def order(self) -> None:
-        """What is issued on the present stream from now on comes after it."""
+        """Order kernels issued on the current stream from now on after this operation."""
         self._work.block_current_stream()
 
 
 class Communicator:
-    """What the workers of one generation say to each other. Made by `build` or `alone`.
+    """Operations among the workers of one generation. Created by `build` or `alone`.
 
-    Operations return at once with a work, to be given to `wait`; all workers call the collectives in the same order. They are for
-    one thread, as is `wait`; `abort` and `retire` are for any.
+    Operations return a work at once, to be passed to `wait`; all workers call the collectives in the same order. Operations and
+    `wait` are for one thread; `abort` and `retire` may be called from any thread.
     """
 
     def __init__(
@@ -155,7 +154,8 @@ class Communicator:
         new_mark: NewMark | None = None,
         abort_within_s: float = ABORT_TIMEOUT_S,
     ) -> None:
-        """new_mark: where collectives run on a device. abort_within_s: for an abort, after which this process ends."""
+        """new_mark: given where collectives run on a device. abort_within_s: limit on an abort, after which this process
+        exits."""
         self.rank = rank
         self.size = size
         self._groups = groups
@@ -163,12 +163,12 @@ class Communicator:
         self._abort_within_s = abort_within_s
         self._aborted = threading.Event()
         self._aborting = threading.Lock()
-        self._starting = threading.Lock()  # not for `abort`: to ask a device can take as long as the device is stuck
-        self._in_flight: deque[_OnDevice] = deque()  # they own their tensors, which kernels use until they have ended
-        self._started: deque[dist.Work] = deque()  # collectives: to drop the last reference to one may block
+        self._starting = threading.Lock()  # not held by `abort`, because a query of a stuck device may block
+        self._in_flight: deque[_OnDevice] = deque()  # keep their tensors alive while kernels use them
+        self._started: deque[dist.Work] = deque()  # collectives: dropping the last reference to one may block
         self._new_mark = new_mark
         self._mark: Mark | None = None  # behind this worker's own part of the step
-        self._computed: Callable[[], None] | None = None  # to be called when the device has come to it
+        self._computed: Callable[[], None] | None = None  # called when the device has reached the mark
         self._keeper: _Keeper | None = None
         self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
         if groups is not None:
@@ -176,7 +176,7 @@ class Communicator:
 
     @classmethod
     def alone(cls) -> Communicator:
-        """Of one worker: needs nobody and nothing."""
+        """Return the communicator of a single worker, without any process group."""
         return cls(0, 1, None, 0.0, ())
 
     @classmethod
@@ -190,12 +190,12 @@ class Communicator:
         timeout_s: float,
         device: torch.device | None = None,
     ) -> Communicator:
-        """Meet the other members in `store` and connect to them. Blocks; all members do so at about the same time.
+        """Meet the other members in `store` and connect to them. Blocks; all members call it at about the same time.
 
-        backend: "gloo", or "nccl" for CUDA tensors beside it. address: the IP address that we are reached at.
-        timeout_s: after that long an operation fails even if nobody aborts. device: of NCCL; None: the only one that we see.
-        Raises RendezvousCancelled if the store was cancelled, CommunicatorBroken if the others cannot be reached in time,
-        OperatorError if two members have one GPU.
+        backend: "gloo", or "nccl" for CUDA tensors in addition. address: the IP address at which peers reach this worker.
+        timeout_s: time limit of an operation, even if it is not aborted. device: of NCCL; None: the only visible one.
+        Raises RendezvousCancelled if the store was cancelled, CommunicatorBroken if the other members cannot be reached in time,
+        OperatorError if two members have the same GPU.
         """
         if size == 1:
             store.close()
@@ -226,10 +226,10 @@ class Communicator:
         return self._aborted.is_set()
 
     def abort(self) -> None:
-        """Give everything in progress up: waits raise CommunicatorBroken, now and ever after. For any thread.
+        """Abandon all operations: every wait, now and later, raises CommunicatorBroken. For any thread.
 
-        If the library does not end what runs on the device in time, this process ends: its kernels may spin on the device for
-        ever, on which the worker could not train again. The other workers, of whom it is one that is lost, train on.
+        If NCCL does not end its operations on the device in time, this process exits: its kernels may spin on the device forever,
+        so the worker could not train on it again. The other workers handle that as the loss of a worker, and continue.
         """
         with self._aborting:
             if self._aborted.is_set():
@@ -238,11 +238,11 @@ class Communicator:
         groups, in_flight = self._groups, self._in_flight
         self._in_flight = deque()
         if groups is not None and groups.device is not None:
-            # NCCL's kernels would spin on the device for ever; Gloo's operations sit in threads that nobody waits for.
+            # NCCL's kernels would spin on the device forever; Gloo's operations stay in threads that no other thread waits for.
             _in_background("elasticd-abort", _abort, groups, in_flight, self._abort_within_s)
 
     def retire(self) -> None:
-        """It is not used any more: its groups are destroyed in a while, in the background. For any thread."""
+        """Release the groups, which are destroyed in the background after RETIRE_AFTER_S. For any thread."""
         self._groups = None
         for waiter in list(self._waiters.values()):
             waiter.put(None)
@@ -252,11 +252,11 @@ class Communicator:
     # -- this worker's own part of a step
 
     def part_begins(self) -> None:
-        """What is issued from now on is this worker's own, until an operation is ordered after what others send."""
+        """Begin this worker's own part: kernels issued until an operation is ordered after other workers' data."""
         self._mark = self._computed = None
 
     def part_issued(self, computed: Callable[[], None]) -> None:
-        """All of it is issued. `computed` is called when it is done: at once, or on a device from a later `wait`."""
+        """End this worker's own part. `computed` is called when it is done: at once, or on a device in a later `wait`."""
         if self._new_mark is None:
             computed()
             return
@@ -275,7 +275,7 @@ class Communicator:
     # -- operations
 
     def wait(self, work: dist.Work | None) -> None:
-        """Until `work`, if any, is completed. Raises CommunicatorBroken if it failed or everything is aborted."""
+        """Wait until `work`, if any, is completed. Raises CommunicatorBroken if it failed or the communicator was aborted."""
         if work is None:
             return
         pause_s, longest_s = POLL_FIRST_S, POLL_LAST_DEVICE_S if isinstance(work, _OnDevice) else POLL_LAST_S
@@ -290,15 +290,15 @@ class Communicator:
         if self._aborted.is_set():
             raise CommunicatorBroken("abandoned")
         try:
-            work.wait()  # is completed: raises its error if it has one, orders the present CUDA stream after it
+            work.wait()  # completed already: raises its error, if any, and orders the current CUDA stream after it
         except RuntimeError as error:
             raise CommunicatorBroken(str(error).partition("\n")[0]) from error
 
     def poll(self, work: dist.Work) -> bool:
-        """Whether operations issued now may use the result of `work`. Does not block. Raises CommunicatorBroken as `wait`.
+        """Return whether operations issued now may use the result of `work`. Does not block. Raises CommunicatorBroken as `wait`.
 
-        On a device that is so at once, since they can be ordered after it. Only `wait` tells that it has not failed: nothing that
-        cannot be taken back may be issued before.
+        On a device that is so at once, as later kernels can be ordered after it. Only `wait` shows that it has not failed, so no
+        irreversible operation may be issued before.
         """
         if self._aborted.is_set():
             raise CommunicatorBroken("abandoned")
@@ -306,52 +306,53 @@ class Communicator:
             self.wait(work)
             return True
         if isinstance(work, _OnDevice):
-            self._set_mark()  # what is issued from now on waits for others
+            self._set_mark()  # kernels issued from now on depend on other workers
             work.order()
             return True
         return False
 
     def all_reduce(self, tensor: torch.Tensor) -> dist.Work:
-        """Sum over all ranks, in place."""
+        """Sum `tensor` over all ranks, in place."""
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         return self._collective(tensor, lambda group: group.allreduce([real], _reduction(dist.ReduceOp.SUM)))
 
     def all_reduce_max(self, tensor: torch.Tensor) -> dist.Work:
-        """Greatest over all ranks, elementwise, in place."""
+        """Take the elementwise maximum of `tensor` over all ranks, in place."""
         return self._collective(tensor, lambda group: group.allreduce([tensor], _reduction(dist.ReduceOp.MAX)))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
-        """Everybody's `tensor`, which is contiguous, becomes that of `root`."""
+        """Copy the contiguous `tensor` of rank `root` to all ranks."""
         return self._collective(tensor, lambda group: group.broadcast(_as_bytes(tensor), root))
 
     def all_to_all(
         self, out: torch.Tensor, inp: torch.Tensor, out_splits: list[int], in_splits: list[int]
     ) -> dist.Work:
-        """Rows of `inp`, `in_splits[r]` for each rank r, go there; `out_splits[r]` rows of `out` come from rank r."""
+        """Send `in_splits[r]` rows of `inp` to each rank r, and receive `out_splits[r]` rows of `out` from it."""
         if self.size == 1:
             out.copy_(inp)
         to, of = _rows_as_bytes(out), _rows_as_bytes(inp)
         return self._collective(out, lambda group: group.alltoall_base(to, of, out_splits, in_splits))
 
     def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> dist.Work:
-        """`out` becomes everybody's `inp`, in rank order."""
+        """Gather `inp` of all ranks into `out`, in rank order."""
         if self.size == 1:
             out.copy_(inp)
         return self._collective(out, lambda group: group._allgather_base(_as_bytes(out), _as_bytes(inp)))
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
-        """To `rank`, which calls `receive` with the same tag. Any type, contiguous, not empty, not to be changed meanwhile."""
+        """Send `tensor` to `rank`, which calls `receive` with the same tag. Any dtype; contiguous, not empty, unchanged until
+        completion."""
         return self._transfer(tensor, "send", rank, lambda group: group.send([_as_bytes(tensor)], rank, tag))
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
-        """What `rank` sends with this tag, into `tensor`."""
+        """Receive the tensor that `rank` sends with this tag into `tensor`."""
         return self._transfer(tensor, "receive", rank, lambda group: group.recv([_as_bytes(tensor)], rank, tag))
 
     def _collective(self, tensor: torch.Tensor, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
         if self.size == 1:
             return _Done()
         work = self._start(self._present().collective(tensor), start)
-        if not isinstance(work, _OnDevice):  # those have their own queue
+        if not isinstance(work, _OnDevice):  # operations on a device are kept in `_in_flight`
             while self._started and self._started[0].is_completed():
                 self._started.popleft()
             self._started.append(work)
@@ -378,7 +379,7 @@ class Communicator:
     def _start(self, group: dist.ProcessGroup, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
         try:
             work = start(group)
-        except RuntimeError as error:  # the connection is known to be lost already
+        except RuntimeError as error:  # the connection is already lost
             raise CommunicatorBroken(str(error).partition("\n")[0]) from error
         groups = self._groups
         if groups is None or not groups.is_on_device(group):
@@ -405,12 +406,12 @@ def _reduction(operation: Any) -> Any:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor: libraries know fewer types than torch, and no tensor without a dimension."""
+    """Return a contiguous tensor's memory as bytes: Gloo and NCCL know fewer dtypes than torch, and no 0-d tensors."""
     return tensor.detach().view(-1).view(torch.uint8)
 
 
 def _rows_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, with as many rows as that has."""
+    """Return a contiguous tensor's memory as bytes, shape (rows, bytes per row)."""
     row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
     return _as_bytes(tensor).view(tensor.shape[0], row_bytes)
 
@@ -420,14 +421,14 @@ def _in_background(name: str, run: Callable[..., None], *args: Any) -> None:
 
 
 class _Keeper:
-    """A thread that holds the last reference to a communicator's groups, and drops it a while after they are not used any more.
+    """Thread that holds the last reference to a communicator's groups, and destroys them some time after their release.
 
-    If that blocks, nobody else does. A process that ends in the middle of it would be aborted by the C++ library, so its end
-    waits for one that has begun, but not for ever, and none begins after that.
+    So a destruction that blocks holds up no other thread. A process that exits during a destruction would be aborted by the C++
+    library; therefore the exit waits for one in progress, with a limit, and none begins after that.
     """
 
     def __init__(self, groups: Groups, works: deque[dist.Work], needed: tuple[Any, ...]) -> None:
-        """works: of the groups, abandoned ones among them; they are dropped here, too. needed: what the groups use."""
+        """works: operations of the groups, abandoned ones included; dropped here, too. needed: objects that the groups use."""
         self._owned: tuple[Groups, tuple[Any, ...]] | None = (groups, needed)
         self._works = works
         self._released = threading.Event()
@@ -437,7 +438,7 @@ class _Keeper:
         _in_background("elasticd-keeper", self._run)
 
     def release(self) -> None:
-        """Nobody uses the groups any more. For any thread."""
+        """Release the groups. For any thread."""
         self._released.set()
 
     def _run(self) -> None:
@@ -446,15 +447,15 @@ class _Keeper:
             with self._begun:
                 if not self._ending.is_set() and self._owned is not None:
                     groups, _ = self._owned
-                    # Nothing runs there any more, and to free one group is to wait for the other.
+                    # No operation runs there any more, and freeing one group waits for the other.
                     if groups.abort_device():
                         del groups
                         self._owned = None
                         self._works.clear()
-                    else:  # training needs nothing of it, so it goes on, with less of the device's memory
+                    else:  # training does not need them, so it continues, with less of the device's memory
                         log.warning("the library does not destroy a communicator that is not used any more: it is kept")
         if self._owned is not None:
-            threading.Event().wait()  # to the end of the process, which freezes this thread with what it refers to
+            threading.Event().wait()  # until the end of the process, which freezes this thread and its objects
         atexit.unregister(self._process_ends)
 
     def _process_ends(self) -> None:
@@ -469,7 +470,7 @@ def _await_all(works: queue.SimpleQueue[_Awaited | None], timeout: timedelta) ->
 
 
 def _abort(groups: Groups, in_flight: deque[_OnDevice], within_s: float) -> None:
-    """in_flight: kept alive until nothing uses their tensors any more."""
+    """Abort the device groups, or exit. in_flight: kept alive until no kernel uses their tensors any more."""
     if not groups.abort_device(within_s):
         end_process(
             exits.HUNG, f"the library has not ended this worker's collectives within {within_s:.0f} s of an abort"

@@ -1,7 +1,8 @@
-"""Some workers of a generation tell each other something between two steps: every one of them gets what each has told.
+"""Exchange of byte strings among some workers of a generation between two steps (an all-gather of variable sizes).
 
-It travels from one worker to another and not by collectives. Those who have no state yet wait for it meanwhile and take no part.
-And a worker that gives up and goes on to its next step is waited for in vain; with collectives, its step would be taken for it.
+It uses point-to-point messages rather than collectives. Workers that have no state yet wait for it meanwhile, and take no part.
+If a worker gives up and continues with its next step, the others wait in vain; a collective of its step would be mistaken for
+theirs.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import torch
 from ...protocol.errors import PeerError
 from .communicator import Communicator
 
-FIRST_TAG = 1 << 28  # beyond those of a state's tensors
+FIRST_TAG = 1 << 28  # above the tags of state transfers
 TAGS = 1 << 27
 
 
 def tell_each_other(communicator: Communicator, ranks: Sequence[int], name: str, own: bytes) -> list[bytes]:
-    """What each of `ranks` has told under this name, in their order; this worker is one of them, and tells `own`.
+    """Return what each of `ranks` has contributed under this name, in their order. This worker, one of them, contributes `own`.
 
-    The first gathers, and gives everything to the others. If it fails (CommunicatorBroken), some may have it nevertheless.
+    The first rank gathers all contributions and sends them to the others. If it raises CommunicatorBroken, some may have them
+    nevertheless.
     """
     if len(ranks) == 1:
         return [own]
@@ -37,7 +39,7 @@ def tell_each_other(communicator: Communicator, ranks: Sequence[int], name: str,
 
 
 def send_bytes(communicator: Communicator, ranks: Sequence[int], tag: int, data: bytes) -> None:
-    """Send bytes of any number to these ranks; uses the tags `tag` and `tag + 1`. Raises CommunicatorBroken."""
+    """Send a byte string of any length to these ranks, under the tags `tag` and `tag + 1`. Raises CommunicatorBroken."""
     length = torch.tensor([len(data)], dtype=torch.int64)
     memory = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
     works = [communicator.send(tensor, rank, tag + i) for rank in ranks for i, tensor in enumerate((length, memory))]
@@ -46,7 +48,7 @@ def send_bytes(communicator: Communicator, ranks: Sequence[int], tag: int, data:
 
 
 def receive_bytes(communicator: Communicator, rank: int, tag: int) -> bytes:
-    """The bytes that this rank has sent by `send_bytes` under the same tag. Raises CommunicatorBroken."""
+    """Receive the byte string that this rank has sent by `send_bytes` with the same tag. Raises CommunicatorBroken."""
     length = torch.zeros(1, dtype=torch.int64)
     communicator.wait(communicator.receive(length, rank, tag))
     memory = torch.empty(max(int(length), 1), dtype=torch.uint8)

@@ -1,22 +1,23 @@
-"""The process groups behind a communicator: how they are made, and how one gets rid of them (docs/design/gpus.md).
+"""Process groups of a communicator: their creation, abort and destruction (docs/design/gpus.md).
 
-*Host* groups (Gloo) carry what lies in memory, *device* groups (NCCL) what lies on a GPU. There are two of each: collectives
-have one and transfers of state the other, so that hundreds of megabytes on their way to a joiner do not stand in the queue before
-the gradients of a step.
+*Host* groups (Gloo) carry tensors in main memory, *device* groups (NCCL) those on a GPU. There are two of each: one for
+collectives and one for state transfers, so that hundreds of megabytes on their way to a joiner do not delay the gradients of a
+step.
 
-What NCCL needs beyond being called
------------------------------------
-* Connecting takes from tenths of a second to seconds, and cannot be given up half way: a member waits for ever for one that never
-  comes. So everybody first says through the store that it is about to begin (*agreement*), which can be given up, and connects
-  in a thread that can be left behind, which destroys what it makes.
-* Connections are made by the first operation that needs them. The *warm-up* does one of each kind, so that no step of training
-  waits for that.
-* A group's watchdog and monitor threads end the process when an operation fails, minutes later or at once, and hold locks
-  meanwhile. Here a failed operation is an everyday thing that the worker lives through, so there are none (`NCCL_ENVIRONMENT`).
-* Two groups of one process are aborted at the same time: to free the first one's memory waits for the second one's kernels.
-* Each member chooses the network between servers by itself, and waits for ever where others have chosen another one (nccl #234).
-  So they compare what they would choose, and take sockets where that does not go together.
-* An abort may never return: the library joins threads of its own that wait for a peer (nccl #1777). So it has a limit.
+Requirements of NCCL
+--------------------
+* Connecting takes from tenths of a second to seconds, and cannot be cancelled: a member waits forever for one that never comes.
+So all members first announce in the store that they are about to connect (*agreement*, which can be cancelled). They connect in
+a thread that can be abandoned, and that then destroys the groups it creates.
+* Connections are made by the first operation that needs them. The *warm-up* runs one operation of each kind, so that no training
+  step waits for that.
+* A group's watchdog and monitor threads end the process when an operation fails, at once or minutes later, and hold locks
+meanwhile. Here a failed operation is a normal event that the worker survives, so these threads are disabled
+(`NCCL_ENVIRONMENT`).
+* Both groups of a process are aborted at the same time: freeing the memory of one waits for kernels of the other.
+* Each member chooses the network between servers by itself, and waits forever where others have chosen another one (nccl #234).
+  So members compare their choices, and use sockets where these do not match.
+* An abort may never return: NCCL joins threads of its own that wait for a peer (nccl #1777). So it has a time limit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
+from torch._C._distributed_c10d import PrefixStore, Store  # missing in the stubs of torch.distributed
 
 from ...protocol.errors import OperatorError
 from ...protocol.times import ABORT_TIMEOUT_S, CONNECT_TIMEOUT_S, WARM_UP_TIMEOUT_S
@@ -50,11 +51,11 @@ LEAVE_CHECK_INTERVAL_S = 0.01
 ABORT_LOOKS = 20
 
 R = TypeVar("R")
-SOCKETS = "Socket"  # as NCCL calls this network
+SOCKETS = "Socket"  # NCCL's name for this network
 
 
 class MakeGroup(Protocol):
-    """Makes a group, as `nccl` does."""
+    """Function that creates a group, as `nccl` does."""
 
     def __call__(
         self, store: Store, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
@@ -63,7 +64,7 @@ class MakeGroup(Protocol):
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of one communicator. Tensors on an accelerator take the device groups, all others the host groups."""
+    """The process groups of one communicator. Accelerator tensors use the device groups, all others the host groups."""
 
     host: dist.ProcessGroup
     host_transfer: dist.ProcessGroup
@@ -71,26 +72,27 @@ class Groups:
     device_transfer: dist.ProcessGroup | None = None
 
     def collective(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        """The group that reduces, gathers and exchanges `tensor`."""
+        """Return the group for collectives on `tensor`."""
         return self.host if tensor.device.type == "cpu" or self.device is None else self.device
 
     def transfer(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        """The group that carries `tensor` from one member to another."""
+        """Return the group for point-to-point transfers of `tensor`."""
         on_host = tensor.device.type == "cpu" or self.device_transfer is None
         return self.host_transfer if on_host else self.device_transfer  # type: ignore[return-value]
 
     def is_on_device(self, group: dist.ProcessGroup) -> bool:
-        """Whether its operations are kernels on a device."""
+        """Return whether the operations of `group` are kernels on a device."""
         return group is self.device or group is self.device_transfer
 
     def abort_device(self, within_s: float = ABORT_TIMEOUT_S) -> bool:
-        """End the device groups' operations, at all peers if they do the same. Blocks for about `within_s`; for any thread, any
-        number of times. False: the library has not come back by then (nccl #1777), and never may; it is left to its thread."""
+        """Abort the device groups' operations, which ends them at all peers that do the same. Blocks for about `within_s`; for
+        any thread, any number of times. Returns False if NCCL has not returned by then (nccl #1777): its threads are
+        abandoned."""
         groups = [group for group in (self.device, self.device_transfer) if group is not None]
         threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
         for thread in threads:
             thread.start()
-        for _ in range(ABORT_LOOKS):  # in pieces: a process that was stopped meanwhile has waited for one of them only
+        for _ in range(ABORT_LOOKS):  # in slices: a process that was suspended meanwhile loses one slice only
             for thread in threads:
                 thread.join(within_s / ABORT_LOOKS / len(threads))
             if not any(thread.is_alive() for thread in threads):
@@ -99,15 +101,15 @@ class Groups:
 
 
 def shield(environ: MutableMapping[str, str]) -> None:
-    """Set what `NCCL_ENVIRONMENT` asks for and `environ` lacks."""
+    """Set those variables of `NCCL_ENVIRONMENT` that `environ` lacks."""
     for name, value in NCCL_ENVIRONMENT.items():
         environ.setdefault(name, value)
 
 
 def build_host_groups(store: RendezvousStore, rank: int, size: int, address: str, timeout: timedelta) -> Groups:
-    """Connect the members' memories. Raises RuntimeError, TimeoutError, RendezvousCancelled."""
+    """Connect the host groups. Raises RuntimeError, TimeoutError, RendezvousCancelled."""
     peers = [peer for peer in range(size) if peer != rank]
-    # These are the keys that the library will wait for, one after the other; under other names it would only be slower.
+    # The keys that Gloo waits for, one after the other. Other names would only make it slower.
     store.expect([f"{name}/0/{peer}" for name in (HOST, HOST_TRANSFER) for peer in peers])
     host, host_transfer = (
         gloo(PrefixStore(name, store), rank, size, address, timeout) for name in (HOST, HOST_TRANSFER)
@@ -116,9 +118,9 @@ def build_host_groups(store: RendezvousStore, rank: int, size: int, address: str
 
 
 def gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> dist.ProcessGroup:
-    """A group of Gloo, connected. Raises RuntimeError, TimeoutError."""
+    """Create a connected Gloo group. Raises RuntimeError, TimeoutError."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # else it asks the resolver for our name
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # else Gloo resolves the host's name
     options._timeout = timeout
     options._threads = GLOO_THREADS
     return dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[return-value]
@@ -130,10 +132,10 @@ def gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -
 def nccl(
     store: Store, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
 ) -> dist.ProcessGroup:
-    """A group of NCCL, connected. Blocks until all members are there, whatever happens to them. network: between servers; "": the
-    one that NCCL takes by itself. Raises OperatorError where this torch cannot choose one."""
+    """Create a connected NCCL group. Blocks until all members are connected, even if one has died. network: between servers; "":
+    NCCL's own choice. Raises OperatorError where this torch cannot choose one."""
     options = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = True  # a waiting peer costs more than a kernel of ours that starts later
+    options.is_high_priority_stream = True  # a waiting peer costs more than delaying a kernel of this worker
     options._timeout = timeout
     if network:
         if not hasattr(options.config, "net_name"):
@@ -148,8 +150,8 @@ def nccl(
 
 
 def gpu_identity(device: torch.device, environ: Mapping[str, str] = os.environ) -> str:
-    """What tells this GPU from all others, as NCCL sees it: by a host and its place there. A host is what NCCL_HOSTID says, where
-    that is set, so one GPU can be two to NCCL."""
+    """Return the identity of a GPU as NCCL sees it: by host and place there. NCCL_HOSTID, where set, names the host, so to NCCL
+    one GPU can be two."""
     properties = torch.cuda.get_device_properties(device)
     uuid = str(getattr(properties, "uuid", "")) or f"unknown-{device.index}"
     host = environ.get("NCCL_HOSTID", "")
@@ -167,11 +169,11 @@ def add_device_groups(
     make: MakeGroup,
     layers: str = "",
 ) -> Groups:
-    """Connect the members' devices beside their memories. Blocks until all have done so.
+    """Connect the device groups and add them to `groups`. Blocks until all members have connected.
 
-    gpu: identity of this member's device. make: `nccl`. layers: of adapters that NCCL would use here, with commas.
-    Raises RendezvousCancelled when the store is cancelled, however far the library has got; OperatorError when two members
-    have one GPU; RuntimeError and TimeoutError when the members do not meet.
+    gpu: identity of this member's device. make: `nccl`. layers: link layers of adapters that NCCL would use here,
+    comma-separated. Raises RendezvousCancelled when the store is cancelled, even while NCCL connects; OperatorError when two
+    members have the same GPU; RuntimeError and TimeoutError when the members do not meet.
     """
     agree_on_gpus(store, rank, size, gpu)
     network = agree_on_network(store, rank, size, layers)
@@ -200,9 +202,9 @@ def add_device_groups(
 
 
 def agree_on_gpus(store: RendezvousStore, rank: int, size: int, gpu: str) -> None:
-    """Everybody is about to connect, each with a GPU of its own: after this nobody backs out.
+    """Announce that this member is about to connect, and wait for all others: no member backs out after this.
 
-    Raises OperatorError if two have the same, RendezvousCancelled, TimeoutError.
+    Raises OperatorError if two members have the same GPU, RendezvousCancelled, TimeoutError.
     """
     store.set(f"gpu/{rank}", gpu)
     if rank == 0:
@@ -215,8 +217,8 @@ def agree_on_gpus(store: RendezvousStore, rank: int, size: int, gpu: str) -> Non
 
 
 def agree_on_network(store: RendezvousStore, rank: int, size: int, layers: str) -> str:
-    """Which network all members take between servers: "" what NCCL takes by itself, or SOCKETS where what it finds on one server
-    cannot talk to what it finds on another one. Raises RendezvousCancelled, TimeoutError."""
+    """Return the network that all members use between servers: "" for NCCL's own choice, or SOCKETS where adapters of one server
+    cannot connect to those of another. Raises RendezvousCancelled, TimeoutError."""
     store.set(f"layers/{rank}", layers)
     if rank == 0:
         keys = [f"layers/{peer}" for peer in range(size)]
@@ -231,7 +233,7 @@ def agree_on_network(store: RendezvousStore, rank: int, size: int, layers: str) 
 
 
 def shared_gpu(gpus: Iterable[str]) -> str:
-    """What is wrong with these GPUs of ranks 0, 1, ...; empty if nothing is."""
+    """Return what is wrong with these GPUs of ranks 0, 1, ...; "" if all differ."""
     holder: dict[str, int] = {}
     for rank, gpu in enumerate(gpus):
         if gpu in holder:
@@ -241,7 +243,7 @@ def shared_gpu(gpus: Iterable[str]) -> str:
 
 
 def warm_up(group: dist.ProcessGroup, rank: int, size: int, device: torch.device) -> None:
-    """One operation of each kind: what they need is connected now. Raises RuntimeError, TimeoutError."""
+    """Run one operation of each kind, so that its connections are made now. Raises RuntimeError, TimeoutError."""
     with _side_stream(device):
         row, rows = torch.zeros(1, 1, device=device), torch.zeros(size, 1, device=device)
         works = [
@@ -256,16 +258,16 @@ def warm_up(group: dist.ProcessGroup, rank: int, size: int, device: torch.device
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"rank {rank} of {size} waits for the others' first operations")
                 time.sleep(1e-3)
-            work.wait()  # raises its error if it has one
+            work.wait()  # completed already: raises its error, if any
 
 
 def _present(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A new thread begins with the first GPU as its present one."""
+    """Make `device` current in this thread: in a new thread, the first GPU is."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _side_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """The present stream is the training's: we would stand in its queue."""
+    """Use another stream than the current one, which is the training's: operations would queue behind its kernels."""
     if device.type != "cuda":
         return contextlib.nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -276,10 +278,10 @@ def _abort(group: dist.ProcessGroup) -> None:
 
 
 class Detached(Generic[R]):
-    """Something that a thread makes and that may take for ever: it can be left behind."""
+    """Object under construction in a thread that may block forever and can be abandoned."""
 
     def __init__(self, make: Callable[[], R], destroy: Callable[[R], object]) -> None:
-        """destroy: what becomes of the result if it comes when nobody waits for it any more."""
+        """destroy: disposes of a result that arrives after it was abandoned."""
         self._make = make
         self._destroy = destroy
         self._lock = threading.Lock()
@@ -288,7 +290,7 @@ class Detached(Generic[R]):
         threading.Thread(target=self._run, name="elasticd-connect", daemon=True).start()
 
     def result(self, cancelled: Callable[[], bool], within_s: float = CONNECT_TIMEOUT_S) -> R:
-        """What was made, or the error. Raises RendezvousCancelled as soon as `cancelled`, TimeoutError."""
+        """Return the result, or raise its error. Raises RendezvousCancelled as soon as `cancelled`, TimeoutError."""
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -311,7 +313,7 @@ class Detached(Generic[R]):
     def _run(self) -> None:
         try:
             made = self._make()
-        except Exception as error:  # is raised where the result is waited for
+        except Exception as error:  # raised in `result`
             self._outcome.put(error)
             return
         with self._lock:

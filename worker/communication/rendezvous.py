@@ -1,8 +1,8 @@
-"""How the members of a new communicator find each other: a key-value store at the leader, one scope for each attempt.
+"""Rendezvous of a new communicator's members: a key-value store at the leader, with one scope per attempt.
 
-`Rendezvous` is the leader's half, pure: messages in, answers out. `RendezvousStore` is a member's half, a
-`torch.distributed.Store` over ZeroMQ whose waits can be cancelled from both sides; the library's own stores block in their waits
-until a timeout, and CoDDL 4.3 asks for an order that is out of date to be given up at once.
+`Rendezvous` is the leader's part, pure: messages in, answers out. `RendezvousStore` is a member's part, a
+`torch.distributed.Store` over ZeroMQ with waits that both sides can cancel. The stores of torch block until a timeout, while
+CoDDL 4.3 requires that an outdated order be abandoned at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import zmq
-from torch._C._distributed_c10d import Store  # torch.distributed.Store; its stubs are here only
+from torch._C._distributed_c10d import Store  # torch.distributed.Store; only this module has its stubs
 
 from ...protocol.codec import Codec
 from ...protocol.errors import ElasticError, PeerError
@@ -22,35 +22,35 @@ from ...protocol.messages import StoreAdd, StoreGet, StoreSet, StoreValue
 from ...runtime import transport
 from ...runtime.keys import Pair
 
-MAX_SCOPES = 16  # attempts that are under way at a time are few; the least recently used one gives way
-MAX_KEYS = 1 << 16  # in a scope: a few for each member
+MAX_SCOPES = 16  # concurrent attempts are few; the least recently used scope is evicted
+MAX_KEYS = 1 << 16  # in a scope: a few per member
 MAX_VALUE_BYTES = 1 << 20
-MAX_SCOPE_BYTES = 1 << 26  # of all values together
-MAX_WAITING = 1 << 16  # in a scope: peers that wait for a key
+MAX_SCOPE_BYTES = 1 << 26  # of all values of a scope
+MAX_WAITING = 1 << 16  # peers that wait for a key, in a scope
 MAX_KEY = 1 << 10  # characters
 
 
 class RendezvousCancelled(ElasticError):
-    """The attempt at this communicator was given up, here or at the leader."""
+    """The attempt at this communicator was cancelled, by this worker or by the leader."""
 
 
 @dataclass
 class _Scope:
     values: dict[str, bytes] = field(default_factory=dict)
-    waiting: dict[str, list[bytes]] = field(default_factory=dict)  # peers by key, in order of arrival
+    waiting: dict[str, list[bytes]] = field(default_factory=dict)  # peers by key, in the order of their requests
     cancelled: bool = False
     bytes: int = 0  # of all values
-    waiters: int = 0  # over all keys
+    waiters: int = 0  # for all keys
 
 
 class Rendezvous:
-    """The leader's half. Everything is bounded: a scope that overflows is cancelled, as is the oldest when there are too many."""
+    """The leader's part. All is bounded: a scope that exceeds a limit is cancelled, as is the oldest of too many scopes."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, _Scope] = {}  # least recently used first
 
     def handle(self, peer: bytes, message: StoreSet | StoreGet | StoreAdd) -> list[tuple[bytes, StoreValue]]:
-        """Take a message of `peer`. Returns the answers that it brings about, and for whom they are."""
+        """Handle a message of `peer`. Returns the resulting answers with their recipients."""
         answers = self._make_room(message.scope)
         scope = self._scopes[message.scope] = self._scopes.pop(message.scope, _Scope())
         match message:
@@ -70,7 +70,7 @@ class Rendezvous:
         return answers
 
     def cancel(self, scope: str) -> list[tuple[bytes, StoreValue]]:
-        """Give an attempt up: all that wait in it, now or later, are told so."""
+        """Cancel an attempt: all peers that wait in it, now or later, are notified."""
         given_up = self._scopes.setdefault(scope, _Scope())
         answers = _cancelled(given_up)
         given_up.cancelled = True
@@ -80,7 +80,7 @@ class Rendezvous:
         return answers
 
     def drop(self, scope: str) -> list[tuple[bytes, StoreValue]]:
-        """Forget an attempt. Whoever still waits in it is told that it is over."""
+        """Forget an attempt. Peers that still wait in it are notified of its cancellation."""
         dropped = self._scopes.pop(scope, None)
         return _cancelled(dropped) if dropped is not None else []
 
@@ -106,7 +106,7 @@ class Rendezvous:
     def _add(self, name: str, key: str, amount: int) -> list[tuple[bytes, StoreValue]]:
         try:
             total = int(self._scopes[name].values.get(key, b"0")) + amount
-        except ValueError:  # it is no counter: some member is not what it should be
+        except ValueError:  # the value is no counter: a member violates the protocol
             return self.cancel(name)
         return self._set(name, key, b"%d" % total)
 
@@ -122,11 +122,11 @@ def _cancelled(scope: _Scope) -> list[tuple[bytes, StoreValue]]:
 
 
 class RendezvousStore(Store):
-    """A member's half. One thread at a time uses it; `cancel` and `close` are for any.
+    """A member's part. One thread at a time uses it; `cancel` and `close` may be called from any thread.
 
-    A value is set once (a counter is none), so what has been read is kept and not asked for again, and `expect` asks for many at
-    once: libraries ask for one value of one member after the other, twice.
-    Keep a Python reference for as long as a communicator uses it: without one the overridden methods are lost.
+    A value other than a counter is set once, so values read are cached. `expect` requests many keys at once, because libraries
+    request the values of the members one after the other, and twice.
+    Keep a Python reference as long as a communicator uses the store: without one the overridden methods are lost.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class RendezvousStore(Store):
         timeout_s: float,
         pair: Pair | None = None,
     ) -> None:
-        """leader_address: of the leader's control socket. identity: not that of any other socket that talks to it. pair: the
-        job's keys, without which no address but ipc is allowed.
+        """leader_address: of the leader's control socket. identity: unique among this worker's sockets to the leader. pair: the
+        job's keys, without which only ipc addresses are allowed.
 
-        Raises OSError or zmq.ZMQError where the process has no descriptors left.
+        Raises OSError or zmq.ZMQError if the process has no file descriptors left.
         """
         super().__init__()
         self._scope = scope
@@ -150,7 +150,7 @@ class RendezvousStore(Store):
         self._codec: Codec[StoreValue] = Codec(StoreValue)
         self._values: dict[str, bytes] = {}
         self._asked: set[str] = set()  # for membership only
-        self._in_use = threading.Lock()  # of the socket, which a thread holds while it waits for an answer
+        self._in_use = threading.Lock()  # on the socket; a thread holds it while it waits for an answer
         self._waking = threading.Lock()  # of the descriptor
         self._socket = transport.fellow(context, leader_address, identity, pair)
         try:
@@ -167,14 +167,14 @@ class RendezvousStore(Store):
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Make the wait in progress, and all later ones, raise RendezvousCancelled."""
+        """Make the present wait, and all later ones, raise RendezvousCancelled."""
         with self._waking:
             self._cancelled.set()
             if self._wake is not None:
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Close the socket; to who still uses the store it is cancelled. A communicator that stands needs it no more."""
+        """Close the socket, which cancels waits in progress. An established communicator does not need the store any more."""
         with self._waking:
             wake, self._wake = self._wake, None
             if wake is None:
@@ -185,7 +185,7 @@ class RendezvousStore(Store):
             os.close(wake)
 
     def expect(self, keys: list[str]) -> None:
-        """Ask for values that will be waited for; does not wait."""
+        """Request values that will be waited for. Does not wait."""
         with self._in_use:
             self._raise_if_over()
             self._request(keys)
@@ -209,11 +209,11 @@ class RendezvousStore(Store):
             self._asked.add(key)
             self._socket.send(self._codec.encode(StoreAdd(scope=self._scope, key=key, amount=amount)))
         (total,) = self._ask([key], self._timeout_s)
-        self._values.pop(key, None)  # others go on counting
+        self._values.pop(key, None)  # not cached, as other members change a counter
         return int(total)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all `keys` are there: no longer than `timeout`, nor than this store's own."""
+        """Wait until all `keys` are set, for `timeout` or the store's own timeout, whichever is shorter."""
         limit_s = min(self._timeout_s, timeout.total_seconds()) if timeout is not None else self._timeout_s
         self._ask(keys, limit_s)
 
@@ -224,7 +224,7 @@ class RendezvousStore(Store):
         self._timeout_s = timeout.total_seconds()
 
     def _ask(self, keys: list[str], timeout_s: float) -> list[bytes]:
-        """The values of `keys`, as soon as all are there."""
+        """Return the values of `keys` as soon as all are set."""
         deadline = time.monotonic() + timeout_s
         with self._in_use:
             self._raise_if_over()
@@ -247,12 +247,12 @@ class RendezvousStore(Store):
                 self._socket.send(self._codec.encode(StoreGet(scope=self._scope, key=key)))
 
     def _receive(self) -> None:
-        """Take what has come."""
+        """Receive the answers that have arrived."""
         while self._socket.poll(0):
             try:
                 answer = self._codec.decode(self._socket.recv_multipart()[-1])
             except PeerError:
-                continue  # not for us; the deadline still holds
+                continue  # no valid answer; the deadline still holds
             if answer.cancelled:
                 self._cancelled.set()
             elif answer.key in self._asked:
