@@ -1,6 +1,6 @@
 """python -m verification.fuzz [--frames 10000000] [--seed 1] [--only clients,agents,agent,workers,flood,absurd] [--quick]
 
-Exit code 0: nobody minded. 1: a process ended, fell silent, or grew; its log is printed.
+Exit code 0: no fault was found. 1: a process exited, stopped answering, or grew; its log is printed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .subjects import Fault
 
 FRAMES = 10_000_000
 QUICK = 250_000
-FLOOD_PART = 25  # likewise of a flood at a controller without processor, and at least as many as cannot wait anywhere
+FLOOD_PART = 25  # likewise for the flood; at least as many messages as cannot wait anywhere
 LEAST_FLOOD = 100_000
-ABSURD_PART = 50  # of so many frames there is one valid but absurd message besides
+ABSURD_PART = 50  # one valid but absurd message per so many frames
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _campaign(name: str, frames: int) -> tuple[Campaign, int]:
-    """And how many of so many frames it sends."""
+    """Return a campaign, and its share of `frames`."""
     if name == "flood":
         return at_starved_controller, max(LEAST_FLOOD, frames // FLOOD_PART)
     campaign, part = CAMPAIGNS[name]
@@ -61,12 +61,12 @@ def _campaign(name: str, frames: int) -> tuple[Campaign, int]:
 
 
 def _absurd(seed: str, messages: int) -> int:
-    """So many valid messages under all policies together. How many policies minded."""
+    """Send so many valid messages, divided among all policies. Returns the number of policies with a fault."""
     failed, began = 0, time.monotonic()
     for kind in POLICIES:
         try:
             play(kind.name, seed, messages // len(POLICIES))
-        except Exception:  # whatever the controller raises is a finding
+        except Exception:  # any exception of the controller is a finding
             failed += 1
             print(
                 f"FAILED absurd messages under {kind.name}, seed {seed}:\n{traceback.format_exc()[-3000:]}", flush=True

@@ -1,8 +1,8 @@
-"""Valid messages that make no sense, from users and servers that the controller knows, under every policy.
+"""Valid but absurd messages from known users and servers, under every policy.
 
-The controller's machine, its turn and a store in memory run here, without sockets: some thousand messages a second. Nothing that
-anybody says may raise, keep it from answering, get into its records in a size or a number that nobody can reckon with, or make
-the store unreadable for the next controller. Whether anybody gets further than his authority is the simulated cluster's question
+The controller's machine, its turn and an in-memory store run in this process, without sockets: some thousand messages per second.
+No message may raise, keep the controller from answering, put a record of excessive size or an unusable number into the store, or
+make the store unreadable for the next controller. Whether a peer exceeds its authority is tested by the simulated cluster
 (`verification/world`).
 """
 
@@ -64,20 +64,20 @@ CAROL = Principal(role=Role.OPERATOR, name="carol")
 PEOPLE = (ALICE, BOB, CAROL, LOCAL_OPERATOR)
 SERVERS = (("s1", "a1"), ("s2", "a2"), ("s3", "a3"))
 MOST_RECORD_BYTES = 2 << 20  # of one key in the store
-KEPT_WORKERS = 40  # that a server remembers to have been told of
-STEPS_S = (0.0, 0.0, 0.001, 0.01, 0.1, 0.5)  # of the clock
-LEAPS_S = (2.0, 10.0, 100.0, 1e4, -5.0, -1e6, 1e7)  # likewise, seldom
+KEPT_WORKERS = 40  # started workers that a simulated server remembers
+STEPS_S = (0.0, 0.0, 0.001, 0.01, 0.1, 0.5)  # usual advances of the clock
+LEAPS_S = (2.0, 10.0, 100.0, 1e4, -5.0, -1e6, 1e7)  # rare jumps of the clock
 LEAPS = 0.01
-START_OVER = 0.0005  # of the messages are followed by a new controller
+START_OVER = 0.0005  # fraction of messages followed by a restart of the controller
 
 
 class Broken(Exception):
-    """The controller has done what it must not."""
+    """The controller has violated a requirement."""
 
 
 @dataclass
 class _Told:
-    """What a server has been told to run."""
+    """State of a worker that a server was asked to run."""
 
     worker: WorkerId
     start: StartWorker
@@ -88,12 +88,12 @@ class _Told:
 
 @dataclass
 class Scene:
-    """A controller under one policy, and those who talk to it."""
+    """A controller under one policy, with its peers."""
 
     policy: str
     seed: str
     messages: int = 0
-    refused_forms: int = 0  # values that the types do not admit: they would not have come in
+    refused_forms: int = 0  # generated values that do not decode: they would be refused at the socket
     restarts: int = 0
     told: dict[str, dict[WorkerId, _Told]] = field(default_factory=lambda: {name: {} for name, _ in SERVERS})
 
@@ -123,7 +123,8 @@ class Scene:
     # -- one message
 
     def step(self) -> None:
-        """Somebody says something, time passes or not, and the turn is finished. Raises Broken, and whatever is raised."""
+        """Handle one message of a random peer, advance the clock, and finish the turn. Raises Broken, or any error of the
+        controller."""
         self.messages += 1
         self.now += self.rng.choice(LEAPS_S if self.rng.random() < LEAPS else STEPS_S)
         makes: tuple[Callable[[], None], ...] = (
@@ -145,7 +146,7 @@ class Scene:
         self._ask(self.rng.choice(PEOPLE), self.grammar.message(Envelope))
 
     def _submission(self) -> None:
-        """A job with extreme numbers, all of which are allowed."""
+        """Submit a job with extreme but permitted numbers."""
         rng = self.rng
         low, high = sorted(rng.choice((1, 1, 2, 3, 8, 64, 4096)) for _ in range(2))
         waits = (1e-9, 0.1, 60.0, 1e9)
@@ -168,7 +169,7 @@ class Scene:
         self._ask(rng.choice(PEOPLE), msgspec.to_builtins(Envelope(id=self._id(), request=Submit(spec=spec))))
 
     def _report(self) -> None:
-        """A server tells of a worker that it has been sent, in absurd figures."""
+        """Report the status of a started worker, with absurd figures."""
         name, agent = self.rng.choice(SERVERS)
         if not self.told[name]:
             return
@@ -211,7 +212,7 @@ class Scene:
             self._say(name, agent, WorkerReport(status=status, uid=one.start.uid))
 
     def _message(self) -> None:
-        """A server says anything at all."""
+        """Send a random message from a server."""
         name, agent = self.rng.choice(SERVERS)
         try:
             message = self.agents.decode(encode(self.grammar.message(ToControllerFromAgent)))
@@ -221,7 +222,7 @@ class Scene:
         self._say(name, agent, message)
 
     def _life(self) -> None:
-        """A server does what a correct one does."""
+        """Behave as a correct server."""
         name, agent = self.rng.choice(SERVERS)
         if self.stopped and self.rng.random() < 0.7:
             server, stop = self.stopped.popleft()
@@ -323,7 +324,7 @@ class Scene:
 
 
 def play(policy: str, seed: str, messages: int) -> Scene:
-    """So many messages under one policy. Raises Broken, and what the controller raises."""
+    """Play so many messages under one policy. Raises Broken, and any error of the controller."""
     scene = Scene(policy, seed)
     for _ in range(messages):
         scene.step()

@@ -1,6 +1,6 @@
-"""Files that people are given by others: spoiled job files, traces, policies, configurations and key files.
+"""Corrupted files that users and operators may receive from others: job files, traces, policies, configurations, key files.
 
-Whatever a file holds, its reader says what is wrong with it, in an error of its own, within a moment.
+Whatever a file contains, its reader must report the problem in an error of its own, within a moment.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TRACE = (
     "vc,job,submit_s,duration_s,gpus,model\n0e4a51,0,5,100,1,Vgg\n0e4a51,1,7,60,4,Resnet\n0e4a51,2,2017-10-09,60,4,\n"
 )
 
-# What YAML, numbers, dates and CSV have in store for those who trust them.
+# Surprises of YAML, numbers, dates and CSV.
 TRICKS = (
     b"!!python/object/apply:os.system ['reboot']", b"&a [*a, *a]", b"*x", b"<<: *x", b"2001-99-99", b"1e999", b".nan", b"-.inf",
     b"9" * 5000, b"0x" + b"f" * 400, b"[" * 3000, b"{a: " * 1500, b"? :", b"\t", b"---\n---", b"%YAML 9.9", b"!!binary x",
@@ -71,7 +71,7 @@ TRICKS = (
 
 @dataclass(frozen=True)
 class Document:
-    """A file that is right, and who reads it."""
+    """A valid file, and its reader."""
 
     sample: bytes
     read: Callable[[Path], object]
@@ -79,8 +79,8 @@ class Document:
 
 
 def documents() -> Mapping[str, Document]:
-    """All kinds, by name."""
-    key = KeyFile.parsed  # also of what others may not read: the bytes alone matter
+    """Return all kinds of files, by name."""
+    key = KeyFile.parsed  # not `read`, which also checks permissions
     pair, controller = Pair.new(), Pair.new()
     lines = {
         "principal": "user:alice",
@@ -102,7 +102,7 @@ def documents() -> Mapping[str, Document]:
 
 
 def spoil(rng: random.Random, data: bytes) -> bytes:
-    """`data` with something in it that does not belong there: a trick, a line too few or too many, spoiled bytes."""
+    """Return `data` corrupted: a surprising value, lines removed or added, corrupted bytes."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         lines = data.split(b"\n")
         at = rng.randrange(len(lines))
@@ -127,7 +127,7 @@ def spoil(rng: random.Random, data: bytes) -> bytes:
 
 
 def read(document: Document, data: bytes, directory: Path) -> str:
-    """What its reader says of `data`: "" if it is right. Raises whatever is not an error that it may raise."""
+    """Return the reader's error for `data`; "" if it accepts them. Raises any exception that the reader must not raise."""
     path = directory / f"document{document.suffix}"
     path.write_bytes(data)
     try:

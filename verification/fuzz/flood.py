@@ -1,15 +1,13 @@
-"""More than may be said, at a controller that has not the processor for it.
+"""Flood of a controller that is starved of processor time.
 
-Some users over the network, and one of the machine's, say twice as much as each of them may, over several connections, and come
-back when they are cut off. The controller has one core, on which another process is busy all the time, and stands still for a
-moment in the midst, as on a machine that swaps. Meanwhile an honest user submits jobs, and an honest server renews its lease.
-Judged are:
+Some users over the network, and one local user, send at twice their limit over several connections, and reconnect when they are
+cut. The controller shares one core with another busy process, and is suspended once for a moment, as on a machine that swaps.
+Meanwhile an honest user submits jobs, and an honest server renews its lease. The campaign checks:
 
-* **memory**: the greatest that was resident during the flood (``VmHWM``), against that before it, when all connections stood;
-* **lag**: how far the loop is behind. Of each honest request it is counted how much *processor time* the controller uses from
-  the moment of asking until the answer: that is the work which is done first. However busy the machine is with other things, they
-  change nothing of it, as they would of a time by the clock;
-* **work**: each job that was acknowledged is there at the end.
+* **memory**: peak resident memory (``VmHWM``) during the flood, against that before it with all connections established;
+* **lag**: the backlog of the loop, as the *processor time* that the controller uses between an honest request and its answer.
+This is the work done before the answer. Unlike wall-clock time it does not depend on the load of the machine;
+* **work**: every acknowledged job exists at the end.
 """
 
 from __future__ import annotations
@@ -43,11 +41,11 @@ MOST_LAG_S = 2.0  # of the controller's processor time
 STANDS_STILL_S = 1.0
 ASK_EVERY_S = 0.2
 WARM_UP = 1000  # messages; a multiple of the connections
-BATCH_S = 0.001  # of what is said at once: hardly ever two messages over one connection
+BATCH_S = 0.001  # period of sending: rarely two messages over one connection at once
 
 
 def at_starved_controller(seed: str, context: zmq.Context[Socket], directory: Path, frames: int) -> Tally:
-    """`frames` small messages in all; the rate is what it is. Raises Fault."""
+    """Send `frames` small messages in all, at a fixed rate. Raises Fault."""
     rng, tally, bounds = random.Random(seed), Tally("a flood at a starved controller"), Bounds()
     controller = Controller(
         directory / "f", context, messages_per_s=bounds.messages_per_s, messages_at_once=int(bounds.messages_burst)
@@ -58,7 +56,7 @@ def at_starved_controller(seed: str, context: zmq.Context[Socket], directory: Pa
     lines = [_line(context, controller, key) for key in keys for _ in range(LINES_OF_A_USER)]
     lines += [
         transport.dealer(context, controller.clients) for _ in range(LINES_OF_A_USER)
-    ]  # the controller's own Unix user
+    ]  # connections of the controller's own Unix user
     flood = _Flood(lines, rng, (USERS + 1) * TIMES_TOO_MUCH * bounds.messages_per_s, frames)
     flood.warm_up()
     jobs = [submit(controller)]
@@ -81,7 +79,7 @@ def at_starved_controller(seed: str, context: zmq.Context[Socket], directory: Pa
     for line in lines:
         line.close()
     controller.wait_until_idle()
-    time.sleep(2.0)  # memory is given back about once a second
+    time.sleep(2.0)  # memory is returned to the system about once a second
     tally.frames, tally.seconds, tally.last = flood.said, time.monotonic() - began, controller.vitals()
     peak = controller.peak_bytes()
     tally.notes.append(f"at most {peak / 1e6:.0f} MB; at most {lag_s:.2f} s of work before an honest request")
@@ -101,7 +99,7 @@ def at_starved_controller(seed: str, context: zmq.Context[Socket], directory: Pa
 
 
 def _asked(controller: Controller, jobs: list[str], tally: Tally) -> float:
-    """Submit a job as an honest user. Returns how much the controller has worked until the answer (s)."""
+    """Submit a job as an honest user. Returns the controller's processor time until the answer (s)."""
     worked_s, began = controller.busy_s(), time.monotonic()
     jobs.append(submit(controller))
     tally.slowest_s = max(tally.slowest_s, time.monotonic() - began)
@@ -113,7 +111,7 @@ def _line(context: zmq.Context[Socket], controller: Controller, key: KeyFile) ->
 
 
 class _Flood(threading.Thread):
-    """Says so much a second, whether it is answered or not."""
+    """Sends messages at a fixed rate, whether they are answered or not."""
 
     def __init__(self, lines: Sequence[Socket], rng: random.Random, rate: float, frames: int) -> None:
         super().__init__(daemon=True)
@@ -121,7 +119,7 @@ class _Flood(threading.Thread):
         self.rate, self._frames, self.said = rate, frames, 0
 
     def warm_up(self) -> None:
-        """Each connection stands, and has been answered some times. Raises Fault."""
+        """Establish each connection, and wait for some answers over it. Raises Fault."""
         for number in range(WARM_UP):
             line = self._lines[number % len(self._lines)]
             line.send(self._message())
@@ -142,7 +140,7 @@ class _Flood(threading.Thread):
             for _ in range(max(0, due - self.said)):
                 line = self._lines[self.said % len(self._lines)]
                 self.said += 1
-                with suppress(zmq.Again):  # where it is cut off, or nothing is read: it says the next thing
+                with suppress(zmq.Again):  # cut, or not read: skip this message
                     line.send(self._message(), zmq.DONTWAIT)
             for line in self._lines:
                 with suppress(zmq.Again):
@@ -153,7 +151,7 @@ class _Flood(threading.Thread):
 
 @contextmanager
 def _starved(controller: Controller) -> Iterator[None]:
-    """One core for the controller, on which another process is busy."""
+    """Restrict the controller to one core, on which another process is busy."""
     core, *others = sorted(os.sched_getaffinity(0))
     process = psutil.Process(controller.pid)
     for thread in process.threads():
@@ -166,5 +164,5 @@ def _starved(controller: Controller) -> Iterator[None]:
         busy.kill()
         busy.wait()
         for thread in process.threads():
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the thread has ended
                 os.sched_setaffinity(thread.id, {core, *others})

@@ -1,4 +1,4 @@
-"""From the types of the protocol to plain values of them: valid in form, seldom in meaning."""
+"""Generator of plain values from the types of the protocol: valid in form, rarely in meaning."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ TEXTS = (
     "x\0y", "\U0001f480", "\u202egnp", "${HOME}", "$(reboot)", "'; drop table records; --", "{0}", "%s%n", "__class__",
 )  # fmt: skip
 LONG = 3000  # characters of a long text
-MOST_ITEMS = 3  # of a sequence or mapping, as a rule
+MOST_ITEMS = 3  # usual maximum length of a sequence or mapping
 DEEPEST = 12
 
-Plain = Any  # what MessagePack knows: None, bool, int, float, str, bytes, list, dict
+Plain = Any  # a value that MessagePack can encode: None, bool, int, float, str, bytes, list, dict
 
 
 @dataclass(frozen=True)
 class Words:
-    """Values that mean something to the receiver, by the name of the field that they stand in."""
+    """Values that are meaningful to the receiver, by field name."""
 
     known: Mapping[str, Sequence[Plain]] = field(default_factory=dict)
-    often: float = 0.7  # of the fields with known values
+    often: float = 0.7  # probability of a meaningful value in a field that has some
 
 
 class Grammar:
-    """Makes plain values of types. Its numbers are extreme, but for those that `Words` knows."""
+    """Generates plain values of types, with extreme numbers except in fields that `Words` knows."""
 
     def __init__(self, rng: random.Random, words: Words | None = None) -> None:
         self._rng = rng
         self._words = words or Words()
 
     def message(self, kind: type | UnionType) -> Plain:
-        """A value of `kind`: of a union, any of its members."""
+        """Return a value of `kind`; of a union, of any of its members."""
         return self._make(type_info(kind), "", 0)
 
     def _make(self, kind: inspect.Type, name: str, depth: int) -> Plain:
@@ -88,7 +88,7 @@ class Grammar:
 
     def _struct(self, kind: inspect.StructType, depth: int) -> Plain:
         made = {} if kind.tag is None else {kind.tag_field: kind.tag}
-        rare = depth >= DEEPEST or self._rng.random() < 0.5  # a struct with few of its optional fields
+        rare = depth >= DEEPEST or self._rng.random() < 0.5  # include few of the optional fields
         for each in kind.fields:
             if each.required or self._rng.random() < (0.1 if rare else 0.9):
                 made[each.encode_name] = self._make(each.type, each.encode_name, depth + 1)
@@ -120,7 +120,7 @@ class Grammar:
                 raise NotImplementedError(f"a {type(kind).__name__} in a message")
 
     def text(self) -> str:
-        """Any text."""
+        """Return a random text."""
         chance = self._rng.random()
         if chance < 0.6:
             return self._rng.choice(TEXTS)
@@ -129,7 +129,7 @@ class Grammar:
         return f"{self._rng.choice('abcs')}{self._rng.randrange(100)}"
 
     def anything(self, depth: int = 0) -> Plain:
-        """Any plain value."""
+        """Return a random plain value."""
         match self._rng.randrange(8 if depth < 3 else 6):
             case 0:
                 return None
@@ -151,17 +151,17 @@ class Grammar:
 
 @cache
 def type_info(kind: type | UnionType) -> inspect.Type:
-    """What msgspec knows of a type."""
+    """Return msgspec's description of a type."""
     return inspect.type_info(kind)
 
 
 def kinds(union: type | UnionType) -> tuple[str, ...]:
-    """The tags of a link's messages."""
+    """Return the tags of the messages in a union."""
     found = type_info(union)
     types = found.types if isinstance(found, inspect.UnionType) else (found,)
     return tuple(str(each.tag) for each in types if isinstance(each, inspect.StructType))
 
 
 def encode(value: Plain) -> bytes:
-    """MessagePack, of plain values that it can hold."""
+    """Encode a plain value as MessagePack."""
     return msgspec.msgpack.encode(value)

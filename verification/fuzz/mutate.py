@@ -1,4 +1,4 @@
-"""Spoiling what was valid: as a tree of plain values, as bytes, and as frames."""
+"""Corruption of valid messages: as trees of plain values, as bytes, and as frames."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 from .grammar import Grammar, Plain, encode
 
-DEEP = 3000  # more nesting than any interpreter's stack bears
+DEEP = 3000  # nesting beyond any interpreter's stack
 NEARLY = (120, 300, 480, 900, 990)  # nesting around the limits of the stack
 
-# First bytes of MessagePack that promise more than will come: arrays, maps, texts and bytes of 4 GiB, a list in a list ...
+# First bytes of MessagePack that announce more than follows: arrays, maps, texts and bytes of 4 GiB, a list in a list ...
 PROMISES = (
     b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdc\xff\xff",
     b"\xde\xff\xff", b"\xc9\xff\xff\xff\xff\x01", b"\xc1", b"\xd6\xff\xff\xff\xff\xff", b"\xc7\x0c\xff" + b"\xff" * 12,
@@ -22,7 +22,7 @@ NOT_UTF8 = (b"\xa2\xc3\x28", b"\xa1\xff", b"\xa3\xed\xa0\x80", b"\xd9\x04\xf0\x2
 
 
 class Mutator:
-    """Draws how to spoil. All of it follows from `rng`."""
+    """Draws corruptions from `rng`, which determines all of them."""
 
     def __init__(self, rng: random.Random, grammar: Grammar) -> None:
         self._rng = rng
@@ -35,15 +35,15 @@ class Mutator:
         )  # fmt: skip
 
     def tree(self, message: Plain) -> Plain:
-        """`message` with something in it that does not belong there."""
+        """Return `message` with one corruption in its tree."""
         return self._rng.choice(self._on_trees)(message)
 
     def data(self, data: bytes) -> bytes:
-        """`data` with some bytes spoiled."""
+        """Return `data` with some bytes corrupted."""
         return self._rng.choice(self._on_bytes)(data)
 
     def payload(self, message: Plain) -> bytes:
-        """The bytes of `message`, spoiled at one level or both, or not at all."""
+        """Return the encoded `message`, corrupted on one level, on both, or not at all."""
         chance = self._rng.random()
         if chance < 0.3:
             return encode(message)
@@ -59,7 +59,7 @@ class Mutator:
         return self._rng.choice((b"\x91", b"\x81\xa1a", b"\x81\xa4type")) * depth + b"\xc0"
 
     def frames(self, payload: bytes) -> list[bytes]:
-        """One frame, as a rule."""
+        """Return the message's frames: usually one."""
         if self._rng.random() < 0.97:
             return [payload]
         count = self._rng.choice((2, 2, 3, 5, 60))
@@ -103,7 +103,7 @@ class Mutator:
         return self._somewhere(value, lambda known: {**known, self._rng.choice(list(known) or ["x"]): big})
 
     def _somewhere(self, value: Plain, change: Callable[[dict[Plain, Plain]], Plain]) -> Plain:
-        """`value` with one of the mappings in it changed."""
+        """Return `value` with one of its mappings changed."""
         if not isinstance(value, dict):
             return change({"x": value})
         inner = [key for key, each in value.items() if isinstance(each, dict)]
@@ -145,5 +145,5 @@ class Mutator:
 def _encoded(value: Plain) -> bytes:
     try:
         return encode(value)
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # a key that only Python knows
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # a key that MessagePack cannot encode
         return encode(str(value)[:1000])

@@ -1,4 +1,4 @@
-"""Spoiled frames at the sockets of a running controller and a running agent."""
+"""Corrupted frames, sent to the sockets of a running controller and a running agent."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from .grammar import Grammar, Plain, Words, encode
 from .mutate import Mutator
 from .subjects import Agent, Controller, Fault, Socket, Subject, Vitals
 
-ROUND = 4000  # frames between two looks at the process
-BASES = 250  # messages made anew for a round
-LINES = 4  # connections at once
-MOST_GROWTH_BYTES = 30_000_000  # of memory, since the process had warmed up
-MOST_DESCRIPTORS = 40  # more than before, when all connections are gone
+ROUND = 4000  # frames between two checks of the process
+BASES = 250  # new messages generated per round
+LINES = 4  # concurrent connections
+MOST_GROWTH_BYTES = 30_000_000  # of memory since the end of the warm-up
+MOST_DESCRIPTORS = 40  # more than before, after all connections are closed
 MOST_LOG_BYTES = 3 << 20  # of all logs, whatever is sent
-SLOWEST_S = 20.0  # answer, on a machine that does much else
-KNOWN_SERVER = 0.3  # of an agent's messages come from a server that has a session, and was given workers
-MOST_STARTED = 50  # workers whose names are kept
-WARM_UP = 0.15  # of a campaign: until then tables fill up to their bounds
+SLOWEST_S = 20.0  # time limit of an answer, on a busy machine
+KNOWN_SERVER = 0.3  # fraction of an agent's messages that come from a server with a session and workers
+MOST_STARTED = 50  # workers with remembered names
+WARM_UP = 0.15  # fraction of a campaign in which tables fill up to their bounds
 
 SERVERS = ("s1", "s2", "s3")
 AGENTS = (
@@ -91,7 +91,7 @@ NAMES: dict[str, list[Plain]] = {
 
 @dataclass
 class Tally:
-    """What a campaign has sent, and how the process was."""
+    """Counts of a campaign, and the state of the process."""
 
     what: str
     frames: int = 0
@@ -111,7 +111,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Way:
-    """How a hostile peer comes in. `name`: one that it gives its connection, which it need not do."""
+    """Connection of a hostile peer: address, key, and `name`, an optional routing id."""
 
     address: str
     key: KeyFile | None = None
@@ -119,10 +119,10 @@ class Way:
 
 
 class Lines:
-    """Connections of hostile peers, each with a queue of its own; some are closed and opened again now and then."""
+    """Connections of hostile peers, each with its own queue; some are replaced now and then."""
 
     def __init__(self, rng: random.Random, context: zmq.Context[Socket], ways: Sequence[Way]) -> None:
-        """They are taken in turn."""
+        """ways: used in rotation."""
         self._rng, self._context, self._ways = rng, context, ways
         self._used = 0
         self._lines = [self._open() for _ in range(LINES)]
@@ -136,7 +136,7 @@ class Lines:
         return line
 
     def send(self, frames: list[bytes]) -> None:
-        """Wait until the process takes it. Raises Fault if it never does."""
+        """Send, waiting until the process reads. Raises Fault if it does not within SLOWEST_S."""
         line = self._rng.choice(self._lines)
         try:
             line.send_multipart(frames, zmq.DONTWAIT, copy=True)
@@ -147,7 +147,7 @@ class Lines:
             line.send_multipart(frames, zmq.DONTWAIT)
 
     def renew(self) -> None:
-        """What has come back is read; one connection is replaced."""
+        """Read all answers, and replace the oldest connection."""
         self._flush()
         at = self._used % len(self._lines)  # the oldest
         self._lines[at].close()
@@ -167,7 +167,7 @@ class Lines:
 
 
 class Watch:
-    """Looks at a process between rounds. Raises Fault."""
+    """Checks a process between rounds. Raises Fault."""
 
     def __init__(self, subject: Subject, tally: Tally, frames: int) -> None:
         self._subject, self._tally = subject, tally
@@ -198,7 +198,7 @@ class Watch:
 
 
 def batches(rng: random.Random, mutator: Mutator, make: Callable[[], Plain], count: int) -> Iterator[list[bytes]]:
-    """`count` times the frames of a message."""
+    """Yield the frames of `count` messages."""
     payloads: list[bytes] = []
     for number in range(count):
         if number % ROUND == 0:
@@ -210,7 +210,7 @@ def batches(rng: random.Random, mutator: Mutator, make: Callable[[], Plain], cou
 
 
 def at_clients(seed: str, context: zmq.Context[Socket], directory: Path, frames: int) -> Tally:
-    """As clients of the controller: requests, under each policy in turn."""
+    """Fuzz the controller as its clients do: requests, under each policy in turn."""
     rng, tally = random.Random(seed), Tally("requests to the controller")
     controller = Controller(directory / "c", context)
     servers = [HonestServer(context, controller.agents, name) for name in SERVERS[:2]]
@@ -229,7 +229,7 @@ def at_clients(seed: str, context: zmq.Context[Socket], directory: Path, frames:
             _, took_s = controller.ask(Ping())
             controller.wait_until_idle()
             watch.look(sent - tally.frames, took_s)
-            submit(controller)  # some are cancelled meanwhile
+            submit(controller)  # since some jobs are cancelled meanwhile
             controller.ask(SetPolicy(document={"policy": policies[sent // ROUND % len(policies)]}))
     found, _ = controller.ask(GetJobs())
     if isinstance(found, Jobs):
@@ -241,13 +241,13 @@ def at_clients(seed: str, context: zmq.Context[Socket], directory: Path, frames:
 
 
 def at_agents_door(seed: str, context: zmq.Context[Socket], directory: Path, frames: int) -> Tally:
-    """As agents of the controller: servers that nobody knows, and known ones that speak nonsense."""
+    """Fuzz the controller as agents do: unknown servers, and known ones that send nonsense."""
     rng, tally = random.Random(seed), Tally("agents' messages to the controller")
     controller = Controller(directory / "d", context)
     server = HonestServer(context, controller.agents, "s1")
     words = _jobs(controller)
     server.go_on(until=lambda: server.started)
-    for each in server.started:  # it is asked for these, and may speak of them
+    for each in server.started:  # workers that the server was asked for, and may report on
         words["job"].append(each.job)
         words["worker"].append(each.worker)
         words["uid"].append(each.uid)
@@ -275,7 +275,7 @@ def at_agents_door(seed: str, context: zmq.Context[Socket], directory: Path, fra
 
 
 def at_agent(seed: str, context: zmq.Context[Socket], directory: Path, frames: int) -> Tally:
-    """As the controller of an agent. Workers are started only by messages of a session that is not the agent's: they are not."""
+    """Fuzz an agent as its controller does. Requests to start workers carry another session, so none is started."""
     rng, tally = random.Random(seed), Tally("the controller's messages to an agent")
     agent = Agent(directory / "a", context)
     run_workers(agent)
@@ -299,7 +299,7 @@ def at_agent(seed: str, context: zmq.Context[Socket], directory: Path, frames: i
 
 
 def at_workers_door(seed: str, context: zmq.Context[Socket], directory: Path, frames: int) -> Tally:
-    """As processes of a job that talk to their agent."""
+    """Fuzz an agent as processes of a job do."""
     rng, tally = random.Random(seed), Tally("workers' messages to an agent")
     agent = Agent(directory / "w", context)
     run_workers(agent)
@@ -328,12 +328,12 @@ CAMPAIGNS: dict[str, tuple[Campaign, float]] = {
     "agents": (at_agents_door, 0.3),
     "agent": (at_agent, 0.15),
     "workers": (at_workers_door, 0.15),
-}  # and which part of all frames each sends
+}  # with the share of all frames that each sends
 
 
 @contextmanager
 def place() -> Iterator[tuple[zmq.Context[Socket], Path]]:
-    """A directory with a short name, for sockets, and a context."""
+    """Yield a ZeroMQ context and a directory with a short path, for sockets."""
     directory = Path(tempfile.mkdtemp(prefix="fuzz-"))
     context: zmq.Context[Socket] = zmq.Context()
     try:
@@ -344,17 +344,17 @@ def place() -> Iterator[tuple[zmq.Context[Socket], Path]]:
 
 
 def noise(address: str, rng: random.Random, connections: int) -> None:
-    """Connections that do not speak ZeroMQ: some bytes, or none, and they end; or do not end."""
+    """Open connections that do not speak ZeroMQ: they send some bytes or none, and are closed or left open."""
     kept = []
     for _ in range(connections):
         line = socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM)
         line.settimeout(5.0)
         while line.connect_ex(address.removeprefix("ipc://")) == errno.EAGAIN:
-            time.sleep(0.01)  # too many wait to be accepted
+            time.sleep(0.01)  # the accept queue is full
         try:
             line.sendall(rng.choice((b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 10, rng.randbytes(200))))
         except OSError:
-            pass  # it has been thrown out already
+            pass  # cut already
         kept.append(line)
     for line in kept:
         line.close()
@@ -375,11 +375,11 @@ class HonestServer:
         self.go_on()
 
     def say(self, frames: list[bytes]) -> None:
-        """As this server's agent, whatever it is."""
+        """Send frames as this server's agent."""
         transport.send(self._line, self._name, *frames)
 
     def go_on(self, until: Callable[[], object] | None = None) -> None:
-        """Say hello again: it holds the lease. It starts nothing of what it is told to start."""
+        """Send another hello, which renews the lease. Requested workers are noted in `started`, but not started."""
         self._hello()
         give_up_at = time.monotonic() + SLOWEST_S
         while self._line.poll(100 if until is not None and not until() else 0):
@@ -407,7 +407,7 @@ class HonestServer:
 
 
 def submit(controller: Controller) -> str:
-    """The id of a new job."""
+    """Submit a job. Returns its id."""
     spec = JobSpec(name="digits", command=("true",), gpus=GpuRange(min=1, max=4), virtual_workers=4, workdir="/")
     answer, _ = controller.ask(Submit(spec=spec))
     if not isinstance(answer, Submitted):
@@ -416,14 +416,14 @@ def submit(controller: Controller) -> str:
 
 
 def _jobs(controller: Controller) -> dict[str, list[Plain]]:
-    """Words with some jobs that are there."""
+    """Return words that include some existing jobs."""
     names: list[Plain] = [submit(controller) for _ in range(3)]
     known: dict[str, list[Plain]] = {key: list(values) for key, values in NAMES.items()}
     return {**known, "job": [*names, "digits-9", "digits"], "worker": [f"{job}.{n}" for job in names for n in range(2)]}
 
 
 def run_workers(agent: Agent, count: int = 2) -> None:
-    """Processes of a job that do nothing: there are workers in whose names others can speak."""
+    """Start idle processes of a job, as workers under the names of which peers can send."""
     agent.check_answers()
     spec = JobSpec(
         name="digits", command=("sleep", "1000"), gpus=GpuRange(min=1, max=2), virtual_workers=2, workdir="/"
@@ -435,7 +435,7 @@ def run_workers(agent: Agent, count: int = 2) -> None:
 
 
 def _harmless(message: Plain) -> Plain:
-    """Starts of workers are of a session that is over."""
+    """Give requests to start workers the session of an earlier controller, so that none is started."""
     if message.get("type") == "StartWorker":
         message["session"] = "nobody/1"
     return message

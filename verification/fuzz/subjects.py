@@ -1,4 +1,4 @@
-"""A controller and an agent as processes with sockets of their own, and how they fare, seen from outside."""
+"""A controller and an agent as processes with their own sockets, and their state as observed from outside."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from elasticd.protocol.messages import (
 from elasticd.runtime import transport
 from elasticd.runtime.keys import KeyDirectory, KeyFile
 
-PATIENCE_S = 30.0  # for an answer, while the process is busy with rubbish
-IDLE_S = 0.04  # without work, after which nothing is left to do
+PATIENCE_S = 30.0  # for an answer, while the process handles corrupted messages
+IDLE_S = 0.04  # without processor use, after which a process counts as idle
 
 Socket = zmq.Socket[bytes]
 
 
 class Fault(Exception):
-    """A process has done what it must not do, whatever it was sent."""
+    """A process has violated a requirement that holds for any input."""
 
 
 @dataclass(frozen=True)
 class Vitals:
-    """How a process is."""
+    """Resource usage of a process."""
 
     memory_bytes: int  # resident
     descriptors: int
@@ -59,7 +59,7 @@ class Vitals:
 
 
 class Subject:
-    """A daemon that runs."""
+    """A running daemon."""
 
     def __init__(self, module: str, directory: Path, options: Mapping[str, Any]) -> None:
         directory.mkdir(mode=0o700)
@@ -74,7 +74,7 @@ class Subject:
         self._seen = psutil.Process(self._process.pid)
 
     def vitals(self) -> Vitals:
-        """Raises Fault if it has ended."""
+        """Measure resource usage. Raises Fault if the process has exited."""
         self.check_alive()
         with self._seen.oneshot():
             memory, threads = self._seen.memory_info().rss, self._seen.num_threads()
@@ -89,7 +89,7 @@ class Subject:
         return self._log.read_text(errors="replace")
 
     def busy_s(self) -> float:
-        """Processor time that it has used."""
+        """Return the processor time used so far (s)."""
         times = self._seen.cpu_times()
         return float(times.user + times.system)
 
@@ -98,22 +98,22 @@ class Subject:
         return self._process.pid
 
     def forget_peak(self) -> None:
-        """`peak_bytes` counts from now on."""
+        """Reset `peak_bytes` to the present memory."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def peak_bytes(self) -> int:
-        """The most memory that was resident."""
+        """Return the peak of resident memory."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]) << 10
 
     def stand_still(self, seconds: float) -> None:
-        """It gets no processor for so long."""
+        """Suspend the process (SIGSTOP) for so many seconds."""
         self._process.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
         self._process.send_signal(signal.SIGCONT)
 
     def wait_until_idle(self, patience_s: float = PATIENCE_S) -> float:
-        """How long it takes until all that was sent has been read (s). Raises Fault if it goes on and on."""
+        """Wait until all that was sent has been handled. Returns the time (s). Raises Fault if the process stays busy."""
         began, before = time.monotonic(), self.busy_s()
         while (waited_s := time.monotonic() - began) < patience_s:
             time.sleep(IDLE_S)
@@ -125,7 +125,7 @@ class Subject:
         raise Fault(f"the {self.name} is still busy {waited_s:.0f} s after the last frame")
 
     def close(self) -> None:
-        """It ends when it is asked to. Raises Fault if it doesn't."""
+        """Terminate the process. Raises Fault if it does not exit cleanly."""
         self._process.terminate()
         try:
             code = self._process.wait(PATIENCE_S)
@@ -138,11 +138,11 @@ class Subject:
 
 
 class Controller(Subject):
-    """A controller, and a client that it must always answer. It listens on sockets of the file system, for its own user, and
-    on TCP for alice, a user, and for the server s2."""
+    """A controller, with a client that it must always answer. It listens on Unix sockets for its own user, and on TCP for the
+    user alice and the server s2."""
 
     def __init__(self, directory: Path, context: zmq.Context[Socket], **limits: Any) -> None:
-        """limits: of one principal; else there are hardly any, since one principal says all that a campaign says."""
+        """limits: on one principal; by default practically none, as one principal sends all of a campaign's messages."""
         ports = [_free_port() for _ in range(2)]
         self.clients, self.agents = (f"ipc://{directory}/state/{door}" for door in ("clients", "agents"))
         self.clients_tcp, self.agents_tcp = (f"tcp://127.0.0.1:{port}" for port in ports)
@@ -167,16 +167,16 @@ class Controller(Subject):
         self._replies: Codec[Reply] = Codec(Reply)
 
     def key_of(self, user: str) -> KeyFile:
-        """A new one, for somebody with this name."""
+        """Issue a new key to a user."""
         return self._keys.add(f"user:{user}", "", self._keys.path / f"{user}.key", None)
 
     def come_as(self, key: KeyFile) -> None:
-        """From now on it is asked over TCP, by whoever has this key."""
+        """Send further requests over TCP, with this key."""
         self._line.close()
         self._line = transport.dealer(self._context, self.clients_tcp, b"", key.pair, key.controller_public)
 
     def ask(self, request: Request, patience_s: float = PATIENCE_S) -> tuple[Answer, float]:
-        """The answer, and how long it took (s). Raises Fault if none comes."""
+        """Return the answer, and the time that it took (s). Raises Fault if there is none."""
         envelope = Envelope(id=secrets.token_hex(16), request=request)
         began, data = time.monotonic(), self._replies.encode(envelope)
         while (waited_s := time.monotonic() - began) < patience_s:
@@ -194,10 +194,10 @@ class Controller(Subject):
 
 
 class Agent(Subject):
-    """An agent, and the controller that it talks to: a socket of this process."""
+    """An agent, with this process as its controller."""
 
     def __init__(self, directory: Path, context: zmq.Context[Socket], cpu_slots: int = 4, **messages: Any) -> None:
-        """messages: how many the workers may send; else hardly bounded, since two workers say all that a campaign says."""
+        """messages: limits on workers; by default practically none, as two workers send all of a campaign's messages."""
         address = f"ipc://{directory}-c.sock"
         self.line = transport.router(context)
         transport.bind(self.line, address)
@@ -221,20 +221,20 @@ class Agent(Subject):
         self.heard = 0
 
     def say(self, *frames: bytes) -> bool:
-        """To the agent, as its controller; False: it is not connected, or its queue is full."""
+        """Send to the agent as its controller. Returns False if it is not connected, or its queue is full."""
         return bool(self._peer) and transport.send(self.line, self._peer, *frames)
 
     def tell(self, message: Message) -> bool:
         return self.say(self._codec.encode(message))
 
     def listen(self, wait_s: float) -> list[ToControllerFromAgent]:
-        """What the agent has said within that time; each hello and heartbeat is answered, as a controller does."""
+        """Return the agent's messages within `wait_s`; hellos and heartbeats are answered, as a controller does."""
         found: list[ToControllerFromAgent] = []
         until = time.monotonic() + wait_s
         while self.line.poll(max(0, int(1000 * (until - time.monotonic())))):
             frames = self.line.recv_multipart()
             self._peer = frames[0]
-            message = self._codec.decode(frames[-1])  # before it stands the agent's name
+            message = self._codec.decode(frames[-1])  # the frames before it hold the agent's name
             found.append(message)
             self.heard += 1
             if isinstance(message, AgentHello):
@@ -243,7 +243,7 @@ class Agent(Subject):
         return found
 
     def check_answers(self) -> float:
-        """How long it takes until the agent says something (s). Raises Fault if it does not."""
+        """Wait for a message of the agent. Returns the time (s). Raises Fault if there is none."""
         began = time.monotonic()
         while (waited_s := time.monotonic() - began) < PATIENCE_S:
             self.check_alive()
@@ -256,7 +256,7 @@ class Agent(Subject):
         self.line.close()
 
     def close_with_workers(self) -> None:
-        """Its workers would outlive it."""
+        """Terminate the agent and kill its workers, which would outlive it."""
         self.close()
         for process in psutil.process_iter(["cmdline"]):
             if str(self.directory) in " ".join(process.info["cmdline"] or ()):
@@ -272,5 +272,5 @@ def _free_port() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would make warnings of ours into theirs."""
+    """Return the environment without variables that affect logs and warnings of the test process alone."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "ELASTICD"))}

@@ -1,1 +1,1 @@
-"""Several hosts on one machine: network, processes, files and names of each are its own (`lab`)."""
+"""Several hosts on one machine, each with its own network, processes, files and names (`lab`)."""

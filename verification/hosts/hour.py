@@ -1,19 +1,19 @@
 """python -m verification.hosts.hour [--minutes 60] [--seed 1] [--out out/hour]
 
-An hour of a lab, recorded: three hosts with two CPU slots each, two users and an operator with keys and accounts of their own.
+A recorded hour in a lab: three hosts with two CPU slots each; two users and an operator with their own keys and accounts.
 
-The users submit jobs, scale and cancel them, and try what they may not; the operator changes policies, and acts on jobs of both.
-Meanwhile hosts are switched off and boot anew with empty disks, cables are pulled, and daemons and workers are killed, one at a
-time. The first host's cluster directory, /home and /data outlast their hosts: they stand for its disk and for a file server.
+The users submit, scale and cancel jobs, and attempt what they are not permitted to do; the operator changes policies and acts on
+jobs of both. Meanwhile hosts are switched off and boot again with empty disks, cables are pulled, and daemons and workers are
+killed, one fault at a time. The first host's cluster directory, /home and /data outlast their hosts: they stand for its disk and
+for a file server.
 
-The seed decides what people do and what breaks. How these fall together in time is the machine's doing: a seed does not repeat
-an hour, it names one.
+The seed decides the users' actions and the faults, but not their timing. So a seed names an hour, and does not reproduce it.
 
-In the end nothing breaks any more, all jobs come to their end, and these are checked: a job has finished, unless it was told to
-fail or somebody who may has cancelled it; what it saved equals that of `python train_small.py` bit for bit; no process is left;
-each refused attempt is in the audit log, and nobody has touched a job of the other user; no program has printed a traceback.
+At the end faults stop, all jobs end, and these are checked: each job has finished, unless it was made to fail or cancelled by a
+permitted person; its result equals that of `python train_small.py` bit for bit; no process is left; each refused attempt is in
+the audit log, and no user has changed a job of the other; no program has printed a traceback.
 
-Exit code 0: all is as it should be. 1: it is not; the page says what. 2: this machine does not let us make hosts.
+Exit code 0: all checks pass. 1: some fail, as listed on the page. 2: this machine does not permit namespaces.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .people import Misfortune, Person
 from .room import DISK, HOSTS, OPERATOR, USERS, Recording, Room
 from .verdict import judge
 
-QUIET_S = (5.0, 40.0)  # between two misfortunes
-LOOKS = 6  # at the cluster, in the page
+QUIET_S = (5.0, 40.0)  # between two faults
+LOOKS = 6  # views of the cluster in the page
 OVER_WITHIN_S = 600.0
 PAGE = """# {minutes:g} minutes of three hosts, two users and an operator
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except NotPermitted as reason:
             print(reason, file=sys.stderr)
             return 2
-        except Exception:  # the edge of the process: an hour's recording is not to be lost
+        except Exception:  # outermost frame: the recording must be written
             recording.fault(traceback.format_exc())
     (options.out / "hour.md").write_text(page(recording, figures, options.minutes, options.seed))
     print(f"{options.out / 'hour.md'}: {len(recording.faults)} faults", *recording.faults, sep="\n")
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def live(room: Room, lasts_s: float, seed: str) -> None:
-    """People work and things break for so long; then all is repaired and nobody works."""
+    """Let people act and faults strike for `lasts_s` seconds; then repair everything and stop the people."""
     stop, rng = threading.Event(), random.Random(f"{seed}/misfortune")
     people = [Person(room, name, seed, stop) for name in (*USERS, OPERATOR)]
     misfortune, began = Misfortune(room, rng), time.monotonic()
@@ -107,7 +107,7 @@ def live(room: Room, lasts_s: float, seed: str) -> None:
 
 
 def wait_for_the_end(room: Room) -> None:
-    """All jobs come to their end."""
+    """Wait until all jobs have ended."""
     room.recording.tell("nothing breaks any more; the jobs that are left come to their end")
     deadline = time.monotonic() + OVER_WITHIN_S
     while (answer := room.asks("status")) is None or any(job["finished_s"] is None for job in answer["jobs"]):
@@ -119,7 +119,7 @@ def wait_for_the_end(room: Room) -> None:
 
 
 def close(room: Room) -> None:
-    """The cluster is stopped, and leaves no process."""
+    """Stop the cluster, and check that no process is left."""
     if room.types("root", "elasticctl down").code != 0:
         room.recording.fault("the cluster is not stopped")
     for host in room.lab.hosts.values():

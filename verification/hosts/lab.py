@@ -1,17 +1,17 @@
-"""Hosts that are namespaces of this machine, on one switch: each has an address, processes, files, users and a name of its own.
+"""Hosts as namespaces of this machine, on one switch: each has its own address, processes, files, users and name.
 
 Theory of operation
 -------------------
-A host is a process that stands for its init, in namespaces of its own: network, mounts, processes, host name, IPC, control
-groups. Its root is an overlay over this machine's root. What is installed here is there too; what a host writes, only that host
-sees, and it is gone with it. /tmp, /run, /dev/shm are empty at its start. Nothing here has a name outside: when a host's init
-ends, for whatever reason, the kernel ends its processes and takes its files, its network and its end of the cable away. Each
-init ends with the process that has made it, even where that is killed.
+A host is a process that acts as its init, in its own namespaces: network, mounts, processes, host name, IPC, control groups. Its
+root is an overlay over this machine's root: files installed here are visible there; files that a host writes are visible to that
+host alone, and vanish with it. /tmp, /run and /dev/shm are empty at its start. No resource has a name outside: when a host's init
+ends, for whatever reason, the kernel ends its processes and removes its files, its network and its end of the cable. Each init
+ends with the process that created it, even if that is killed.
 
 A host is reached by entering its namespaces (`run`, `start`), or by a real sshd in it.
 
-There are two networks, as servers have them: the first one has the hosts' names, the second one is for what workers say to each
-other. A network is a bridge in one more network namespace. Pulling a cable out (`unplug`) is taking its port off the bridge.
+There are two networks, as servers often have: the hosts' names resolve to the first, the second carries traffic between workers.
+A network is a bridge in one more network namespace. To pull a cable (`unplug`), its port is removed from the bridge.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ Subsystem sftp internal-sftp
 
 
 class NotPermitted(Exception):
-    """This machine does not let us make hosts."""
+    """This machine does not permit the creation of namespaces."""
 
 
 class Host:
-    """One of them. The others reach it at its `addresses`, one for each network; its name is the first."""
+    """One host. Others reach it at its `addresses`, one per network; its name resolves to the first."""
 
     def __init__(
         self, name: str, addresses: tuple[str, ...], keeper: subprocess.Popen[bytes], init: int, cgroup: Path | None
@@ -123,7 +123,7 @@ class Host:
         self._cgroup = cgroup
 
     def entering(self, user: str = "root") -> list[str]:
-        """What stands before a command that is to run here, as `user`."""
+        """Return the prefix of a command that is to run here as `user`."""
         enter = ["nsenter", "--target", str(self._init), *(f"--{kind}" for kind in ENTER), "--root", "--wd"]
         if self._cgroup is not None:
             enter = ["/bin/sh", "-c", f'echo $$ > {self._cgroup}/cgroup.procs; exec "$@"', "-", *enter]
@@ -138,7 +138,7 @@ class Host:
         variables: Mapping[str, str] | None = None,
         limit_s: float = 300.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `command` here to its end. Raises AssertionError with what it said, if `check` and it fails."""
+        """Run `command` here to its end. Raises AssertionError with its output, if `check` and it fails."""
         done = subprocess.run(
             [*self.entering(user), *command],
             input=given,
@@ -158,11 +158,11 @@ class Host:
     def shell(
         self, line: str, user: str = "root", check: bool = True, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a line of a shell here, in the user's home."""
+        """Run a shell command line here, in the user's home."""
         return self.run("bash", "-c", f"cd; {line}", user=user, check=check, variables=variables)
 
     def start(self, *command: str, log: Path, user: str = "root", variables: Mapping[str, str] | None = None) -> None:
-        """Start `command` here, and leave it running. What it says goes to `log`."""
+        """Start `command` here in the background, with its output in `log`."""
         with log.open("ab") as out:
             subprocess.Popen(
                 [*self.entering(user), "setsid", "--fork", *command],
@@ -173,13 +173,13 @@ class Host:
             ).wait()
 
     def environment(self, user: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Nothing of ours: what a login would give."""
+        """Return the environment of a fresh login, without any variable of this process."""
         home = "/root" if user == "root" else f"/home/{user}"
         base = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8", "SHELL": "/bin/bash"}
         return {**base, **(variables or {})}
 
     def write(self, path: str, content: bytes, mode: int = 0o644, owner: str = "root") -> None:
-        """Make the file `path` here."""
+        """Write the file `path` on this host."""
         line = 'umask 077; cat > "$1"; chmod "$2" "$1"; chown "$3:" "$1"'
         self.run("sh", "-c", line, "-", path, f"{mode:o}", owner, given=content)
 
@@ -188,7 +188,7 @@ class Host:
         return self._keeper.poll() is None
 
     def kill(self) -> None:
-        """Switch it off: all of its processes end at once, and its memory is gone."""
+        """Switch the host off: all its processes end at once, and its memory is lost."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._init, signal.SIGKILL)
         self._keeper.wait()
@@ -196,7 +196,7 @@ class Host:
             remove_cgroup(self._cgroup)
 
     def processes(self) -> list[int]:
-        """Numbers, as this machine has them, of what runs there."""
+        """Return the process ids, in this machine's numbering, of the host's processes."""
         mine = os.readlink(f"/proc/{self._init}/ns/pid")
         found = []
         for entry in os.listdir("/proc"):
@@ -208,17 +208,17 @@ class Host:
 
 
 class Lab:
-    """Some hosts on one switch. Use it in a ``with`` statement."""
+    """Hosts on one switch; a context manager."""
 
     def __init__(
         self, names: Sequence[str], shared: Mapping[Path, str] | Iterable[Path] = (), layers: Iterable[Path] = ()
     ) -> None:
-        """`shared`: directories that all hosts see, and may write to, as they would on a file server; where hosts see them, or at
-        the path that they have here.
+        """shared: directories that all hosts see and may write to, as on a file server; mapped to their paths on the hosts, else
+        at the same path as here.
 
-        `layers`: directories with files that all hosts have besides those of this machine, such as what is installed on them.
+        layers: directories with additional files of all hosts, such as installed programs.
 
-        Raises NotPermitted if this machine does not let us.
+        Raises NotPermitted if this machine does not permit namespaces.
         """
         self._require()
         self._names = tuple(names)
@@ -253,7 +253,7 @@ class Lab:
         return f"{NETWORKS[network]}.{self._names.index(name) + 1}"
 
     def add(self, name: str) -> Host:
-        """Boot one of the hosts, anew if it was killed."""
+        """Boot a host, again if it was killed."""
         ready = f"/run/ready-{name}"
         hosts = "".join(["127.0.0.1 localhost\n", *(f"{self.address(each)} {each}\n" for each in self._names)])
         script = self._directory / f"{name}.sh"
@@ -282,7 +282,7 @@ class Lab:
         for network, address in enumerate(addresses):
             card, port = f"eth{network}", self._port(name, network)
             number = self._names.index(name) + 1
-            with contextlib.suppress(NotPermitted):  # of a host that was killed: the kernel takes its time
+            with contextlib.suppress(NotPermitted):  # of a killed host, which the kernel may not have removed yet
                 self.on_switch("ip", "link", "delete", port)
             other = ["name", card, "address", f"02:77:00:00:{network:02x}:{number:02x}", "netns", str(init)]
             self.on_switch("ip", "link", "add", port, "type", "veth", "peer", *other)
@@ -292,14 +292,14 @@ class Lab:
         return host
 
     def unplug(self, name: str) -> None:
-        """Pull the cables of a host out: nothing gets in or out any more, and nobody is told."""
+        """Pull the cables of a host: no frame passes any more, and no peer is notified."""
         for network in range(len(NETWORKS)):
             self.on_switch("ip", "link", "set", self._port(name, network), "nomaster")
 
     def plug(self, name: str) -> None:
         for network in range(len(NETWORKS)):
             self.on_switch("ip", "link", "set", self._port(name, network), "master", f"br{network}")
-        for host in self.hosts.values():  # who has found a neighbour missing does not ask again at once
+        for host in self.hosts.values():  # a host that has failed to resolve a neighbour does not retry at once
             host.run("ip", "neighbour", "flush", "all", check=False)
 
     def _port(self, name: str, network: int) -> str:
@@ -311,19 +311,19 @@ class Lab:
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
-        for cgroup in CGROUPS.glob(f"{self._directory.name}-*"):  # of a host that did not boot
+        for cgroup in CGROUPS.glob(f"{self._directory.name}-*"):  # of a host that has failed to boot
             remove_cgroup(cgroup)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- ssh
 
     def add_user(self, user: str, on: Iterable[str] | None = None) -> None:
-        """A user with a home, on all hosts or some of them."""
+        """Create a user with a home, on all hosts or some of them."""
         for host in self.hosts.values() if on is None else [self.hosts[name] for name in on]:
             host.run("useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", user)
 
     def serve_ssh(self, users: Sequence[str] = ("root",)) -> None:
-        """A real sshd on each host. These users come from each host to each other with a key, and without a question."""
+        """Run a real sshd on each host. These users can log in from each host to each other with a key, without a prompt."""
         if not Path(SSHD).exists():
             raise NotPermitted(f"{SSHD} is missing: scripts/need-sshd")
         for kind in ("host", "user"):
@@ -344,7 +344,7 @@ class Lab:
                     host.write(f"{home}/.ssh/{name}", content, 0o600, user)
             host.run(SSHD, "-f", "/run/sshd/config", "-E", "/run/sshd/log")
 
-    # -- making
+    # -- creation
 
     @staticmethod
     def _require() -> None:
@@ -355,7 +355,7 @@ class Lab:
             raise NotPermitted(f"missing: {', '.join(missing)} (Debian: apt-get install util-linux iproute2)")
 
     def _cgroup(self, name: str) -> Path | None:
-        """A control group in which the host's own tree begins, where this machine has them (version 2)."""
+        """Return the control group that is the root of the host's own tree, where this machine has cgroups (version 2)."""
         path = CGROUPS / f"{self._directory.name}-{name}"
         try:
             path.mkdir(exist_ok=True)
@@ -367,7 +367,7 @@ class Lab:
         return path
 
     def _keep(self, *command: str, log: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start `command`, which ends when we do."""
+        """Start `command`, which ends with this process."""
         out = log.open("ab") if log is not None else None
         try:
             return subprocess.Popen(
@@ -383,7 +383,7 @@ class Lab:
                 out.close()
 
     def on_switch_keep(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start `command` in the network of the switch, with pipes to its standard input and output. It ends when we do."""
+        """Start `command` in the network of the switch, with pipes to its stdin and stdout. It ends with this process."""
         assert self._switch is not None
         enter = ["setpriv", "--pdeathsig", "KILL", "nsenter", "--target", str(self._switch.pid), "--net"]
         return subprocess.Popen(
@@ -413,7 +413,7 @@ class Lab:
 
 
 def remove_cgroup(path: Path) -> None:
-    """A control group and those below it, which nobody is in any more."""
+    """Remove a control group and those below it, all without processes."""
     for directory, _, _ in os.walk(path, topdown=False):
         for _ in range(100):
             try:
@@ -421,12 +421,12 @@ def remove_cgroup(path: Path) -> None:
                 break
             except FileNotFoundError:
                 break
-            except OSError:  # its last processes are just ending
+            except OSError:  # its last processes are still exiting
                 time.sleep(0.02)
 
 
 def _child(pid: int) -> int | None:
-    """The one child of process `pid`."""
+    """Return the only child of process `pid`; None if there is none."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

@@ -1,12 +1,11 @@
-"""What passes from each host of a lab to each other one: all, nothing, or some of it late.
+"""Links between the hosts of a lab: intact, cut, or slow and lossy, each in one direction.
 
 Theory of operation
--------------------
-A link is one direction between two hosts on one network. Each host has a fixed entry in its table of neighbours for each other
-one, so nobody ever asks for an address. The entry of a link that is open holds the card of the other host. That of a cut link
-holds an address that nobody has: frames leave, and nobody is told that they arrive nowhere, as with a broken cable. That of a
-slow one holds an address of the relay (`relay`), which delivers late and loses some. So one direction is cut while the other is
-whole, and the network of the workers while that of the controller is whole. No firewall is needed.
+------------------- A link is one direction between two hosts on one network. Each host has a static neighbour entry for each
+other host, so no ARP request is ever sent. The entry of an intact link holds the other host's MAC address. That of a cut link
+holds an unused address: frames leave and are lost without notice, as with a broken cable. That of a slow link holds an address
+of the relay (`relay`), which delays frames and drops some. So one direction can be cut while the other is intact, and the
+workers' network while the controller's is intact. No firewall is needed.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ class Link:
 
 @dataclass(frozen=True)
 class Condition:
-    """Of a link that is not as it should be. `cut`: nothing passes."""
+    """Fault of a link. `cut`: no frame passes."""
 
     cut: bool = False
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
-    loss: float = 0.0  # the share of frames that is lost
+    loss: float = 0.0  # fraction of lost frames
 
 
 CUT = Condition(cut=True)
 
 
 class Links:
-    """All links of a lab. Use it in a ``with`` statement, inside the lab's. A host that boots is to be told (`booted`)."""
+    """All links of a lab; a context manager, used inside the lab's. Call `booted` when a host has booted."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -53,12 +52,12 @@ class Links:
         self._relay: subprocess.Popen[bytes] | None = None
         self._conditions: dict[
             Link, list[Condition]
-        ] = {}  # several faults may lie on one link: the last of each kind counts
+        ] = {}  # several faults may affect one link: the last of each kind applies
 
     def __enter__(self) -> Links:
         self._relay = self._lab.on_switch_keep(sys.executable, "-I", "-S", str(RELAY), *self._cards())
         assert self._relay.stdout is not None
-        self._relay.stdout.readline()  # it listens
+        self._relay.stdout.readline()  # wait until it listens
         for name in self._names:
             self.booted(name)
         return self
@@ -69,7 +68,7 @@ class Links:
             process.wait()
 
     def booted(self, name: str) -> None:
-        """The host is there, anew: its links are as they were."""
+        """Restore the links of a host that has booted again."""
         if (old := self._typing.pop(name, None)) is not None:
             old.kill()
             old.wait()
@@ -90,7 +89,7 @@ class Links:
         networks: Iterable[int] = range(len(NETWORKS)),
         back: bool = True,
     ) -> list[Link]:
-        """All links from `some` hosts to `others`; `back`: and those from there."""
+        """Return all links from `some` hosts to `others`; with `back`, also those in the other direction."""
         pairs = [(a, b) for a in some for b in others if a != b]
         return [
             Link(network, *pair)
@@ -105,7 +104,7 @@ class Links:
             self._apply(link)
 
     def mend(self, links: Iterable[Link], condition: Condition) -> None:
-        """Take back what `spoil` did; what others have done stays."""
+        """Undo a `spoil` with the same condition; other conditions of these links remain."""
         for link in links:
             left = self._conditions.get(link, [])
             if condition in left:
@@ -140,7 +139,7 @@ class Links:
         try:
             process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
-        except OSError:  # the host is switched off: `booted` tells it all when it is back
+        except OSError:  # the host is off: `booted` restores its links later
             pass
 
     def _tell_relay(self, rule: dict[str, object]) -> None:
@@ -150,7 +149,7 @@ class Links:
         self._relay.stdin.flush()
 
     def _cards(self) -> Iterator[str]:
-        """The relay's card on each network. The bridge learns nothing from it: it sends in the names of others."""
+        """Create the relay's card on each network. The bridge must not learn from it, as it sends with other hosts' addresses."""
         for network in range(len(NETWORKS)):
             card, port = f"relay{network}", f"torelay{network}"
             self._lab.on_switch("ip", "link", "add", card, "type", "veth", "peer", "name", port)

@@ -1,4 +1,4 @@
-"""Who works in the recorded hour, and what breaks meanwhile."""
+"""Users and operator of the recorded hour, and its faults."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from elasticd.ctl.logs import NOTHING_YET
 from .room import HOSTS, OPERATOR, SCRIPT, USERS, Answer, Job, Room
 
 POLICIES = ("max-min", "afs-l", "fifo")
-KINDS = tuple((epochs, virtual) for epochs in (4, 8, 12) for virtual in (2, 3, 4))  # what a job's result depends on
+KINDS = tuple((epochs, virtual) for epochs in (4, 8, 12) for virtual in (2, 3, 4))  # parameters that determine a result
 PACE_S = 0.1
-OPEN_JOBS = 3  # of a user
-FAIL_AT = 40  # the step at which one job of eight fails
-REFUSED, UNANSWERED = 4, (3, -9, 137)  # exit codes; the last two: of a terminal whose host is switched off
+OPEN_JOBS = 3  # per user
+FAIL_AT = 40  # step at which one of eight jobs fails
+REFUSED, UNANSWERED = 4, (3, -9, 137)  # exit codes; the last two of a terminal on a host that is switched off
 THINKS_S = (2.0, 9.0)
-DARK_S = (2.0, 30.0)  # how long a host is off, a cable is out, a daemon is gone: less and more than a lease of 10 s
+DARK_S = (2.0, 30.0)  # duration of a fault: shorter and longer than a lease of 10 s
 
 
 class Person(threading.Thread):
-    """Somebody who works until told to stop."""
+    """A person who acts until stopped."""
 
     def __init__(self, room: Room, name: str, seed: str, stop: threading.Event) -> None:
         super().__init__(name=name, daemon=True)
@@ -43,7 +43,7 @@ class Person(threading.Thread):
         try:
             while not self.stopping.wait(self.rng.uniform(*THINKS_S)):
                 self.rng.choices(acts, weights)[0]()
-        except Exception:  # the edge of a thread: nobody would hear of it
+        except Exception:  # outermost frame of a thread, whose errors would otherwise be lost
             self.room.recording.fault(f"{self.name} gave up:\n{traceback.format_exc()}")
 
     def types(self, line: str) -> Answer:
@@ -68,7 +68,7 @@ class Person(threading.Thread):
         job.id = answer.text if answer.code == 0 else ""
 
     def pick(self, whose: Sequence[str]) -> Job | None:
-        """A job of theirs, as likely as not one of the last."""
+        """Return a random job of these owners, one of the latest; None if there is none."""
         known = [job for job in self.room.jobs.values() if job.owner in whose and job.id]
         return self.rng.choice(known[-4:]) if known else None
 
@@ -91,7 +91,7 @@ class Person(threading.Thread):
         self.types(f"elasticctl policy set {self.rng.choice(POLICIES)}")
 
     def trespass(self) -> None:
-        """Something that only the other user may do, or an operator."""
+        """Attempt an act that is permitted only to the other user, or to an operator."""
         job = self.pick([user for user in USERS if user != self.name])
         lines = {"set policy": "policy set fifo", "remove server": f"servers remove {self.rng.choice(HOSTS)}"}
         if job is not None:
@@ -105,7 +105,7 @@ class Person(threading.Thread):
 
 
 class Misfortune:
-    """What breaks, and is repaired."""
+    """Faults, and their repair."""
 
     def __init__(self, room: Room, rng: random.Random) -> None:
         self.room = room
@@ -157,7 +157,7 @@ class Misfortune:
         self._kill(name, "workers killed", "worker", "train_small[.]py")
 
     def _kill(self, name: str, kind: str, what: str, pattern: str) -> None:
-        """One process, the oldest that there is."""
+        """Kill one process: the oldest that matches `pattern`."""
         done = self.room.lab[name].shell(f"pkill -KILL -o -f '{pattern}'", check=False)
         if done.returncode == 0:
             self._tell(kind, f"the {what} on {name} is killed")

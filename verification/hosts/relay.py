@@ -1,11 +1,11 @@
-"""A relay on a lab's switch that delivers frames late, or not at all: in place of netem, which many kernels do not have.
+"""Relay on a lab's switch that delays frames or drops them: a substitute for netem, which many kernels lack.
 
-    relay.py CARD...        a packet socket on each card; rules come as lines of JSON on standard input
+    relay.py CARD...        a packet socket on each card; rules arrive as lines of JSON on standard input
 
-A host sends a frame through the relay by addressing it to one of the relay's addresses (`links`), which hold the numbers of
-network, sender and receiver. A rule is ``{"link": [network, from, to], "delay_ms": 20, "jitter_ms": 5, "loss": 0.01}``; without
-a rule a frame goes on at once. Frames of a link never overtake each other. Frames keep their virtio header, so the kernel splits
-and sums what it has not split and summed yet (``PACKET_VNET_HDR``). The relay ends with its standard input.
+A host sends a frame through the relay by addressing it to one of the relay's addresses (`links`), which encode network, sender
+and receiver. A rule is ``{"link": [network, from, to], "delay_ms": 20, "jitter_ms": 5, "loss": 0.01}``; without a rule a frame
+is forwarded at once. Frames of a link keep their order. Frames keep their virtio header, so that the kernel does any
+segmentation and checksums still due (``PACKET_VNET_HDR``). The relay ends at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOL_PACKET, PACKET_VNET_HDR = 263, 15
 HEADER = 10  # bytes of the virtio header before each frame
 LARGEST = 1 << 17
 STDIN = 0
-MOST_KEPT = 20_000  # frames on their way; what comes beyond is lost, as in a router
+MOST_KEPT = 20_000  # delayed frames; more are dropped, as in a router
 
 Link = tuple[int, int, int]
 
@@ -75,12 +75,12 @@ def main(cards: list[str]) -> None:
             _, _, card_number, frame = heapq.heappop(due)
             try:
                 sockets[card_number].send(frame)
-            except OSError:  # the host is gone, or its queue is full: the frame is lost
+            except OSError:  # the host is off, or its queue is full: the frame is lost
                 pass
 
 
 def _link(frame: bytes) -> Link | None:
-    """Network, sender and receiver, if the frame was sent to an address of the relay's."""
+    """Return network, sender and receiver of a frame sent to one of the relay's addresses; None for other frames."""
     address = frame[HEADER : HEADER + 6]
     return (address[2], address[4], address[5]) if address[:2] == b"\x06\x77" and address[3] == 1 else None
 

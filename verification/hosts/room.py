@@ -1,4 +1,4 @@
-"""The lab of the recorded hour: hosts, accounts, a cluster with keys, and what is typed there."""
+"""Lab of the recorded hour: hosts, accounts, a cluster with keys, and the commands typed there."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SLOTS = 2
 SCRIPT = ROOT / "tests" / "cluster" / "train_small.py"
 BIN = Path(sys.executable).parent
 DISK = "/disk"  # of the first host
-DIRECTORY = f"{DISK}/cluster"  # where the controller's state is
+DIRECTORY = f"{DISK}/cluster"  # of the controller's state
 UP = "elasticctl up --hosts hosts.txt --checkpoints /data/checkpoints --ssh 'ssh -o BatchMode=yes -o ConnectTimeout=2'"
-KNOWN_WITHIN_S = 10.0  # a new key
+KNOWN_WITHIN_S = 10.0  # until a new key is accepted
 REPAIRED_WITHIN_S = 120.0
 
 
 @dataclass
 class Job:
-    """One that somebody has submitted, or tried to."""
+    """A job that was submitted, or may have been."""
 
     name: str
     owner: str
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass
 class Recording:
-    """What happened, in its order, and what should not have happened."""
+    """Log of events, in order, and of faults found."""
 
     began: float = field(default_factory=time.monotonic)
     lines: list[str] = field(default_factory=list)
@@ -66,17 +66,17 @@ class Recording:
 
 
 class Room:
-    """The hosts, those who sit at them, and the cluster."""
+    """Hosts, people and cluster."""
 
     def __init__(self, lab: Lab, recording: Recording) -> None:
         self.lab = lab
         self.recording = recording
         self.jobs: dict[str, Job] = {}
-        self.attempts: collections.Counter[tuple[str, str]] = collections.Counter()  # refused: who, act
-        self.dark: set[str] = set()  # hosts that nobody can work at
+        self.attempts: collections.Counter[tuple[str, str]] = collections.Counter()  # refused ones, by person and act
+        self.dark: set[str] = set()  # hosts that are off or unreachable
 
     def types(self, user: str, line: str, at: Host | None = None, told: bool = True) -> Answer:
-        """What `line` says to `user`, and its exit code. Everybody but root sits at any host that is reached."""
+        """Run `line` as `user`. Returns its output and exit code. All but root use any reachable host."""
         host = at or self.lab[HOSTS[0]]
         variables = f"export PATH={BIN}:$PATH" + (f" ELASTICCTL_DIR={DIRECTORY}" if user == "root" else "")
         done = host.shell(f"{variables}; {line}", user=user, check=False)
@@ -92,17 +92,17 @@ class Room:
         return answer
 
     def seat(self, rng: random.Random) -> Host | None:
-        """A host at which somebody can work now."""
+        """Return a random reachable host; None if there is none."""
         lit = [name for name in HOSTS if name not in self.dark]
         return self.lab[rng.choice(lit)] if lit else None
 
     def asks(self, line: str) -> Any:
-        """The operator's answer as JSON, None without one."""
+        """Return the operator's answer as decoded JSON; None if the command fails."""
         answer = self.types("root", f"elasticctl {line} --json", told=False)
         return json.loads(answer.text) if answer.code == 0 else None
 
     def open(self) -> None:
-        """Install accounts, start the cluster, hand out keys."""
+        """Create accounts, start the cluster, issue keys."""
         for name in HOSTS:
             self.furnish(name)
         lines = "".join(f"{name} slots={SLOTS}\n" for name in HOSTS)
@@ -119,13 +119,13 @@ class Room:
                 assert time.monotonic() < deadline, f"{user} is not let in"
 
     def furnish(self, name: str) -> None:
-        """What a host that has just booted needs."""
+        """Set up a host that has just booted."""
         for user in (*USERS, OPERATOR):
             self.lab.add_user(user, [name])
         self.lab.serve_ssh()
 
     def up(self) -> None:
-        """What is missing is started, and all servers are there again."""
+        """Start missing daemons, and wait until all servers are back."""
         deadline = time.monotonic() + REPAIRED_WITHIN_S
         while self.types("root", f"cd {DISK}; {UP}").code != 0 or not self.whole():
             if time.monotonic() > deadline:
@@ -134,7 +134,7 @@ class Room:
             time.sleep(1.0)
 
     def whole(self) -> bool:
-        """Are all servers alive, or soon?"""
+        """Return whether all servers are alive, waiting some seconds for it."""
         deadline = time.monotonic() + 15.0
         while time.monotonic() < deadline:
             servers = (self.asks("servers") or {}).get("servers", [])
@@ -144,7 +144,7 @@ class Room:
         return False
 
     def look(self) -> str:
-        """What the operator sees. Meanwhile each process of a job must be one of its owner's."""
+        """Return the operator's view, and check that each process of a job runs as its owner."""
         said = "\n".join(f"root$ {line}\n{self.types('root', line, told=False).text}" for line in
                          ("elasticctl status", "elasticctl servers"))  # fmt: skip
         self.recording.tell(f"a look\n{said}")

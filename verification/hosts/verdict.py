@@ -1,4 +1,4 @@
-"""Was all as it should be in the recorded hour? The module `hour` says what is asked."""
+"""Checks of the recorded hour; the module `hour` lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .room import DIRECTORY, SCRIPT, USERS, Room
 
 
 def judge(room: Room, data: Path, audit: Path) -> dict[str, str]:
-    """Look for what is not as it should be, now that all is over. Returns the figures."""
+    """Check everything after the end of the hour. Returns the figures for the page."""
     fault, jobs = room.recording.fault, list(room.jobs.values())
     views = {view["spec"]["name"]: view for view in (room.asks("status --all") or {"jobs": []})["jobs"]}
     ends, compared = collections.Counter[str](), judge_ends(room, views, data)
@@ -44,7 +44,7 @@ def judge(room: Room, data: Path, audit: Path) -> dict[str, str]:
 
 
 def judge_ends(room: Room, views: dict[str, Any], data: Path) -> int:
-    """Each job has ended as it should, with the result that it should have. How many results were compared."""
+    """Check that each job has ended as expected, with the expected result. Returns the number of compared results."""
     smoke, references, compared = _smoke(), dict[tuple[int, int], Any](), 0
     for job in room.jobs.values():
         if (view := views.get(job.name)) is None:
@@ -69,11 +69,11 @@ def judge_ends(room: Room, views: dict[str, Any], data: Path) -> int:
 
 
 def judge_audit(room: Room, audit: Path) -> int:
-    """No user's act on the other's job was done, and each refused attempt is there. How many of these are there."""
+    """Check that no act on another user's job succeeded, and that each refused attempt is logged. Returns their number."""
     lines = [json.loads(line) for path in audit.parent.glob(f"{audit.name}*") for line in path.read_text().splitlines()]
     owner = {job.id: job.owner for job in room.jobs.values() if job.id}
     refused: collections.Counter[tuple[str, str]] = collections.Counter()
-    seen: set[str] = set()  # requests: a client that gets no answer asks again, and each time is a line
+    seen: set[str] = set()  # ids of requests: an unanswered client repeats its request, and each repetition is logged
     for line in lines:
         role, _, who = line["who"].partition(":")
         if not line["done"]:
@@ -90,7 +90,7 @@ def judge_audit(room: Room, audit: Path) -> int:
 
 
 def paused_s(resize: dict[str, Any]) -> float:
-    """How long training stood still (`protocol.model.Resize.paused_s`)."""
+    """Return the pause in training (s), as `protocol.model.Resize.paused_s`."""
     return max(0.0, float(resize["longest_gap_s"] - max(resize["median_step_s"], resize["median_step_after_s"])))
 
 
@@ -101,7 +101,7 @@ def spread(pauses: list[float]) -> str:
 
 
 def _smoke() -> Any:
-    """The helpers of that test, which compare results."""
+    """Import the helpers of the smoke test that compare results."""
     spec = importlib.util.spec_from_file_location("smoke", SCRIPT.with_name("test_smoke.py"))
     assert spec is not None
     assert spec.loader is not None
