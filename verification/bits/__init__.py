@@ -1,13 +1,13 @@
-"""Random histories of a job, and whether one bit of the result differs (`make verify-bits`; docs/design/bits.md).
+"""Random histories of a job, after which no bit of the result may differ (`make verify-bits`; docs/design/bits.md).
 
-A *history* is one training run, during which workers join, leave, migrate and are killed, as a seed says. Workers are real
-processes that talk over real sockets. The controller and the agent are the product's pure machines (`controller.intake`,
-`controller.reconcile`, `agent.machine`), driven in one process, so that a target can be set at a given step and a worker's death
-is heard of at once: a history of two hundred steps takes a few seconds.
+A *history* is one training run during which workers join, leave, migrate and are killed, as determined by a seed. Workers are
+real processes that communicate over real sockets. The controller and the agent are the product's pure machines
+(`controller.intake`, `controller.reconcile`, `agent.machine`), driven in one process. So a target can be set at a given step,
+and the end of a worker is noticed at once: a history of two hundred steps takes a few seconds.
 
-    training   what is trained               points     where in a step a worker can be killed
-    story      what happens, from a seed     worker     a worker's process, with points in it
-    station    controller, agent, processes  nursery    starts workers quickly, by fork
-    history    one training run              verdict    whether it went as it must, bit for bit
+    training   the models and training loop      points     places in a step where a worker can be killed
+    story      the events, from a seed           worker     a worker's process, with points in it
+    station    controller, agent, processes      nursery    starts workers quickly, by fork
+    history    one training run                  verdict    comparison of the result, bit for bit
     ddp        the same training under DistributedDataParallel
 """

@@ -1,6 +1,6 @@
 """python -m verification.bits [--histories 100] [--seed 1] [--model cnn|transformer|lbfgs] [--only SEED]
 
-Exit code 0: all histories ended with the bits of the undisturbed run, and those with the bits of DistributedDataParallel.
+Exit code 0: all histories ended with the bits of the undisturbed run, and that with the bits of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOUR_EPOCHS = 28
 
 
 def plan_of(seed: int, model: str | None, virtual_workers: int | None, epochs: int) -> Plan:
-    """What the history of `seed` trains."""
+    """Return the model, virtual workers and epochs of the history of `seed`."""
     if seed in TOUR:
         return Plan(seed, model or "cnn", TOUR_VIRTUAL_WORKERS, TOUR_EPOCHS)
     rng = random.Random(f"plan {seed}")

@@ -1,10 +1,10 @@
-"""The same training under DistributedDataParallel, and whether it ends with the same bits.
+"""The same training under DistributedDataParallel, compared bit for bit.
 
     torchrun --nproc-per-node 4 -m verification.bits.ddp cnn 4 result.pt --canonical
 
-Each rank is one virtual worker: it reads that one's slice of each step, with that one's seeds. With two ranks DDP is used as it
-is; with four its all-reduce adds in another order than the tree, so `worker.ddp.canonical_hook` takes its place. Buffers are rank
-0's. All steps are full ones: DDP knows no weights.
+Each rank stands for one virtual worker: it reads that worker's slice of each step, with its seeds. With two ranks DDP is used
+as it is. With four, its all-reduce adds in another order than the tree, so `worker.ddp.canonical_hook` replaces it. Buffers are
+those of rank 0. All steps are full, because DDP does not weight ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEPS_PER_EPOCH = 12
 
 @dataclass(frozen=True)
 class Comparison:
-    """One run under DDP beside the elastic one."""
+    """Result of one run under DDP and one elastic run."""
 
     model: str
     processes: int
@@ -53,7 +53,7 @@ class Comparison:
 
 
 def full_steps(ranks: int) -> int:
-    """Samples of a data set all of whose steps are full."""
+    """Return the number of samples with which all steps are full."""
     return STEPS_PER_EPOCH * ranks * BATCH_SIZE
 
 
@@ -61,12 +61,12 @@ def full_steps(ranks: int) -> int:
 
 
 def train_ddp(recipe: Recipe, canonical: bool) -> dict[str, Any]:
-    """An ordinary DDP loop, but for the seeds, on this rank."""
+    """Train on this rank in an ordinary DDP loop, with the runtime's seeds."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model, optimizer, scheduler = build(recipe)
     dataset = recipe.dataset(full_steps(ranks))
     sampler = SerialSampler(OwnOrder(full_steps(ranks), SEED, shuffle=True), ranks, BATCH_SIZE)
-    parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)  # several buckets
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)  # small, so that there are several buckets
     if canonical:
         parallel.register_comm_hook(CanonicalState(), canonical_hook)
     seen: list[float] = []
@@ -86,7 +86,7 @@ def train_ddp(recipe: Recipe, canonical: bool) -> dict[str, Any]:
 
 
 def train_elastic(recipe: Recipe, run: elasticd.Run) -> dict[str, Any]:
-    """The same with this project, whose script knows nothing of ranks."""
+    """Train the same with this project; the script does not know its rank."""
     model, optimizer, scheduler = build(recipe)
     seen: list[float] = []
     _, elastic, batches = run.prepare(
@@ -109,7 +109,7 @@ def train_elastic(recipe: Recipe, run: elasticd.Run) -> dict[str, Any]:
 
 
 def compare(work: Path, model: str, ranks: int, hook: bool) -> Comparison:
-    """Train both ways in processes of their own."""
+    """Train both ways in child processes, and compare."""
     paths = work / "ddp.pt", work / "elastic.pt"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     flags = ["--canonical"] if hook else []
@@ -124,7 +124,7 @@ def compare(work: Path, model: str, ranks: int, hook: bool) -> Comparison:
 
 
 def compare_all(work: Path) -> list[Comparison]:
-    """What must be equal."""
+    """Run all comparisons."""
     found = []
     for ranks, hook in ((2, False), (2, True), (4, True)):
         for model in (name for name, recipe in MODELS.items() if not recipe.evaluates_again):
@@ -147,8 +147,10 @@ def main() -> None:
     result = train_ddp(MODELS[chosen.model], chosen.canonical)
     if dist.get_rank() == 0:
         save(result, chosen.path)
-    dist.barrier()  # who leaves first would break the others' connections
-    os._exit(0)  # DDP keeps Gloo's threads: one that drops a tensor while the interpreter ends would abort the process
+    dist.barrier()  # the first rank to leave would break the others' connections
+    os._exit(
+        0
+    )  # Gloo's threads live on in DDP: one that drops a tensor at the interpreter's exit would abort the process
 
 
 if __name__ == "__main__":

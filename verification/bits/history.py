@@ -1,4 +1,4 @@
-"""One training run with everything that its story brings upon it."""
+"""One training run under a story: targets set, workers killed, and the course recorded."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from .points import Point
 from .station import Station, slot_of
 from .story import Kill, Scene, Story, Target, Who
 
-STANDSTILL_S = (
-    90.0  # without an applied step: somebody hangs; a loaded machine may hold a process up for tens of seconds
-)
-WAIT_FOR_ARMED_STEPS = 30  # that a scene may take until the armed have met their points
+STANDSTILL_S = 90.0  # without an applied step, after which a worker counts as hung; load may delay one by tens of seconds
+WAIT_FOR_ARMED_STEPS = 30  # for which a scene waits until armed workers have reached their points
 WAIT_FOR_ARMED_S = 3.0
 STACKS_S = 1.0
 
 
 @dataclass(frozen=True)
 class Death:
-    """A worker has been killed by the story."""
+    """A worker killed by the story."""
 
     time_s: float  # since the history's beginning
     worker: str
@@ -36,20 +34,20 @@ class Death:
 
 @dataclass
 class Course:
-    """How a history went, as the driver saw it."""
+    """Course of a history, as observed by the driver."""
 
     story: Story
     directory: Path
-    finished: bool = False  # the job, without standing still
+    finished: bool = False  # the job has finished, without a standstill
     duration_s: float = 0.0
     orders: int = 0
-    rosters: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by generation ordered
+    rosters: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by ordered generation
     committed: dict[int, None] = field(default_factory=dict)
     migrations: int = 0
     restarts: int = 0
     deaths: list[Death] = field(default_factory=list)
     exit_codes: dict[str, int] = field(default_factory=dict)
-    stopped: dict[str, None] = field(default_factory=dict)  # by the controller
+    stopped: dict[str, None] = field(default_factory=dict)  # workers stopped by the controller
     log: list[str] = field(default_factory=list)
 
     @property
@@ -58,7 +56,7 @@ class Course:
 
 
 class History:
-    """Runs a story. For one use."""
+    """Plays one story. An instance is used once."""
 
     def __init__(
         self, nursery: Nursery, directory: Path, model: str, virtual_workers: int, epochs: int, story: Story
@@ -68,14 +66,14 @@ class History:
         self._rng = random.Random(story.seed + 1)
         self._course = Course(story, directory)
         self._began = time.monotonic()
-        self._pending: list[tuple[float, Kill, list[str]]] = []  # kills at a time to come, and among whom
+        self._pending: list[tuple[float, Kill, list[str]]] = []  # future kills: time, kind, candidates
         self._newcomer_kills: deque[Kill] = deque()
-        self._known = 0  # workers that have been asked for
-        self._led_by = ""  # before the present turn
-        self._furthest = (self._began, -1)  # the last applied step, and since when
+        self._known = 0  # number of workers requested so far
+        self._led_by = ""  # leader before the present turn
+        self._furthest = (self._began, -1)  # time and number of the last applied step
 
     def run(self) -> Course:
-        """To the job's end, or until it has stood still for too long."""
+        """Run until the job's end, or a standstill."""
         station, course = self._station, self._course
         try:
             self._aim(self._rng.sample(station.free_gpus(), self._story.share))
@@ -111,7 +109,7 @@ class History:
     # -- the story
 
     def _scenes(self) -> Iterator[None]:
-        """Advanced once in each turn."""
+        """Generator that plays the scenes; advanced once per turn."""
         step = self._story.scenes[0].after_steps if self._story.scenes else 0
         for number, scene in enumerate(self._story.scenes):
             while self._station.board.furthest() < step or not self._station.holders():
@@ -156,7 +154,7 @@ class History:
     # -- targets
 
     def _choose(self, target: Target) -> list[int]:
-        """GPUs for a new target: as few as possible move, but `moved`."""
+        """Choose GPUs for a new target: as few workers as possible move, but at least `moved`."""
         present = [gpu.index for gpu in self._station.job.record.target]
         self._rng.shuffle(present)
         free = self._station.free_gpus()
@@ -178,7 +176,7 @@ class History:
     # -- deaths
 
     def _arm(self, scene: Scene, before: Sequence[str], leaving: Sequence[str]) -> None:
-        """Choose victims among those that are there. Somebody with the state who stays is always spared."""
+        """Choose victims among present workers, and arm them. One worker with the state that stays is always spared."""
         for kill in scene.kills:
             if kill.who is Who.NEWCOMERS:
                 continue

@@ -1,8 +1,10 @@
-"""Workers by fork: `python -m verification.bits.nursery MODULE` has imported all that a worker needs, and forks one for each
-line. MODULE says what a worker is: its `warm_up()` is called once, in the nursery, and its `run(errand)` in each worker.
+"""Process that forks workers: `python -m verification.bits.nursery MODULE` has imported all that a worker needs, and forks one
+per input line. MODULE defines the workers: its `warm_up()` is called once, in the nursery, and its `run(errand)` in each
+worker.
 
-The nursery must stay single-threaded, or its children would hang; that is why it is a process of its own. Lines in are
-`worker.Errand`s as JSON; lines out tell the start and the end of each. When its input ends it ends, and its children with it.
+The nursery must stay single-threaded, or its children would hang; therefore it is a separate process. Input lines are
+`worker.Errand`s as JSON; output lines report the start and end of each. At the end of its input the nursery exits, with its
+children.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Began:
-    """A worker's process runs."""
+    """A worker's process has started."""
 
     worker: str
     pid: int
@@ -42,19 +44,19 @@ class Ended:
 
 
 class Nursery:
-    """A context: the driver's side."""
+    """Driver's side of a nursery; a context manager."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """module: what its workers are. arguments: the module's own, in `sys.argv`."""
+        """module: defines the workers. arguments: passed to the module in `sys.argv`."""
         self._words = (module, *arguments)
 
     def __enter__(self) -> Nursery:
         one_thread = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONHASHSEED": "0",  # as the processes from which an agent forks workers
+            "PYTHONHASHSEED": "0",  # as in the processes from which an agent forks workers
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            # Of pyarrow, which Hugging Face's libraries import where it is installed.
+            # For pyarrow, which Hugging Face's libraries import where it is installed.
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
         }
         self._process = subprocess.Popen(
@@ -79,7 +81,7 @@ class Nursery:
 
     @property
     def descriptor(self) -> int:
-        """Readable when there is news."""
+        """Descriptor that is readable when `news` has events."""
         return self._out.fileno()
 
     def start(self, errand: Errand) -> None:
@@ -87,7 +89,7 @@ class Nursery:
         self._in.flush()
 
     def news(self) -> Iterator[Began | Ended]:
-        """What has happened since the last call."""
+        """Yield the starts and ends since the last call."""
         while piece := self._read():
             self._rest += piece
         *lines, self._rest = self._rest.split(b"\n")
@@ -106,7 +108,7 @@ class Nursery:
 
 
 def _serve() -> Errand | None:
-    """Returns an errand in each child, None in the nursery when all is over."""
+    """Serve requests. Returns an errand in each child, None in the nursery when all children have ended."""
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)

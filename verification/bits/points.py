@@ -1,8 +1,9 @@
-"""Points of a worker's life at which it can be made to die, and what it tells of itself while it lives.
+"""Points of a worker's life at which it can be killed, and a record of its progress.
 
-The product knows nothing of this: public methods of its classes are wrapped in the worker's process, before the training
-begins. The driver arms a worker by writing to its slot of a board, a file that both have in memory: "die when you come to this
-point for the n-th time". A worker tells its progress in the same slot, and in a journal that its death leaves intact.
+The product does not contain these points: public methods of its classes are wrapped in the worker's process before the training
+begins. The driver arms a worker by writing to the worker's slot of a board, a file mapped by both: the worker kills itself when
+it reaches the given point for the n-th time. A worker records its progress in the same slot, and in a journal that survives its
+death.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 SLOTS = 1024
-FIELDS = 4  # of a slot, 8 bytes each: applied + 1, armed point, passes that are left, fired point
+FIELDS = 4  # of a slot, 8 bytes each: last applied step + 1, armed point, passes left, fired point
 
 
 class Point(enum.Enum):
-    """Where a worker dies."""
+    """Place where a worker is killed."""
 
     STARTING = "starting"
     BUILDING = "building a communicator"
@@ -46,14 +47,14 @@ class Point(enum.Enum):
     RECOVERED = "going on after a loss"
     LEAVING = "leaving"
     FINISHING = "at the end of the loop"
-    ANY_TIME = "at any time"  # the driver's SIGKILL
+    ANY_TIME = "at any time"  # by the driver's SIGKILL
 
 
 POINTS = tuple(Point)
 
 
 class Board:
-    """One slot of numbers for each worker, in memory that all processes share."""
+    """One slot of numbers per worker, in shared memory."""
 
     def __init__(self, path: Path) -> None:
         with path.open("a+b") as file:
@@ -61,18 +62,18 @@ class Board:
             self._numbers = memoryview(mmap.mmap(file.fileno(), SLOTS * FIELDS * 8)).cast("q")
 
     def furthest(self) -> int:
-        """The greatest step that anybody has applied; -1: none."""
+        """Return the greatest step that a worker has applied; -1 for none."""
         return max(self._numbers[::FIELDS]) - 1
 
     def has_applied(self, slot: int) -> bool:
-        """Whether the worker of `slot` has ever applied a step."""
+        """Return whether the worker of `slot` has applied a step."""
         return self._numbers[slot * FIELDS] > 0
 
     def set_applied(self, slot: int, step: int) -> None:
         self._numbers[slot * FIELDS] = step + 1
 
     def arm(self, slot: int, point: Point, passes: int) -> None:
-        """Let the worker of `slot` die when it comes to `point` for that time, counted from now."""
+        """Arm the worker of `slot`: it dies at its `passes`-th arrival at `point` from now."""
         self._numbers[slot * FIELDS + 2] = passes
         self._numbers[slot * FIELDS + 1] = POINTS.index(point) + 1
 
@@ -83,12 +84,12 @@ class Board:
         return bool(self._numbers[slot * FIELDS + 1]) and not self._numbers[slot * FIELDS + 3]
 
     def fired(self, slot: int) -> Point | None:
-        """Where the worker of `slot` has died, if it has died of being armed."""
+        """Return the point where the armed worker of `slot` has died; None if it has not."""
         number = self._numbers[slot * FIELDS + 3]
         return POINTS[number - 1] if number else None
 
     def passes(self, slot: int, point: Point) -> bool:
-        """The worker comes to `point`. Whether it is to die there."""
+        """Count an arrival of the worker at `point`. Returns whether it is to die there."""
         place = slot * FIELDS
         if self._numbers[place + 1] != POINTS.index(point) + 1:
             return False
@@ -101,7 +102,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a journal. what: "began" or "applied"."""
+    """One line of a journal. what: "began" or "applied"."""
 
     time_s: float
     what: str
@@ -110,11 +111,11 @@ class Entry:
 
 
 class Journal:
-    """What one worker has done, line by line."""
+    """Record of one worker's steps, line by line."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self.begun = (0, -1)  # generation and step of the step that this worker is in, or has last been in
+        self.begun = (0, -1)  # generation and number of the worker's present or last step
 
     def note(self, what: str, generation: int, step: int) -> None:
         if what == "began":
@@ -123,7 +124,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Entry]:
-    """All entries, in order of time."""
+    """Return all entries of a journal, in order of time."""
     if not path.exists():
         return []
     lines = [line.split() for line in path.read_text().splitlines()]
@@ -131,7 +132,7 @@ def read_journal(path: Path) -> list[Entry]:
 
 
 class Fuse:
-    """Makes this process die at the point that its slot says."""
+    """Kills this process at the point armed in its slot."""
 
     def __init__(self, board: Board, slot: int) -> None:
         self.board = board
@@ -140,7 +141,7 @@ class Fuse:
     def at(self, point: Point) -> None:
         if self.board.passes(self.slot, point):
             os.kill(os.getpid(), signal.SIGKILL)
-            signal.pause()  # for the moment until it takes effect
+            signal.pause()  # until the signal takes effect
 
 
 # ---------------------------------------------------------------------------------------------------------- wrapping
@@ -149,7 +150,7 @@ class Fuse:
 def wrap(
     owner: type, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
 ) -> None:
-    """Call `before(*arguments)` before each call of a method, `after(result)` after it."""
+    """Wrap a method: call `before(*arguments)` before each call, `after(result)` after it."""
     static = inspect.getattr_static(owner, name)
     function = static.__func__ if isinstance(static, classmethod) else static
 
@@ -165,7 +166,7 @@ def wrap(
 
 
 def install(fuse: Fuse, journal: Journal) -> None:
-    """Put the points into the product's classes, in this process."""
+    """Wrap the product's classes with the points, in this process."""
     from elasticd.protocol.codec import Codec
     from elasticd.protocol.messages import Commit
     from elasticd.worker import events as e
@@ -191,7 +192,7 @@ def install(fuse: Fuse, journal: Journal) -> None:
     wrap(Update, "apply", at(Point.UPDATE))
 
     before = {e.Arrived: Point.STARTING, e.CollectiveFailed: Point.RECOVERING, e.LoopEnded: Point.FINISHING}
-    recovers = False  # the last thing that the training thread told is a failure
+    recovers = False  # the training thread's last report was a failure
     noted = -1
 
     def telling(control: ClusterControl, fact: object) -> None:
@@ -211,14 +212,14 @@ def install(fuse: Fuse, journal: Journal) -> None:
         tell(control, fact)
         if isinstance(fact, e.StepApplied | e.ValuesExchanged):
             applied = control.machine.applied
-            if applied is not None and applied != noted:  # a joiner has all of it only with the registered values
+            if applied is not None and applied != noted:  # a joiner has its whole state only with the registered values
                 noted = applied
                 fuse.board.set_applied(fuse.slot, applied)
                 journal.note("applied", control.machine.generation, applied)
         if isinstance(fact, e.StepApplied):
             fuse.at(Point.APPLIED)
 
-    generation = 0  # the last one entered
+    generation = 0  # last one entered
 
     def instructed(instruction: object) -> None:
         nonlocal generation

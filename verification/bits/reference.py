@@ -1,4 +1,4 @@
-"""What the histories are compared with: the run with a worker for each virtual worker, undisturbed, and the script alone."""
+"""Reference results of the histories: the undisturbed run with one worker per virtual worker, and the script alone."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .story import Story
 from .verdict import differing_bits
 from .worker import path_of
 
-QUIET = 0  # the seed of no story
+QUIET = 0  # seed of an undisturbed run
 
 
 class References:
-    """Trains each reference when it is asked for, and keeps it."""
+    """Computes each reference on first use, and caches it."""
 
     def __init__(self, nursery: Nursery, work: Path) -> None:
         self._nursery = nursery
         self._work = work
         self._kept: dict[tuple[str, int, int], dict[str, Any]] = {}
-        self.checked: list[str] = []  # in words
+        self.checked: list[str] = []  # references compared so far, in words
 
     def of(self, plan: Plan) -> dict[str, Any]:
-        """What the training of `plan` must end with. Raises AssertionError if the undisturbed runs differ."""
+        """Return the result that the training of `plan` must have. Raises AssertionError if undisturbed runs differ."""
         key = (plan.model, plan.virtual_workers, plan.epochs)
         if key not in self._kept:
             self._kept[key] = self._train(plan)
@@ -52,7 +52,7 @@ class References:
         return alone
 
     def _alone(self, plan: Plan) -> dict[str, Any]:
-        """`python script.py`, outside any cluster."""
+        """Run `python script.py` outside any cluster."""
         path = self._work / "alone.pt"
         variables = {"ELASTIC_VIRTUAL_WORKERS": str(plan.virtual_workers), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "verification.bits.training", plan.model, str(plan.epochs), str(path)]

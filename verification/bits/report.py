@@ -1,4 +1,4 @@
-"""What is printed, and what is written to a file."""
+"""Printed output and JSON report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COUNTS = (
 
 
 def print_line(verdict: Verdict) -> None:
-    """One history in one line."""
+    """Print a history's line."""
     kills = sum(verdict.kills.values())
     print(
         f"seed {verdict.seed:5d}  {verdict.model:11s} N={verdict.virtual_workers}  {verdict.duration_s:5.1f} s"
@@ -47,7 +47,7 @@ def print_line(verdict: Verdict) -> None:
 
 
 def print_failure(verdict: Verdict, course: Course, epochs: int) -> None:
-    """Everything that helps to understand a history."""
+    """Print all information on a failed history."""
     print(f"\nhistory of seed {verdict.seed} ({verdict.model}, N = {verdict.virtual_workers})")
     print(f"again: python -m verification.bits --only {verdict.seed} --epochs {epochs}")
     for problem in verdict.problems:
@@ -61,7 +61,7 @@ def print_failure(verdict: Verdict, course: Course, epochs: int) -> None:
 
 
 def totals(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Sums over all histories."""
+    """Return the sums over all histories."""
     kills: Counter[str] = Counter()
     for verdict in verdicts:
         kills.update(verdict.kills)
@@ -77,7 +77,7 @@ def totals(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def print_summary(verdicts: Sequence[Verdict], checked: Sequence[str], comparisons: Sequence[Comparison]) -> None:
-    """The end of the output."""
+    """Print the summary."""
     found = totals(verdicts)
     print()
     for name in ("histories", "duration_s", *COUNTS[:-1], "kills"):
@@ -95,7 +95,7 @@ def print_summary(verdicts: Sequence[Verdict], checked: Sequence[str], compariso
 
 
 def write(path: Path, verdicts: Sequence[Verdict], checked: Sequence[str], comparisons: Sequence[Comparison]) -> None:
-    """All of it as JSON."""
+    """Write the whole report as JSON."""
     document = {
         "totals": totals(verdicts),
         "references": list(checked),

@@ -1,4 +1,4 @@
-"""One history with all that belongs to it: its directory, its story, what it is compared with."""
+"""Runs one history in its directory, with its story and its reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .verdict import Verdict, judge
 
 @dataclass(frozen=True)
 class Plan:
-    """What a history trains."""
+    """Model, size and seed of a history."""
 
     seed: int
     model: str
@@ -29,13 +29,13 @@ class Plan:
 
 
 class Expected(Protocol):
-    """What a training must end with."""
+    """Provides the reference result of a training."""
 
     def of(self, plan: Plan) -> dict[str, Any]: ...
 
 
 def run_history(nursery: Nursery, work: Path, plan: Plan, expected: Expected) -> tuple[Verdict, Course]:
-    """Run the story of the plan's seed, or that stop of the tour, and compare it."""
+    """Run the story of the plan's seed, or that stop of the tour, and compare the result."""
     stories = {told.seed: told for told in story.tour()}
     told = stories.get(plan.seed) or story.tell(plan.seed, plan.virtual_workers, plan.steps)
     return run_story(nursery, work, plan, told, expected.of(plan))
@@ -44,7 +44,7 @@ def run_history(nursery: Nursery, work: Path, plan: Plan, expected: Expected) ->
 def run_story(
     nursery: Nursery, work: Path, plan: Plan, told: Story, reference: dict[str, Any] | None
 ) -> tuple[Verdict, Course]:
-    """Run this story. Its directory stays until the next run of the same seed."""
+    """Run this story. Its directory is kept until the next run of the same seed."""
     directory = work / str(plan.seed)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()

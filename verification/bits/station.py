@@ -1,7 +1,7 @@
-"""The controller and the agent of one job in this process, its workers as real processes.
+"""Controller and agent of one job in this process, with workers as real processes.
 
-All decisions are the product's: the controller's machine, the agent's machine. Only the scheduler is another one: the driver
-says itself on which GPUs the job is to train. Nothing is lost between the two, and nothing is waited for.
+All decisions are made by the product's machines of controller and agent. Only the scheduler is replaced: the driver itself
+chooses the job's GPUs. No message between the two machines is lost or delayed.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ SERVER = ServerId("server")
 JOB = JobId("bits-1")
 GPUS = 24
 HEARTBEAT_INTERVAL_S = 0.5
-TICK_S = 0.004  # how often the driver looks at the board
+TICK_S = 0.004  # period at which the driver reads the board
 
 
 def slot_of(worker: str) -> int:
-    """A worker's number is its slot on the board."""
+    """Return a worker's slot on the board, which is its number."""
     return int(worker.rpartition(".")[2])
 
 
 class Station:
-    """One job. `turn` lets everything that has come in take effect."""
+    """One job. `turn` handles all input that has arrived."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Station:
         self._model = model
         self._epochs = epochs
         self.board = Board(directory / "board")
-        self.pids: dict[str, int] = {}  # of processes that run
-        self.asked: dict[str, None] = {}  # workers whose process was asked for, whether it runs or has ended
+        self.pids: dict[str, int] = {}  # of running processes
+        self.asked: dict[str, None] = {}  # workers with a requested process, running or ended
         self.exit_codes: dict[str, int] = {}
         self.told_to_stop: dict[str, None] = {}
         self._clock = SteadyClock()
@@ -119,11 +119,11 @@ class Station:
             checkpoint=CheckpointSpec(every_s=checkpoint_every_s, keep=1),
         )
         self._ask(Submit(spec=spec))
-        self.job = self._controller.cluster.jobs[JOB]  # to look at
+        self.job = self._controller.cluster.jobs[JOB]  # for observation
         self._work_off()
 
     def close(self) -> None:
-        """End what still runs, and let go of everything."""
+        """Kill all running processes and close everything."""
         for worker in list(self.pids):
             self.kill(worker)
         while self.pids:
@@ -137,23 +137,23 @@ class Station:
         return self._clock.now()
 
     def turn(self) -> None:
-        """Wait a moment, and let what has come take effect."""
+        """Wait a moment, then handle all input that has arrived."""
         self._loop.turn()
 
-    # -- what a driver may do and ask
+    # -- actions and questions of a driver
 
     def aim(self, gpus: Sequence[int]) -> None:
-        """The job is to train on these GPUs."""
+        """Set the job's GPUs."""
         self._steering.gpus = tuple(gpus)
-        self._ask(Scale(job=JOB, share=None))  # decides at once
+        self._ask(Scale(job=JOB, share=None))  # triggers a decision at once
         self._work_off()
 
     def kill(self, worker: str) -> None:
-        """SIGKILL, now."""
+        """Send SIGKILL to a worker."""
         self._signal(worker, signal.SIGKILL)
 
     def ask_for_stacks(self) -> None:
-        """Let every process write to its log where it stands."""
+        """Make every worker write its stack to its log."""
         for worker in list(self.pids):
             self._signal(worker, signal.SIGUSR1)
 
@@ -163,7 +163,7 @@ class Station:
         return [gpu for gpu in range(GPUS) if gpu not in taken]
 
     def holders(self) -> list[WorkerId]:
-        """The workers that train with the state, in order of their names. The board knows sooner than the controller."""
+        """Return the workers that train with the state, by name. The board is ahead of the controller's knowledge."""
         return [
             entry.worker
             for entry in self.job.workers
@@ -173,7 +173,7 @@ class Station:
         ]
 
     def story(self) -> list[str]:
-        """The texts of the controller's events, in their order."""
+        """Return the texts of the controller's events, in order."""
         return [event.text for event in self._controller.cluster.events]
 
     # -- facts in
@@ -210,7 +210,7 @@ class Station:
         self._tell_controller(ClientRequest(b"driver", Envelope(id=f"{next(self._requests)}", request=request)))
 
     def _tell_controller(self, event: ControllerEvent) -> None:
-        """Nothing is written down: this controller is never started again."""
+        """Pass an event to the controller. Records are not stored, as this controller is never restarted."""
         for action in self._controller.handle(self.now(), event):
             if isinstance(action, SendAgent):
                 self._events.append(ControllerMessage(action.message, self._controller.term))
@@ -254,11 +254,12 @@ class Station:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            pass  # its end is on its way to us
+            pass  # the report of its end is on the way
 
 
 def _server() -> Server:
-    """Two to a switch, four to a socket: so that a joiner has near and far holders, and links to share."""
+    """Return a server with two GPUs per switch and four per socket, so that joiners have near and far holders, and shared
+    links."""
     gpus = tuple(
         Gpu(index=i, kind=GpuKind.CPU, name="CPU slot", place=GpuPlace(socket=i // 4, switch=i // 2))
         for i in range(GPUS)

@@ -1,4 +1,4 @@
-"""The scheduler of a history: the only job gets the GPUs that the driver has chosen, whatever else is known."""
+"""Scheduler of a history: the only job gets the GPUs that the driver has chosen."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from elasticd.scheduler.view import JobTable, ServerInView
 
 
 class NoParameters(msgspec.Struct, frozen=True):
-    """None."""
+    """This policy takes no parameters."""
 
 
 class Steering:
-    """A policy and a placement in one. It holds for one job and one server."""
+    """Policy and placement in one, for one job and one server."""
 
     name = "steering"
     needs_lengths = False
     parameters = NoParameters()
 
     def __init__(self) -> None:
-        self.gpus: tuple[int, ...] = ()  # where the job is to train
+        self.gpus: tuple[int, ...] = ()  # the job's GPUs, set by the driver
 
     def scheduler(self) -> Scheduler:
         return Scheduler(self, self.parameters, Stages(placement=self), "the driver")

@@ -1,7 +1,7 @@
-"""What happens in a history: a pure function of its seed.
+"""Events of a history, as a pure function of its seed.
 
-A story is a list of scenes. Each begins some steps after the one before, sets new targets, and arms or kills workers. Who that is
-(the leader, a newcomer, ...) is found when the scene begins: a story does not know how the run went.
+A story is a list of scenes. Each begins some steps after the one before, sets new targets, and arms or kills workers. The victims
+(the leader, a newcomer, ...) are chosen when the scene begins, because a story does not know the course of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .points import Point
 
 
 class Who(enum.Enum):
-    """Among whom the victims are chosen."""
+    """Set of workers from which victims are chosen."""
 
     LEADER = "the leader"
     HOLDERS = "workers with the state"
@@ -24,7 +24,7 @@ class Who(enum.Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """A new target: that many GPUs, at least `moved` of them not in the present one; given `after_s` after the one before."""
+    """A new target of `share` GPUs, at least `moved` of them not in the present one, set `after_s` after the one before."""
 
     share: int
     moved: int = 0
@@ -33,7 +33,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Kill:
-    """`victims` workers die: at `point`, when they come to it for the `passes`-th time, or now, after `after_s`."""
+    """`victims` workers die: at their `passes`-th arrival at `point`, or by SIGKILL after `after_s`."""
 
     who: Who
     point: Point
@@ -44,7 +44,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Scene:
-    """Begins `after_steps` steps after the last scene's beginning, and not before that one's end."""
+    """Begins `after_steps` steps after the beginning of the last scene, and not before its end."""
 
     after_steps: int
     targets: tuple[Target, ...] = ()
@@ -53,14 +53,14 @@ class Scene:
 
 @dataclass(frozen=True)
 class Story:
-    """One history."""
+    """Events of one history."""
 
     seed: int
-    share: int  # GPUs to begin with
+    share: int  # initial number of GPUs
     scenes: tuple[Scene, ...]
 
 
-AMONG_HOLDERS = (  # at any step
+AMONG_HOLDERS = (  # points in any step
     Point.STEP,
     Point.REDUCTION,
     Point.REDUCING,
@@ -69,7 +69,7 @@ AMONG_HOLDERS = (  # at any step
     Point.APPLIED,
     Point.ANY_TIME,
 )
-WHILE_GROWING = (  # of those that train already
+WHILE_GROWING = (  # points of workers that train already
     Point.BUILDING,
     Point.BUILT,
     Point.DECIDED,
@@ -79,7 +79,7 @@ WHILE_GROWING = (  # of those that train already
     Point.TRAILING,
     Point.ANY_TIME,
 )
-WHILE_JOINING = (  # of newcomers
+WHILE_JOINING = (  # points of newcomers
     Point.STARTING,
     Point.BUILDING,
     Point.BUILT,
@@ -97,7 +97,7 @@ PASSES = {Point.SENDING: 6, Point.RECEIVING: 5, Point.REDUCTION: 6, Point.REDUCI
 
 
 def tell(seed: int, virtual_workers: int, steps: int) -> Story:
-    """The story of `seed`, for a job of that many virtual workers and steps."""
+    """Return the story of `seed`, for a job of so many virtual workers and steps."""
     rng = random.Random(seed)
     share = rng.randint(1, virtual_workers)
     scenes: list[Scene] = []
@@ -177,7 +177,7 @@ def _burst(rng: random.Random, n: int, orders: int, within_s: float) -> tuple[Ta
 
 
 def tour() -> tuple[Story, ...]:
-    """Stories for four virtual workers that lead past every point once, and through a burst of 20 orders: for a quick check."""
+    """Return a quick check: stories for four virtual workers that visit every point once, and a burst of 20 orders."""
     grow, shrink = Scene(3, (Target(4, moved=1),)), Scene(3, (Target(2),))
     in_a_step = [Scene(3, (), (Kill(Who.HOLDERS, point),)) for point in AMONG_HOLDERS]
     leader = Scene(3, (), (Kill(Who.LEADER, Point.ANY_TIME), Kill(Who.HOLDERS, Point.RECOVERING)))

@@ -1,13 +1,13 @@
-"""What is trained: a small convolutional network, by SGD and by LBFGS, and a small transformer, with everything whose bits are
-easily lost.
+"""Models and training loop: a small convolutional network, with SGD or LBFGS, and a small transformer, with every feature of
+which bits are easily lost.
 
     ELASTIC_VIRTUAL_WORKERS=4 python -m verification.bits.training cnn 16 result.pt
 
-The network has batch normalization, dropout, random augmentation and SGD with momentum, or LBFGS with a line search, which
-evaluates the loss of each step several times; the transformer has dropout, AdamW, a
-learning rate that warms up, and gradient clipping. In the last step of each epoch one virtual worker has no sample. Both
-register a list that grows with every step, so that a step which is run twice, or not at all, shows there too. In their loops, as
-in other people's, schedulers and an exponential average are stepped and the weight decay is set by hand.
+The network has batch normalization, dropout, random augmentation, and SGD with momentum or LBFGS with a line search, which
+evaluates the loss of each step several times. The transformer has dropout, AdamW, a learning rate that warms up, and gradient
+clipping. In the last step of each epoch one virtual worker has no sample. Both register a list that grows with every step, so
+that a step that is run twice, or not at all, shows there too. As in other people's scripts, the loops step schedulers and an
+exponential average, and set the weight decay by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import elasticd
 
 SEED = 7  # of the job
-BATCH_SIZE = 3  # of one virtual worker
+BATCH_SIZE = 3  # per virtual worker
 STEPS_PER_EPOCH = 12
 SIDE = 8  # of an image, in pixels
 TOKENS = 12  # of a sentence
@@ -36,7 +36,7 @@ WIDTH = 24
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model with all that belongs to its training."""
+    """A model with its data, optimizer and scheduler."""
 
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
@@ -44,14 +44,14 @@ class Recipe:
     max_grad_norm: float | None
     dataset: Callable[[int], Any]
     loss: Callable[[nn.Module, Any], torch.Tensor]
-    evaluates_again: bool = False  # the optimizer wants the loss several times in a step, by a closure
+    evaluates_again: bool = False  # the optimizer evaluates the loss several times per step, by a closure
 
 
 # ---------------------------------------------------------------------------------------------------- the network
 
 
 class Images(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random images, seen through noise that is drawn anew each time."""
+    """Random images, with noise that is drawn at each access."""
 
     def __init__(self, size: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -88,7 +88,7 @@ def _label_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Transformer(nn.Module):
-    """Predicts the next word."""
+    """Predicts the next token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ MODELS = {
 
 
 def build(recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-    """The model as the training begins, its optimizer and scheduler."""
+    """Return the model at the beginning of the training, its optimizer and its scheduler."""
     torch.manual_seed(SEED)
     model = recipe.build()
     optimizer = recipe.optimizer(model)
@@ -157,17 +157,17 @@ def build(recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim
 
 
 def dataset_size(virtual_workers: int) -> int:
-    """In an epoch's last step there is a sample for all but one."""
+    """Return the number of samples with which all virtual workers but one have a sample in an epoch's last step."""
     return (STEPS_PER_EPOCH - 1) * virtual_workers * BATCH_SIZE + virtual_workers - 1
 
 
 def gradient_size(model: nn.Module) -> float:
-    """A number that depends on all of the global gradient."""
+    """Return a number that depends on every element of the global gradient."""
     return float(sum(p.grad.abs().sum() for p in model.parameters() if p.grad is not None))
 
 
 def train(name: str, run: elasticd.Run, epochs: int) -> dict[str, Any]:
-    """Train `name` of MODELS. Returns all that the training ends with."""
+    """Train `name` of MODELS. Returns the final state."""
     recipe = MODELS[name]
     model, optimizer, scheduler = build(recipe)
     seen: list[float] = []
@@ -212,7 +212,7 @@ def train(name: str, run: elasticd.Run, epochs: int) -> dict[str, Any]:
 
 
 def document(model: nn.Module, optimizer: Any, scheduler: Any, beside: dict[str, Any]) -> dict[str, Any]:
-    """What is compared: parameters and buffers, the optimizer's and the scheduler's state, and what is kept beside them."""
+    """Return the state that is compared: parameters, buffers, optimizer, scheduler, and values kept beside them."""
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -222,7 +222,7 @@ def document(model: nn.Module, optimizer: Any, scheduler: Any, beside: dict[str,
 
 
 def save(what: dict[str, Any], path: str) -> None:
-    """Write it so that the file is complete as soon as it has its name."""
+    """Save atomically: the file is complete as soon as it has its name."""
     torch.save(what, path + ".part")
     os.replace(path + ".part", path)
 

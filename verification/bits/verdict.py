@@ -1,4 +1,4 @@
-"""Whether a history went as it must: no bit differs, no step is lost, only the one in flight is repeated, nobody is stuck."""
+"""Judgement of a history: no bit differs, no step is lost, only the step in flight is repeated, no worker is stuck."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .station import slot_of
 from .worker import path_of
 
 AT_ONCE_S = 0.1
-MOST_REPEATED = 2  # the step in flight, and the one before if only workers that are dead had applied it
+MOST_REPEATED = 2  # the step in flight, and the one before if only dead workers had applied it
 LOG_LINES = 40
 
 
 @dataclass
 class Verdict:
-    """What one history was, in numbers, and all that was wrong with it."""
+    """Figures of one history, and its problems."""
 
     seed: int
     model: str
@@ -40,9 +40,9 @@ class Verdict:
     repeated_steps: int = 0
     lost_steps: int = 0
     restarts: int = 0
-    results: int = 0  # workers that ended with the whole training
+    results: int = 0  # workers that completed the training
     differing_bits: int = 0
-    restarted: list[str] = field(default_factory=list)  # why, in the controller's words
+    restarted: list[str] = field(default_factory=list)  # reasons of restarts, in the controller's words
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -54,7 +54,7 @@ class Verdict:
 
 
 def differing_bits(left: Any, right: Any) -> int:
-    """How many bits of two documents differ; what is there on one side only counts as a whole."""
+    """Return the number of bits in which two documents differ; a part that only one has counts as a whole."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return _differing_in_tensors(left, right)
     if isinstance(left, dict) and isinstance(right, dict):
@@ -79,12 +79,11 @@ def _differing_in_tensors(left: torch.Tensor, right: torch.Tensor) -> int:
 
 
 def repeated_and_lost(journals: dict[str, list[Entry]]) -> tuple[int, int, int]:
-    """Steps that were begun again in a later generation, the most of them in one generation, and steps that a generation began
-    before although one of its members had applied them.
-    """
+    """Return the steps that were begun again in a later generation, the most of them in one generation, and the steps that a
+    generation began before although one of its members had applied them."""
     first: dict[int, int] = {}  # generation -> the first step begun in it
     begun: dict[int, set[int]] = {}
-    had: dict[int, int] = {}  # generation -> the furthest step that a member had applied when it came
+    had: dict[int, int] = {}  # generation -> the furthest step that a member had applied at its beginning
     for entries in journals.values():
         applied, known = -1, set[int]()
         for entry in entries:
@@ -107,7 +106,7 @@ def repeated_and_lost(journals: dict[str, list[Entry]]) -> tuple[int, int, int]:
 
 
 def joins_in(journals: dict[str, list[Entry]]) -> int:
-    """Workers that have come into a training that was under way, and have applied a step in it."""
+    """Return the number of workers that joined a training under way, and applied a step in it."""
     return sum(
         bool(entries) and entries[0].step > 0 and any(e.what == "applied" for e in entries)
         for entries in journals.values()
@@ -118,7 +117,7 @@ def joins_in(journals: dict[str, list[Entry]]) -> int:
 
 
 def judge(course: Course, model: str, virtual_workers: int, steps: int, reference: dict[str, Any] | None) -> Verdict:
-    """reference: what the training must end with; None: this is the first."""
+    """Judge a history. reference: the result that the training must have; None: this is the first run."""
     journals = {
         worker: read_journal(path_of(course.directory, slot_of(worker), "journal")) for worker in course.exit_codes
     }
@@ -187,7 +186,7 @@ def _find_problems(
 
 
 def tail(course: Course, worker: str) -> str:
-    """The end of a worker's log."""
+    """Return the end of a worker's log."""
     path = path_of(course.directory, slot_of(worker), "log")
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return "\n".join(lines[-LOG_LINES:])

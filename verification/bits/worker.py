@@ -1,4 +1,4 @@
-"""A worker's process: the training script of `training`, in the environment that an agent makes, with points in it."""
+"""A worker's process: the training script of `training`, in the environment that an agent creates, with points in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import elasticd
-from elasticd.worker.run import join  # now, not in the worker: the nursery forks what it has imported
+from elasticd.worker.run import join  # at the top, so that the nursery has imported it before it forks
 
 from . import training
 from .points import Board, Fuse, Journal, install
@@ -20,7 +20,7 @@ from .points import Board, Fuse, Journal, install
 
 @dataclass(frozen=True)
 class Errand:
-    """What a worker is told when it is forked."""
+    """Parameters of a forked worker."""
 
     worker: str
     slot: int  # on the board
@@ -34,12 +34,12 @@ class Errand:
 
 
 def path_of(directory: Path, slot: int, kind: str) -> Path:
-    """kind: "log", "journal" or "result"."""
+    """Return the path of a worker's file. kind: "log", "journal" or "result"."""
     return directory / f"{slot}.{kind}"
 
 
 def warm_up() -> None:
-    """Import and load what a worker's first step would, without ever having a second thread."""
+    """Import and load what a worker's first step would, without starting a second thread."""
     torch.set_num_threads(1)
     for recipe in training.MODELS.values():
         model, optimizer, scheduler = training.build(recipe)
@@ -51,7 +51,7 @@ def warm_up() -> None:
 
 
 def begin(errand: Errand) -> Journal:
-    """Make this process a worker with a log, an environment and points of its own."""
+    """Set this process up as a worker with its own log, environment and points."""
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(errand.path("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -65,7 +65,7 @@ def begin(errand: Errand) -> Journal:
 
 
 def run(errand: Errand) -> None:
-    """The whole life of a worker, up to the end of the script; the interpreter ends as it always does."""
+    """Run a worker's script to its end; the interpreter exits as usual."""
     begin(errand)
     assert elasticd.join is join
     document = training.train(errand.model, join(seed=training.SEED), errand.epochs)

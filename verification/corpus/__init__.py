@@ -1,9 +1,9 @@
-"""A corpus of small training scripts in the manner of public training code: each ends with the same bits in every history, or
-is told by name that it does not.
+"""Corpus of small training scripts in the style of public training code. Each must end with the same bits in every history, or be
+refused or named in a message.
 
     python -m verification.corpus [--quick] [--only NAME,NAME] [--jobs 2] [--write docs/reports/corpus.md]
 
-`index` lists the scripts with the idiom that each stands for, and what is expected of it. `worker` runs one of them in a
-process, `course` drives a job of such processes through a history with the product's own controller and agent, `verdict` says
-what became of it, `table` writes the verdicts down.
+`index` lists the scripts with the idiom that each represents, and the expected verdict. `worker` runs one of them in a process,
+`course` drives a job of such processes through a history with the product's own controller and agent, `verdict` judges the result,
+and `table` writes the verdicts.
 """

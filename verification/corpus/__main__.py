@@ -1,6 +1,6 @@
 """python -m verification.corpus [--quick] [--only NAME,NAME] [--jobs 2] [--fixed | --as-written] [--write docs/reports/corpus.md]
 
-Exit code 0: every script ended as the index expects, and none with other bits in silence.
+Exit code 0: every script ended as the index expects, and none ended with other bits without a message.
 """
 
 from __future__ import annotations

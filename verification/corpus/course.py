@@ -1,8 +1,7 @@
-"""One history of one script: the product's controller and agent in this process, workers as real processes.
+"""One history of one script: the product's controller and agent in this process, with workers as real processes.
 
-The history is counted in steps, so that it is the same whenever it is run: 1 -> 3 in the middle of an epoch, the first worker
-killed, 2 at an epoch's edge, 3 in a later epoch. What the controller makes of a worker that refuses to join is the product's,
-too.
+The history is counted in steps, so that it is the same in every run: 1 -> 3 workers in the middle of an epoch, the first worker
+killed, 2 at the end of an epoch, 3 in a later epoch. The product's controller also handles workers that refuse to join.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from .worker import FRESH
 
 VIRTUAL_WORKERS = 4
 CHECKPOINT_EVERY_S = 1e9
-PACE_S = 0.01  # between two steps when nothing is to happen
-ACT_PACE_S = 0.12  # while something happens
-LONG_PACE_S = 0.8  # while something happens that takes longer than PROMPT_S: most scripts have 32 steps
+PACE_S = 0.01  # between two steps outside acts
+ACT_PACE_S = 0.12  # between two steps during an act
+LONG_PACE_S = 0.8  # during an act that takes longer than PROMPT_S: most scripts have 32 steps
 PROMPT_S = 1.0
-ACT_S = 20.0  # an order that has not been reached by then will not be: the history goes on
-FRESH_FACTOR = 3.0  # where each worker is an interpreter of its own, which imports torch first: all of it takes longer
+ACT_S = 20.0  # time limit of an order, after which the history goes on without it
+FRESH_FACTOR = 3.0  # on times, where each worker is a new interpreter that has to import torch
 LONGEST_S = 150.0  # of a history
 MOST_FAILURES = 6
 
 
 @dataclass(frozen=True)
 class Act:
-    """When `step` steps have been applied: `share` workers from now on, or, where it is 0, the oldest worker is killed."""
+    """After `step` applied steps: set `share` workers, or, where it is 0, kill the oldest worker."""
 
     step: int
     share: int = 0
@@ -45,7 +44,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Story:
-    """A history. It begins with so many workers."""
+    """Acts of a history, with the initial number of workers."""
 
     name: str
     share: int
@@ -53,7 +52,7 @@ class Story:
 
 
 def stories(quick: bool) -> tuple[Story, ...]:
-    """Scripts of the corpus have epochs of eight steps, and about four of them."""
+    """Return the histories. Scripts of the corpus have epochs of eight steps, and about four of them."""
     resized = Story("1-3-kill-2-3", 1, (Act(3, 3), Act(10), Act(16, 2), Act(19, 3)))
     return (resized,) if quick else (resized, Story("2", 2), Story("edges", 2, (Act(8, 1), Act(16, 3))))
 
@@ -63,25 +62,25 @@ ALONE = Story("1", 1)
 
 @dataclass
 class Ending:
-    """What a history ended with."""
+    """Result of a history."""
 
     story: str
     phase: str = ""
     reason: str = ""
     seconds: float = 0.0
     steps: int = 0
-    most: int = 0  # workers that trained at the same time
+    most: int = 0  # largest number of workers that trained at the same time
     missed: int = 0  # orders that were never reached
     saved: dict[str, str] = field(default_factory=dict)  # digests of files, by name
-    models: dict[str, str] = field(default_factory=dict)  # digests of the model on each worker that came to the end
-    codes: dict[str, int] = field(default_factory=dict)  # exit codes of workers that nobody ended
-    errors: list[str] = field(default_factory=list)  # the last lines of workers that failed
+    models: dict[str, str] = field(default_factory=dict)  # digests of the final model, by worker
+    codes: dict[str, int] = field(default_factory=dict)  # exit codes of workers that ended by themselves
+    errors: list[str] = field(default_factory=list)  # the last lines of failed workers
     warnings: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)  # of the controller
 
 
 def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, story: Story, fresh: bool) -> Ending:
-    """Run the script through the story in a new directory, which a working directory with all sources is made in."""
+    """Run the script through the story in a new directory, with a working directory that contains all sources."""
     shutil.rmtree(directory, ignore_errors=True)
     (directory / "work").mkdir(parents=True)
     for path in sources.glob("*.py"):
@@ -96,7 +95,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
     try:
         station.aim(station.free_gpus()[: story.share])
         acts, target, ordered_s = list(story.acts), story.share, began
-        failures, gone = 0, ""  # at the last order: how many workers had failed, and who was killed
+        failures, gone = 0, ""  # number of failed workers and the killed worker at the last order
         pace.seconds = ACT_PACE_S if story.share > 1 else PACE_S
         while not (station.job.final and not station.pids):
             station.turn()
@@ -125,7 +124,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
                     present = [entry.gpu.index for entry in station.job.workers]
                     stay = present[: act.share]
                     station.aim([*stay, *station.free_gpus()[: act.share - len(stay)]])
-                elif len(station.holders()) > 1:  # with one alone there would be nobody left with the state
+                elif len(station.holders()) > 1:  # a single worker is the only holder of the state
                     oldest = min(station.holders(), key=slot_of)
                     killed.add(oldest)
                     gone = oldest
@@ -164,7 +163,7 @@ class _Station(Station):
 
 
 class _Fresh:
-    """A nursery whose workers get interpreters of their own."""
+    """A nursery with a new interpreter for each worker."""
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
@@ -181,7 +180,7 @@ _WARNING = re.compile(r"\b(?:WARNING|\w*Warning)\b")
 
 
 def _error(text: str) -> str:
-    """The last exception's line, with the lines of its message; else the last line of all."""
+    """Return the last exception's line with the lines of its message; without an exception, the last line."""
     lines = [line for line in text.splitlines() if line.strip()]
     for place in range(len(lines) - 1, -1, -1):
         if _ERROR.match(lines[place]):

@@ -1,4 +1,4 @@
-"""`elasticctl check` on a script of the corpus: how much of what a cluster finds shows at a desk already."""
+"""`elasticctl check` on a script of the corpus: how many of the cluster's findings it makes without a cluster."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ LIMIT_S = 900.0
 
 @dataclass(frozen=True)
 class Check:
-    """What the command has said about one script."""
+    """Result of the command for one script."""
 
     script: str
     verdict: str  # "same bits", "differs", "refused" or "could not run"
-    named: bool  # a finding has the name that the index expects
+    named: bool  # a finding contains the name that the index expects
     seconds: float
 
     @property
     def found(self) -> bool:
-        """The command has said that the script is not elastic as written. That it could not run says nothing."""
+        """Whether the command says that the script is not elastic as written. "could not run" is no such finding."""
         return self.verdict in ("differs", "refused")
 
 

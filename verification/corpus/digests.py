@@ -1,4 +1,4 @@
-"""Digests of what a script ends with, whatever it is made of."""
+"""Digests of a script's final state, of any type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def digest(value: Any) -> str:
-    """A digest of all bits of `value`: tensors, arrays, containers of them, and whatever else by its `repr`."""
+    """Return a digest of all bits of `value`: tensors, arrays and containers of them; other values by their `repr`."""
     hashed = hashlib.sha256()
     _feed(hashed, value)
     return hashed.hexdigest()[:16]
@@ -38,7 +38,7 @@ def _feed(hashed: Any, value: Any) -> None:
 
 
 def files(directory: Path) -> dict[str, str]:
-    """Digests of what the script has written, by the files' names. Its own source is not among them."""
+    """Return digests of the files that the script has written, by name, without its source."""
     found = {}
     for path in sorted(directory.rglob("*.pt")):
         if not path.name.startswith("."):

@@ -1,4 +1,4 @@
-"""The scripts of the corpus: what is expected of each, by which name it has to be told, and the line that mends it."""
+"""Scripts of the corpus: the expected verdict, the name that a message must contain, and the line that mends the script."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SOURCES = Path(__file__).parent / "scripts"
 
 
 class Expected(enum.Enum):
-    """equal: the same bits in every history, and no message. found: refused, not grown, or named. either: whichever, but not in
-    silence with other bits."""
+    """equal: the same bits in every history, and no message. found: refused, not grown, or named. either: any verdict but other
+    bits without a message."""
 
     EQUAL = "equal"
     FOUND = "found"
@@ -25,14 +25,14 @@ EQUAL, FOUND, EITHER = Expected.EQUAL, Expected.FOUND, Expected.EITHER
 
 @dataclass(frozen=True)
 class Script:
-    """One script. The idiom that it stands for is the first line of its docstring."""
+    """One script. The first line of its docstring names the idiom that it represents."""
 
     name: str
     expected: Expected
-    variable: str = ""  # what a message has to name
-    line: str = ""  # the kind of line that mends it
-    fix: tuple[tuple[str, str], ...] = ()  # replacements in the source that make the version with that line
-    fresh: bool = False  # its result depends on how an interpreter begins
+    variable: str = ""  # name that a message must contain
+    line: str = ""  # kind of line that mends the script
+    fix: tuple[tuple[str, str], ...] = ()  # replacements in the source that add that line
+    fresh: bool = False  # its result depends on the interpreter's start
 
     @property
     def idiom(self) -> str:
@@ -41,7 +41,7 @@ class Script:
         return text.splitlines()[0]
 
     def source(self, fixed: bool = False) -> str:
-        """Raises ValueError if the source has not what the fix replaces."""
+        """Return the source. Raises ValueError if it lacks a text that the fix replaces."""
         text = (SOURCES / f"{self.name}.py").read_text()
         for old, new in self.fix if fixed else ():
             if old not in text:
@@ -50,7 +50,7 @@ class Script:
         return text
 
     def write(self, directory: Path, fixed: bool) -> None:
-        """The script, and the modules that scripts share, into a working directory."""
+        """Write the script, and the modules that scripts share, into a working directory."""
         for path in SOURCES.glob("shared_*.py"):
             shutil.copy(path, directory)
         (directory / f"{self.name}.py").write_text(self.source(fixed))

@@ -1,4 +1,4 @@
-"""What a process of the pool does: all histories of one script after the other, with a nursery of its own."""
+"""Task of a process of the pool: all histories of one script, with the process's own nursery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def begin() -> None:
 
 
 def run_script(work: str, name: str, fixed: bool, quick: bool) -> Verdict:
-    """All histories of a script, in a process that has a nursery."""
+    """Run all histories of a script, in a process that has a nursery."""
     assert _nursery is not None
     script = BY_NAME[name]
     directory = Path(work, f"{name}{'-fixed' if fixed else ''}")

@@ -1,4 +1,4 @@
-"""The verdicts as a page, and as JSON. What a run does not say anew is kept from the page as it was."""
+"""The verdicts as a page and as JSON. Cells without a new verdict keep their content."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ VERDICTS = ("expected", "before", "now", "with the line", "check")
 
 _SCRIPT = re.compile(r"- `(\w+)`: ")
 FOUND = (Kind.NAMED, Kind.REFUSED)
-FOUND_IN_CLUSTER = tuple(kind.value for kind in FOUND)  # how a cell begins
-FOUND_AT_DESK = 0.95  # of the scripts that a cluster finds
+FOUND_IN_CLUSTER = tuple(kind.value for kind in FOUND)  # beginnings of a cell
+FOUND_AT_DESK = 0.95  # required fraction of the scripts that a cluster finds
 
 
 def line(verdict: Verdict) -> str:
-    """One script in one line."""
+    """Return a script's line."""
     name = f"{verdict.script}{' +line' if verdict.fixed else ''}"
     mark = "  " if verdict.expected else "! "
     bits = f" (other bits: {', '.join(verdict.other_bits)})" if verdict.other_bits else ""
@@ -54,7 +54,7 @@ def line(verdict: Verdict) -> str:
 
 
 def counts(verdicts: Sequence[Verdict]) -> str:
-    """How many of each kind."""
+    """Return the number of verdicts of each kind."""
     lines = []
     for fixed in (False, True):
         kinds = Counter(verdict.kind.value for verdict in verdicts if verdict.fixed is fixed)
@@ -78,7 +78,7 @@ def _cell(verdict: Verdict) -> str:
 
 
 def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
-    """Write the page anew. before: these verdicts are those of the column `before`, too."""
+    """Rewrite the page. before: these verdicts also fill the column `before`."""
     rows = _read(path)
     for verdict in verdicts:
         row = rows[verdict.script]
@@ -92,7 +92,7 @@ def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
 
 
 def write_checks(path: Path, checks: Sequence[Check]) -> None:
-    """Write the page anew with these verdicts of `elasticctl check`."""
+    """Rewrite the page with these verdicts of `elasticctl check`."""
     rows = _read(path)
     for each in checks:
         rows[each.script]["check"] = each.verdict
@@ -100,7 +100,7 @@ def write_checks(path: Path, checks: Sequence[Check]) -> None:
 
 
 def compare_checks(path: Path, checks: Sequence[Check]) -> tuple[str, bool]:
-    """How many of the scripts that the cluster has found, by the page, `elasticctl check` finds; and whether they are enough."""
+    """Return how many of the scripts found by the cluster, as on the page, `elasticctl check` finds, and whether they suffice."""
     rows = _read(path)
     finds = [each for each in checks if rows[each.script].get("now", "").startswith(FOUND_IN_CLUSTER)]
     missed = sorted(each.script for each in finds if not each.found)
@@ -139,11 +139,11 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
 
 
 def read_json(path: Path) -> list[Verdict]:
-    """The verdicts of an earlier run, without their endings."""
+    """Read the verdicts of an earlier run, without their endings."""
     return [Verdict(**{**each, "kind": Kind(each["kind"]), "endings": []}) for each in json.loads(path.read_text())]
 
 
 def write_json(path: Path, verdicts: Sequence[Verdict]) -> None:
-    """All of it."""
+    """Write all verdicts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([verdict.plain() for verdict in verdicts], indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What became of one script: its histories beside the one in which a single worker has trained all the time."""
+"""Verdict on one script: its histories compared with a run of a single worker throughout."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LIBRARY = (
     "No gradient depends on it",
     "run for nothing",
 )  # in a line: the message is the library's, not Python's
-NO_NAMING = ("has lost its initial values",)  # of a worker that an unlucky end has met: nothing of the script is said
+NO_NAMING = ("has lost its initial values",)  # of a worker ended at an unlucky moment: says nothing about the script
 TOLD = (
     exits.DIVERGED,
     exits.DISAGREED,
     84,
     85,
-)  # exit codes that say that a worker is unlike the others, or has other code
+)  # exit codes of a worker that differs from the others, or has other code
 
 
 class Kind(enum.Enum):
-    """equal: the same bits, and no message. named: a worker was not let in, or a warning was given. refused: the script did not
+    """equal: the same bits, and no message. named: a worker was not admitted, or a warning was given. refused: the script did not
     run. silent: other bits, no message. crashed: an error that is not the library's, or no end."""
 
     EQUAL = "equal"
@@ -41,27 +41,27 @@ class Kind(enum.Enum):
 
 @dataclass
 class Verdict:
-    """Of one script, as written or with the named line added."""
+    """Verdict on a script, as written or with the named line added."""
 
     script: str
     fixed: bool
     kind: Kind
-    expected: bool  # the kind is one of those expected
-    named: bool = False  # a message has the variable's name
+    expected: bool  # the kind is an expected one
+    named: bool = False  # a message contains the variable's name
     other_bits: list[str] = field(default_factory=list)  # histories with other bits
-    repeatable: bool = True  # with one worker throughout it ends with the same bits each time; asked where bits differ
+    repeatable: bool = True  # runs with one worker end with the same bits; tested where bits differ
     missed: int = 0  # orders of all histories that were not reached
     message: str = ""
     seconds: float = 0.0
     endings: list[Ending] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields for JSON."""
         return {**asdict(self), "kind": self.kind.value}
 
 
 def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> Verdict:
-    """The worst of all histories."""
+    """Return the worst verdict over all histories."""
     every = [alone, *endings]
     messages = [text for each in every for text in (*each.errors, *each.warnings)]
     messages = [text for text in messages if not any(words in text for words in NO_NAMING)]

@@ -1,7 +1,7 @@
-"""A worker's process: one script of the corpus, run as `python NAME.py` would, in the environment that an agent makes.
+"""A worker's process: one script of the corpus, run as `python NAME.py` would, in the environment that an agent creates.
 
-Most workers are forks of a nursery, which has imported torch. A script whose result depends on how an interpreter begins, such
-as one with the order of a set in it, gets an interpreter of its own.
+Most workers are forks of a nursery, which has imported torch. A script with a result that depends on the interpreter's start,
+such as the order of a set, gets its own interpreter.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..bits.worker import Errand, begin
 from ..scripts.worker import Pace
 from .digests import digest
 
-FRESH = "CORPUS_FRESH_INTERPRETER"  # set: the script gets an interpreter of its own
+FRESH = "CORPUS_FRESH_INTERPRETER"  # if set, the script gets its own interpreter
 
 
 def warm_up() -> None:
-    """Import what the scripts import, without ever having a second thread."""
+    """Import what the scripts import, without starting a second thread."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     model = torch.nn.Linear(1, 1)
@@ -43,7 +43,7 @@ def warm_up() -> None:
 
 
 def run(errand: Errand) -> None:
-    """The whole life of a forked worker, up to the end of the script."""
+    """Run a forked worker's script to its end."""
     if FRESH in errand.variables:
         environment = {**os.environ, **errand.variables}
         os.execve(sys.executable, [sys.executable, "-m", __name__, json.dumps(asdict(errand))], environment)
@@ -53,7 +53,7 @@ def run(errand: Errand) -> None:
 
 
 def play(errand: Errand) -> None:
-    """Run the script, and leave digests of what it ends with."""
+    """Run the script, and write digests of its final state."""
     begin(errand)
     directory = Path(errand.directory)
     pace = Pace(directory / "pace")

@@ -1,1 +1,1 @@
-"""Promises of deadlines under random workloads, in simulations: no admitted job may be late."""
+"""Deadline guarantees under random workloads, in simulations: no admitted job may be late."""

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from .workloads import Verdict, judged
 
 ALL = "all"
-AT_ONCE = 50  # workloads that a process is handed at a time
+AT_ONCE = 50  # workloads per task of a process
 
 
 def _each(seeds: Sequence[int], processes: int) -> Iterator[Verdict]:

@@ -1,8 +1,8 @@
-"""Random workloads with deadlines, random terms on which these are promised, and who was late.
+"""Random workloads with deadlines, random terms of admission, and the jobs that were late.
 
-A case is all that its seed draws: the jobs, the policy, the stages around it, the terms, and what changes of GPUs cost. Costs are
-never above what the terms allow for them, and every job is as long as it says: then an admitted job that is late is an error of
-the scheduler, not a surprise.
+A case consists of all that its seed draws: jobs, policy, admission and packing, terms, and costs of changes of GPUs. Costs never
+exceed the allowance in the terms, and every job is as long as declared. So an admitted job that is late is an error of the
+scheduler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GPUS = 8
 LATE_S = 1e-6  # rounding of the clock
 OWN = "elasticflow"
 BESIDE = ("elastic", "afs-l", "afs-p", "max-min", "optimus")
-USERS = (5.0, 0.5)  # start_s and resize_s of whoever sets neither
+USERS = (5.0, 0.5)  # default start_s and resize_s
 ALLOWANCES: tuple[tuple[Costs, tuple[float, float]], ...] = (  # costs, and terms that cover them
     (NONE, USERS),
     (NONE, (0.0, 0.0)),
@@ -40,7 +40,7 @@ ALLOWANCES: tuple[tuple[Costs, tuple[float, float]], ...] = (  # costs, and term
 
 
 def curves(rng: random.Random, dents: bool) -> Curves:
-    """Some concave ones; with `dents` some are not."""
+    """Return some concave speed-up curves; with `dents`, also some that are not concave."""
     found = [np.arange(GPUS + 1) ** power for power in (0.4, 0.6, 0.8, 1.0)]
     if dents:
         found += [np.array([0.0, *np.cumsum([rng.choice([0.1, 0.5, 1.0]) for _ in range(GPUS)])]) for _ in range(3)]
@@ -50,9 +50,9 @@ def curves(rng: random.Random, dents: bool) -> Curves:
 def workload(
     seed: int, dents: bool = False, best_effort: float = 0.2, soft: float = 0.1, turns: bool = False
 ) -> Workload:
-    """Up to forty jobs that come faster than they can be served; deadlines are as in ElasticFlow 6.1, and tighter.
+    """Draw up to forty jobs that arrive faster than they can be served; deadlines as in ElasticFlow 6.1, and tighter.
 
-    `turns`: they come several at a time.
+    turns: several arrive at a time.
     """
     rng = random.Random(seed)
     count = rng.randint(2, 40)
@@ -82,7 +82,7 @@ def workload(
 
 @dataclass(frozen=True)
 class Case:
-    """`document`: a policy file; `costs`: what changes of a job's GPUs cost."""
+    """A random case. `document`: a policy file; `costs`: of changes of a job's GPUs."""
 
     seed: int
     load: Workload
@@ -92,7 +92,7 @@ class Case:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What it has in common with others; each is counted for itself."""
+        """Return the properties by which cases are counted."""
         terms = self.document["admission"]["parameters"]
         return (
             OWN if self.document["policy"] == OWN else "beside another policy",
@@ -104,7 +104,7 @@ class Case:
 
 
 def drawn(seed: int) -> Case:
-    """The case of a seed."""
+    """Return the case of a seed."""
     rng = random.Random(f"case {seed}")
     costs, (start_s, resize_s) = rng.choice(ALLOWANCES)
     policy = rng.choice((OWN, rng.choice(BESIDE)))
@@ -130,7 +130,7 @@ def drawn(seed: int) -> Case:
 
 
 def replay(case: Case) -> Result:
-    """What the simulator makes of it."""
+    """Simulate a case."""
     scheduler = load_scheduler(case.document, f"case {case.seed}")
     assert case.load.deadline_s is not None
     setup = Setup(Assigned(case.load, case.load.deadline_s), case.cluster, case.costs, seed=0)
@@ -138,14 +138,14 @@ def replay(case: Case) -> Result:
 
 
 def promised(load: Workload, found: Result) -> Ints:
-    """The jobs with hard deadlines that were admitted, by number."""
+    """Return the numbers of the admitted jobs with hard deadlines."""
     assert load.deadline_s is not None
     assert load.soft is not None
     return np.flatnonzero(~np.isnan(load.deadline_s) & (load.soft == 0) & ~found.refused)
 
 
 def late_s(load: Workload, found: Result) -> dict[JobId, float]:
-    """Who was promised a deadline and ended after it, and by how much; inf: it never ended."""
+    """Return the admitted jobs that ended after their deadline, with their lateness (s); inf: never ended."""
     assert load.deadline_s is not None
     jobs = promised(load, found)
     after_s = np.where(np.isnan(found.end_s[jobs]), math.inf, found.end_s[jobs] - load.deadline_s[jobs])
@@ -154,8 +154,8 @@ def late_s(load: Workload, found: Result) -> dict[JobId, float]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a case, `settings` as there. `deadlines`: jobs with hard ones; `admitted`: those of them that were promised;
-    `late_s`: those of these that were late, and by how much; `changes`: of shares while jobs ran."""
+    """Verdict on a case, with its `settings`. `deadlines`: jobs with hard ones; `admitted`: those of them that were admitted;
+    `late_s`: lateness of those that were late (s); `changes`: of shares while jobs ran."""
 
     seed: int
     settings: tuple[str, ...]
@@ -166,7 +166,7 @@ class Verdict:
 
 
 def judged(seed: int) -> Verdict:
-    """What has become of the case of a seed."""
+    """Judge the case of a seed."""
     case = drawn(seed)
     found = replay(case)
     assert case.load.deadline_s is not None

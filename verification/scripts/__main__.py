@@ -1,7 +1,7 @@
 """python -m verification.scripts [--quick] [--only own,fabric] [--history "leader killed"] [--seed 1]
 
-Exit code 0: every script, in every history, ended with what it ends with alone. Scripts whose framework is not installed are
-skipped, and the table says so.
+Exit code 0: in every history, every script ended with the same result as alone. Scripts with a framework that is not installed
+are skipped, and the table says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import acts, table, torchrun, worker
 from .course import Alone, Course, Stuck, Verdict, train_alone
 
 VIRTUAL_WORKERS = 4
-SCRIPTS: dict[str, tuple[str, ...]] = {  # what each needs besides torch
+SCRIPTS: dict[str, tuple[str, ...]] = {  # requirements of each besides torch
     "own": (),
     "shards": (),
     "trainer": ("transformers", "accelerate"),
@@ -31,7 +31,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {  # what each needs besides torch
     "fabric": ("lightning",),
     "lightning_trainer": ("lightning",),
 }
-TORCHRUN = "ddp"  # the script that is compared with itself as it was, under torchrun
+TORCHRUN = "ddp"  # script that is compared with its original under torchrun
 
 
 def arguments() -> argparse.Namespace:
@@ -46,13 +46,13 @@ def arguments() -> argparse.Namespace:
 
 
 def missing(script: str) -> str:
-    """Why a script cannot run here; empty: it can."""
+    """Return why a script cannot run here; "" if it can."""
     lacking = [module for module in SCRIPTS[script] if importlib.util.find_spec(module) is None]
     return f"{', '.join(lacking)} not installed" if lacking else ""
 
 
 def run_script(nursery: Nursery, work: Path, script: str, stories: tuple[acts.Story, ...]) -> list[Verdict]:
-    """All histories of a script, each with its line."""
+    """Run all histories of a script, and print a line for each."""
     directory = work / script
     directory.mkdir()
     try:
@@ -84,7 +84,7 @@ def main() -> int:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     work = Path(tempfile.mkdtemp(prefix="scripts-"))
     verdicts: list[Verdict] = []
-    differing: dict[str, int] = {}  # bits, from real DDP
+    differing: dict[str, int] = {}  # bits that differ from real DDP, by script
     try:
         with Nursery(worker.__name__, *names) as nursery:
             for name in names:

@@ -1,4 +1,4 @@
-"""What happens in a history: pure functions of a seed. An act begins when the one before is over."""
+"""Events of a history, as pure functions of a seed. An act begins when the one before is over."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import random
 from dataclasses import dataclass
 
 RESIZES = 20
-KILLS = 8  # among them
-DELAY_S = 0.5  # after an order, the longest time until somebody is killed
+KILLS = 8  # among these resizes
+DELAY_S = 0.5  # longest time between an order and a kill
 
 
 class Victim(enum.Enum):
-    """Who is killed."""
+    """The worker that is killed."""
 
     LEADER = "leader"
-    ANYBODY = "anybody"  # newcomers, too
+    ANYBODY = "anybody"  # newcomers included
 
 
 @dataclass(frozen=True)
 class Resize:
-    """To so many GPUs, at least `moved` of them others than now; `victim` is killed `after_s` after the order."""
+    """Resize to `share` GPUs, at least `moved` of them other ones than now; `victim` is killed `after_s` after the order."""
 
     share: int
     moved: int = 0
@@ -30,21 +30,21 @@ class Resize:
 
 @dataclass(frozen=True)
 class Kill:
-    """One worker is killed, and replaced."""
+    """Kill one worker, which is replaced."""
 
     victim: Victim
 
 
 @dataclass(frozen=True)
 class Preempt:
-    """All GPUs go to others; when nobody is left the job gets so many back."""
+    """Take all GPUs away; when all workers have left, give the job `share` GPUs again."""
 
     share: int
 
 
 @dataclass(frozen=True)
 class LoseAll:
-    """All workers are killed at once, after a checkpoint has been written."""
+    """Kill all workers at once, after a checkpoint was written."""
 
 
 Act = Resize | Kill | Preempt | LoseAll
@@ -52,7 +52,7 @@ Act = Resize | Kill | Preempt | LoseAll
 
 @dataclass(frozen=True)
 class Story:
-    """One history. It begins with so many workers."""
+    """Acts of one history, with the initial number of workers."""
 
     name: str
     share: int
@@ -60,7 +60,7 @@ class Story:
 
 
 def resizes(seed: int, virtual_workers: int, count: int = RESIZES, kills: int = KILLS) -> Story:
-    """Random resizes and moves, in some of which somebody is killed while the order is carried out."""
+    """Return random resizes and moves, with kills during some of the orders."""
     rng = random.Random(f"resizes {seed}")
     share = first = rng.randint(1, virtual_workers)
     deadly = set(rng.sample(range(count), kills))
@@ -73,7 +73,7 @@ def resizes(seed: int, virtual_workers: int, count: int = RESIZES, kills: int = 
 
 
 def stories(seed: int, virtual_workers: int) -> tuple[Story, ...]:
-    """Those of the full table."""
+    """Return the histories of the full table."""
     n = virtual_workers
     leader = Kill(Victim.LEADER)
     return (
@@ -85,6 +85,6 @@ def stories(seed: int, virtual_workers: int) -> tuple[Story, ...]:
 
 
 def short(seed: int, virtual_workers: int) -> Story:
-    """A little of all of it, for a test."""
+    """Return a short history with acts of all kinds, for a test."""
     few = resizes(seed, virtual_workers, count=4, kills=1)
     return Story("all", few.share, (*few.acts, Kill(Victim.LEADER), Preempt(2), LoseAll()))

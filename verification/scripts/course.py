@@ -1,4 +1,4 @@
-"""One history: the job is driven through its acts, one after the other, and told whether it went as it must."""
+"""Driver of one history: takes the job through its acts, one after the other, and judges the result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .samples import problems, uses
 from .worker import Pace
 
 CHECKPOINT_EVERY_S = 0.2
-ACT_S = 0.5  # what an act takes, before anything is known
+ACT_S = 0.5  # initial estimate of an act's duration
 LONGEST_PACE_S = 1.0
-PATIENCE_S = 120.0  # without an applied step, an act's end, or a process's beginning or end
+PATIENCE_S = 120.0  # without an applied step, the end of an act, or the start or end of a process
 LOG_LINES = 30
-MOST_FAILURES = 3  # workers that ended with an error: from then on the history has failed
+MOST_FAILURES = 3  # workers that ended with an error, after which the history has failed
 
 
 @dataclass
 class Verdict:
-    """What became of one script in one history."""
+    """Verdict on one script in one history."""
 
     script: str
     history: str
@@ -41,11 +41,11 @@ class Verdict:
     kills: int = 0
     restarts: int = 0
     generations: int = 0
-    results: int = 0  # workers that came to the end
+    results: int = 0  # workers that reached the end of the script
     differing_bits: int = 0
-    differing_logs: int = 0  # workers whose log is not that of the script alone
-    samples: list[str] = field(default_factory=list)  # what was wrong with them
-    problems: list[str] = field(default_factory=list)  # what else was wrong
+    differing_logs: int = 0  # workers with a log that differs from that of the script alone
+    samples: list[str] = field(default_factory=list)  # problems with samples
+    problems: list[str] = field(default_factory=list)  # other problems
     log: list[str] = field(default_factory=list)
 
     @property
@@ -55,19 +55,19 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Alone:
-    """The script by itself, which the histories are compared with."""
+    """Reference result of the script alone."""
 
     document: dict[str, Any]
     steps: int
-    epoch: list[int]  # the samples of one epoch
+    epoch: list[int]  # samples of one epoch
 
 
 class Stuck(Exception):
-    """The job stands still, or is over before all has happened to it."""
+    """The job stands still, or has ended before all acts."""
 
 
 def train_alone(nursery: Nursery, directory: Path, script: str, virtual_workers: int) -> Alone:
-    """Run the script outside a cluster, in a process of its own. Raises Stuck with its output if it fails."""
+    """Run the script outside a cluster, in a child process. Raises Stuck with its output if it fails."""
     directory.mkdir()
     Board(directory / "board")
     variables = {"ELASTIC_VIRTUAL_WORKERS": str(virtual_workers)}
@@ -81,7 +81,7 @@ def train_alone(nursery: Nursery, directory: Path, script: str, virtual_workers:
 
 
 class Course:
-    """Runs a story. For one use."""
+    """Plays one story. An instance is used once."""
 
     def __init__(
         self, nursery: Nursery, directory: Path, script: str, virtual_workers: int, story: Story, alone: Alone
@@ -95,7 +95,7 @@ class Course:
         self._rng = random.Random(f"{script} {story}")
         self._verdict = Verdict(script, story.name)
         self._began = time.monotonic()
-        self._moved = (self._began, (0, 0, 0, 0))  # when something last happened, and what there was then
+        self._moved = (self._began, (0, 0, 0, 0))  # time of the last progress, and the counts at that time
         self._killed: set[str] = set()
 
     def run(self) -> Verdict:
@@ -161,7 +161,7 @@ class Course:
         return there == self._target and len(self._station.holders()) == len(self._station.pids) == len(there)
 
     def _kill(self, victim: Victim) -> None:
-        """Somebody with the state who is to stay is always spared."""
+        """Kill a worker. One worker with the state that is to stay is always spared."""
         station = self._station
         stay = [e.worker for e in station.job.workers if e.gpu.index in self._target]
         holders = [worker for worker in station.holders() if worker in stay]
@@ -231,7 +231,7 @@ class Course:
         if record.phase is not JobPhase.FINISHED:
             verdict.problems.append(f"the job has not finished: {record.phase} {record.reason}")
         for worker, code in station.exit_codes.items():
-            stopped = worker in station.told_to_stop and code < 0  # some before they could do as they were told
+            stopped = worker in station.told_to_stop and code < 0  # killed before it could obey
             if code and worker not in self._killed and not stopped:
                 verdict.problems.append(f"{worker} ended with {code}\n{_tail(self._directory, slot_of(worker))}")
         for _, document in self._results():

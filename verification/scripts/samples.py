@@ -1,4 +1,4 @@
-"""Whether each sample was used once an epoch, from what the workers have noted in every pass through the network."""
+"""Checks that each sample was used once per epoch, from what workers record in every forward pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def uses(paths: Iterable[Path]) -> dict[int, dict[int, Counter[int]]]:
-    """By step, and by the generation that ran it: how often each sample went through the network."""
+    """Return the use count of each sample, by step and by the generation that ran the step."""
     found: dict[int, dict[int, Counter[int]]] = {}
     for path in paths:
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -18,10 +18,10 @@ def uses(paths: Iterable[Path]) -> dict[int, dict[int, Counter[int]]]:
 
 
 def problems(found: dict[int, dict[int, Counter[int]]], steps: int, epoch: Sequence[int]) -> list[str]:
-    """epoch: the samples of one epoch, in any order.
+    """Return the problems with an epoch's samples. epoch: the samples of one epoch, in any order.
 
-    A step that a loss has broken off is run again in a later generation. So only the last generation that ran a step counts as
-    the one that was applied, and those before may have used some of its samples only.
+    A step that a loss has interrupted is run again in a later generation. So only the last generation that ran a step has applied
+    it; earlier ones may have used some of its samples.
     """
     said: list[str] = []
     missing = [step for step in range(steps) if step not in found]

@@ -11,7 +11,7 @@ from .course import Verdict
 
 
 def cell(verdict: Verdict) -> str:
-    """Bits, losses and samples of one script in one history, in a few words."""
+    """Return bits, losses and samples of one script in one history, in a few words."""
     if verdict.problems:
         return "FAILED"
     bits = "bits equal" if not verdict.differing_bits else f"{verdict.differing_bits} BITS DIFFER"
@@ -21,7 +21,7 @@ def cell(verdict: Verdict) -> str:
 
 
 def line(verdict: Verdict) -> str:
-    """One history in one line."""
+    """Return a history's line."""
     return (
         f"{verdict.script:12s} {verdict.history:18s} {verdict.seconds:6.1f} s  {verdict.acts:2d} acts"
         f"  {verdict.kills:2d} kills  {verdict.restarts} restarts  {verdict.generations:3d} generations"
@@ -30,7 +30,7 @@ def line(verdict: Verdict) -> str:
 
 
 def table(verdicts: Sequence[Verdict], skipped: Mapping[str, str]) -> str:
-    """Markdown: a row for each script, a column for each history."""
+    """Return a Markdown table: a row per script, a column per history."""
     histories = list(dict.fromkeys(verdict.history for verdict in verdicts))
     rows = [["script", *histories]]
     for script in dict.fromkeys(verdict.script for verdict in verdicts):
@@ -46,13 +46,13 @@ def table(verdicts: Sequence[Verdict], skipped: Mapping[str, str]) -> str:
 
 
 def story(verdict: Verdict) -> str:
-    """Everything that helps to understand a history."""
+    """Return all information on a failed history."""
     wrong = [*verdict.problems, *verdict.samples]
     return "\n".join([f"\n{verdict.script}, {verdict.history}", *wrong, *verdict.log])
 
 
 def write(path: Path, verdicts: Sequence[Verdict], skipped: Mapping[str, str], ddp: Mapping[str, int]) -> None:
-    """All of it as JSON. ddp: bits that differ from DistributedDataParallel, by script."""
+    """Write everything as JSON. ddp: bits that differ from DistributedDataParallel, by script."""
     document = {"histories": [asdict(verdict) for verdict in verdicts], "skipped": dict(skipped), "ddp": dict(ddp)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")

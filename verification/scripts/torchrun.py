@@ -1,9 +1,9 @@
-"""`examples.frameworks.torchrun_ddp` in as many processes as there are virtual workers, to be compared with `ddp`:
+"""`examples.frameworks.torchrun_ddp` in as many processes as there are virtual workers, for comparison with `ddp`:
 
     torchrun --nproc-per-node 4 -m verification.scripts.torchrun result.pt
 
-The script is as people write it. Only two things are put in from outside, without which no run is like another: the canonical
-sum as a communication hook (`worker.gradients.ddp`), and the runtime's seeds before each batch is read and trained.
+The script is unchanged. Two things are added from outside, without which no two runs are equal: the canonical sum as a
+communication hook (`worker.gradients.ddp`), and the runtime's seeds before each batch is read and trained.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ..bits.points import wrap
 from ..bits.training import save
 from ..bits.verdict import differing_bits
 
-SEED = 0  # of a job that does not say another
+SEED = 0  # default seed of a job
 
 
 class _Seeded:
-    """Iterates over a training loader as the runtime reads: each batch with the seeds of its step and virtual worker."""
+    """Iterates over a training loader as the runtime does: each batch with the seeds of its step and virtual worker."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -66,12 +66,14 @@ def main() -> None:
     document = torchrun_ddp.train()
     if dist.get_rank() == 0:
         save(document, sys.argv[1])
-    dist.barrier()  # who leaves first would break the others' connections
-    os._exit(0)  # DDP keeps Gloo's threads: one that drops a tensor while the interpreter ends would abort the process
+    dist.barrier()  # the first rank to leave would break the others' connections
+    os._exit(
+        0
+    )  # Gloo's threads live on in DDP: one that drops a tensor at the interpreter's exit would abort the process
 
 
 def compare(work: Path, elastic: dict[str, Any], ranks: int) -> int:
-    """Bits of parameters, buffers, optimizer state and log that differ from the elastic script's.
+    """Return the number of bits of parameters, buffers, optimizer state and log that differ from the elastic script's.
 
     Raises RuntimeError if the script fails."""
     path = work / "torchrun.pt"

@@ -1,6 +1,6 @@
-"""A worker's process: one of `examples.frameworks`, in the environment that an agent makes.
+"""A worker's process: one of `examples.frameworks`, in the environment that an agent creates.
 
-It goes as slowly as the driver says (`Pace`): so many things are to happen to a training that takes a second by itself.
+It is slowed down by the driver (`Pace`), as all acts have to fit into a training that would last a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PACKAGE = "examples.frameworks"
 
 
 class Pace:
-    """How long a step waits before it begins, in seconds: a number that all processes of a history share."""
+    """Wait before each step (s), shared by all processes of a history."""
 
     def __init__(self, path: Path) -> None:
         with path.open("a+b") as file:
@@ -47,7 +47,7 @@ class Pace:
 
 
 def warm_up() -> None:
-    """Import what the scripts that are asked for import, without ever having a second thread."""
+    """Import what the requested scripts import, without starting a second thread."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     for name in sys.argv[2:]:
@@ -61,9 +61,9 @@ def warm_up() -> None:
 
 
 def run(errand: Errand) -> None:
-    """The whole life of a worker, up to the end of the script."""
+    """Run a worker's script to its end."""
     journal = begin(errand)
-    leave_gang(os.environ)  # as importing an adapter does, which the nursery has done before there was an environment
+    leave_gang(os.environ)  # done by importing an adapter, but the nursery imported it before this environment existed
     pace = Pace(Path(errand.directory, "pace"))
     used = os.open(errand.path("samples"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -71,7 +71,9 @@ def run(errand: Errand) -> None:
         if isinstance(instruction, e.RunStep):
             time.sleep(pace.seconds)
 
-    counts = False  # the present body is a virtual worker's own: not one that is only run again for what else it does
+    counts = (
+        False  # the present loop body counts as a virtual worker's, rather than being repeated for its side effects
+    )
 
     def begins(*_: object) -> None:
         nonlocal counts

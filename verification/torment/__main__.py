@@ -1,17 +1,16 @@
 """python -m verification.torment [--faults 2000] [--minutes 60] [--seed 1] [--hosts 4] [--out out/torment]
 
-Torments a real cluster: hosts that are namespaces of this machine, with an agent each and a controller on the first; jobs that
-train across them; and one fault after the other, several of which last at the same time (`faults`).
+Fault injection on a real cluster. Hosts are namespaces of this machine, each with an agent, and a controller on the first; jobs
+train across them; faults strike one after the other, and several last at the same time (`faults`).
 
-In the end nothing is broken any more, and all jobs come to their end. Asked is: each job has finished; its result equals, bit for
-bit, that of the script alone; its record of samples has each one exactly once an epoch (`train`). Measured is for how long each
-disturbed job stood still: the longest time between two new steps around the fault; and for how long no controller answered.
+At the end faults stop and all jobs end. Then each job must have finished; its result must equal that of the script alone, bit
+for bit; its record of samples must have each one exactly once per epoch (`train`). Two durations are measured: how long each
+disturbed job stood still (the longest time between two new steps around the fault), and how long no controller answered.
 
-What comes is written at once into `--out`; a further run adds to it, unless it is told to begin anew (`--fresh`). Ctrl-C ends the
-torment, not the questions: jobs come to their end, and the table has what there is. The seed decides what is done; how it falls
-together in time is the machine's doing.
+Results are written at once into `--out`; a further run adds to them, unless `--fresh` is given. Ctrl-C ends the faults, not the
+checks: jobs run to their end, and the table contains what there is. The seed decides the faults, but not their timing.
 
-Exit code 0: nothing was lost. 1: something was; `--out` has the logs. 2: this machine does not let us make hosts.
+Exit code 0: no work was lost. 1: some was; `--out` has the logs. 2: this machine does not permit namespaces.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ APART_S = (0.3, 1.5)  # between two faults
 CALM_S = 3.0  # after a fault that is to be alone
 LOOK_EVERY_S = 1.0
 TICK_S = 0.1
-OVER_WITHIN_S = 900.0  # once nothing is broken any more: all jobs
-PREFIX = "torment-"  # of a run's directory; its process follows
-LOG_BYTES = 200_000  # that are kept of each log where something was lost
+OVER_WITHIN_S = 900.0  # for all jobs to end after the last fault
+PREFIX = "torment-"  # of a run's directory; the process number follows
+LOG_BYTES = 200_000  # kept of each log when work was lost
 
 
 class Prober(threading.Thread):
-    """Asks again and again whether a controller answers."""
+    """Probes continually whether a controller answers."""
 
     EVERY_S = 0.2
 
@@ -69,11 +68,11 @@ class Prober(threading.Thread):
 
     @property
     def answered(self) -> bool:
-        """A moment ago."""
+        """Whether a controller has answered recently."""
         return time.time() - self._answers[-1] < 3 * self.EVERY_S
 
     def silent_s(self, since_s: float, until_s: float) -> float | None:
-        """The longest time between two answers that has to do with this time."""
+        """Return the longest time without an answer that overlaps this period (s); None for none."""
         answers = [*self._answers, time.time()]
         first = next((i for i in range(len(answers) - 1, 0, -1) if answers[i] <= since_s), 0)
         return max(
@@ -105,14 +104,14 @@ class Torment:
         self._prober.start()
 
     def go_on(self, faults: int, lasts_s: float, alone: bool) -> None:
-        """Strike until there were so many faults, or the time is over, or somebody says stop. `alone`: never two at a time."""
+        """Inject faults until their number or the time is reached, or a stop is requested. alone: never two at a time."""
         deadline, due, look = time.monotonic() + lasts_s, 0.0, 0.0
         while not self.stopping.is_set() and time.monotonic() < deadline and self.count < faults:
             now = time.monotonic()
             self._heal()
             if now >= look:
                 self._look()
-                if self._prober.answered:  # who asks a controller that is away does nothing else meanwhile
+                if self._prober.answered:  # otherwise the request would block this thread until its timeout
                     self.jobs.top_up()
                 look = time.monotonic() + LOOK_EVERY_S
             if alone and (self._tormentor.lasting or self._unsettled):
@@ -123,12 +122,12 @@ class Torment:
             time.sleep(TICK_S)
 
     def end(self) -> None:
-        """Heal all, and let the jobs come to their end."""
+        """Heal all faults, and wait until the jobs have ended."""
         self._unsettled += self._tormentor.heal_all()
         tell("nothing breaks any more; the jobs that are left come to their end")
         deadline = time.monotonic() + OVER_WITHIN_S
         while (self.jobs.open or self._unsettled) and time.monotonic() < deadline:
-            for name in self._cluster.lab.hosts:  # a daemon that was killed while it was about to be started
+            for name in self._cluster.lab.hosts:  # for a daemon that was killed just before its restart
                 self._cluster.start_all(name)
             self._look()
             time.sleep(LOOK_EVERY_S)
@@ -166,8 +165,8 @@ class Torment:
             tell(f"{job.name} finished: nothing lost, equal bits")
 
     def _settle(self, over: bool = False) -> None:
-        """Write down the faults whose jobs have gone on; `over`: all of them. A job that stands still may be hit again, so
-        only in the end is it known not to go on."""
+        """Record healed faults with jobs that have made progress since; with `over`, all faults. A job that stands still may be
+        hit again, so only at the end is it known not to recover."""
         for fault in list(self._unsettled):
             assert fault.healed_s is not None
             if over or all(job.verdict is not None or job.applied[-1][0] > fault.healed_s for job in fault.jobs):
@@ -242,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def sweep(temporary: Path) -> None:
-    """Remove what a run that was killed has left: its hosts went with it, its directory did not."""
+    """Remove directories of killed runs; their hosts ended with them."""
     for left in temporary.glob(f"{PREFIX}*-*"):
         process = left.name.removeprefix(PREFIX).partition("-")[0]
         if process.isdecimal() and not Path(f"/proc/{process}").exists():
@@ -250,7 +249,7 @@ def sweep(temporary: Path) -> None:
 
 
 def keep_logs(directory: Path, to: Path) -> None:
-    """The ends of all logs, and what is known of the jobs."""
+    """Keep the ends of all logs, and the records of the jobs' steps."""
     for log in directory.rglob("*.log"):
         kept = to / log.relative_to(directory)
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,11 @@
-"""The cluster that is tormented: real daemons on the hosts of a lab.
+"""Cluster under fault injection: real daemons on the hosts of a lab.
 
-Each host has a disk (a directory that outlasts its host), an agent with CPU slots, and perhaps a controller. Where there are
-several controllers, each one's host has a member of etcd, too. Agents reach controllers, and controllers etcd, over the first
-network; workers reach each other over the second one. Checkpoints and results lie in a directory that all hosts share, which
-stands for a file server. The torment itself asks each controller by a Unix socket in that directory, so what it does to the
-network is not in its own way.
+Each host has a disk (a directory that outlasts its host), an agent with CPU slots, and possibly a controller. With several
+controllers, each one's host also has a member of etcd. Agents reach controllers, and controllers etcd, over the first network;
+workers reach each other over the second one. Checkpoints and results are in a directory that all hosts share, which stands for a
+file server. The harness itself uses a Unix socket of each controller in that directory, so its network faults do not affect it.
 
-The harness stands for systemd: a daemon that was killed is started again.
+The harness also stands for systemd: it restarts a daemon that was killed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ READY_WITHIN_S = 600.0
 
 
 class What(Enum):
-    """A process of a host."""
+    """Kind of a process on a host."""
 
     CONTROLLER = "controller"
     AGENT = "agent"
@@ -55,9 +54,9 @@ class Found:
 
 
 class Cluster:
-    """`controllers`: the hosts that have one, in their order; several keep their store in etcd. All hosts have an agent.
+    """controllers: the hosts with one, in order; several keep their store in etcd. All hosts have an agent.
 
-    `versions`: daemons that are of another version, and where its package is (a directory for PYTHONPATH); it may be changed.
+    versions: daemons of another version, with the directory of its package (for PYTHONPATH); may be changed.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Cluster:
         self.controllers = tuple(controllers)
         self.members = self.controllers if len(self.controllers) > 1 else ()
         self.versions = dict(versions or {})
-        self.gone: set[str] = set()  # hosts that are switched off
+        self.gone: set[str] = set()  # hosts that are off
         keys = KeyDirectory(directory / "keys")
         keys.make()
         for name in lab.hosts:
@@ -148,7 +147,7 @@ class Cluster:
         self.start(What.AGENT, name)
 
     def _etcd(self, name: str) -> list[str]:
-        """The member's command. Nothing here loses what the kernel has taken, so it need not wait for the disk."""
+        """Return the command of a member of etcd. It need not sync: no fault here loses data that the kernel has accepted."""
         here = self.lab.address(name)
         clients, peers = f"http://{here}:{CLIENTS_OF_ETCD}", f"http://{here}:{PEERS_OF_ETCD}"
         all_peers = ",".join(f"{each}=http://{self.lab.address(each)}:{PEERS_OF_ETCD}" for each in self.members)
@@ -160,7 +159,7 @@ class Cluster:
         ]  # fmt: skip
 
     def boot(self, name: str, keeps_disk: bool) -> None:
-        """A host that was switched off comes back. Without its disk it is a server that was installed anew, with its old key."""
+        """Boot a host that was switched off. Without its disk it is a reinstalled server, with its old key."""
         if not keeps_disk and name not in self.controllers:
             shutil.rmtree(self.disk(name))
             self.disk(name).mkdir()
@@ -174,7 +173,7 @@ class Cluster:
         self.lab[name].kill()
 
     def processes(self, name: str) -> list[Found]:
-        """What of ours runs on a host, by the numbers that this machine has for it."""
+        """Return this project's processes on a host, by their numbers on this machine."""
         return list(_ours(self.lab[name])) if name not in self.gone else []
 
     # -- questions
@@ -184,13 +183,13 @@ class Cluster:
 
 
 class Desk:
-    """Asks whichever controller answers. For one thread."""
+    """Client of whichever controller answers. For one thread."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._client = Client(",".join(addresses))
 
     def ask(self, request: Request, timeout_s: float = 1.0) -> Answer | None:
-        """None: nobody answers, or it is refused."""
+        """Return the answer; None if no controller answers, or the request is refused."""
         try:
             return self._client.ask(request, timeout_s=timeout_s)
         except ElasticError:
@@ -215,7 +214,7 @@ def wait_for(probe: Callable[[], bool], limit_s: float, every_s: float = 0.2) ->
 
 
 def signal_process(pid: int, number: signal.Signals) -> bool:
-    """Is it there?"""
+    """Send a signal. Returns False if there is no such process."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What is done to the cluster: kinds of faults, how each is struck, and how it is healed."""
+"""Kinds of faults, their injection and their healing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .cluster import Cluster, Found, What, signal_process
 from .jobs import Job, Jobs
 
 CONTROL, DATA = range(len(NETWORKS))  # the network of agents and controllers, and that of workers
-SHORT_S, LONG_S = (0.2, 3.0), (6.0, 18.0)  # how long a fault lasts: less, and mostly more, than a server's lease
-LONG = 0.25  # the share of faults that last long
-NEAR = 0.8  # the share of cut links that are between hosts of one job
-MOST_LASTING = 3  # at once
+SHORT_S, LONG_S = (0.2, 3.0), (6.0, 18.0)  # duration of a fault: below, and mostly above, a server's lease
+LONG = 0.25  # fraction of faults that last long
+NEAR = 0.8  # fraction of link faults between hosts of one job
+MOST_LASTING = 3  # at the same time
 TROUBLES = (Condition(delay_ms=40.0, jitter_ms=20.0), Condition(delay_ms=200.0, jitter_ms=100.0))
 LOSSES = (Condition(loss=0.02), Condition(loss=0.1, delay_ms=5.0, jitter_ms=10.0))
 
@@ -59,20 +59,20 @@ OF_DAEMONS = (What.AGENT, What.CONTROLLER, What.MEMBER)
 
 @dataclass
 class Fault:
-    """One that was struck. Times are Unix times, in seconds."""
+    """A fault that was injected. Times are Unix times (s)."""
 
     kind: Kind
     where: str
-    jobs: list[Job]  # that have workers there
+    jobs: list[Job]  # with workers at the place of the fault
     struck_s: float
     lasts_s: float
-    hosts: frozenset[str] = frozenset()  # that nothing else is done to meanwhile
+    hosts: frozenset[str] = frozenset()  # that get no other fault meanwhile
     heal: Callable[[], object] = field(default=lambda: None)
     healed_s: float | None = None
 
 
 class Tormentor:
-    """Strikes one fault at a time, several of which may last."""
+    """Injects one fault at a time; several may last."""
 
     def __init__(self, cluster: Cluster, jobs: Jobs, rng: random.Random, kinds: Collection[Kind] = tuple(Kind)) -> None:
         self._cluster = cluster
@@ -106,7 +106,7 @@ class Tormentor:
         }
 
     def strike(self) -> Fault | None:
-        """None: what was drawn cannot be done now."""
+        """Inject a random fault. Returns None if the drawn one is impossible now."""
         if len(self.lasting) >= MOST_LASTING:
             return None
         kind = self._rng.choices(self._kinds, [WEIGHTS[kind] for kind in self._kinds])[0]
@@ -116,7 +116,7 @@ class Tormentor:
         return fault
 
     def heal_due(self) -> list[Fault]:
-        """End those whose time has come. Returns them."""
+        """Heal faults at the end of their duration. Returns them."""
         now = time.time()
         return self._healed([fault for fault in self.lasting if now >= fault.struck_s + fault.lasts_s])
 
@@ -135,7 +135,7 @@ class Tormentor:
     # -- kinds
 
     def _signalled(self, kind: Kind, what: What, number: signal.Signals) -> Fault | None:
-        """Kill a process, or stop it for a while. A daemon that was killed is started again."""
+        """Kill a process, or suspend it for a while. A killed daemon is restarted."""
         busy = {host for fault in self.lasting for host in fault.hosts}
         hosts = [name for name in self._cluster.lab.hosts if name not in busy]
         self._rng.shuffle(hosts)
@@ -163,18 +163,18 @@ class Tormentor:
         return None
 
     def _of(self, found: Found) -> list[Job]:
-        """The job of a worker's process."""
+        """Return the job of a worker's process, as a list; empty if unknown."""
         return [job for job in self._jobs.open if job.trains and str(job.steps_file) in found.command]
 
     def _pair(self) -> tuple[list[str], list[str]]:
-        """Two hosts; mostly such as a job spans."""
+        """Return two hosts, mostly of the same job, as two lists."""
         spanning = [sorted(job.servers()) for job in self._jobs.open if job.trains and len(job.servers()) > 1]
         among = self._rng.choice(spanning) if spanning and self._rng.random() < NEAR else list(self._cluster.lab.hosts)
         one, other = self._rng.sample(among, 2)
         return [one], [other]
 
     def _apart(self, count: int) -> tuple[list[str], list[str]]:
-        """Some hosts, and all others."""
+        """Return `count` random hosts, and all others."""
         names = list(self._cluster.lab.hosts)
         some = self._rng.sample(names, count)
         return some, [name for name in names if name not in some]
@@ -205,7 +205,7 @@ class Tormentor:
 
     def _switched_off(self, kind: Kind) -> Fault | None:
         if any(fault.kind in (Kind.HOST_GONE, Kind.HOST_RENEWED) for fault in self.lasting):
-            return None  # the others have something to do, too
+            return None  # leave hosts without faults
         host = self._rng.choice(list(self._cluster.lab.hosts))
         jobs = [job for job in self._jobs.open if job.trains and host in job.servers()]
         fault = self._fault(kind, host, [host])

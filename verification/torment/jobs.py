@@ -1,4 +1,4 @@
-"""Jobs that train while the cluster is tormented, and what became of each."""
+"""Jobs that train during fault injection, and their verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKPOINT_EVERY_S = 5.0
 
 @dataclass(frozen=True, order=True)
 class Kind:
-    """What a job's result depends on."""
+    """Parameters that determine a job's result."""
 
     epochs: int
     virtual: int
@@ -43,7 +43,7 @@ class Kind:
 
 @dataclass
 class Verdict:
-    """Of a job that is over. `lost_samples`: pairs of an epoch and a sample that was not visited exactly once in it."""
+    """Verdict on an ended job. `lost_samples`: pairs of epoch and sample that were not visited exactly once."""
 
     finished: bool
     lost_samples: int = 0
@@ -61,7 +61,9 @@ class Job:
     uid: str = ""
     view: JobView | None = None
     verdict: Verdict | None = None
-    applied: list[tuple[float, int]] = field(default_factory=list)  # when which step was first applied (Unix time, s)
+    applied: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # first application of each step: Unix time (s), step
     _read: int = 0
     _rest: bytes = b""
 
@@ -70,7 +72,7 @@ class Job:
         return bool(self.applied) and self.verdict is None
 
     def follow(self) -> None:
-        """Read what its workers have noted since."""
+        """Read the steps that its workers have recorded since the last call."""
         try:
             with self.steps_file.open("rb") as file:
                 file.seek(self._read)
@@ -85,7 +87,7 @@ class Job:
                 self.applied.append((float(time_s), int(step)))
 
     def standstill_s(self, since_s: float, until_s: float) -> float | None:
-        """The longest time between two new steps that has to do with this time; None: it did not train, or did not go on."""
+        """Return the longest time between two new steps that overlaps this period (s); None if it did not train or resume."""
         around = [b - a for (a, _), (b, _) in itertools.pairwise(self.applied) if b >= since_s and a <= until_s]
         return max(around, default=None)
 
@@ -94,7 +96,7 @@ class Job:
 
 
 class Jobs:
-    """So many at once, of a few kinds. Results are compared with those of the script alone, made once for each kind."""
+    """A constant number of jobs of a few kinds. Results are compared with the script alone, run once per kind."""
 
     KINDS = (Kind(16, 4), Kind(24, 4), Kind(16, 2))
 
@@ -114,7 +116,7 @@ class Jobs:
         return [job for job in self.all if job.verdict is None]
 
     def prepare(self, kinds: Sequence[Kind] = KINDS) -> None:
-        """What each kind of job comes to, when nothing disturbs it."""
+        """Compute the undisturbed result of each kind of job."""
         for kind in kinds:
             output = self._cluster.directory / "alone" / f"{kind.epochs}-{kind.virtual}.pt"
             kept = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC")}
@@ -128,11 +130,11 @@ class Jobs:
 
     @property
     def calm(self) -> Path:
-        """While this file is there, jobs take their time."""
+        """Path of a file during the existence of which jobs train slowly."""
         return self._cluster.directory / "calm"
 
     def submit(self, kind: Kind, **environment: str) -> Job | None:
-        """`environment`: of the job's workers. None: nobody answers."""
+        """Submit a job. environment: of its workers. Returns None if no controller answers."""
         number = len(self.all) + self.unanswered + 1
         directory = self._cluster.directory
         job = Job(f"job{number}", kind, directory / "results" / f"{number}.pt", directory / "steps" / str(number))
@@ -154,7 +156,7 @@ class Jobs:
             env=environment,
         )
         answer = self._desk.ask(Submit(spec=spec), timeout_s=5.0)
-        if not isinstance(answer, Submitted):  # perhaps it was taken in, and nobody knows: it then trains unobserved
+        if not isinstance(answer, Submitted):  # it may have been accepted, in which case it trains unobserved
             self.unanswered += 1
             return None
         job.id = answer.job
@@ -162,7 +164,7 @@ class Jobs:
         return job
 
     def look(self, ask: bool) -> list[Job]:
-        """See how far they are. Returns those that have come to their end, if the controller is asked."""
+        """Update the progress of all jobs. Returns those that have ended, if `ask`."""
         ended = []
         for job in self.open:
             job.follow()
@@ -191,7 +193,7 @@ class Jobs:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Bit for bit."""
+    """Return whether two values are equal bit for bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
     if isinstance(one, dict) and isinstance(other, dict):

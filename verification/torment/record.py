@@ -1,4 +1,4 @@
-"""What was measured, on disk as it comes, and as a table. Runs add up: a file has those of all runs since it was begun."""
+"""Measurements, written to disk at once, and their table. Runs add up: a file has those of all runs since `--fresh`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 class Struck(msgspec.Struct, frozen=True):
-    """A fault that is over. `stood_s`: for how long each disturbed job stood still; None: it did not go on, or there was none."""
+    """A fault that is over. `stood_s`: standstill of each disturbed job (s); None: it did not resume, or did not train."""
 
     run: str
     at_s: float  # Unix time
@@ -34,11 +34,11 @@ class Struck(msgspec.Struct, frozen=True):
     where: str
     lasted_s: float
     stood_s: dict[str, float | None]
-    silent_s: float | None  # the longest time without an answer of a controller meanwhile
+    silent_s: float | None  # longest time without an answer of a controller during the fault
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A job that is over."""
+    """A job that has ended."""
 
     run: str
     job: str
@@ -52,7 +52,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run of the torment."""
+    """One run of the fault injection."""
 
     run: str
     seed: str
@@ -66,7 +66,7 @@ Line = Struck | Ended | Run
 
 
 class Records:
-    """`directory` has a file for each kind of line."""
+    """Records in `directory`, with a file per kind of line."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -102,7 +102,7 @@ class Records:
 
 
 def struck(run: str, fault: Fault, settled_s: float, silent: Callable[[float, float], float | None]) -> Struck:
-    """The line of a fault whose jobs have gone on, or whose time to do so is over."""
+    """Return the record of a fault with resumed jobs, or at the end of the run."""
     healed_s = fault.healed_s if fault.healed_s is not None else settled_s
     return Struck(
         run=run,
@@ -130,7 +130,7 @@ def ended(run: str, job: Job) -> Ended:
 
 
 def table(records: Records) -> str:
-    """A row for each kind of fault: how often, which jobs it disturbed and what became of them, how long they stood still."""
+    """Return the table: a row per kind of fault with its count, the disturbed jobs, their outcome and their standstill."""
     jobs = {(line.run, line.job): line for line in records.ended()}
     every = records.struck()
     single = alone(every)
@@ -143,14 +143,14 @@ def table(records: Records) -> str:
 
 
 def written(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown, without the columns that have no figure but zero; the summary has the sums."""
+    """Format as Markdown, without columns that are all zero; the summary has the sums."""
     kept = [place for place in range(len(columns)) if place < 3 or any(row[place] not in ("-", "0") for row in rows)]
     lines = [[row[place] for place in kept] for row in (columns, ["---"] + ["---:"] * (len(columns) - 1), *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def alone(faults: Sequence[Struck]) -> list[Struck]:
-    """Those that met no other one: none lasted, and no job stood still for one, at the same time."""
+    """Return the faults that overlapped no other: neither in duration nor in a job's standstill."""
     ordered = sorted(faults, key=lambda line: (line.run, line.at_s))
     found, until_s, run = [], 0.0, ""
     for position, line in enumerate(ordered):
@@ -191,7 +191,7 @@ def _spread(seconds: Iterable[float], *shares: float) -> list[str]:
 
 
 def summary(records: Records) -> str:
-    """In a sentence or two, for the page."""
+    """Return the summary for the page, in a sentence or two."""
     faults, jobs, runs = records.struck(), records.ended(), records.runs()
     minutes = sum(run.minutes for run in runs)
     finished = sum(job.finished for job in jobs)
@@ -208,12 +208,12 @@ def summary(records: Records) -> str:
 
 
 def write_page(records: Records, page: Path = PAGE) -> None:
-    """Clusters with one controller and with several have a place each."""
+    """Fill the page's part for clusters with one controller, or that for several."""
     name = "several" if any(run.controllers > 1 for run in records.runs()) else "one"
     fill(page, BEGIN.format(name=name), END.format(name=name), [summary(records), table(records)])
 
 
 def as_json(records: Records) -> bytes:
-    """All lines, for programs."""
+    """Return all records as JSON."""
     lines = {"runs": records.runs(), "faults": records.struck(), "jobs": records.ended()}
     return json.dumps(msgspec.to_builtins(lines), indent=1).encode()

@@ -1,4 +1,4 @@
-"""A cluster on hosts for a test that tells one story: what is asked of it, and patience."""
+"""Cluster on hosts for a test of one story, with helpers that wait for a condition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 600.0
 
 
 class Story:
-    """A cluster on hosts, one job, and what is asked of it."""
+    """A cluster on hosts with one job, and conditions to wait for."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Story:
         return found
 
     def restart(self, what: What, name: str) -> None:
-        """As systemd does: SIGTERM, then its successor, of the version that `cluster.versions` says now."""
+        """Restart a daemon as systemd does: SIGTERM, then a new process of the version in `cluster.versions`."""
         (running,) = [found for found in self.cluster.processes(name) if found.what is what]
         signal_process(running.pid, signal.SIGTERM)
         self.until(f"the {what.value} on {name} ends", lambda: not Path(f"/proc/{running.pid}").exists())
@@ -60,7 +60,7 @@ class Story:
         return [found for found in self.cluster.processes(name) if found.what is What.WORKER]
 
     def goes_on(self, job: Job) -> None:
-        """Until it has new steps."""
+        """Wait until the job has new steps."""
         self.jobs.look(ask=True)
         known = job.applied[-1:]
 
@@ -72,7 +72,7 @@ class Story:
         self.until(f"{job.name} goes on", probe)
 
     def trains_on(self, job: Job, servers: int) -> None:
-        """Until it has new steps, on so many servers."""
+        """Wait until the job has new steps, on so many servers."""
         self.jobs.look(ask=True)
         known = job.applied[-1:]
 

@@ -1,12 +1,12 @@
-"""A job that tells what was trained: which samples, by steps that count, and when each step was applied.
+"""Training job that records which samples its applied steps have visited, and when each step was applied.
 
     train.py OUTPUT [--epochs E] [--size S] [--pace SECONDS] [--steps FILE] [--calm FILE]
 
-The record of samples is a parameter with a number for each sample, which each visit makes greater by one: a visit's gradient is
-one over the number of virtual workers, which is the learning rate. So the record belongs to the state. A step that is lost, or
-applied twice, shows in it, and a step that was begun and given up does not. After each epoch the script notes how many samples
-have not been visited exactly once in it. `--steps` collects a line ``TIME STEPS-DONE`` for each step, of all workers. While the
-file `--calm` is there, a micro-batch lasts a second.
+The record of samples is a parameter with one number per sample, which each visit increases by one: a visit's gradient is one over
+the number of virtual workers, and that number is the learning rate. So the record is part of the state: a step that is lost or
+applied twice shows in it, while a step that was begun and abandoned does not. After each epoch the script records the number of
+samples that were not visited exactly once. `--steps` collects a line ``TIME STEPS-DONE`` per step, of all workers. While the file
+`--calm` exists, a micro-batch lasts a second.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from torch import nn
 
 import elasticd as elastic
 
-BATCH = 4  # of a virtual worker
+BATCH = 4  # per virtual worker
 CALM_S = 1.0
 
 
 class Points(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
-    """Points in the plane, labelled by their distance from the origin, seen through noise. Each comes with its number."""
+    """Points in the plane, labelled by their distance from the origin, with noise. Each comes with its number."""
 
     def __init__(self, size: int) -> None:
         generator = torch.Generator().manual_seed(7)
