@@ -1,1 +1,1 @@
-"""Measurements against real clusters. Run one with `make`; each prints a table and writes JSON."""
+"""Benchmarks against real clusters and in simulation. Run one with `make`; each prints a table and writes JSON."""

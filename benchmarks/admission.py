@@ -1,7 +1,7 @@
-"""How long an admission by deadlines takes: 1,000 running jobs with promises on 2,048 GPUs. `python -m benchmarks.admission`
+"""Time of an admission decision by deadline: 1,000 running jobs with promises on 2,048 GPUs. `python -m benchmarks.admission`
 
-Each decision is about one newcomer, and asked through the admission as a simulation asks it: from the view, whole. Times are
-those of the processor. Jobs are made up, such that the cluster is nearly full and some newcomers are refused.
+Each decision concerns one new job, and is requested as in a simulation: with the whole view. Times are processor times. Jobs are
+generated such that the cluster is nearly full and some newcomers are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elasticd.simulator.workload import servers
 
 JOBS, SERVERS, GPUS = 1000, 256, 8
 NEWCOMERS = 200
-POWERS = (0.6, 0.75, 0.9, 1.0)  # of the number of GPUs: how fast jobs are with them
+POWERS = (0.6, 0.75, 0.9, 1.0)  # exponents of throughput in the number of GPUs
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def _columns(rng: random.Random, count: int) -> Columns:
 
 
 def _run(columns: Columns, present: object, curves: Curves, cluster: tuple, terms: Terms) -> None:  # type: ignore[type-arg]
-    """Now and then the jobs get the GPUs of their plan, so that they run."""
+    """Give the jobs the GPUs of their plan at intervals, so that they run."""
     rows = np.asarray(present)
     if len(rows) % 100 and len(rows) != JOBS:
         return

@@ -1,26 +1,26 @@
-"""How short the average JCT can be at best, whoever decides and whatever he knows (docs/reports/elastic.md).
+"""Lower bound on the average JCT under any scheduler, even one that knows the future (docs/reports/elastic.md).
 
     python -m benchmarks.bound [--data ../shared/data] [--cluster e13805]... [--steps 100] [--cell-s 0]
 
 Theory of operation
--------------------
-Let GPU time cost something, `price[x]` seconds per GPU-second in cell x of time, and let every job choose how many GPUs it takes
-when, so that its JCT and what it pays are least, as if it were alone. The sum of that over all jobs, less what all GPUs cost, is
-no more than the sum of JCTs of any division of the GPUs, for any prices (Lagrangian duality): in one, jobs pay for no more than
-all GPUs. Nothing is assumed of who decides: arrivals and lengths are known beforehand, shares change at no cost.
+------------------- Assign a price to GPU time, `price[x]` seconds per GPU-second in cell x of time, and let each job choose its
+GPUs over time such that its JCT plus its payment is least, as if it were alone. The sum of these over all jobs, less the price
+of all GPUs, is a lower bound on the sum of JCTs of any division of the GPUs, for any prices (Lagrangian duality): in a
+division, jobs pay for at most all GPUs. The scheduler is unrestricted: it knows arrivals and lengths in advance, and changes
+shares at no cost.
 
-What a job of work w that comes at r pays until its end C is again no less than a simpler sum, for any value m of its work:
+The cost of a job of work w that arrives at r and ends at C is in turn bounded from below, for any value m of its work, by
 
     C - r + m w - integral from r to C of max over k of (m s(k) - price k)
 
-In a cell this is linear in C, so that it is least at one of the cell's ends, and falls nowhere where m is
-min over k of (1 + price k) / s(k), the value at which the job may end any time in the cell. So a job costs at least
+In a cell this is linear in C, so it is least at an end of the cell, and it never decreases where m is
+min over k of (1 + price k) / s(k), the value at which the job may end at any time in the cell. So a job costs at least
 
     min over cells of max over m of min over the ends of the cell
 
-where m is one of a grid; between two points of the grid the sum is no less than the straight line, as it is concave in m.
+with m from a grid; between two points of the grid the sum is at least the linear interpolation, as it is concave in m.
 
-Good prices balance what jobs take and what there is: they grow where more than all GPUs are taken and fall where some are left.
+Good prices balance demand and supply: they rise where jobs take more than all GPUs, and fall where GPUs are left.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ from elasticd.simulator.workload import Workload, servers
 
 from .policies import CLUSTERS, GPUS, load
 
-RATIO = 1.04  # of a price to the next smaller one; of a value of work as well
-LEAST_PRICE = 0.01  # but 0
-FIRST_CELLS = 32  # are looked at for a job; as many again while it might end later
+RATIO = 1.04  # of a price to the next smaller one; also of values of work
+LEAST_PRICE = 0.01  # except 0
+FIRST_CELLS = 32  # examined for a job; as many again while it might end later
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What jobs with one curve do at each price, at each value of their work, on the grid."""
+    """Choices of jobs with one curve at each price and each value of their work, on the grid."""
 
-    gpus: Ints  # by price and value
+    gpus: Ints  # chosen, by price and value
     speedup: Floats
-    saves: Floats  # a second: what the work done is worth less what the GPUs cost
-    value: Floats  # by price, of work of a job that may end any time
-    below: Ints  # the point of the grid below that
-    beyond: Floats  # how far it is to the next point
+    saves: Floats  # per second: value of the work done less the price of the GPUs
+    value: Floats  # by price: value of work at which a job may end at any time
+    below: Ints  # next lower point of the grid
+    beyond: Floats  # fraction of the way to the next point
     fastest: float
 
 
 @dataclass(frozen=True)
 class Found:
-    """`average_s`: no division of the GPUs has a shorter average JCT. `taken_gpus`: on the mean over each cell."""
+    """A bound. `average_s`: no division of the GPUs has a shorter average JCT. `taken_gpus`: mean over each cell."""
 
     average_s: float
     taken_gpus: Floats
 
 
 class Bound:
-    """Jobs of one workload, and cells of time at whose starts they come."""
+    """Lower bound for the jobs of one workload, which arrive at the starts of cells of time."""
 
     def __init__(self, jobs: Workload, gpus: int, cells_s: Floats) -> None:
-        """`cells_s`: when cells start; a job that comes within one is taken to come at its start. The last one never ends."""
+        """cells_s: starts of the cells; a job that arrives within a cell counts as arriving at its start. The last never ends."""
         self._jobs, self._gpus, self.cells_s = jobs, gpus, cells_s
         self._came = np.searchsorted(cells_s, jobs.submit_s, "right") - 1
         self._early_s = float((jobs.submit_s - cells_s[self._came]).sum())
@@ -80,12 +80,12 @@ class Bound:
         most = np.minimum(np.minimum(jobs.max_gpus, jobs.curves.most), gpus)
         kinds, self._kind = np.unique(np.stack([jobs.curve, most]), axis=1, return_inverse=True)
         self._kind = self._kind.reshape(-1)
-        # Above the measured curve, which need not be concave: a job could take turns between two shares.
+        # Above the measured curve, which need not be concave: a job could alternate between two shares.
         self._curves = [np.maximum.accumulate(concave(jobs.curves.speedup)[c, : m + 1]) for c, m in kinds.T.tolist()]
         self._cells = np.full(len(jobs), FIRST_CELLS)
 
     def at(self, price: Floats) -> Found:
-        """By cell."""
+        """Return the bound for these prices, one per cell."""
         steps = np.rint(np.log(np.maximum(price, LEAST_PRICE / 2) / LEAST_PRICE) / np.log(RATIO)).astype(np.int64)
         step = np.maximum(steps + 1, 0) * (price >= LEAST_PRICE * 0.9)
         step[-1] = 0
@@ -101,13 +101,13 @@ class Bound:
         return Found((total_s - self._early_s) / len(self._jobs), taken / self._length_s)
 
     def _cost_s(self, job: int, choice: Choice, values: Floats, step: Ints, taken: Floats) -> float:
-        """Of one job at the least. What it takes (GPU-seconds by cell) is added to `taken`."""
+        """Return the least cost of one job (s). Its GPU-seconds by cell are added to `taken`."""
         work_s, first = float(self._jobs.work_s[job]), int(self._came[job])
         while True:
             until = min(first + int(self._cells[job]), len(step))
             at, length_s = step[first:until], self._length_s[first:until]
             passed_s = self.cells_s[first:until] - self.cells_s[first]
-            ends = np.empty((len(at) + 1, len(values)))  # the sum at the cells' ends
+            ends = np.empty((len(at) + 1, len(values)))  # sums at the cells' ends
             ends[0] = values * work_s
             np.cumsum((1.0 - choice.saves[at]) * length_s[:, None], axis=0, out=ends[1:])
             ends[1:] += ends[0]
@@ -130,7 +130,7 @@ class Bound:
 
 
 def _choice(curve: Floats, prices: Floats, values: Floats) -> Choice:
-    """`curve`: throughput with 0, 1, 2 … GPUs over that with one, concave."""
+    """Compute the choices. curve: throughput with 0, 1, 2 … GPUs relative to one GPU, concave."""
     shares = np.arange(len(curve))
     gpus = np.empty((len(prices), len(values)), dtype=np.int64)
     for at, price in enumerate(prices.tolist()):
@@ -149,9 +149,9 @@ def _choice(curve: Floats, prices: Floats, values: Floats) -> Choice:
 
 
 def climb(bound: Bound, gpus: int, price: Floats, steps: int) -> float:
-    """The best bound found (s), from some prices on. Whether they are good prices or not, it is a bound."""
+    """Return the best bound found (s), starting from some prices. It is a bound whether the prices are good or not."""
     log_price, speed = np.log(np.maximum(price, LEAST_PRICE / 4)), np.zeros(len(price))
-    best_s = bound.at(np.zeros(len(price))).average_s  # that of each job alone in the cluster
+    best_s = bound.at(np.zeros(len(price))).average_s  # the bound with each job alone in the cluster
     for step in range(steps):
         found = bound.at(np.exp(log_price))
         best_s = max(best_s, found.average_s)
@@ -161,10 +161,10 @@ def climb(bound: Bound, gpus: int, price: Floats, steps: int) -> float:
 
 
 def shortest_average_s(jobs: Workload, end_s: Floats, gpus: int, steps: int, cell_s: float = 0.0) -> float:
-    """No division of the GPUs has a shorter average JCT (s).
+    """Return a lower bound on the average JCT of any division of the GPUs (s).
 
-    `end_s`: of some simulation. It says how many jobs there are when, from which the first prices follow, and when prices
-    change. `cell_s`: at most every so often.
+    end_s: of some simulation; gives the number of present jobs, from which the first prices follow, and the times at which prices
+    change. cell_s: least length of a cell.
     """
     cells_s = np.unique(np.concatenate([jobs.submit_s, end_s]))
     if cell_s:

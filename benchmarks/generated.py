@@ -1,8 +1,8 @@
-"""Workloads made up from a seed, so that no policy is tuned to the clusters of a trace (docs/design/elastic.md).
+"""Workloads generated from a seed, so that no policy is tuned to the clusters of a trace (docs/design/elastic.md).
 
-A seed stands for one workload. From one to the next the cluster, the load, the kind of lengths and the kind of throughput curves
-change in turn, so that a few seeds in a row have some of everything. Arrivals are a Poisson process. `load` is the GPU-seconds
-that are requested in a second, over the GPUs of the cluster; above 1 the queue grows as long as jobs come.
+A seed stands for one workload. Cluster, load, distribution of lengths and kind of throughput curves vary cyclically with the
+seed, so that a few consecutive seeds cover all of them. Arrivals are a Poisson process. `load` is the requested GPU-seconds per
+second, over the GPUs of the cluster; above 1 the queue grows as long as jobs arrive.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from elasticd.simulator.workload import Workload
 
 GPUS = (64, 16, 256, 2048)
 LOADS = (0.9, 0.5, 1.3, 0.7, 1.1)
-REQUESTS = ((1, 0.6), (2, 0.12), (4, 0.15), (8, 0.13))  # GPUs, and which part of the jobs requests them
-FAMILY = 24  # curves of a made-up kind
-FULL_AT = 256  # larger clusters get more jobs, as many times as they are larger
-WIDEST = 32  # GPUs that a made-up curve tells of
+REQUESTS = ((1, 0.6), (2, 0.12), (4, 0.15), (8, 0.13))  # GPUs, and the fraction of jobs that request them
+FAMILY = 24  # curves of a generated kind
+FULL_AT = 256  # larger clusters get proportionally more jobs
+WIDEST = 32  # GPUs of a generated curve
 
 Rng = np.random.Generator
 
 
 def _lognormal(jobs: int, rng: Rng) -> Floats:
-    """As in many clusters: a median of 10 minutes, one job in a hundred takes more than 5 hours."""
+    """Lengths as in many clusters: a median of 10 minutes, one job in a hundred above 5 hours."""
     return rng.lognormal(math.log(600), 1.5, jobs)
 
 
 def _two_kinds(jobs: int, rng: Rng) -> Floats:
-    """Four of five are trials of some minutes, the others train for hours."""
+    """Lengths of two kinds: four of five jobs are trials of some minutes, the others train for hours."""
     short = rng.random(jobs) < 0.8
     return np.where(short, rng.lognormal(math.log(180), 0.6, jobs), rng.lognormal(math.log(14_400), 0.6, jobs))
 
 
 def _pareto(jobs: int, rng: Rng) -> Floats:
-    """A heavy tail: the longest of a thousand takes about three hundred times as long as the shortest."""
+    """Lengths with a heavy tail: the longest of a thousand is about three hundred times the shortest."""
     return np.minimum(120.0 * (1.0 - rng.random(jobs)) ** (-1 / 1.2), 400_000.0)
 
 
 def _batches(jobs: int, rng: Rng) -> Floats:
-    """Sweeps of one to thirty jobs of nearly the same length, where one of ten fails at once."""
+    """Lengths of sweeps: one to thirty jobs of nearly the same length, of which one in ten fails at once."""
     sizes = rng.integers(1, 31, jobs)
     of_sweep = np.repeat(rng.lognormal(math.log(900), 1.4, jobs), sizes)[:jobs]
     length = of_sweep * rng.lognormal(0.0, 0.3, jobs)
@@ -53,7 +53,7 @@ def _batches(jobs: int, rng: Rng) -> Floats:
 
 
 def _uniform(jobs: int, rng: Rng) -> Floats:
-    """Light tails: from 5 to 95 minutes."""
+    """Lengths with a light tail: from 5 to 95 minutes."""
     return rng.uniform(300, 5700, jobs)
 
 
@@ -67,26 +67,26 @@ LENGTHS: dict[str, Callable[[int, Rng], Floats]] = {
 
 
 def _tables(profiles: Profiles, rng: Rng) -> Floats:
-    """Those that were measured."""
+    """Return the measured curves."""
     curves = [curve.speedup for curve in profiles.pool()]
     width = max(map(len, curves))
     return np.stack([np.pad(curve, (0, width - len(curve)), mode="edge") for curve in curves])
 
 
 def _powers(profiles: Profiles, rng: Rng) -> Floats:
-    """n^p, p from 0.4 to 0.95."""
+    """Return curves n^p, p from 0.4 to 0.95."""
     return np.arange(WIDEST + 1) ** rng.uniform(0.4, 0.95, FAMILY)[:, None]
 
 
 def _amdahl(profiles: Profiles, rng: Rng) -> Floats:
-    """A part of each step, from 1 to 30 %, takes as long on all GPUs as on one."""
+    """Return curves by Amdahl's law: a fraction of each step, from 1 to 30 %, does not scale."""
     part = rng.uniform(0.01, 0.3, FAMILY)[:, None]
     gpus = np.arange(1, WIDEST + 1)
     return np.concatenate([np.zeros((FAMILY, 1)), 1 / (part + (1 - part) / gpus)], axis=1)
 
 
 def _dented(profiles: Profiles, rng: Rng) -> Floats:
-    """Powers, where a share between two powers of two is hardly faster than the smaller one."""
+    """Return powers, with shares between two powers of two that are hardly faster than the smaller one."""
     speedup, gpus = _powers(profiles, rng), np.arange(WIDEST + 1)
     below = np.where(gpus > 0, 2 ** np.floor(np.log2(np.maximum(gpus, 1))).astype(np.int64), 0)
     return 0.3 * speedup + 0.7 * speedup[:, below]
@@ -102,7 +102,7 @@ CURVES: dict[str, Callable[[Profiles, Rng], Floats]] = {
 
 @dataclass(frozen=True)
 class Generated:
-    """A workload, and in words what it is."""
+    """A workload, with its description."""
 
     workload: Workload
     gpus: int
@@ -110,7 +110,7 @@ class Generated:
 
 
 def generate(seed: int, jobs: int, profiles: Profiles) -> Generated:
-    """The workload of this seed, with so many jobs, or more on a large cluster."""
+    """Return the workload of this seed, with so many jobs, or more on a large cluster."""
     rng = np.random.default_rng([seed, 20])
     gpus, load = GPUS[seed % len(GPUS)], LOADS[seed % len(LOADS)]
     jobs *= max(1, gpus // FULL_AT)

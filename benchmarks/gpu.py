@@ -1,12 +1,12 @@
-"""The runtime on GPUs, with one worker and, where there are several GPUs, with all of them. `make bench-gpu`
+"""Benchmark of the runtime on GPUs, with one worker and, where there are several GPUs, with all of them. `make bench-gpu`
 
     python -m benchmarks.gpu [--device cuda|cpu] [--workers N] [--shared] [--quick]
                              [--only rules|bits|kills|races|cluster|steps|exchange|resizing|losses] [--json FILE]
 
-What needs a second GPU is left out where there is none. With `--shared` the workers share the first one, and what does not
-measure times is run: rules, bits, kills, races. `--device cpu` runs the same on processors, to see that it works, and says what
-that does not show. Results are printed and go to out/bench-gpu.json and, as a page, to out/bench-gpu.md. Without a GPU the exit
-code is 2.
+Parts that need a second GPU are skipped where there is none. With `--shared` the workers share the first one, and only the
+parts that do not measure times are run: rules, bits, kills, races. `--device cpu` runs the same on CPUs, as a test of the
+benchmark, and reports what that does not show. Results are printed and go to out/bench-gpu.json and, as a page, to
+out/bench-gpu.md. Without a GPU the exit code is 2.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .runtime.pauses import Pause, one_change
 from .runtime.processes import ROOT, Family, MeasurementFailed, end_tree, free_port, module, until
 from .runtime.station import Station
 
-RULES = "rules"  # CUDA's and NCCL's, one by one: `gpu_checks`
-WITHOUT_TIMES = (RULES, "bits", "kills", "races")  # what workers that share a GPU can show
+RULES = "rules"  # of CUDA and NCCL, checked one by one: `gpu_checks`
+WITHOUT_TIMES = (RULES, "bits", "kills", "races")  # possible for workers that share a GPU
 NO_GPU = "no GPU was found: this measures the runtime on GPUs (--device cpu tries the same on processors)"
 MODES = {"none": Goal(0.997, at_least=True), "elastic": Goal(0.97, at_least=True)}
 RANKS_WITHIN_S = 1800.0
@@ -50,12 +50,12 @@ RECOVERED_WITHIN_S = 60.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What to measure on."""
+    """Device, number of workers and extent of a run."""
 
     device: str
     workers: int
     quick: bool
-    shared: bool = False  # the workers have one GPU together
+    shared: bool = False  # all workers share one GPU
 
     def pick(self, full: Any, quick: Any) -> Any:
         return quick if self.quick else full
@@ -65,7 +65,7 @@ class Setting:
 
 
 class Ranks:
-    """A context: processes that run one role of `gpu_ranks` together."""
+    """Processes that run one role of `gpu_ranks` together; a context manager."""
 
     def __init__(self, family: Family, setting: Setting, role: str, size: int, **settings: Any) -> None:
         self._family = family
@@ -98,8 +98,8 @@ class Ranks:
         beside: Mapping[str, str] | None = None,
         **variables: str,
     ) -> None:
-        """Start one. jobs: virtual workers and determinism of those it joins. protect: ours is alone in it, so its environment
-        is as the agent makes it; else the rivals have the library's defaults. beside: other variables of its environment."""
+        """Start one process. jobs: virtual workers and determinism of the jobs it joins. protect: only this runtime runs in it,
+        with an agent's environment; otherwise the compared libraries have their defaults. beside: further variables."""
         places = {
             name: {
                 **self.station.variables(name, rank, count, determinism, str(self.directory / name)),
@@ -122,7 +122,7 @@ class Ranks:
         self._processes[rank] = self._family.start(command, environment, self.directory / "log")
 
     def results(self) -> dict[int, Any]:
-        """What each process has handed back; those that have left their job have nothing. Raises MeasurementFailed."""
+        """Return the result of each process; those that have left their job have none. Raises MeasurementFailed."""
         codes = {rank: process.wait(RANKS_WITHIN_S) for rank, process in self._processes.items()}
         if any(codes.values()):
             log = (self.directory / "log").read_text(errors="replace")
@@ -134,7 +134,7 @@ class Ranks:
 
 
 def together(family: Family, setting: Setting, role: str, size: int, jobs: dict[str, str], **settings: Any) -> Any:
-    """Run a role in `size` ranks that all join `jobs` (name: determinism), one virtual worker each. What rank 0 hands back."""
+    """Run a role in `size` ranks that all join `jobs` (name: determinism), one virtual worker each. Returns rank 0's result."""
     with Ranks(family, setting, role, size, **settings) as ranks:
         for name in jobs:
             ranks.station.order(name, 1, range(size), leader=0)
@@ -147,7 +147,7 @@ def together(family: Family, setting: Setting, role: str, size: int, jobs: dict[
 
 
 def steps(family: Family, setting: Setting) -> list[Measurement]:
-    """Throughput while nothing changes, against stock DistributedDataParallel."""
+    """Measure throughput without changes, against stock DistributedDataParallel."""
     found = []
     for model in setting.pick(("convolutions-0.1M", "transformer-10M", "transformer-100M"), ("stack-0.1M",)):
         for size in sorted({1, setting.workers}):
@@ -180,7 +180,7 @@ def steps(family: Family, setting: Setting) -> list[Measurement]:
 
 
 def exchange(family: Family, setting: Setting) -> list[Measurement]:
-    """The canonical reduction against the library's all-reduce, and how quickly a state moves."""
+    """Measure the canonical reduction against the library's all-reduce, and the bandwidth of state transfers."""
     if setting.workers < 2:
         return []
     elements, repetitions = setting.pick((25_000_000, 21), (1_000_000, 3))
@@ -257,7 +257,7 @@ def _with_job(family: Family, setting: Setting, measure: Callable[[GpuJob], list
 
 
 def resizing(family: Family, setting: Setting) -> list[Measurement]:
-    """The longest time between two applied steps, less the median step, from 1 worker to all and back."""
+    """Measure the longest interval between applied steps, less the median step, from 1 worker to all and back."""
 
     def measure(job: GpuJob) -> list[Measurement]:
         job.start(1)
@@ -287,7 +287,7 @@ def resizing(family: Family, setting: Setting) -> list[Measurement]:
 
 
 def losses(family: Family, setting: Setting) -> list[Measurement]:
-    """From SIGKILL of a worker to the next step that is applied without it."""
+    """Measure the time from SIGKILL of a worker to the next step applied without it."""
 
     def measure(job: GpuJob) -> list[Measurement]:
         job.start(setting.workers)
@@ -315,9 +315,9 @@ def losses(family: Family, setting: Setting) -> list[Measurement]:
 
 
 def _lose(job: GpuJob, rank: int) -> float:
-    """Kill a rank. Returns the seconds to the first step that it has surely had no part in.
+    """Kill a rank. Returns the seconds to the first step in which it certainly had no part.
 
-    The number of workers need not tell: a worker that is forked in its place can be there before the next step.
+    The number of workers does not show that: a worker forked as its replacement can be there before the next step.
     """
     known = frozenset(line.pid for line in job.lines())
     pid = next(line.pid for line in reversed(job.lines()) if line.rank == rank)
@@ -334,7 +334,7 @@ def _lose(job: GpuJob, rank: int) -> float:
 
 
 def bits(family: Family, setting: Setting) -> list[Measurement]:
-    """One job with few and with many workers, and with a number that changes: how many end with other bits than the first."""
+    """Count histories of one job, with few, many and changing workers, that end with other bits than the first."""
     small = setting.quick or setting.shared  # workers that share a GPU take turns on it, a few milliseconds each
     model, count = ("stack-0.1M", 60) if small else ("transformer-10M", 200)
     alone = [[0]]
@@ -365,7 +365,7 @@ def _history(
     rosters: Sequence[Sequence[int]],
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """The digest at the end of a job that trains with each of `rosters` in turn. beside: other variables of the ranks."""
+    """Return the final digest of a job that trains with each of `rosters` in turn. beside: further variables of the ranks."""
     with Ranks(family, setting, "train", setting.workers, model=model) as ranks:
         for number_of in sorted({member for roster in rosters for member in roster}):
             jobs = {"bits": (VIRTUAL_WORKERS, "elastic")}
@@ -384,14 +384,14 @@ def _history(
 
 
 def kills(family: Family, setting: Setting) -> list[Measurement]:
-    """A peer is killed inside an all-to-all, and inside a transfer of state: the others go on."""
+    """Kill a peer inside an all-to-all, and inside a state transfer; the others must continue."""
     if setting.workers < 2:
         return []
     return gpu_kills.measure(family, setting.device, setting.workers, setting.shared, setting.quick)
 
 
 def races(family: Family, setting: Setting) -> list[Measurement]:
-    """Histories under torch's sanitizer of streams, which sleep at random."""
+    """Run histories under torch's stream sanitizer, with random sleeps in the streams."""
 
     def play(rosters: Sequence[Sequence[int]], variables: Mapping[str, str]) -> str:
         return _history(family, setting, "stack-0.1M", 40, rosters, variables)
@@ -400,7 +400,7 @@ def races(family: Family, setting: Setting) -> list[Measurement]:
 
 
 def cluster(family: Family, setting: Setting) -> list[Measurement]:
-    """A job on agents of this machine's GPUs, through all that can happen to it: does it end with other bits than alone?"""
+    """Compare the bits of a job on this machine's agents, under all kinds of events, with those of the job alone."""
     model = setting.pick("transformer-10M", "stack-0.1M")
     found = gpu_cluster.story(family, model, setting.workers, on_slots=setting.device == "cpu")
     return [
@@ -495,7 +495,7 @@ def _device(setting: Setting) -> str:
 def _not_run(
     setting: Setting, names: Sequence[str], rows: Sequence[Measurement], rules: Sequence[dict[str, Any]]
 ) -> list[str]:
-    """What the page has nothing of, and why."""
+    """Return what the page lacks, with reasons."""
     found = [f"rule: {rule['name']}: {rule['text']}" for rule in rules if rule["ok"] is None]
     measured = {row.group for row in rows}
     for name in (RULES, *GROUPS):

@@ -1,13 +1,13 @@
-"""Does the simulator say what a real cluster does (AFS 5.1, Fig. 15)? `make conformance`
+"""Comparison of the simulator with a real cluster (AFS 5.1, Fig. 15). `make conformance`
 
     python -m benchmarks.conformance [--quick] [--policy NAME[:measured]]... [--seed K] [--again]
 
-A policy with `:measured` finds out how fast jobs are (AFS 4.5); without it they state it.
+Under a policy with `:measured` throughputs are measured during the run (AFS 4.5); otherwise the jobs state them.
 
 A real cluster (daemons, workers, PyTorch; two servers of four CPU slots) and the simulator get the same jobs under the same
-policy. Before that the jobs' throughputs and what changes cost are measured in such a cluster. Results go to out/conformance/,
-and after a full run of the usual policies into docs/reports/benchmarks.md and docs/reports/conformance.png. The exit status is
-1 if an average JCT differs by more than 5 %. Whatever ends it, no process of it is left.
+policy. Before that, the jobs' throughputs and the costs of changes are measured in such a cluster. Results go to
+out/conformance/, and after a full run of the usual policies into docs/reports/benchmarks.md and docs/reports/conformance.png.
+The exit status is 1 if an average JCT differs by more than 5 %. The run leaves no process behind, however it ends.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _case(text: str) -> Case:
 
 
 def _measure(directory: Path, files: Files, quick: bool) -> None:
-    """Throughputs and costs, into their files."""
+    """Measure throughputs and costs, and write their files."""
     with Cluster(directory / "measuring", MEASURED_UNDER) as cluster:
         _say("processes that workers are forked from are made")
         cluster.warm_up()
@@ -112,7 +112,7 @@ def _measure(directory: Path, files: Files, quick: bool) -> None:
 def _compare(
     directory: Path, out: Path, files: Files, case: Case, jobs: Sequence[PlannedJob], profile: Profile
 ) -> Comparison:
-    """One policy, in a cluster of its own and in the simulator."""
+    """Run one policy in its own cluster and in the simulator."""
     print(f"== {case.label}", flush=True)
     with Cluster(directory / case.label.replace(":", "-"), case.policy) as cluster:
         cluster.warm_up()

@@ -1,4 +1,4 @@
-"""A real cluster on this machine, as the demo's: `elasticctl up`, two servers with four CPU slots each."""
+"""A real cluster on this machine, like the demo's: `elasticctl up`, two servers with four CPU slots each."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from .kinds import KINDS, Kind
 SERVERS, SLOTS = 2, 4
 GPUS = SERVERS * SLOTS
 POLL_S = 0.2
-WARM_START_S = 2.0  # a worker that begins within it was forked from a warm process
+WARM_START_S = 2.0  # a worker that starts faster was forked from a warm process
 WARM_STEPS = 3
 PATIENCE_S = 120.0
 LOG_LINES = 12
 
 
 class Cluster:
-    """A context: the cluster is up inside it, and nothing of it is left afterwards."""
+    """A running cluster; a context manager that leaves nothing behind."""
 
     def __init__(self, directory: Path, policy: str) -> None:
         self._directory = directory
@@ -68,8 +68,8 @@ class Cluster:
     def submit(
         self, kind: Kind, name: str, gpus: str, steps: int | None = None, rates: Mapping[int, float] | None = None
     ) -> JobId:
-        """Submit a job as `elasticctl submit` does. `gpus`: a number, or a range such as 1:4; `rates`: the job states that it
-        makes so many steps per second on so many GPUs (`throughput` in a job file)."""
+        """Submit a job as `elasticctl submit` does. gpus: a number, or a range such as 1:4. rates: stated steps per second by
+        number of GPUs (`throughput` in a job file)."""
         options = jobfile.Overrides(
             name=name,
             gpus=GpuOptions(gpus),
@@ -95,13 +95,13 @@ class Cluster:
         return answer.job
 
     def jobs(self) -> tuple[JobView, ...]:
-        """All of them, in the order of submission."""
+        """Return all jobs, in the order of submission."""
         answer = self._client.ask(GetJobs(final_too=True))
         assert isinstance(answer, Jobs)
         return tuple(sorted(answer.jobs, key=lambda job: job.submitted_s))
 
     def until(self, job: JobId, what: str, reached: Callable[[JobView], bool]) -> JobView:
-        """Wait for something of a job, which must not fail before."""
+        """Wait for a condition of a job. Raises MeasurementFailed if the job fails before."""
 
         def probe() -> JobView | None:
             view = self.job(job)
@@ -125,9 +125,9 @@ class Cluster:
         until("all GPUs are free", probe, PATIENCE_S, POLL_S)
 
     def warm_up(self) -> None:
-        """Wait until the agents have the processes that workers are forked from, as in a cluster that has been up for a while.
+        """Wait until the agents have their warm processes, as in a cluster that has been up for a while.
 
-        They make the standard ones by themselves. If the environment here asks for others, the first job lets them be made.
+        Agents start the standard ones by themselves. If this environment needs others, a first job makes the agents start them.
         """
         kind = KINDS[0]
         deadline = time.monotonic() + PATIENCE_S
@@ -135,7 +135,7 @@ class Cluster:
         while time.monotonic() < deadline and not all("workers can be forked" in log.read_text() for log in logs):
             time.sleep(POLL_S)
         while time.monotonic() < deadline:
-            job = self.submit(kind, "warm-up", str(SLOTS + 1), WARM_STEPS)  # more than one server has
+            job = self.submit(kind, "warm-up", str(SLOTS + 1), WARM_STEPS)  # more GPUs than one server has
             view = self.until_over(job)
             self.until_idle()
             if view.started_s is not None and view.started_s - view.submitted_s < WARM_START_S:
@@ -146,14 +146,14 @@ class Cluster:
         )
 
     def _story(self) -> str:
-        """The ends of the daemons' logs."""
+        """Return the ends of the daemons' logs."""
         logs = sorted((self._directory / "log").glob("*.log"))
         return "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
     def _run(self, *arguments: str) -> None:
         command = [str(Path(sys.executable).with_name("elasticctl")), "--dir", str(self._directory), *arguments]
         with self._log.open("ab") as log:
-            # In a session of its own: Ctrl-C is for this process, which ends the cluster.
+            # In its own session, since Ctrl-C is for this process, which then ends the cluster.
             done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False, start_new_session=True)
         if done.returncode:
             said = self._log.read_text(errors="replace")[-1500:]

@@ -1,4 +1,4 @@
-"""What became of a trace's jobs, really or in the simulator, and how far the two are from each other. Pure."""
+"""Courses of a trace's jobs, real or simulated, and their differences. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LIMIT = 0.05  # of the real average JCT (AFS 5.1: up to 5.2 % where throughputs 
 
 @dataclass(frozen=True)
 class Course:
-    """One job. Times are seconds since the first submission."""
+    """Course of one job. Times are seconds since the first submission."""
 
     name: str
     kind: str
     submit_s: float
     end_s: float
-    shares: tuple[tuple[float, int], ...]  # from this time on it had so many GPUs
+    shares: tuple[tuple[float, int], ...]  # start time and number of GPUs
 
     @property
     def jct_s(self) -> float:
@@ -42,7 +42,7 @@ def makespan_s(courses: Sequence[Course]) -> float:
 
 
 def times_of_change(courses: Sequence[Course]) -> list[float]:
-    """All times at which somebody's share changes, with 0 and the last end."""
+    """Return all times at which a job's share changes, with 0 and the last end."""
     times = {0.0, *(course.end_s for course in courses)}
     times |= {time_s for course in courses for time_s, _ in course.shares}
     return sorted(times)
@@ -50,7 +50,7 @@ def times_of_change(courses: Sequence[Course]) -> list[float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same jobs under the same policy; both in the same order."""
+    """The same jobs under the same policy, real and simulated, in the same order."""
 
     policy: str
     real: tuple[Course, ...]
@@ -58,7 +58,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """How far the simulated average JCT is from the real one, as a part of the real one; below 0: it is shorter."""
+        """Relative error of the simulated average JCT; below 0: it is shorter than the real one."""
         real_s = average_jct_s(self.real)
         return (average_jct_s(self.simulated) - real_s) / real_s
 
@@ -69,13 +69,13 @@ class Comparison:
 
     @property
     def job_error(self) -> float:
-        """The mean over the jobs of how far each one's JCT is from the real one, as a part of it."""
+        """Mean absolute relative error of the jobs' JCTs."""
         pairs = zip(self.real, self.simulated, strict=True)
         return fmean(abs(simulated.jct_s - real.jct_s) / real.jct_s for real, simulated in pairs)
 
     @property
     def differing_share(self) -> float:
-        """Of the GPU-seconds that jobs really had, the part that the simulator gave to another job, or to none."""
+        """Fraction of the real GPU-seconds that the simulator gave to another job, or to none."""
         times = sorted({*times_of_change(self.real), *times_of_change(self.simulated)})
         held = missing = 0.0
         for begin, end in itertools.pairwise(times):
@@ -90,7 +90,7 @@ class Comparison:
         return abs(self.error) <= LIMIT
 
     def document(self) -> dict[str, Any]:
-        """Everything, for a file."""
+        """Return the comparison for JSON."""
         return {
             "policy": self.policy,
             "real_avg_jct_s": average_jct_s(self.real),

@@ -1,10 +1,10 @@
-"""Which kinds of job there are, and how they scale on a machine of any size. Pure.
+"""Kinds of jobs, and their scaling on a machine of any size. Pure.
 
-The jobs are real: PyTorch, this project's runtime, collectives, checkpoints. But this machine has two cores, and jobs that
-compute would take them from each other, so that a job's speed depended on who else runs. So they wait most of the time: each
-micro-batch for its data, as from slow storage, and some jobs at each update, as for something that every worker does in full
-and that no further worker makes shorter. Both are sleeping, and the models are tiny. With N virtual workers on n GPUs a step
-takes ``ceil(N / n) delivery_s + update_s`` and what the runtime adds; it is measured, not reckoned, what it really takes.
+The jobs are real: PyTorch, this project's runtime, collectives, checkpoints. But this machine has two cores, and computing jobs
+would compete for them, so that a job's speed would depend on the other jobs. So the jobs mostly sleep: each micro-batch while
+it waits for data, as from slow storage, and some jobs at each update, for work that every worker does in full. The models are
+tiny. With N virtual workers on n GPUs a step takes ``ceil(N / n) delivery_s + update_s`` plus the runtime's overhead; the
+actual time is measured, not computed.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """A training job's recipe."""
+    """Parameters of a kind of training job."""
 
     name: str
-    virtual_workers: int  # and the most GPUs that it can use
-    delivery_s: float  # until the data of a micro-batch are there
-    update_s: float  # of each step, on every worker
+    virtual_workers: int  # also the most GPUs that it can use
+    delivery_s: float  # delay of the data of a micro-batch
+    update_s: float  # per step, on every worker
 
     def arguments(self) -> tuple[str, ...]:
-        """Of `train`."""
+        """Arguments of `train`."""
         return str(self.delivery_s), str(self.update_s)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A policy, and what it sees of throughputs: all from the beginning, or what has been measured in the run so far."""
+    """A policy, and its knowledge of throughputs: complete from the start, or as measured in the run so far."""
 
     policy: str
     known: bool = True
 
     @property
     def label(self) -> str:
-        """As it is written on the command line: `afs-l`, `afs-l:measured`."""
+        """Name on the command line: `afs-l`, `afs-l:measured`."""
         return self.policy if self.known else f"{self.policy}:measured"
 
 
@@ -47,5 +47,5 @@ KINDS = (
 
 
 def kind(name: str) -> Kind:
-    """The kind of that name."""
+    """Return the kind with this name."""
     return next(each for each in KINDS if each.name == name)

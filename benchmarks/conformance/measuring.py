@@ -1,7 +1,7 @@
-"""What the simulator has to know of this machine: each kind's throughput by share, and what changes cost.
+"""Measurement of the simulator's parameters on this machine: throughput of each kind by share, and costs of changes.
 
-All of it is taken from what the cluster tells of its jobs (`elasticctl status JOB --json`), with one job running at a time, or
-two where one is to give GPUs to the other.
+All figures are those that the cluster reports on its jobs (`elasticctl status JOB --json`), with one job running at a time, or
+two where one has to give GPUs to the other.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .cluster import GPUS, Cluster
 from .kinds import KINDS, Kind
 from .trace import Profile
 
-STEPS = 33  # the runtime tells the median time between the last 32 steps and the one after them
+STEPS = 33  # the runtime reports the median interval of the last 32 steps
 HALF = GPUS // 2
 SHORT_STEPS = 30
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One kind of job, alone: steps per second by share, and what its resizes cost (s)."""
+    """One kind of job running alone: steps per second by share, and costs of its resizes (s)."""
 
     steps_per_s: dict[int, float]
-    ready_s: list[float]  # from asking for more GPUs until they work along
+    ready_s: list[float]  # from the request for more GPUs until their workers take part
     pause_s: list[float]
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured of changes (s); see `simulator/costs.py`."""
+    """Measured costs of changes (s); see `simulator/costs.py`."""
 
     start_s: list[float]
     release_s: list[float]
@@ -47,7 +47,7 @@ class Costs:
 
 
 def measure_curve(cluster: Cluster, kind: Kind) -> Curve:
-    """One job of this kind, from one GPU up to as many as it can use, `STEPS` steps on each share."""
+    """Run one job of this kind on one GPU, then on one more at a time, `STEPS` steps on each share."""
     job = cluster.submit(kind, f"curve-{kind.name}", f"1:{kind.virtual_workers}")
     rates: dict[int, float] = {}
     ready_s = []
@@ -67,7 +67,7 @@ def measure_curve(cluster: Cluster, kind: Kind) -> Curve:
 
 
 def measure_costs(cluster: Cluster, profile: Profile, rounds: int, curves: Sequence[Curve]) -> Costs:
-    """Short jobs start on idle GPUs, and on GPUs that another job has to give up first."""
+    """Run short jobs on idle GPUs, and on GPUs that another job has to give up first."""
     start_s, taken_s, end_s = [], [], []
     for kind in KINDS:
         for _ in range(rounds):
@@ -97,19 +97,19 @@ def measure_costs(cluster: Cluster, profile: Profile, rounds: int, curves: Seque
 
 
 def _short_job(cluster: Cluster, kind: Kind, profile: Profile) -> JobView:
-    """On half of the GPUs, to its end."""
+    """Run a short job on half of the GPUs."""
     job: JobId = cluster.submit(kind, f"short-{kind.name}", str(HALF), SHORT_STEPS, profile[kind.name])
     return cluster.until_over(job)
 
 
 def _start_s(view: JobView) -> float:
-    """From its submission to its first step."""
+    """Return the time from its submission to its first step."""
     assert view.started_s is not None, f"{view.job} has never started"
     return view.started_s - view.submitted_s
 
 
 def _end_s(view: JobView, steps_per_s: float) -> float:
-    """From its last step until it is over and its GPUs are free: all that its steps do not explain."""
+    """Return the part of its run time that its steps do not explain: from its last step until its GPUs are free."""
     assert view.started_s is not None
     assert view.finished_s is not None
     return view.finished_s - view.started_s - SHORT_STEPS / steps_per_s

@@ -1,4 +1,4 @@
-"""docs/reports/conformance.png, in the manner of AFS Fig. 15: shares over time, really and simulated, and each job's JCT."""
+"""docs/reports/conformance.png, in the style of AFS Fig. 15: shares over time, real and simulated, and each job's JCT."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # not pyplot: this draws into a file, whatever display there is
+from matplotlib.figure import Figure  # not pyplot, since this draws into a file and needs no display
 from matplotlib.ticker import MaxNLocator
 
 from .courses import Comparison, Course, average_jct_s, makespan_s, times_of_change
 
-# Okabe and Ito's palette, which colour-blind people can tell apart. Neighbours differ; white lines part areas of one colour.
+# Okabe and Ito's palette for colour-blind readers. Neighbours differ; white lines separate areas of one colour.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 REAL, SIMULATED = "0.25", "#56B4E9"
 
 
 def draw(path: Path, comparisons: Sequence[Comparison], gpus: int) -> None:
-    """One band for each policy: the cluster above, the simulator below, the jobs at the side."""
+    """Draw a band per policy: the cluster above, the simulator below, the jobs' JCTs at the side."""
     figure = Figure(figsize=(13, 4.6 * len(comparisons)), dpi=130, layout="constrained")
     bands = figure.subfigures(len(comparisons), 1, squeeze=False)[:, 0]
     for band, comparison in zip(bands, comparisons, strict=True):
@@ -36,7 +36,7 @@ def draw(path: Path, comparisons: Sequence[Comparison], gpus: int) -> None:
 
 
 def _shares(axes: Axes, courses: Sequence[Course], gpus: int, end_s: float) -> None:
-    """Stacked areas, one for each job; white: free, or on its way from one job to another."""
+    """Draw stacked areas, one per job; white: free, or moving between jobs."""
     times = times_of_change(courses)
     lower = [0] * len(times)
     for number, course in enumerate(courses):
@@ -54,7 +54,7 @@ def _shares(axes: Axes, courses: Sequence[Course], gpus: int, end_s: float) -> N
 def _name(
     axes: Axes, text: str, times: Sequence[float], lower: Sequence[int], upper: Sequence[int], end_s: float
 ) -> None:
-    """The job's number, where its area is largest and wide enough."""
+    """Write the job's number where its area is largest and wide enough."""
     stretches = [each for each in zip(times, times[1:], lower, upper, strict=False) if each[3] > each[2]]
     if not stretches:
         return
@@ -64,7 +64,7 @@ def _name(
 
 
 def _jcts(axes: Axes, comparison: Comparison) -> None:
-    """Two bars for each job."""
+    """Draw two bars per job."""
     rows = range(len(comparison.real))
     for courses, offset, colour, label in (
         (comparison.real, -0.2, REAL, "real"),

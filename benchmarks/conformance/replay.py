@@ -1,4 +1,4 @@
-"""The trace on a real cluster: each job is submitted at its time, and the cluster's own records tell what became of it."""
+"""Replay of a trace on a real cluster: each job is submitted at its time, and the cluster's records give its course."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LIMIT_S = 1200.0
 def replay(
     cluster: Cluster, jobs: Sequence[PlannedJob], profile: Profile, stated: bool, progress: Callable[[str], None]
 ) -> tuple[Course, ...]:
-    """Submit all and wait until all have finished. `stated`: the jobs say how fast they are; else that has to be found out.
-    Raises MeasurementFailed if one fails, or they do not end."""
+    """Submit all jobs and wait until all have finished. stated: jobs state their throughputs; otherwise these are measured.
+    Raises MeasurementFailed if a job fails, or does not end."""
     began = time.monotonic()
     for job in jobs:
         time.sleep(max(0.0, began + job.submit_s - time.monotonic()))

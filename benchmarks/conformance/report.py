@@ -14,14 +14,14 @@ END = "<!-- conformance: to here -->"
 
 
 def publish(page: Path, section: str) -> None:
-    """Put `section` between the markers of the page."""
+    """Write `section` between the markers of the page."""
     fill(page, BEGIN, END, [section])
 
 
 def section(
     machine: Mapping[str, str], profile: Profile, costs: Mapping[str, float], comparisons: Sequence[Comparison]
 ) -> str:
-    """What the page says of one run."""
+    """Return the page's section on one run."""
     about = ", ".join(machine[key] for key in ("date", "processor", "memory", "system")) + f", torch {machine['torch']}"
     return "\n\n".join(
         [

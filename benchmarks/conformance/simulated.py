@@ -1,4 +1,4 @@
-"""The trace in the simulator, read from the same files as `elasticctl simulate` reads, by the same code."""
+"""Simulation of the trace, from the same files and by the same code as `elasticctl simulate`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .kinds import Case
 
 @dataclass(frozen=True)
 class Files:
-    """What the simulator is told."""
+    """Input files of the simulator."""
 
     trace: Path
     profile: Path
     costs: Path
 
     def command(self, case: Case) -> str:
-        """The same by hand."""
+        """Return the equivalent command line."""
         curves = "known" if case.known else "measured"
         cluster = f"--servers {SERVERS} --gpus-per-server {SLOTS}"
         return (
@@ -39,7 +39,7 @@ class Files:
 
 
 class Recorded:
-    """Decides as `policy` does, and writes down how many GPUs each job is given, and when."""
+    """Policy that decides as `policy` does, and records the share of each job over time."""
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
@@ -57,7 +57,7 @@ class Recorded:
 
 
 def simulate(files: Files, case: Case) -> tuple[Course, ...]:
-    """All jobs of the trace, in its order."""
+    """Simulate the trace. Returns the courses of its jobs, in order."""
     gpus = SERVERS * SLOTS
     trace = traces.load(files.trace)
     assigned = assign.assign(trace, gpus, profiles.load(files.profile), 0, cap_at_request=True, peaks_known=case.known)

@@ -1,7 +1,7 @@
-"""The jobs that the cluster and the simulator both get, and the files that tell the simulator of them. Pure, but for writing.
+"""Jobs for both the cluster and the simulator, and the simulator's input files. Pure except for writing files.
 
-As in AFS 5.1 a job's length is the time that it takes with the GPUs that it requests; how many steps that are follows from the
-measured throughput, and is what the real job is told. The files are those that ``elasticctl simulate`` reads.
+As in AFS 5.1, a job's length is its run time with the requested GPUs. The number of steps follows from the measured throughput,
+and is the real job's parameter. The files are those that ``elasticctl simulate`` reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Profile = Mapping[str, Mapping[int, float]]  # steps per second, by kind and GPU
 
 @dataclass(frozen=True)
 class Load:
-    """How many jobs come within what time, and how long they take with the GPUs that they request."""
+    """Number of jobs, period of their arrivals, and their lengths with the requested GPUs."""
 
     jobs: int
     within_s: float
@@ -42,16 +42,16 @@ class PlannedJob:
     name: str
     kind: Kind
     submit_s: float  # since the first submission
-    gpus: int  # requested: the most that it gets
+    gpus: int  # requested, and the most that it gets
     duration_s: float  # with `gpus`
 
     def steps(self, profile: Profile) -> int:
-        """How many steps that are."""
+        """Return the number of steps."""
         return max(1, round(self.duration_s * profile[self.kind.name][self.gpus]))
 
 
 def plan(load: Load, seed: int) -> tuple[PlannedJob, ...]:
-    """Arrivals at random times, the first at 0; lengths evenly spread on a logarithmic scale."""
+    """Draw jobs: uniformly random arrivals, the first at 0; lengths evenly spaced on a logarithmic scale."""
     rng = random.Random(seed)
     times = [0.0, *sorted(rng.uniform(0.0, load.within_s) for _ in range(load.jobs - 1))]
     jobs = []
@@ -65,7 +65,7 @@ def plan(load: Load, seed: int) -> tuple[PlannedJob, ...]:
 
 
 def write_trace(path: Path, jobs: Sequence[PlannedJob], profile: Profile) -> None:
-    """In ElasticFlow's format, and each job's steps. The duration is that of these steps."""
+    """Write the trace in ElasticFlow's format, with each job's steps. The duration is that of these steps."""
     rows = []
     for job in jobs:
         steps = job.steps(profile)
@@ -80,7 +80,7 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 
 def read_profile(path: Path) -> dict[str, dict[int, float]]:
-    """What `write_profile` has written."""
+    """Read the output of `write_profile`."""
     found: dict[str, dict[int, float]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -89,7 +89,7 @@ def read_profile(path: Path) -> dict[str, dict[int, float]]:
 
 
 def write_costs(path: Path, seconds: Mapping[str, float]) -> None:
-    """A file of costs that are the same for all jobs."""
+    """Write a file of costs that are the same for all jobs."""
     rounded = {name: round(value, 4) for name, value in seconds.items()}
     path.write_text(yaml.safe_dump({"base": "none", "default": rounded}, sort_keys=False))
 

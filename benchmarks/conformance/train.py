@@ -1,6 +1,6 @@
-"""What all the jobs run: `python -m benchmarks.conformance.train DELIVERY_S UPDATE_S NAME`, until the last step (see `kinds`).
+"""Script of all jobs: `python -m benchmarks.conformance.train DELIVERY_S UPDATE_S NAME`, until the last step (see `kinds`).
 
-The name does nothing but tell the jobs' commands apart: what the cluster has measured of one it must not know of the others.
+The name only makes the jobs' commands differ, so that the cluster does not apply one job's measurements to another.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import elasticd as elastic
 SAMPLES = 4096
 FEATURES = 16
 BATCH_SIZE = 2
-ENDLESS = 1_000_000  # epochs: the job's max_steps ends it
+ENDLESS = 1_000_000  # epochs: the job's max_steps ends the training
 
 
 class SlowStorage(Dataset[tuple[Tensor, Tensor]]):
-    """Points labelled by the side of a plane that they are on; a batch of them takes `delivery_s` to arrive."""
+    """Points labelled by the side of a plane; a batch takes `delivery_s` to arrive."""
 
     def __init__(self, delivery_s: float) -> None:
         generator = torch.Generator().manual_seed(1)

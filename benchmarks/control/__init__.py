@@ -1,1 +1,1 @@
-"""What one controller bears: many agents, jobs and requests over real sockets (`python -m benchmarks.control`)."""
+"""Load test of one controller: many agents, jobs and requests over real sockets (`python -m benchmarks.control`)."""

@@ -1,18 +1,18 @@
-"""What one controller bears. `make bench-control`
+"""Load test of one controller. `make bench-control`
 
     python -m benchmarks.control [--quick] [--agents N] [--gpus N] [--live N] [--ended N] [--seconds N] [--label TEXT]
                                  [--fixed 1,64,1000] [--json FILE]
 
-One real controller process with its store on disk runs on a core of its own; agents and clients are other processes, which speak
-the real protocol over real sockets. The store is that of a cluster that has run for months. What is measured, in this order:
+A real controller process with its store on disk runs on its own core; agents and clients are other processes, which use the real
+protocol over real sockets. The store is that of a cluster that has run for months. Measured, in this order:
 
-* how long a controller takes from its start until all agents are taken in, and until all workers train;
-* its share of the core while nobody asks and workers say nothing new (agents' heartbeats alone), and while they report;
-* a kill of the controller: how long until all agents are taken in again, and how many hellos that takes; once more in the end;
-* what lists take while a thousand jobs are submitted each second, with `scale` and `cancel` among it;
-* durable submissions per second, as many as the controller bears: each client submits the next job when it has its answer;
-* servers lost by that and by a stop of the controller for 12 s in the middle of it;
-* what one heartbeat costs with few and with many jobs, without sockets.
+* time from the controller's start until all agents are registered, and until all workers train;
+* the controller's share of the core without requests and new reports (agents' heartbeats alone), and while workers report;
+* a kill of the controller: time until all agents are registered again, and the number of hellos; repeated at the end;
+* latency of lists while a thousand jobs are submitted per second, mixed with `scale` and `cancel`;
+* durable submissions per second at saturation: each client submits the next job when it has its answer;
+* servers lost by that, and by a suspension of the controller for 12 s in the middle of it;
+* cost of one heartbeat with few and with many jobs, without sockets.
 
 Results go to out/bench-control.json under their label and into docs/reports/benchmarks.md (`--quick`: only to
 out/bench-control-quick.json).
@@ -54,11 +54,11 @@ SUBMITTERS = 32
 TAKEN_IN_WITHIN_S = 180.0
 CALM_WITHIN_S = 300.0
 BUSY_S = 0.25  # of half a second
-CALM_FOR_S = 6.0  # twice what a thousand agents let pass between two heartbeats, in which the last statuses travel
+CALM_FOR_S = 6.0  # twice the heartbeat interval of a thousand agents, in which the last statuses arrive
 
 
 class Bench:
-    """One run: a controller, its agents and clients, all in one directory."""
+    """One run: a controller, its agents and clients, in one directory."""
 
     def __init__(self, options: argparse.Namespace, family: Family, directory: Path) -> None:
         self.options = options
@@ -93,7 +93,7 @@ class Bench:
         return self._directory / "state" / "cluster.db"
 
     def start_controller(self) -> float:
-        """Start it, and return when (monotonic, s)."""
+        """Start the controller. Returns the time of its start (monotonic, s)."""
         began = time.monotonic()
         log = self._directory / "controller.err"
         command = [sys.executable, "-m", "elasticd.controller", "--config", str(self._config)]
@@ -116,10 +116,10 @@ class Bench:
         log = self._directory / f"{name}.err"
         return self._family.start(command, log=log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    # -- asking
+    # -- requests
 
     def alive(self) -> int:
-        """How many servers the controller takes for present; -1: it does not answer."""
+        """Return the number of servers that the controller counts as alive; -1 if it does not answer."""
         try:
             answer = self._client.ask(Ping(), timeout_s=1.0)
         except ElasticError:
@@ -127,7 +127,7 @@ class Bench:
         return answer.servers if isinstance(answer, Pong) else -1
 
     def until_taken_in(self, began: float) -> float:
-        """Seconds from `began` until all servers are there."""
+        """Return the seconds from `began` until all servers are registered."""
 
         def there() -> float | None:
             return time.monotonic() - began if self.alive() >= self.options.agents else None
@@ -135,8 +135,8 @@ class Bench:
         return until("all agents are taken in", there, TAKEN_IN_WITHIN_S, 0.05)
 
     def until_calm(self, began: float) -> float:
-        """Seconds from `began` until workers have nothing more to say, and the controller has heard it: none starts, trains for
-        the first time, or ends, no agent greets, and the controller's core is not busy."""
+        """Return the seconds from `began` until the cluster is quiet: no worker starts, trains for the first time, or ends, no
+        agent sends a hello, and the controller's core is not busy."""
         said, since = (-1, -1), time.monotonic()
         deadline = time.monotonic() + CALM_WITHIN_S
         while time.monotonic() < deadline:
@@ -154,7 +154,7 @@ class Bench:
             _tell(fleet, f"report {seconds}")
 
     def sent(self) -> dict[str, int]:
-        """How many messages of each kind the agents have sent."""
+        """Return the number of messages of each kind that the agents have sent."""
         counts: dict[str, int] = {}
         for fleet in self._fleets:
             _tell(fleet, "tell")
@@ -179,7 +179,7 @@ class Bench:
     # -- the controller's process
 
     def core_share(self, seconds: float) -> float:
-        """Of the controller's core, in per cent."""
+        """Return the controller's use of its core (percent)."""
         before = self._cpu_s()
         time.sleep(seconds)
         return 100.0 * (self._cpu_s() - before) / seconds
@@ -211,7 +211,7 @@ def _hear(child: subprocess.Popen[bytes]) -> Any:
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """All figures of one run."""
+    """Measure all figures of one run."""
     options = bench.options
     found: dict[str, Any] = {}
     bench.prepare()
@@ -251,7 +251,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 def _recovery(bench: Bench) -> tuple[float, int]:
-    """Kill the controller and start it again: seconds until all agents are taken in, and the hellos that it took."""
+    """Kill and restart the controller. Returns the seconds until all agents are registered, and the number of hellos."""
     hellos = bench.sent().get("AgentHello", 0)
     bench.kill_controller()
     taken_s = bench.until_taken_in(bench.start_controller())
@@ -260,7 +260,7 @@ def _recovery(bench: Bench) -> tuple[float, int]:
 
 
 def heartbeats(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, float]]:
-    """What one costs, with a tenth of the jobs and with all."""
+    """Yield the cost of one heartbeat, with a tenth of the jobs and with all."""
     for part in (0.1, 1.0):
         store = directory / f"heartbeats-{part}.db"
         fill(store, options.agents, options.gpus, int(options.live * part), int(options.ended * part), time.time())
@@ -272,7 +272,7 @@ def heartbeats(options: argparse.Namespace, directory: Path) -> Iterator[dict[st
 
 @contextmanager
 def _directory(keep: Path | None) -> Iterator[Path]:
-    """On the disk that the checkout is on: /tmp may be memory, which syncs at once."""
+    """Yield a directory on the checkout's disk: /tmp may be in memory, where fsync is free."""
     (ROOT / "out").mkdir(exist_ok=True)
     if keep is not None:
         keep.mkdir(parents=True)

@@ -1,12 +1,12 @@
-"""A process of many agents: the product's own `AgentMachine` and sockets, with workers that only say how far they are.
+"""Process with many agents: the product's own `AgentMachine` and sockets, with workers that only report their progress.
 
     python -m benchmarks.control.agents ADDRESS KEYS FIRST COUNT GPUS
 
-Lines on stdin tell it what to do: `report SECONDS` (how often each worker tells its progress; 0: never), `tell` (answer with
-one line of JSON about what was sent). It ends with its stdin.
+Commands on stdin: `report SECONDS` (interval of each worker's progress reports; 0: never), `tell` (answer with one line of JSON
+on the messages sent). The process exits at the end of its stdin.
 
-A worker follows each order as soon as it hears of it, and trains a step a second. Nothing else of a worker is there: no
-rendezvous, no state. That is enough for the controller, which hears statuses alone.
+A worker obeys each order at once, and trains one step per second. It has no rendezvous and no state. That is enough for the
+controller, which receives statuses alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from elasticd.runtime import transport
 
 HEARTBEAT_S = 1.0
 WORKER_SILENCE_S = 3600.0
-LOADING_S = 0.5  # from a worker's start to its first word
+LOADING_S = 0.5  # from a worker's start to its first message
 STEP_S = 1.0
 TICK_S = 0.005
 STATUSES = "messages with a worker's status"  # counted beside the kinds of messages
@@ -73,7 +73,7 @@ STATUSES = "messages with a worker's status"  # counted beside the kinds of mess
 
 @dataclass
 class Worker:
-    """What a worker would say of itself."""
+    """State that a worker reports."""
 
     start: StartWorker
     order: Order | None = None
@@ -203,7 +203,7 @@ class Agent:
                 self._fleet.later(random.uniform(0, 1), self._go_on, worker)
 
     def _go_on(self, worker: Worker) -> None:
-        """Each second, or as often as workers are to tell their progress."""
+        """Advance a worker, each second or at its reporting interval."""
         if not worker.alive or worker.phase is not WorkerPhase.TRAINING:
             return
         if self._fleet.applied(worker.start) >= (worker.start.spec.max_steps or 0) - 1:
@@ -234,7 +234,7 @@ class Agent:
 
 @dataclass
 class Fleet:
-    """All agents of this process, and its time."""
+    """All agents of this process, and their clock."""
 
     address: str
     keys: Keys
@@ -251,7 +251,7 @@ class Fleet:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def applied(self, start: StartWorker) -> int:
-        """How far a job is."""
+        """Return the number of steps that a job has done."""
         began = self._began.setdefault(start.job, time.monotonic())
         return int((time.monotonic() - began) / STEP_S)
 

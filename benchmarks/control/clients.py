@@ -1,10 +1,10 @@
-"""A process of many clients, each with one question at a time, as `elasticctl` is.
+"""Process with many clients, each with one request at a time, as `elasticctl` has.
 
     python -m benchmarks.control.clients ADDRESS SUBMITTERS
 
-Each line on stdin is a phase: `demand SECONDS` (submit a thousand jobs a second, and look, scale and cancel among it), `load
-SECONDS` (the same, but submit as fast as answers come), `look SECONDS` (look only). It is answered with one line of JSON. The
-process ends with its stdin.
+Each line on stdin is a phase: `demand SECONDS` (submit a thousand jobs per second, mixed with lists, scale and cancel), `load
+SECONDS` (the same, but submit as fast as answers arrive), `look SECONDS` (lists only). Each is answered with one line of JSON.
+The process exits at the end of its stdin.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ from elasticd.protocol.messages import (
 from elasticd.runtime import transport
 
 REPEAT_S = 2.0
-DEMANDED_PER_S = (
-    1050.0  # submissions: a little more than the goal, since an answer that is late delays what its client asks next
-)
-CLIENTS_PER_SUBMITTER = 4  # where they submit at that rate: so many wait for answers at a time
-Said = list[tuple[float, float]]  # when an answer came (monotonic), and how long it took (s)
+DEMANDED_PER_S = 1050.0  # submissions: slightly above the goal, since a late answer delays its client's next request
+CLIENTS_PER_SUBMITTER = 4  # at that rate: the number of concurrent requests
+Said = list[tuple[float, float]]  # time of each answer (monotonic), and its latency (s)
 
 
 class Asker:
-    """A client: it asks one request, repeats it until it is answered, and asks the next after a pause."""
+    """A client: sends one request, repeats it until it is answered, and sends the next after a pause."""
 
     def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]], every_s: float) -> None:
         self.socket = transport.dealer(context, address)
@@ -85,7 +83,7 @@ class Asker:
             self._asked = (envelope, data, began, now)
 
     def receive(self) -> Answer | None:
-        """The answer to what was asked."""
+        """Return the answer to the present request; None if there is none yet."""
         while True:
             try:
                 data = self.socket.recv(zmq.DONTWAIT)
@@ -120,7 +118,7 @@ class Crowd:
             print(json.dumps(self._phase(float(seconds), what)), flush=True)
 
     def _scripts(self, phase: str) -> Iterator[tuple[float, Callable[[], tuple[str, Request]]]]:
-        """How often each client asks (0: at once again), and what."""
+        """Yield each client's interval (0: at once again), and its requests."""
         yield 0.25, lambda: ("ping", Ping())
         yield 0.2, lambda: ("status", GetJobs())
         yield 0.2, lambda: ("servers", GetServers())

@@ -1,4 +1,4 @@
-"""What one heartbeat of an agent costs a controller that has recovered from a store, without sockets.
+"""Cost of one heartbeat of an agent to a controller that has recovered from a store, without sockets.
 
 python -m benchmarks.control.heartbeat STORE AGENT_NUMBER GPUS
 """
@@ -38,7 +38,7 @@ def main() -> None:
     turn = Turn(store, build, now)
     recovered_s = time.perf_counter() - began
     here = server(number, gpus).server
-    for other in range(number + 1):  # all have spoken
+    for other in range(number + 1):  # so that all agents are registered
         said = AgentHello(
             server=server(other, gpus), incarnation="a", workers=(), starting=(), exited=(), number=1,
             agent=identity(other), cluster=CLUSTER,

@@ -1,4 +1,4 @@
-"""Keys for many agents: each server of a cluster has one of its own."""
+"""Keys for many agents: each server of a cluster has its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "agents.json"
 
 @dataclass(frozen=True)
 class Keys:
-    """What a process of agents needs."""
+    """Keys for a process with many agents."""
 
     pairs: tuple[Pair, ...]  # by number of the agent
     controller: bytes  # public key
@@ -27,7 +27,7 @@ class Keys:
 
 
 def make(directory: Path, agents: int) -> Path:
-    """A controller's keys, and the file with those of its agents."""
+    """Create a controller's keys. Returns the file with those of its agents."""
     known = KeyDirectory(directory / "keys")
     controller = known.make()
     pairs = [Pair.new() for _ in range(agents)]

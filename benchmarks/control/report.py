@@ -16,7 +16,7 @@ ASKED = ("status", "status JOB", "servers")
 
 
 def add(path: Path, label: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Write this run beside those of other labels, and return them all."""
+    """Write this run beside those of other labels. Returns all runs."""
     runs: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     runs[label] = run
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,13 +25,13 @@ def add(path: Path, label: str, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rate(load: Mapping[str, Any]) -> str:
-    """Submissions per second: all in all, and in the slowest second."""
+    """Format submissions per second: on average, and in the slowest second."""
     rates = load["submissions_by_second"]
     return f"{number(sum(rates) / len(rates))} (slowest second: {min(rates)})"
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value that `part` of them do not exceed; not a number if there are none."""
+    """Return the least value that a fraction `part` of them does not exceed; NaN if there are none."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
 
 
@@ -84,7 +84,7 @@ def _latency(phase: Mapping[str, Any], name: str) -> str:
 
 
 def table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """One column for each run."""
+    """Return the table, with one column per run."""
     columns = {label: _cells(run) for label, run in runs.items()}
     rows: dict[str, None] = {}
     for cells in columns.values():

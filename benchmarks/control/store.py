@@ -1,4 +1,4 @@
-"""A store as a cluster leaves it that has run for months: servers, jobs that wait, and jobs that have ended."""
+"""Store of a cluster that has run for months: servers, waiting jobs, and ended jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DAY_S = 86_400.0
 
 
 def server(number: int, gpus: int) -> Server:
-    """What the agent of a server says of it."""
+    """Return a server as its agent describes it."""
     name = f"server{number:04d}"
     slots = tuple(
         Gpu(index=i, kind=GpuKind.CUDA, name="NVIDIA A100-SXM4-40GB", uuid=f"GPU-{name}-{i}", memory_bytes=40 << 30)
@@ -49,7 +49,7 @@ def server(number: int, gpus: int) -> Server:
 
 
 def spec(chance: random.Random, name: str = "") -> JobSpec:
-    """Some job; its steps take a second each."""
+    """Return a random job; each of its steps takes a second."""
     least, most = chance.choice(SIZES)
     kind = chance.randrange(KINDS)
     return JobSpec(
@@ -88,7 +88,7 @@ def fill(path: Path, servers: int, gpus: int, live: int, ended: int, now: float,
 
 
 def identity(number: int) -> str:
-    """Of the agent of a server."""
+    """Return the identity of a server's agent."""
     return f"{number:016x}"
 
 

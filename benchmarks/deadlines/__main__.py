@@ -2,10 +2,9 @@
 
     python -m benchmarks.deadlines [--quick] [--minutes N] [--slots N] [--jobs N] [--json FILE]
 
-A controller and two agents with CPU slots. Jobs come over a day that lasts some minutes here: most with a hard deadline, some
-with a soft one or none (`benchmarks.deadlines.day`). A job of the same command trains before the day begins, so that the
-throughput is known. What is looked at: what each submission was told, when the job was planned to end, when it ended, and its
-GPUs over time.
+A controller and two agents with CPU slots. Jobs arrive over a simulated day that lasts some minutes: most with a hard deadline,
+some with a soft one or none (`benchmarks.deadlines.day`). A job with the same command trains before the day begins, so that its
+throughput is known. Recorded are the answer to each submission, the planned and actual end of each job, and its GPUs over time.
 
 Results go to out/bench-deadlines.json, into docs/reports/benchmarks.md and docs/reports/deadline-day.png (`--quick`:
 two minutes, and nothing is written there).
@@ -35,16 +34,16 @@ from elasticd.protocol.model import Deadline, GpuRange, JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "reports" / "deadline-day.png"
-PACE_S = 0.05  # of a micro-batch; a step has one for each virtual worker
+PACE_S = 0.05  # per micro-batch; a step has one per virtual worker
 POLICY = "policy: elastic\ndeadlines: {margin_s: 3}\n"
-LEARNED = 120  # steps of the job that trains before
+LEARNED = 120  # steps of the job that trains before the day
 LOOK_S = 0.25
 BEGIN = "<!-- bench-deadlines: written by `make bench-deadlines`, from here -->"
 END = "<!-- bench-deadlines: to here -->"
 
 
 class Bench(SmallCluster):
-    """The cluster of one run, and the stories of its jobs by their ids."""
+    """The cluster of one run, and the records of its jobs by their ids."""
 
     def __init__(self, family: Family, directory: Path, slots: int) -> None:
         policy = directory / "policy.yaml"
@@ -67,7 +66,7 @@ class Bench(SmallCluster):
         )
 
     def learn(self) -> None:
-        """A job that trains with each number of GPUs."""
+        """Train a job on each number of GPUs, so that its throughput is known."""
         answer = self.client.ask(Submit(spec=self._spec("before", 10 * LEARNED)))
         assert isinstance(answer, Submitted)
         until("a job has been measured", lambda: self._measured(answer.job), WITHIN_S)
@@ -78,11 +77,11 @@ class Bench(SmallCluster):
         return True if view.phase.final or sum(point.times > 0 for point in view.curve) >= 3 else None
 
     def begin(self) -> None:
-        """The day begins."""
+        """Begin the day."""
         self._began_s = time.time()
 
     def submit(self, number: int, arrival: Arrival) -> None:
-        """Ask for a job, and note what comes back."""
+        """Submit a job, and record the answer."""
         now_s = time.time() - self._began_s
         story = Story(f"job {number + 1}", now_s, arrival.steps, soft=arrival.soft)
         deadline = None
@@ -103,7 +102,7 @@ class Bench(SmallCluster):
         self.running[answer.job] = story
 
     def look(self) -> None:
-        """Take down the jobs that are over."""
+        """Record the jobs that have ended."""
         for job, story in list(self.running.items()):
             view = self.view(job)
             if view.phase.final:
@@ -120,7 +119,7 @@ class Bench(SmallCluster):
 
 
 def live(bench: Bench, day: list[Arrival]) -> None:
-    """One day, until all jobs are over."""
+    """Play one day, until all jobs have ended."""
     bench.learn()
     bench.begin()
     began_s = time.monotonic()

@@ -1,8 +1,7 @@
-"""A day of jobs with and without deadlines, and what became of them. Pure.
+"""A day of jobs with and without deadlines, and their outcome. Pure.
 
-Deadlines are drawn as in ElasticFlow 6.1: each is a factor times how long the job takes with the GPUs that it would request,
-drawn evenly from 0.5 to 1.5 there. Jobs here last a minute, and starting their processes is a noticeable part of it, so the
-factors are 0.8 to 2.5.
+Deadlines are drawn as in ElasticFlow 6.1: each is a factor, uniform from 0.5 to 1.5 there, times the run time with the requested
+GPUs. Jobs here last a minute, and the start of their processes is a noticeable part of it, so the factors are 0.8 to 2.5.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-REQUESTED = 2  # GPUs; each job may have up to `MOST`
+REQUESTED = 2  # GPUs with which durations are computed; each job may have up to `MOST`
 MOST = 4
 FACTORS = 0.8, 2.5
-SOFT, BEST_EFFORT = 0.15, 0.25  # parts of all jobs
-SPREAD = 0.6  # of the logarithm of the lengths
+SOFT, BEST_EFFORT = 0.15, 0.25  # fractions of all jobs
+SPREAD = 0.6  # standard deviation of the logarithm of the lengths
 
-Point = tuple[float, int]  # from then on (s since the day began), so many GPUs
+Point = tuple[float, int]  # time since the day began (s), and the number of GPUs from then on
 
 
 @dataclass(frozen=True)
@@ -27,24 +26,24 @@ class Arrival:
 
     at_s: float  # since the day began
     steps: int
-    deadline_s: float | None  # from its submission on; None: best effort
+    deadline_s: float | None  # after its submission; None: best effort
     soft: bool = False
 
 
 @dataclass
 class Story:
-    """What became of a job. Times in seconds since the day began."""
+    """Outcome of a job. Times in seconds since the day began."""
 
     name: str
     submitted_s: float
     steps: int
     deadline_s: float | None = None
     soft: bool = False
-    verdict: str = ""  # of its submission: holds, provisional, none, refused; "": it has no deadline
-    offer: str = ""  # the reason of a refusal, with what would hold
-    planned_s: float | None = None  # when it was to end, as it was told at first
+    verdict: str = ""  # on its submission: holds, provisional, none, refused; "": no deadline
+    offer: str = ""  # reason of a refusal, with a deadline that would hold
+    planned_s: float | None = None  # planned end, as first announced
     ended_s: float | None = None
-    told_s: float | None = None  # when it was first said that the deadline would be missed
+    told_s: float | None = None  # time of the first warning that the deadline will be missed
     shares: list[Point] = field(default_factory=list)
 
     @property
@@ -57,9 +56,9 @@ class Story:
 
 
 def arrivals(length_s: float, jobs: int, gpus: int, step_s: float, load: float = 0.9, seed: int = 0) -> list[Arrival]:
-    """So many jobs in the first three quarters of a day that want `load` of all its GPU-seconds together.
+    """Draw jobs for the first three quarters of a day, which together need `load` of all its GPU-seconds.
 
-    step_s: how long a step takes on one GPU.
+    step_s: duration of a step on one GPU.
     """
     rng = random.Random(seed)
     weights = [rng.lognormvariate(0.0, SPREAD) for _ in range(jobs)]
@@ -77,7 +76,7 @@ def arrivals(length_s: float, jobs: int, gpus: int, step_s: float, load: float =
 
 
 def table(stories: Sequence[Story]) -> str:
-    """What was promised, and what became of that."""
+    """Return the table of promises and outcomes."""
     hard = [story for story in stories if story.deadline_s is not None and not story.soft]
     admitted = [story for story in hard if story.verdict != "refused"]
     promised = [story for story in admitted if story.promised]
@@ -100,13 +99,13 @@ def table(stories: Sequence[Story]) -> str:
 
 
 def unannounced(story: Story) -> bool:
-    """Was a deadline missed without a word before?"""
+    """Return whether a deadline was missed without an earlier warning."""
     assert story.deadline_s is not None
     return story.missed and (story.told_s is None or story.told_s > story.deadline_s)
 
 
 def kept(stories: Sequence[Story]) -> bool:
-    """No promise was broken without a word before, and all jobs that were admitted are over."""
+    """Return whether no promise was broken without warning, and all admitted jobs have ended."""
     over = all(story.ended_s is not None for story in stories if story.verdict != "refused")
     return over and not any(unannounced(story) for story in stories if story.promised)
 

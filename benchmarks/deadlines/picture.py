@@ -1,4 +1,4 @@
-"""The day as a picture: when each job was to end, when it did, and the GPUs that it had."""
+"""Picture of the day: each job's planned and actual end, and its GPUs over time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.patches import Patch
 
 from .day import MOST, Story
 
-BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "0.6"  # told apart by everyone (Okabe and Ito)
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "0.6"  # for colour-blind readers, too (Okabe and Ito)
 KINDS = {"hard deadline": BLUE, "soft deadline": ORANGE, "no deadline": GREEN, "refused": GREY}
 
 
 def draw(path: Path, stories: Sequence[Story], gpus: int, length_s: float) -> None:
-    """One row for each job; below, the GPUs of all of them together."""
+    """Draw one row per job, and below the GPUs of all jobs together."""
     figure = Figure(figsize=(9, 1.8 + 0.26 * len(stories)), layout="constrained")
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(0.26 * len(stories) + 0.3, 1.2))
     end_s = max([length_s, *(story.ended_s or 0.0 for story in stories)])

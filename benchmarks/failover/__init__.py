@@ -1,1 +1,1 @@
-"""How fast a standby leads after the leader's death."""
+"""Failover time: from the leader's death until a standby leads."""

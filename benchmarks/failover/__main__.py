@@ -1,16 +1,16 @@
-"""How fast a standby leads after the leader's death, and whether training notices. `make bench-failover`
+"""Failover time: from the leader's death until a standby leads, and the effect on training. `make bench-failover`
 
     python -m benchmarks.failover [--kills N] [--lease N] [--members N] [--json FILE]
 
-Three controller processes on a real etcd, an agent with two CPU slots, and a job that trains all the time and notes when each
-step has been done. First nothing happens for about as long as all kills take; then the leader is killed (SIGKILL), N times, each
-time when all three are there again. What is measured:
+Three controller processes on a real etcd, an agent with two CPU slots, and a job that trains continually and records the time of
+each step. After an undisturbed period of about the same length, the leader is killed (SIGKILL) N times, each time when all three
+controllers are up again. Measured:
 
-* from the kill to the first answer of another controller to a request that is asked again and again;
+* from the kill to another controller's first answer to a request that is repeated continually;
 * from the kill until that controller has its agents back;
-* the longest time between two steps of the job, in the undisturbed time and in the time of the kills.
+* the longest time between two steps of the job, in the undisturbed period and in that of the kills.
 
-Results go to out/bench-failover.json and into docs/reports/benchmarks.md (`--quick`: three kills, and nothing is written there).
+Results go to out/bench-failover.json and into docs/reports/benchmarks.md (`--quick`: three kills, and no page is written).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = ("c1", "c2", "c3")
 PACE_S = 0.05
 WITHIN_S = 300.0
 CALM_S = 5.0  # between a return and the next kill
-ASKED_FOR_S = 0.25  # one attempt, of those that are repeated
+ASKED_FOR_S = 0.25  # time limit of one attempt, which is then repeated
 BEGIN = "<!-- bench-failover: written by `make bench-failover`, from here -->"
 END = "<!-- bench-failover: to here -->"
 
@@ -87,7 +87,7 @@ class Bench:
         return self._family.start(command, log=self._directory / f"{name}.log")
 
     def start(self, name: str) -> None:
-        """A controller."""
+        """Start a controller."""
         self.processes[name] = self._start(name, "elasticd.controller")
 
     def _start_etcd(self, members: int) -> list[str]:
@@ -111,7 +111,7 @@ class Bench:
         until("the job trains", lambda: (self.steps.exists() and len(self.noted()) > 20) or None, WITHIN_S)
 
     def noted(self) -> list[float]:
-        """When each step was done (Unix time, s)."""
+        """Return when each step was done (Unix time, s)."""
         return [float(line) for line in self.steps.read_text().splitlines()[:-1]]
 
     def agent_is_there(self) -> bool | None:
@@ -126,7 +126,7 @@ class Bench:
         return answer if isinstance(answer, Controllers) else None
 
     def all_present(self) -> Controllers | None:
-        """All three, one of which leads."""
+        """Return the controllers if all three are present and one leads; None otherwise."""
         found = self.present()
         whole = found is not None and len(found.controllers) == len(NAMES)
         return found if whole and found is not None and any(one.leads for one in found.controllers) else None
@@ -140,7 +140,7 @@ class Bench:
         return answer if isinstance(answer, Pong) else None
 
     def kill_leader(self) -> tuple[float, float]:
-        """From the kill until another one answers, and until it has the agent (s)."""
+        """Kill the leader. Returns the time until another one answers, and until that one has the agent (s)."""
         found = until("all controllers are there", self.all_present, WITHIN_S)
         leader = next(one.name for one in found.controllers if one.leads)
         others = Client(",".join(self._clients(name) for name in NAMES if name != leader))
@@ -159,7 +159,7 @@ class Bench:
 
 
 def longest_gap_s(noted: Sequence[float], since_s: float, until_s: float) -> float:
-    """The longest time between two steps that were done in that time."""
+    """Return the longest time between two steps in this period (s)."""
     within = [time_s for time_s in noted if since_s <= time_s <= until_s]
     return max((after - before for before, after in pairwise(within)), default=float("nan"))
 

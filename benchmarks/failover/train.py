@@ -1,4 +1,4 @@
-"""A job whose first worker notes when each step has been done: train.py FILE STEPS PACE"""
+"""Job with a first worker that records when each step was done: train.py FILE STEPS PACE"""
 
 import sys
 import time

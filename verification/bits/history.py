@@ -16,7 +16,9 @@ from .points import Point
 from .station import Station, slot_of
 from .story import Kill, Scene, Story, Target, Who
 
-STANDSTILL_S = 90.0  # without an applied step, after which a worker counts as hung; load may delay one by tens of seconds
+STANDSTILL_S = (
+    90.0  # without an applied step, after which a worker counts as hung; load may delay one by tens of seconds
+)
 WAIT_FOR_ARMED_STEPS = 30  # for which a scene waits until armed workers have reached their points
 WAIT_FOR_ARMED_S = 3.0
 STACKS_S = 1.0
