@@ -1,8 +1,8 @@
-"""CUDA's and NCCL's rules (docs/design/gpus.md), each looked at on this machine: part of `make bench-gpu`.
+"""Checks of CUDA's and NCCL's rules (docs/design/gpus.md) on this machine: part of `make bench-gpu`.
 
     python -m benchmarks.gpu_checks NAME cuda|cpu RANK DIRECTORY
 
-runs one check in a process of its own and writes what it has found; `look` runs them all, and says which cannot be run here.
+runs one check in its own process and writes the result; `look` runs them all, and reports which cannot be run here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Found:
-    """What a check says. ok: None if it was not looked at, `why` it was not."""
+    """Result of a check. ok: None if it was not run, with the reason in `why`."""
 
     name: str
     ok: bool | None
@@ -60,7 +60,7 @@ class Found:
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def show(self) -> Found:
-        """Print it; returns itself."""
+        """Print the result. Returns itself."""
         state = "not measured" if self.ok is None else "ok" if self.ok else "failed"
         print(f"rules: {self.name}: {state}: {self.text}", flush=True)
         return self
@@ -69,11 +69,11 @@ class Found:
         return asdict(self)
 
 
-# ------------------------------------------------------------------------------------------ in a process of their own
+# ------------------------------------------------------------------------------------------ each in its own process
 
 
 def attention(device: torch.device, rank: int, directory: Path) -> Found:
-    """The backward pass of each kernel that torch may take gives the same bits each time, or is refused."""
+    """Check that the backward pass of each kernel available to torch is deterministic, or refused."""
     count = 4 if device.type == "cuda" else 2
     numbers: dict[str, Any] = {}
     for level in (Determinism.NONE, Determinism.ELASTIC):
@@ -106,7 +106,7 @@ def attention(device: torch.device, rank: int, directory: Path) -> Found:
 
 
 def _different(q: Any, k: Any, v: Any, bias: Any, backend: SDPBackend | None) -> int | str:
-    """How many different gradients there are; why there are none."""
+    """Return the number of different gradients, or the reason why there are none."""
     seen = set()
     try:
         for _ in range(REPEATED):
@@ -123,7 +123,7 @@ def _different(q: Any, k: Any, v: Any, bias: Any, backend: SDPBackend | None) ->
 
 
 def variables(device: torch.device, rank: int, directory: Path) -> Found:
-    """This process has an agent's environment: all is there when a script begins, before CUDA starts."""
+    """Check that an agent's environment is complete when a script begins, before CUDA starts."""
     before = dict(os.environ)
     wanted = {**NCCL_ENVIRONMENT, **REPEATABLE}
     missing = [name for name in wanted if name not in before]
@@ -137,7 +137,7 @@ def variables(device: torch.device, rank: int, directory: Path) -> Found:
 
 
 def memory(device: torch.device, rank: int, directory: Path) -> Found:
-    """What the two groups of a communicator take on the device, four times, and whether an abort gives it back."""
+    """Measure the device memory of a communicator's two groups, four times, and whether an abort returns it."""
     torch.zeros(1, device=device)
     free = [_free(device)]
     made = []
@@ -163,7 +163,7 @@ def _free(device: torch.device) -> int:
 
 
 def _pair(device: torch.device, rank: int, directory: Path, name: str) -> Groups:
-    """The device groups of a communicator of both ranks."""
+    """Return the device groups of a communicator of two ranks."""
     store = torch.distributed.FileStore(str(directory / name), 2)
     collectives, transfers = (
         nccl(torch.distributed.PrefixStore(each, store), rank, 2, timedelta(seconds=WITHIN_S), device, "")
@@ -175,7 +175,7 @@ def _pair(device: torch.device, rank: int, directory: Path, name: str) -> Groups
 
 
 def abort(device: torch.device, rank: int, directory: Path) -> Found:
-    """Rank 1 stays away from an all-reduce in both groups; both then abort. Python goes on meanwhile."""
+    """Leave rank 0 alone in an all-reduce in both groups, and abort both. Python threads must run meanwhile."""
     groups = _pair(device, rank, directory, "abort")
     row = torch.ones(1 << 20, device=device)
     works = [group.allreduce([row]) for group in (groups.device, groups.device_transfer) if group and rank == 0]
@@ -207,7 +207,7 @@ def abort(device: torch.device, rank: int, directory: Path) -> Found:
 
 
 def checkpoint(device: torch.device, rank: int, directory: Path) -> Found:
-    """Steps while a state is copied to the host, against steps beside nothing."""
+    """Compare steps while a state is copied to the host with undisturbed steps."""
     state = [torch.ones(16 * MIB if device.type == "cuda" else 4 * MIB, device=device) for _ in range(16)]
     a = torch.randn(4096 if device.type == "cuda" else 512, device=device).diag()
 
@@ -244,7 +244,7 @@ def checkpoint(device: torch.device, rank: int, directory: Path) -> Found:
 
 
 def first_step(device: torch.device, rank: int, directory: Path) -> Found:
-    """A process's first step, for which everybody waits when it joins."""
+    """Measure a process's first step, for which all workers wait when it joins."""
     run = elastic.join()
     workload = build("transformer-10M" if device.type == "cuda" else "stack-0.1M")
     model, optimizer, batches = run.prepare(workload.model, sgd(workload.model), workload.data, workload.batch_size)
@@ -273,7 +273,7 @@ def first_step(device: torch.device, rank: int, directory: Path) -> Found:
 
 
 def ends(device: torch.device, rank: int, directory: Path) -> Found:
-    """The process ends right after its last collective, with its groups as they are; `look` asks for its exit code."""
+    """End the process right after its last collective, with its groups alive; `look` checks the exit code."""
     groups = _pair(device, rank, directory, "ends")
     assert groups.device is not None
     groups.device.allreduce([torch.ones(1 << 20, device=device)])
@@ -281,7 +281,7 @@ def ends(device: torch.device, rank: int, directory: Path) -> Found:
 
 
 def filled(device: torch.device, rank: int, directory: Path) -> Found:
-    """Memory is not filled before its first use under `determinism: elastic`, and what that would cost."""
+    """Check that memory is not filled before its first use under `determinism: elastic`, and measure what that would cost."""
     ask_for(Determinism.ELASTIC, device)
     filling = torch.utils.deterministic
 
@@ -305,7 +305,7 @@ def filled(device: torch.device, rank: int, directory: Path) -> Found:
 
 
 def graphs(device: torch.device, rank: int, directory: Path) -> Found:
-    """A capture after `join`, and a model that is compiled with graphs, are refused with what to write instead."""
+    """Check that a capture after `join`, and a model compiled with graphs, are refused with an alternative named."""
     run = elastic.join()
     workload = build("stack-0.1M")
 
@@ -329,7 +329,7 @@ def graphs(device: torch.device, rank: int, directory: Path) -> Found:
 
 @dataclass(frozen=True)
 class Check:
-    """run: in `gpus` processes. on_cpu: does it say something without a GPU?"""
+    """A check. run: function called in `gpus` processes. on_cpu: it is meaningful without a GPU."""
 
     run: Callable[[torch.device, int, Path], Found]
     name: str
@@ -358,7 +358,7 @@ def not_measured(name: str, why: str) -> Found:
 
 
 def look(family: Family, device: str, gpus: int, shared: bool = False) -> list[Found]:
-    """Run all checks that this machine allows. gpus: how many it has. shared: two ranks may share the first one."""
+    """Run all checks that this machine allows. gpus: number of GPUs here. shared: two ranks may share the first one."""
     found = []
     for name, check in CHECKS.items():
         if device == "cpu" and not check.on_cpu:
@@ -395,7 +395,7 @@ def _run(family: Family, name: str, device: str, count: int, shared: bool) -> Fo
 
 
 def given(device: str, rank: int) -> dict[str, str]:
-    """The variables that an agent gives to a worker that joins others, on a GPU of this machine."""
+    """Return the variables that an agent gives to a worker that joins others, on a GPU of this machine."""
     memory_bytes = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
     gpu = Gpu(index=rank, kind=GpuKind.CUDA, name="of this machine", memory_bytes=memory_bytes)
     spec = JobSpec(
@@ -410,8 +410,8 @@ def given(device: str, rank: int) -> dict[str, str]:
 
 
 def visible(device: str, rank: int, gpus: int, shared: bool) -> dict[str, str]:
-    """The variables by which a rank has a GPU of its own among the first `gpus`, or shares the first one. NCCL refuses two ranks
-    on one GPU of one host: so each is then a host of its own to it, and they talk over sockets."""
+    """Return the variables by which a rank has its own GPU among the first `gpus`, or shares the first one. NCCL refuses two
+    ranks on one GPU of one host, so each then gets its own host id, and they communicate over sockets."""
     if device == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
     if shared:

@@ -1,6 +1,6 @@
-"""A job on a real cluster whose agents report this machine's GPUs: it grows, loses workers, is preempted, goes on, and ends.
+"""A job on a real cluster with agents that report this machine's GPUs: it grows, loses workers, is preempted, resumes, and ends.
 
-All of it through `elasticctl`. Afterwards the same script trains alone, as many epochs; no bit may differ.
+All of it goes through `elasticctl`. Afterwards the same script trains alone for as many epochs; no bit may differ.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .runtime.jobs import kill
 from .runtime.processes import ROOT, Family, MeasurementFailed, until
 from .runtime.record import Applied, Record
 
-STEADY = 8  # steps of each worker
+STEADY = 8  # steps of each worker after which training counts as steady
 WITHIN_S = 120.0
 
 
 @dataclass(frozen=True)
 class Story:
-    """What has happened, and the digests that the job's workers and one alone have ended with."""
+    """Events, and the final digests of the job's workers and of the script alone."""
 
     acts: list[str]
     took_s: float
@@ -35,9 +35,9 @@ class Story:
 
 
 def story(family: Family, model: str, workers: int, on_slots: bool) -> Story:
-    """on_slots: CPU slots stand in for GPUs.
+    """Play the story. on_slots: CPU slots stand in for GPUs.
 
-    Raises MeasurementFailed; then the end of all logs is printed.
+    Raises MeasurementFailed, after printing the ends of all logs.
     """
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as directory:
         told = _Told(family, Path(directory), model, workers)
@@ -46,7 +46,7 @@ def story(family: Family, model: str, workers: int, on_slots: bool) -> Story:
             told.up(on_slots)
             told.play()
             took_s = time.monotonic() - began
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # including Ctrl-C
             print(told.logs(), file=sys.stderr, flush=True)
             raise
         finally:
@@ -58,7 +58,7 @@ def story(family: Family, model: str, workers: int, on_slots: bool) -> Story:
 
 
 class _Told:
-    """One cluster, one job."""
+    """One cluster with one job."""
 
     def __init__(self, family: Family, directory: Path, model: str, workers: int) -> None:
         self._family = family
@@ -81,7 +81,7 @@ class _Told:
         self._run("down", "--purge", "--yes")
 
     def play(self) -> None:
-        """Everything that happens to the job, one after the other."""
+        """Run all events of the job, one after the other."""
         most = self._workers
         answer = self._run(
             *("submit", "--json", "--name", "gpus", "--gpus", f"1:{most}", "--virtual-workers", str(VIRTUAL_WORKERS)),
@@ -99,7 +99,7 @@ class _Told:
         self._act("all GPUs are lent: the job waits")
         self._run("reclaim", loan)
         self._until_steady(most, "goes on from its checkpoint")
-        time.sleep(6.0)  # a checkpoint is written meanwhile, beside the training
+        time.sleep(6.0)  # during which a checkpoint is written, parallel to training
         self._lose(most, "all workers are killed", most)
         (self._own / "stop").touch()
         self._run("wait", self._job, "--timeout", "2m")
@@ -138,7 +138,7 @@ class _Told:
     # -- its end
 
     def ended(self) -> tuple[list[str], int]:
-        """The digests of all workers that were there at the end, and the epochs that they have trained."""
+        """Return the digests of all workers that were there at the end, and the epochs that they have trained."""
         found: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(self._own.glob("ended-*"))]
         epochs = {each["epochs"] for each in found}
         if len(epochs) != 1 or len(found) != self._workers:
@@ -146,7 +146,7 @@ class _Told:
         return [each["digest"] for each in found], epochs.pop()
 
     def alone(self, epochs: int, on_slots: bool) -> str:
-        """The digest of one worker without a cluster."""
+        """Return the digest of one worker without a cluster."""
         own = self._directory / "alone"
         own.mkdir()
         command = [sys.executable, "-m", "benchmarks.gpu_job", self._model, str(own), str(epochs)]
@@ -158,7 +158,7 @@ class _Told:
         return str(json.loads(found.read_text())["digest"])
 
     def logs(self) -> str:
-        """The end of what everybody has said."""
+        """Return the ends of all logs."""
         paths = [
             path for path in sorted(self._directory.rglob("*")) if path.is_file() and "log" in path.suffix + path.name
         ]

@@ -1,7 +1,7 @@
 """The job of `benchmarks.gpu_cluster`: `python -m benchmarks.gpu_job MODEL DIRECTORY [EPOCHS]`.
 
-It trains for EPOCHS epochs, or, without that, until somebody makes DIRECTORY/stop, which the workers notice together between two
-epochs. Each worker appends to DIRECTORY/record what it has applied, and leaves DIRECTORY/ended-PID: epochs and digest.
+It trains for EPOCHS epochs, or, without that, until the file DIRECTORY/stop exists, on which the workers agree between two
+epochs. Each worker appends its applied steps to DIRECTORY/record, and leaves DIRECTORY/ended-PID with epochs and digest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENDLESS = 1_000_000
 
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of all bits of the model's state and of the optimizer's momentum."""
+    """Return a digest of all bits of the model's state and of the optimizer's momentum."""
     found = hashlib.sha256()
     momentum = [optimizer.state[parameter]["momentum_buffer"] for parameter in model.parameters()]
     for tensor in [*model.state_dict().values(), *momentum]:

@@ -1,11 +1,11 @@
-"""A worker that is killed inside an all-to-all, or inside a transfer of state: what becomes of the others? `make bench-gpu`
+"""Kills of a worker inside an all-to-all or a state transfer, and the effect on the other workers. `make bench-gpu`
 
     python -m benchmarks.gpu_kills cuda|cpu all-to-all|transfer RANKS TURNS shared|own SEED DIRECTORY
 
-This process forks the ranks of each turn, and itself never uses a GPU. One of them kills itself at a random moment of a stream of
-operations; the nursery sees its end and tells the others, as the control plane does. These abort, connect without it, and reduce
-once. A turn counts where the victim was inside an operation. Each survivor must reduce the right sum, or end with the code of an
-abort that does not return (`exits.HUNG`): then a job goes on without that one, too.
+This process forks the ranks of each turn, and itself never uses a GPU. One rank kills itself at a random moment in a stream of
+operations; the nursery notices its end and notifies the others, as the control plane does. These abort, connect without it, and
+reduce once. A turn counts if the victim was inside an operation. Each survivor must reduce the right sum, or exit with the code
+of an abort that does not return (`exits.HUNG`), in which case a job would continue without that worker, too.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from .runtime.processes import Family, MeasurementFailed
 
 OPERATIONS = ("all-to-all", "transfer")
 TURNS, QUICK_TURNS = 100, 3
-MOST_TURNS = 4  # of them that are tried for each that counts
+MOST_TURNS = 4  # attempts per turn that counts
 TURN_WITHIN_S = 120.0
-TOLD_AFTER_S = 0.05  # as long as it takes until the others hear of a loss
+TOLD_AFTER_S = 0.05  # usual delay until the other workers are notified of a loss
 LONGEST_LIFE_S = 0.2  # of a victim, in its stream of operations
 ROWS, COLUMNS = 16, 1 << 18  # 16 MiB to each peer in an all-to-all
 TENSORS, ELEMENTS = 16, 1 << 20  # 64 MiB of state
 
 
 def measure(family: Family, device: str, ranks: int, shared: bool, quick: bool) -> list[Measurement]:
-    """Both operations. Raises MeasurementFailed."""
+    """Measure both operations. Raises MeasurementFailed."""
     turns = QUICK_TURNS if quick else TURNS
     return [_row(name, ranks, _played(family, device, name, ranks, turns, shared)) for name in OPERATIONS]
 
@@ -117,7 +117,7 @@ def main() -> None:
 
 def _turn(device: str, name: str, size: int, shared: bool, here: Path, rng: random.Random) -> dict[str, Any]:
     (here / "inside").write_bytes(b"\0")
-    victim = rng.randrange(2 if name == "transfer" else size)  # giver or taker
+    victim = rng.randrange(2 if name == "transfer" else size)  # sender or receiver
     life_s = rng.uniform(0.0, LONGEST_LIFE_S)
     children: dict[int, int] = {}
     for rank in range(size):
@@ -165,7 +165,7 @@ class Rank:
         self.victim, self.life_s = victim, life_s
 
     def connect(self, name: str, rank: int, size: int) -> Communicator:
-        """As workers do, but for the rendezvous, which is a file."""
+        """Connect as workers do, except that a file serves as rendezvous."""
         if size == 1:
             return Communicator.alone()
         store, timeout = FileStore(str(self.here / name), size), timedelta(seconds=TURN_WITHIN_S)
@@ -178,7 +178,7 @@ class Rank:
         return Communicator(rank, size, Groups(*groups), TURN_WITHIN_S, (store,), mark_on_gpu)
 
     def operation(self, communicator: Communicator) -> Callable[[], None]:
-        """One that is repeated until somebody is lost."""
+        """Return the operation that is repeated until a rank is lost."""
         if self.name == "all-to-all":
             rows = torch.full((ROWS * self.size, COLUMNS), float(self.rank), device=self.device)
             got, counts = torch.empty_like(rows), [ROWS] * self.size
@@ -196,7 +196,7 @@ class Rank:
                 Replication(communicator, plan).give(header, state).wait()
             elif self.rank == 1:
                 Replication(communicator, plan).take(self.device).wait()
-            else:  # it has no part in it
+            else:  # this rank takes no part in the transfer
                 while not communicator.aborted:
                     time.sleep(0.001)
                 raise CommunicatorBroken("abandoned")
@@ -204,13 +204,13 @@ class Rank:
         return transfer
 
     def run(self) -> None:
-        """Raises AssertionError where the survivors reduce a wrong sum."""
+        """Run the rank's turn. Raises AssertionError if the survivors reduce a wrong sum."""
         communicator = self.connect("before", self.rank, self.size)
         operation = self.operation(communicator)
         with (self.here / "inside").open("r+b") as file:
-            inside = mmap.mmap(file.fileno(), 1)  # what is in it is there after a SIGKILL
+            inside = mmap.mmap(file.fileno(), 1)  # survives SIGKILL
         if not (self.name == "transfer" and self.rank > 1):
-            operation()  # all are connected
+            operation()  # so that all connections are made
         if self.rank == self.victim:
             threading.Thread(target=self._die, daemon=True).start()
         else:
@@ -224,7 +224,7 @@ class Rank:
                     inside[0] = 0
             except CommunicatorBroken:
                 break
-        while not (self.here / "dead").exists():  # its connection has broken first
+        while not (self.here / "dead").exists():  # its connection breaks first
             time.sleep(0.001)
         communicator.abort()
         communicator.retire()
@@ -248,13 +248,13 @@ class Rank:
 
 
 def _live(rank: Rank) -> NoReturn:
-    """In a child: be that rank to the end."""
+    """Run a rank in a child process, and exit."""
     code = 1
     try:
         torch.set_num_threads(1)
         rank.run()
         code = 0
-    except BaseException as error:  # the edge of the process
+    except BaseException as error:  # outermost frame of the process
         print(f"rank {rank.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)

@@ -1,4 +1,4 @@
-"""The page of results of `make bench-gpu`: the rules, the measurements, and what was not run, each with its reason."""
+"""Page of the results of `make bench-gpu`: rules, measurements, and skipped parts with their reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .runtime.measurement import Measurement, number
 
 
 def table(rows: Sequence[Measurement]) -> str:
-    """Of measurements, in Markdown."""
+    """Return the measurements as a Markdown table."""
     lines = ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         goal = row.goal.words(row.unit) if row.goal else ""
@@ -21,7 +21,7 @@ def table(rows: Sequence[Measurement]) -> str:
 def page(
     about: Mapping[str, str], rules: Sequence[Mapping[str, Any]], rows: Sequence[Measurement], not_run: Sequence[str]
 ) -> str:
-    """All of it, in Markdown. rules: documents of `gpu_checks.Found`. not_run: a sentence for each."""
+    """Return the page in Markdown. rules: documents of `gpu_checks.Found`. not_run: a sentence for each skipped part."""
     parts = ["# The runtime on this machine's GPUs", ", ".join(about.values()), "## Rules"]
     states = {None: "not measured", True: "ok", False: "**failed**"}
     lines = ["| rule | | found |", "| --- | --- | --- |"]

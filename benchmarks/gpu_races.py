@@ -1,11 +1,12 @@
-"""Are the streams of a worker ordered as they must be? `make bench-gpu`
+"""Check that the streams of a worker are ordered correctly. `make bench-gpu`
 
-Histories of one job, each with rosters of its own, under `torch.cuda._sanitizer`: it follows which kernel of which stream reads
-and writes which tensor, and raises where two of them are not ordered. It sees what torch launches, not what is inside NCCL. So
-that an order that only happens to hold does not hold, each stream sleeps at random moments (`torch.cuda._sleep`): a kernel that
-takes up to `LONGEST_SLEEP_S` is put into it. All histories must end with the bits of the first one, which has neither.
+Histories of one job, each with its own rosters, run under `torch.cuda._sanitizer`: it tracks which kernel of which stream reads
+and writes which tensor, and raises if two accesses are not ordered. It sees kernels that torch launches, not those inside NCCL.
+To expose orders that hold only by chance, each stream sleeps at random moments: a kernel of up to `LONGEST_SLEEP_S`
+(`torch.cuda._sleep`) is inserted. All histories must end with the bits of the first one, which has neither sanitizer nor
+sleeps.
 
-On processors there are no streams and no sanitizer: the same histories run, their threads alone are slowed, and the row says so.
+CPUs have no streams and no sanitizer: the same histories run with slowed threads alone, as the row says.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from .runtime.measurement import Goal, Measurement
 from .runtime.processes import MeasurementFailed
 
 HISTORIES, QUICK_HISTORIES = 200, 2
-SLEEPS = "BENCH_GPU_SLEEPS"  # in a rank's environment: the seed of its sleeps
+SLEEPS = "BENCH_GPU_SLEEPS"  # variable of a rank: the seed of its sleeps
 LONGEST_SLEEP_S, LONGEST_PAUSE_S = 0.002, 0.01
-CYCLES_PER_S = 1.5e9  # of a GPU's clock, about
+CYCLES_PER_S = 1.5e9  # approximate clock rate of a GPU
 RACE = "CUDASanitizerErrors"
 ROSTERS_AT_MOST = 4
 Play = Callable[[Sequence[Sequence[int]], Mapping[str, str]], str]
 
 
 def measure(play: Play, device: str, workers: int, quick: bool) -> list[Measurement]:
-    """play: trains with these rosters, one after the other, in ranks with these variables; the digest of the end. Raises
-    MeasurementFailed where a history ends in another way than by a race."""
+    """Measure. play: trains with these rosters, one after the other, in ranks with these variables, and returns the final digest.
+    Raises MeasurementFailed if a history fails otherwise than by a race."""
     count = QUICK_HISTORIES if quick else HISTORIES
     alone = play([[0]], {})
     races: dict[int, str] = {}
@@ -61,7 +62,7 @@ def measure(play: Play, device: str, workers: int, quick: bool) -> list[Measurem
 
 
 def rosters(rng: random.Random, workers: int) -> list[list[int]]:
-    """Each has a worker of the one before, who has the state."""
+    """Draw rosters. Each has a worker of the one before, as a holder of the state."""
     found = [sorted(rng.sample(range(workers), rng.randint(1, workers)))]
     for _ in range(rng.randrange(ROSTERS_AT_MOST)):
         kept = rng.choice(found[-1])
@@ -74,7 +75,7 @@ def rosters(rng: random.Random, workers: int) -> list[list[int]]:
 
 
 def begin(seed: str, device: torch.device) -> None:
-    """Turn the sanitizer on, and let the streams of this process sleep from now on. Before anything of the device is used."""
+    """Enable the sanitizer and random sleeps in this process's streams. Call it before the device is used."""
     sleeps = Sleeps(random.Random(seed), _sleep_on if device.type == "cuda" else _sleep_here)
     if device.type == "cuda":
         import torch.cuda._gpu_trace as trace
@@ -87,21 +88,21 @@ def begin(seed: str, device: torch.device) -> None:
 
 
 def _sleep_on(stream: int, seconds: float) -> None:
-    """stream: its handle; 0 is the default one, in which scripts train."""
+    """Insert a sleep. stream: its handle; 0 is the default stream, in which scripts train."""
     into = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(into):
         torch.cuda._sleep(int(seconds * CYCLES_PER_S))
 
 
 def _sleep_here(stream: int, seconds: float) -> None:
-    """A thread that computes while it holds the interpreter: others stand still."""
+    """Compute in this thread while holding the GIL, so that other threads are delayed."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
 
 
 class Sleeps:
-    """Puts kernels that do nothing into streams, at random moments."""
+    """Inserts sleeping kernels into streams, at random moments."""
 
     def __init__(self, rng: random.Random, sleep: Callable[[int, float], Any]) -> None:
         self._rng = rng
@@ -110,19 +111,19 @@ class Sleeps:
         self._streams: list[int] = []
 
     def add(self, stream: int) -> None:
-        """A stream has been made."""
+        """Note a new stream."""
         with self._lock:
             if stream not in self._streams:
                 self._streams.append(stream)
 
     def turn(self) -> None:
-        """Let one stream sleep."""
+        """Let one random stream sleep."""
         with self._lock:
             stream = self._rng.choice(self._streams)
         self._sleep(stream, self._rng.uniform(0.0, LONGEST_SLEEP_S))
 
     def run(self) -> None:
-        """To the end of the process."""
+        """Insert sleeps until the end of the process."""
         while True:
             time.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
             self.turn()

@@ -1,7 +1,7 @@
-"""What the processes of `benchmarks.gpu` run: `python -m benchmarks.gpu_ranks ROLE RANK SIZE RESULT SETTINGS`.
+"""Processes of `benchmarks.gpu`: `python -m benchmarks.gpu_ranks ROLE RANK SIZE RESULT SETTINGS`.
 
-Each process sees one GPU (or none), as the agent starts workers. The library's own process group, for the rivals, is made before
-any of ours, so that its settings are the stock ones.
+Each process sees one GPU (or none), as workers of an agent do. torch's own process group, for the compared libraries, is created
+before any of this runtime's, so that it has stock settings.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from .runtime.loops import ENDLESS, Loop, Rival, Times, in_turn, ours
 from .runtime.ranks import place_in, share_with_rivals
 from .runtime.workloads import build, sgd
 
-TENSORS = 25  # that a state or a gradient is made of
+TENSORS = 25  # per state or gradient
 
 
 def synchronize(device: torch.device) -> None:
-    """Until the device has done all that it was asked for."""
+    """Block until the device has completed all issued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class OnDevice(Rival):
-    """A loop whose steps are over when the device has done them."""
+    """A loop with steps that end when the device has completed them."""
 
     def __init__(self, name: str, loop: Loop, device: torch.device) -> None:
         super().__init__(name, loop)
@@ -59,7 +59,7 @@ class OnDevice(Rival):
 
 
 def stock(name: str, rank: int, size: int, device: torch.device) -> Loop:
-    """DistributedDataParallel as it comes, each rank on its share of every shuffled step."""
+    """Return stock DistributedDataParallel, with each rank on its share of every shuffled step."""
     workload = build(name)
     model = torch.nn.parallel.DistributedDataParallel(workload.model.to(device))
     optimizer = sgd(model)
@@ -77,9 +77,9 @@ def stock(name: str, rank: int, size: int, device: torch.device) -> Loop:
 
 
 def compare(rank: int, size: int, device: torch.device, settings: dict[str, Any]) -> dict[str, Times]:
-    """Steps of stock DistributedDataParallel and of ours, block by block."""
+    """Time steps of stock DistributedDataParallel and of this runtime, in alternating blocks."""
     model = settings["model"]
-    rivals: list[Rival] = []  # ours first: a loop refuses models that others change
+    rivals: list[Rival] = []  # this runtime first: its loop refuses models that others have changed
     for name, variables in settings["variables"].items():
         rivals.append(OnDevice(name, _steps_of(ours(name, model, variables)), device))
     rivals.append(OnDevice("ddp", stock(model, rank, size, device), device))
@@ -93,7 +93,7 @@ def _steps_of(rival: Rival) -> Iterator[None]:
 
 
 def exchange(rank: int, size: int, device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:
-    """The communicator by itself: the canonical reduction against the library's all-reduce, and a state on its way."""
+    """Time the communicator alone: the canonical reduction against the library's all-reduce, and a state transfer."""
     with place_in(settings["variables"]["bench"]):
         environment = read_cluster(os.environ)
     assert environment is not None
@@ -148,7 +148,7 @@ def exchange(rank: int, size: int, device: torch.device, settings: dict[str, Any
 
 
 def train(rank: int, size: int, device: torch.device, settings: dict[str, Any]) -> str:
-    """A whole job, as a worker of it: the digest of its model's and its optimizer's bits at the end."""
+    """Train a whole job as one of its workers. Returns the digest of the model's and the optimizer's bits."""
     with place_in(settings["variables"]["bits"]):
         run = elastic.join()
     workload = build(settings["model"])
@@ -180,7 +180,7 @@ def main() -> None:
     if gpu_races.SLEEPS in os.environ:
         gpu_races.begin(os.environ[gpu_races.SLEEPS], device)
     share_with_rivals()
-    if role != "train":  # whose workers come and go
+    if role != "train":  # workers of "train" come and go
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=int(rank), world_size=int(size))
     value = ROLES[role](int(rank), int(size), device, settings)
     Path(result).write_text(json.dumps(value))
@@ -192,10 +192,10 @@ if __name__ == "__main__":
     code = 0
     try:
         main()
-    except SystemExit as left:  # a worker that is not needed any more
+    except SystemExit as left:  # a worker that is no longer needed
         code = int(left.code or 0)
     except BaseException:
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # jobs are joined but not finished: nothing of theirs is to run at the end
+    os._exit(code)  # jobs are joined but not finished, so none of their exit handlers may run

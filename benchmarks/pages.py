@@ -1,4 +1,4 @@
-"""Pages of the documentation that a benchmark writes its results into, between two markers."""
+"""Pages of the documentation with results of benchmarks between two markers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def fill(page: Path, begin: str, end: str, paragraphs: Iterable[str]) -> None:
-    """Replace what stands between the markers. Raises ValueError where they are not."""
+    """Replace the text between the markers. Raises ValueError if the page lacks them."""
     before, _, rest = page.read_text().partition(begin)
     _, found, after = rest.partition(end)
     if not found:

@@ -1,21 +1,22 @@
-"""How much sooner jobs are over under `elastic` than under AFS, and what that costs the last of them (docs/reports/elastic.md).
+"""Average JCT under `elastic` against AFS, and the delay of the worst-off jobs (docs/reports/elastic.md).
 
     python -m benchmarks.policies [--data ../shared/data] [--cluster e13805]... [--costs none] [--packing] [--others]
         [--trace FILE] [--profiles FILE] [--random-models] [--gpus 64] [--load 1.0] [--within 1.0] [--json FILE]
     python -m benchmarks.policies --generated 12 [--from 100] [--jobs 400] [--up-to 256]
     ... [--told 0.5]... [--errors 0.5,2] [--early 0.3] [--draws 3] [--mixtures]
 
-Each cluster of the trace has 16 servers of 4 GPUs, as in AFS 5.1, or as many as `--gpus` wants; jobs, models and throughputs are
-those of the data. Rows appear when a cluster is done, the smallest first. `--trace` takes any file that `elasticctl simulate`
-reads; where it has several virtual clusters (column `vc`), `--cluster` picks some. `--load 0.5` takes half of the jobs; with
-`--within 0.5` they come in half of the time. `--generated 12` makes twelve workloads up from the seeds 0 to 11 (`generated`).
+Each cluster of the trace has 16 servers of 4 GPUs, as in AFS 5.1, or as many as `--gpus` requires; jobs, models and throughputs
+are those of the data. Rows appear when a cluster is done, the smallest first. `--trace` takes any file that `elasticctl
+simulate` reads; where it has several virtual clusters (column `vc`), `--cluster` selects some. `--load 0.5` takes half of the
+jobs; with `--within 0.5` they arrive in half of the time. `--generated 12` generates twelve workloads from the seeds 0 to 11
+(`generated`).
 
-Without `--told` two rows of `elastic` stand beside AFS: where all jobs tell how long they take beside AFS-L, and where none does
-beside AFS-P. `--told 0.5` adds a row where half of them tell, as `elasticctl simulate` has it, beside AFS-P; `--draws 3` draws
-three times who does.
+Without `--told`, two rows of `elastic` are compared with AFS: all jobs state their lengths, against AFS-L; none does, against
+AFS-P. `--told 0.5` adds a row in which half of the jobs state their lengths, as in `elasticctl simulate`, against AFS-P;
+`--draws 3` draws three times which jobs do.
 
-The worst delay is the most that any job's JCT is longer than under AFS. Pooled are the JCTs of all workloads and draws, each
-over the 99th percentile that AFS has in its workload, so that every workload counts by its jobs and not by their lengths.
+The worst delay is the greatest increase of any job's JCT over AFS. Pooled figures use the JCTs of all workloads and draws, each
+divided by AFS's 99th percentile in its workload, so that a workload counts by its number of jobs and not by their lengths.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ TRUTH = Telling()
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy, and what jobs tell it; `beside`: whom it is compared with. `draws`: of who tells what."""
+    """A policy, and what jobs state; `beside`: the policy to compare with. `draws`: number of draws of the jobs that state."""
 
     policy: str
     tells: Telling = TRUTH
@@ -70,7 +71,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Run:
-    """What one policy made of a cluster's jobs."""
+    """Result of one policy with a cluster's jobs."""
 
     jct_s: Floats
     slowdown: Floats
@@ -80,7 +81,7 @@ class Run:
     wall_s: float
 
     def document(self) -> dict[str, float]:
-        """As plain numbers."""
+        """Return the figures for JSON."""
         p95, p99 = np.percentile(self.jct_s, [95, 99]).tolist()
         return {
             "avg_jct_s": float(self.jct_s.mean()),
@@ -96,12 +97,12 @@ class Run:
         }
 
 
-Found = dict[str, list[Run]]  # by label, one for each draw
+Found = dict[str, list[Run]]  # by label, one per draw
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is made of a trace. `part` of its jobs, drawn with a fixed seed, come `within` so much of the time."""
+    """Changes to a trace. A fraction `part` of its jobs, drawn with a fixed seed, arrives in a fraction `within` of the time."""
 
     part: float = 1.0
     within: float = 1.0
@@ -110,12 +111,12 @@ class Load:
 
 
 def load(data: Path, cluster: str, part: float) -> Assigned:
-    """The jobs of one virtual cluster of Philly; `part` of them, drawn with a fixed seed."""
+    """Return the jobs of one virtual cluster of Philly, or a fraction `part` of them, drawn with a fixed seed."""
     return read(data / TRACE, data / MODELS, cluster, Load(part))
 
 
 def read(trace: Path, models: Path, cluster: str, wanted: Load) -> Assigned:
-    """The jobs of one virtual cluster in a file, or all of its jobs where `cluster` is empty. Raises UserError."""
+    """Return the jobs of one virtual cluster in a file; all of its jobs if `cluster` is empty. Raises UserError."""
     found = traces.load(trace, {COLUMN: [cluster]} if cluster else {})
     whole = assign(found, wanted.gpus, profiles.load(models), 0, random_models=wanted.random_models)
     if wanted.part == wanted.within == 1.0:
@@ -136,13 +137,13 @@ def read(trace: Path, models: Path, cluster: str, wanted: Load) -> Assigned:
 
 
 def clusters_in(trace: Path) -> list[str]:
-    """The virtual clusters in a file, the smallest first; [""]: it tells of none. Raises UserError."""
+    """Return the virtual clusters in a file, smallest first; [""] if it names none. Raises UserError."""
     table = tables.read(trace)
     return [name for name, _ in Counter(table.columns[COLUMN]).most_common()[::-1]] if COLUMN in table else [""]
 
 
 def simulate(load: Workload, policy: str, costs: Costs, packing: bool, gpus: int) -> Run:
-    """One policy on servers of 4 GPUs."""
+    """Simulate one policy on servers of 4 GPUs."""
     unplaced = costs == NONE and not packing
     simulation = Simulation(
         load,
@@ -164,7 +165,7 @@ def simulate(load: Workload, policy: str, costs: Costs, packing: bool, gpus: int
 
 
 def contenders(options: argparse.Namespace) -> dict[str, Contender]:
-    """Who is simulated, by label. Raises UserError."""
+    """Return the policies to simulate, by label. Raises UserError."""
     found = {
         KNOWING: Contender(KNOWING),
         "elastic, all told": Contender("elastic", beside=KNOWING),
@@ -193,7 +194,7 @@ def contenders(options: argparse.Namespace) -> dict[str, Contender]:
 def compare(
     load: Workload, who: dict[str, Contender], costs: Costs = NONE, packing: bool = False, gpus: int = GPUS
 ) -> Found:
-    """All of them with the same jobs."""
+    """Simulate all of them with the same jobs."""
     found: Found = {}
     for label, one in who.items():
         found[label] = []
@@ -204,17 +205,17 @@ def compare(
 
 
 def less(found: Found, label: str, beside: str) -> float:
-    """By what part a policy's average JCT is below that of the AFS policy it is compared with, on the mean over draws."""
+    """Return the relative reduction of the average JCT against the AFS policy, as a mean over draws."""
     return 1.0 - mean(float(run.jct_s.mean()) for run in found[label]) / float(found[beside][0].jct_s.mean())
 
 
 def worst_delay_s(found: Found, label: str, beside: str) -> float:
-    """The most that a job's JCT is longer than under that AFS policy, in any draw."""
+    """Return the greatest increase of a job's JCT over that AFS policy, in any draw (s)."""
     return max(float((run.jct_s - found[beside][0].jct_s).max()) for run in found[label])
 
 
 def rows(cluster: str, found: Found, who: dict[str, Contender]) -> Iterator[str]:
-    """The lines of a cluster: times in 1000 s, means over draws."""
+    """Yield the lines of a cluster: times in 1000 s, means over draws."""
     for label, runs in found.items():
         told = [run.document() for run in runs]
         beside = who[label].beside
@@ -237,7 +238,7 @@ def rows(cluster: str, found: Found, who: dict[str, Contender]) -> Iterator[str]
 
 
 def summary(found: dict[str, Found], who: dict[str, Contender]) -> Iterator[str]:
-    """A sentence for each contender that is compared: over all workloads."""
+    """Yield a sentence per compared policy, over all workloads."""
     for label, one in who.items():
         if not one.beside:
             continue
@@ -257,7 +258,7 @@ def summary(found: dict[str, Found], who: dict[str, Contender]) -> Iterator[str]
 
 
 def workloads(options: argparse.Namespace) -> Iterator[tuple[str, Workload, int]]:
-    """Name, jobs and GPUs of each. Raises UserError."""
+    """Yield name, jobs and GPUs of each workload. Raises UserError."""
     models = options.profiles or options.data / MODELS
     if options.generated:
         tables_of = profiles.load(models)

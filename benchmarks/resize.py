@@ -1,11 +1,11 @@
-"""What resizing and losses cost the digits job: pauses between two applied steps, beside the median step.
+"""Cost of resizes and losses for the digits job: pauses between two applied steps, against the median step.
 
     python -m benchmarks.resize [--rounds 10] [--losses 5] [--json out/resize.json]
 
-A cluster of two servers with two CPU slots each is started under a temporary directory, through `elasticctl` like everything
-here. The job is scaled out (1 -> 3) and in (3 -> 1) in turn; then, with three workers, one after another is killed with SIGKILL.
-A pause is the longest time between two applied steps around the switch, less the median step on the fewer workers. The
-time from a SIGKILL to the next applied step is at most the longest gap around it, which is what is shown.
+A cluster of two servers with two CPU slots each runs under a temporary directory, operated through `elasticctl`. The job is
+scaled out (1 -> 3) and in (3 -> 1) in turn; then, with three workers, one after another is killed with SIGKILL. A pause is the
+longest time between two applied steps around the switch, less the median step on the fewer workers. The time from a SIGKILL to
+the next applied step is at most the longest gap around it, which is the figure shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 
 
 class Cluster:
-    """A cluster of this benchmark's own."""
+    """Cluster of this benchmark."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -53,7 +53,7 @@ class Cluster:
 
 
 def scalings(cluster: Cluster, job: str, rounds: int) -> list[dict[str, Any]]:
-    """Out and in, `rounds` times each, a second of quiet training between them."""
+    """Scale out and in, `rounds` times each, with a second of undisturbed training between them."""
     found = []
     for _ in range(rounds):
         for share in ("3", "1"):
@@ -64,7 +64,7 @@ def scalings(cluster: Cluster, job: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def losses(cluster: Cluster, job: str, count: int) -> list[dict[str, Any]]:
-    """SIGKILL one of three workers, `count` times, the leader among them."""
+    """Kill one of three workers by SIGKILL, `count` times, the leader included."""
     cluster.run("scale", job, "3")
     found = []
     for turn in range(count):
@@ -94,7 +94,7 @@ def show(resize: dict[str, Any]) -> None:
 
 
 def summary(name: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Longest and median pause, milliseconds."""
+    """Return the longest and the median pause (ms)."""
     gaps = [entry["longest_gap_s"] * 1000 for entry in entries]
     steps = [max(entry["median_step_s"], entry["median_step_after_s"]) * 1000 for entry in entries]
     pauses = [max(0.0, gap - step) for gap, step in zip(gaps, steps, strict=True)]

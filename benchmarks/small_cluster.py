@@ -1,4 +1,4 @@
-"""A controller and two agents with CPU slots, for benchmarks that watch a cluster for some minutes."""
+"""A controller and two agents with CPU slots, for benchmarks that observe a cluster for some minutes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITHIN_S = 300.0
 
 
 class SmallCluster:
-    """The daemons, and a client of theirs. What they say is in `directory`."""
+    """The daemons, with a client. Their logs are in `directory`."""
 
     def __init__(self, family: Family, directory: Path, slots: int, policy: str) -> None:
         """slots: of each server. policy: a name, or a file."""
@@ -58,12 +58,12 @@ class SmallCluster:
         return answer.job
 
     def times_of(self, job: str, kind: EventKind) -> list[float]:
-        """When that has happened to it (Unix time, s)."""
+        """Return when events of this kind have happened to the job (Unix time, s)."""
         answer = self.client.ask(GetEvents(job=job, limit=10_000))
         assert isinstance(answer, Events)
         return [event.time_s for event in answer.events if event.kind is kind]
 
     def show_logs(self) -> None:
-        """What the daemons have said last, on stderr."""
+        """Print the ends of the daemons' logs to stderr."""
         for log in sorted(self.directory.glob("*.log")):
             print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:], sep="\n", file=sys.stderr)

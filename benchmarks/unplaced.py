@@ -1,6 +1,6 @@
-"""A placement that chooses no GPUs.
+"""Placement that chooses no GPUs.
 
-Shares are all that counts where changes cost nothing: times to completion stay the same to the second, in half of the time.
+Where changes cost nothing only shares matter: completion times stay the same to the second, in half of the run time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from elasticd.scheduler.view import Gpus, Ints, ServerInView
 
 
 class _Standing:
-    """Every job has the first GPUs, as many as its share."""
+    """Gives every job the first GPUs, as many as its share."""
 
     def __init__(self) -> None:
         self.gpus: dict[int, Gpus] = {}

@@ -1,1 +1,1 @@
-"""What the papers published, what their authors' peers' simulators give, and what this one gives, side by side."""
+"""Published results of papers, results of their authors' simulators, and results of this simulator, side by side."""

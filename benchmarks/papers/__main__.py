@@ -1,16 +1,15 @@
-"""The published results of AFS, EDL, Elan, ElasticFlow and Pollux beside ours and the peers'. `make papers`
+"""Published results of AFS, EDL, Elan, ElasticFlow and Pollux beside those of this and other simulators. `make papers`
 
     python -m benchmarks.papers [--quick] [--cluster NAME]... [--trace FILE [--profiles FILE] [--random-models]]
         [--data DIRECTORY] [--processes N] [--figure NAME]...
 
-Writes out/papers.json, docs/reports/papers.md and docs/reports/papers/*.png; with `--quick` (the two smallest virtual
-clusters) it leaves the docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. With `--trace`
-the clusters of any file that `elasticctl simulate` reads stand in AFS's and EDL's tables, too, without a published number; it
-writes out/papers-trace.* then. `--cluster` picks some of AFS's virtual clusters, or of that file. With `--figure` (a module of
-this package, such as elasticflow) only its simulations are run, and only its sections of the page are written anew. What has
-been simulated stands in out/papers/, so that an interrupted run goes on where it was. A deviation over 10 % that nothing
-explains, or an explanation of one that is not there, is an error: the page is written, without that explanation, and the exit
-code is 1.
+Writes out/papers.json, docs/reports/papers.md and docs/reports/papers/*.png; with `--quick` (the two smallest virtual clusters)
+it writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/ instead. With `--trace` the clusters of any file that
+`elasticctl simulate` reads are added to AFS's and EDL's tables, without a published number; the output is out/papers-trace.*
+then. `--cluster` selects some of AFS's virtual clusters, or of that file. With `--figure` (a module of this package, such as
+elasticflow) only its simulations are run, and only its sections of the page are rewritten. Results of simulations are cached in
+out/papers/, so an interrupted run resumes. A deviation above 10 % without an explanation, or an explanation of a deviation that
+does not exist, is an error: the page is written, without that explanation, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def _options() -> argparse.Namespace:
 
 
 def _clusters(options: argparse.Namespace) -> list[VirtualCluster]:
-    """AFS's, then those of an own trace. Raises UserError for names that neither has."""
+    """Return the selected clusters of AFS, then those of the given trace. Raises UserError for unknown names."""
     known = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster.name in options.cluster]
     names = [cluster.name for cluster in inputs.VIRTUAL_CLUSTERS]
     others = [name for name in options.cluster if name not in names]
@@ -123,13 +122,13 @@ def _clusters(options: argparse.Namespace) -> list[VirtualCluster]:
 
 
 def _size(case: Case) -> tuple[int, str]:
-    """Small traces first, so that there is something to see soon."""
+    """Sort key by size: small traces first, so that results appear soon."""
     jobs = {one.name: one.jobs for one in (*inputs.VIRTUAL_CLUSTERS, *elasticflow.INPUTS)}
     return max((jobs.get(value, 0) for _, value in case.where), default=0), case.label
 
 
 def _write(sections: Sequence[Section], results: Results, clusters: Sequence[VirtualCluster], suffix: str) -> None:
-    """`suffix`: of the files' names; "": the page of the docs."""
+    """Write the results. suffix: of the files' names; "": the page of the docs."""
     out = ROOT / "out"
     document = {
         "sections": [section.document() for section in sections],
@@ -156,7 +155,7 @@ def _introduction(simulations: int, clusters: Sequence[VirtualCluster]) -> list[
 
 
 def _figures(names: Sequence[str]) -> list[ModuleType]:
-    """Those with these names, in the order of the page; all, if none is named. Raises UserError."""
+    """Return the figures with these names, in the order of the page; all, if none is named. Raises UserError."""
     known = {figure.__name__.rpartition(".")[2]: figure for figure in FIGURES}
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"--figure: there is no figure {unknown[0]!r}; there are {', '.join(known)}")
@@ -164,8 +163,8 @@ def _figures(names: Sequence[str]) -> list[ModuleType]:
 
 
 def _renew(sections: Sequence[Section]) -> None:
-    """Put these sections in the place of those with their titles in the page; new ones before the last one. What the page says of
-    itself is written anew, too."""
+    """Replace the sections of the page with the same titles; add new ones before the last one. The introduction is rewritten,
+    too."""
     page = ROOT / "docs" / "reports" / "papers.md"
     clusters = inputs.VIRTUAL_CLUSTERS
     simulations = len({case for figure in FIGURES for case in figure.cases(clusters)})
@@ -189,7 +188,7 @@ def _names(clusters: Sequence[VirtualCluster]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows no infinity: an open end of a range is null."""
+    """Replace infinity by null, since JSON has no infinity: an open end of a range."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""AFS Fig. 11: SRTF and SRSF that give their leftovers away."""
+"""AFS Fig. 11: SRTF and SRSF that give leftover GPUs to other jobs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ POLICIES = tuple(dict.fromkeys(LENGTHS_KNOWN + LENGTHS_UNKNOWN))
 OVER_TIME = ("srtf", "srsf", "max-min", "afs-l")  # Fig. 2
 MODERATE, HEAVY = "e13805", "0e4a51"
 HOUR_S, DAY_S = 3600.0, 86400.0
-CROWDED = (1, 2, 3, 5, 6, 8)  # where neither Max-Min nor Optimus does well, and SRSF outdoes SRTF (AFS 5.2)
+CROWDED = (1, 2, 3, 5, 6, 8)  # clusters on which Max-Min and Optimus do badly, and SRSF beats SRTF (AFS 5.2)
 
 TEXT = """\
 **Published.** AFS gives ranges over eleven traces: AFS-L 1.2x to 2.7x over SRTF, AFS-P 1.9x to 3.1x over Tiresias-L and
@@ -67,7 +67,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
 
 
 def reduction(results: Results, cluster: VirtualCluster, base: str, policy: str) -> float:
-    """How many times shorter the average JCT is than the base's."""
+    """Return the ratio of the base's average JCT to that of the policy."""
     return results[afs(cluster, base)].avg_jct_s / results[afs(cluster, policy)].avg_jct_s
 
 
@@ -126,7 +126,7 @@ def _jcts(results: Results, clusters: Sequence[VirtualCluster]) -> str:
 
 
 def _absolute(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[str]:
-    """AFS 2.2 tells average JCTs on a moderately and on a heavily loaded trace, and not which ones."""
+    """Yield rows of AFS 2.2, which gives average JCTs on a moderately and a heavily loaded trace without naming these."""
     told = {
         MODERATE: ("moderate", "h", HOUR_S, ("31.1", "32.8", "18.3", "15.2")),
         HEAVY: ("heavy", "d", DAY_S, ("3.53", "3.32", "63.20", "2.40")),

@@ -1,4 +1,4 @@
-"""Grouped bars in the manner of AFS Fig. 5: a group for each virtual cluster, a bar for each policy, a line at 1."""
+"""Grouped bars in the style of AFS Fig. 5: a group per virtual cluster, a bar per policy, a line at 1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def grouped(
     logarithmic: bool = False,
     band: tuple[float, float, str] | None = None,
 ) -> None:
-    """`bars` by label, a height for each group; `band`: what was published, from, to, and its name."""
+    """Draw. bars: by label, a height per group. band: published range, as lower end, upper end and name."""
     one = WIDTH / len(bars)
     if band is not None:
         axes.axhspan(band[0], band[1], color="0.9", zorder=0, label=band[2])
@@ -60,6 +60,6 @@ def grouped(
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 6) -> None:
-    """One for the whole figure, below it, of what is drawn in `axes`."""
+    """Add one legend for the whole figure, below it, with the entries of `axes`."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)

@@ -1,4 +1,4 @@
-"""`elastic` beside `elasticflow` on ElasticFlow's inputs: deadlines that are met, and how soon the other jobs are over."""
+"""`elastic` beside `elasticflow` on ElasticFlow's inputs: deadlines met, and JCTs of the other jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .inputs import Peers, VirtualCluster
 from .page import Section, table
 from .results import Record, Results
 
-PART = 0.3  # of the jobs has no deadline
+PART = 0.3  # fraction of the jobs without a deadline
 SHOWN = tuple(source for source in INPUTS if source.jobs < 10_000)  # the largest takes longer than all others together
 POLICY = "elastic"
 
@@ -30,7 +30,7 @@ EXPLANATIONS: dict[str, str] = {}
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    """Whatever the clusters of AFS are."""
+    """Yield the cases, which do not depend on AFS's clusters."""
     for source in SHOWN:
         yield case(source, OURS, best_effort=PART)
         yield with_promises(source)
@@ -94,6 +94,6 @@ def _table(results: Results) -> str:
 
 
 def alone(record: Record) -> float:
-    """The part of the deadlines that hold for a job that has the whole cluster from its submission on."""
+    """Return the fraction of deadlines that the job would meet alone in the cluster from its submission on."""
     due = ~np.isnan(record.deadline_s)
     return float((record.submit_s[due] + record.shortest_s[due] <= record.deadline_s[due] + 1e-6).mean())

@@ -1,4 +1,4 @@
-"""One simulation of the page: everything that its result depends on."""
+"""One simulation of the page: all inputs of its result."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from . import peer_rules
 from .inputs import GPUS, SERVERS, VirtualCluster
 
 SOURCES = Path(elasticd.__file__).parent
-CODE = ("simulator", "scheduler")  # what a result depends on, under the package
-OF_AFS: dict[str, tuple[tuple[str, Any], ...]] = {  # where it is not the defaults that AFS compares with
-    "tiresias-l": (("thresholds_gpu_s", (3250.0, 7200.0)),),  # its simulator's; AFS does not tell which it has
+CODE = ("simulator", "scheduler")  # folders of the package on which a result depends
+OF_AFS: dict[str, tuple[tuple[str, Any], ...]] = {  # parameters with which AFS compares, where not the defaults
+    "tiresias-l": (("thresholds_gpu_s", (3250.0, 7200.0)),),  # of its simulator; AFS does not state its own
     "themis": (("lengths", "unknown"),),  # AFS 5.2
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Which trace, on which servers, under which policy. `policy` is one of ours, or one of `peer_rules`."""
+    """Trace, servers and policy. `policy` is one of this project, or one of `peer_rules`."""
 
     trace: str
     where: tuple[tuple[str, str], ...]
@@ -53,14 +53,14 @@ class Case:
     cap_at_request: bool = False
     random_models: bool = False
     seed: int = 0
-    jobs: int = 0  # only so many, those that come first; 0: all
-    slack: float = 0.0  # every job is due after so many times its duration; 0: as the trace says
-    best_effort: float = 0.0  # so large a part of the jobs, drawn at random, has no deadline
-    promises: bool = False  # deadlines are promised, beside a policy that does not look at them; changes cost nothing
+    jobs: int = 0  # use only the first so many; 0: all
+    slack: float = 0.0  # deadline of every job, as a multiple of its duration; 0: as in the trace
+    best_effort: float = 0.0  # fraction of jobs, drawn at random, without a deadline
+    promises: bool = False  # admission by deadlines, under a policy that ignores them; changes cost nothing
 
     @property
     def label(self) -> str:
-        """For people who wait."""
+        """Short description."""
         rows = " ".join(value for _, value in self.where) or Path(self.trace).stem
         details = [f"{name}={value}" for name, value in self.parameters]
         details += [self.costs] if self.costs != "none" else []
@@ -73,23 +73,23 @@ class Case:
 
 
 def philly(cluster: VirtualCluster, policy: str, **rest: Any) -> Case:
-    """AFS's set-up: a virtual cluster's jobs on 64 GPUs."""
+    """Return a case of AFS's set-up: a virtual cluster's jobs on 64 GPUs."""
     where = ((cluster.column, cluster.name),) if cluster.column else ()
     return Case(cluster.trace, where, cluster.profiles, policy, random_models=cluster.random_models, **rest)
 
 
 def afs(cluster: VirtualCluster, policy: str, peak: bool = False) -> Case:
-    """As AFS compares policies. `peak`: a rigid one takes the GPUs of each job's greatest throughput."""
+    """Return a case as AFS compares policies. peak: a rigid policy uses the GPUs of each job's greatest throughput."""
     return philly(cluster, policy, parameters=(*OF_AFS.get(policy, ()), *((("peak", True),) if peak else ())))
 
 
 def each(clusters: Iterable[VirtualCluster], policies: Iterable[str]) -> Iterator[Case]:
-    """All of these policies on all of these clusters."""
+    """Return all of these policies on all of these clusters."""
     return (afs(cluster, policy) for cluster in clusters for policy in policies)
 
 
 def setup(case: Case, data: Path) -> Setup:
-    """Raises UserError."""
+    """Load the jobs and the cluster of a case. Raises UserError."""
     trace = traces.load(data / case.trace, {column: [value] for column, value in case.where})
     curves = profiles.load(data / case.profiles, case.gpu_type)
     cluster = servers(case.servers, case.gpus_per_server)
@@ -101,7 +101,7 @@ def setup(case: Case, data: Path) -> Setup:
 
 
 def _with_deadlines(case: Case, assigned: Assigned) -> Assigned:
-    """Others than the trace says, where the case has others."""
+    """Apply the case's deadlines, where it has other ones than the trace."""
     load, deadline_s = assigned.workload, assigned.deadline_s
     if case.slack:
         duration_s = load.work_s / load.curves.speedup[load.curve, load.requested_gpus]
@@ -114,7 +114,7 @@ def _with_deadlines(case: Case, assigned: Assigned) -> Assigned:
 
 
 def admission(case: Case) -> Admission:
-    """The policy's own one, where it has one."""
+    """Return the admission of a case: the policy's own, where it has one."""
     if case.policy in peer_rules.RULES:
         return ADMIT_ALL
     document = {"policy": case.policy, "parameters": dict(case.parameters)}
@@ -135,7 +135,7 @@ def policy(case: Case, prepared: Setup) -> Policy:
 
 
 def key(case: Case, data: Path) -> str:
-    """Another one as soon as the case, a file that it reads, or the code that computes it is another."""
+    """Return a key that changes with the case, a file that it reads, or the code that computes it."""
     document = json.dumps(dataclasses.asdict(case), sort_keys=True)
     files = [_digest_of_file(data / name) for name in (case.trace, case.profiles)]
     code = [_digest_of_code()]

@@ -19,7 +19,7 @@ from .results import Record, Results
 THRESHOLDS_GPU_S = (10_000.0, 200_000.0)
 BASE, ELASTIC = "tiresias-l", "elastic-tiresias"
 CROWDED = "0e4a51"
-PENDING = (10, 0)  # N: ours by default, and the least
+PENDING = (10, 0)  # N: this project's default, and the least
 SIZES = ("all", "small", "medium", "large")
 PUBLISHED = {"all": (52_055, 36_544), "small": (1_646, 878), "medium": (33_669, 36_426), "large": (726_367, 550_543)}
 
@@ -49,7 +49,7 @@ EXPLANATIONS = {
 
 
 def _shown(clusters: Sequence[VirtualCluster]) -> list[VirtualCluster]:
-    """A crowded one is always among them, since EDL's cluster was crowded for many hours."""
+    """Return the clusters shown. A crowded one is always included, because EDL's cluster was crowded for many hours."""
     known = [cluster for cluster in VIRTUAL_CLUSTERS if cluster in clusters or cluster.name == CROWDED]
     return [*known, *(cluster for cluster in clusters if cluster.number is None)]
 
@@ -94,7 +94,7 @@ def _pair(results: Results, cluster: VirtualCluster, size: str, pending: int) ->
 
 
 def _findings(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[Finding]:
-    """Ratios of JCTs; a reduction of 29.8 % is 0.70."""
+    """Yield ratios of JCTs; a reduction of 29.8 % is 0.70."""
     for cluster in clusters:
         for size in SIZES:
             before, after = _pair(results, cluster, size, PENDING[0])

@@ -51,7 +51,7 @@ def case(policy: str, seed: int, costs: str = "none") -> Case:
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    """Whatever the clusters of AFS are."""
+    """Yield the cases, which do not depend on AFS's clusters."""
     for seed in SEEDS:
         for policy in POLICIES:
             yield case(policy, seed, OURS)
@@ -91,12 +91,12 @@ MEASURES = {"JPT": _pending_s, "JCT": lambda record: record.avg_jct_s, "makespan
 
 
 def _average(results: Results, policy: str, measure: str, costs: str = "none") -> float:
-    """Over the three runs (s)."""
+    """Return the mean over the three runs (s)."""
     return mean(MEASURES[measure](results[case(policy, seed, costs)]) for seed in SEEDS)
 
 
 def _findings(results: Results) -> Iterator[Finding]:
-    """Ratios to the static policy; a reduction of 43 % is 0.57."""
+    """Yield ratios to the static policy; a reduction of 43 % is 0.57."""
     least = {"JPT": 0.43, "JCT": 0.25, "makespan": 0.21}
     for rigid, elastic in PAIRS:
         for measure, reduction in least.items():

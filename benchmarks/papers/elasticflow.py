@@ -1,4 +1,4 @@
-"""ElasticFlow Fig. 6, 8, 9, 10 and 11: deadlines that are met, where that comes from, and jobs without deadlines beside them."""
+"""ElasticFlow Fig. 6, 8, 9, 10 and 11: deadlines met, the sources of the gain, and jobs without deadlines beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .results import Record, Results
 OURS = "elasticflow"
 BASELINES = ("edf", "gandiva", "tiresias-l", "themis", "chronus")
 VARIANTS = ("edf-admission", "edf-elastic")
-PEER = {  # as its simulator calls them
+PEER = {  # names in its simulator
     "edf": "edf",
     "gandiva": "gandiva",
     "tiresias-l": "dlas-gpu",
@@ -29,14 +29,14 @@ PEER = {  # as its simulator calls them
     OURS: "ef-accessctrl",
 }
 SIZES = (4, 8, 16, 32)  # servers of Fig. 9
-PARTS = (0.1, 0.3, 0.5)  # best-effort jobs of Fig. 11
-HOURS = 100  # Fig. 10 shows so many
+PARTS = (0.1, 0.3, 0.5)  # fractions of best-effort jobs of Fig. 11
+HOURS = 100  # shown in Fig. 10
 LOOSE = 1.5  # deadlines of Fig. 10, in durations
 
 
 @dataclass(frozen=True)
 class Input:
-    """A trace of ElasticFlow, on the cluster that it was made for. `peer`: what runs of its simulator call it."""
+    """A trace of ElasticFlow, with the cluster that it was made for. `peer`: its label in runs of its simulator."""
 
     name: str
     jobs: int
@@ -50,7 +50,7 @@ class Input:
 
 FIG_8A = Input("fig8a", 195, 16, 4, "T4", "elasticflow_fig8a_195jobs.csv", "fig8a")
 TESTBED = Input("195job", 195, 16, 8)
-LARGE = ("edf", "tiresias-l", *VARIANTS, OURS)  # what is simulated of thousands of jobs on hundreds of GPUs
+LARGE = ("edf", "tiresias-l", *VARIANTS, OURS)  # policies simulated with thousands of jobs on hundreds of GPUs
 INPUTS = (
     FIG_8A,
     TESTBED,
@@ -111,7 +111,7 @@ def mixed(policy: str, part: float) -> Case:
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    """Whatever the clusters of AFS are."""
+    """Yield the cases, which do not depend on AFS's clusters."""
     for source in INPUTS:
         yield from (case(source, policy) for policy in source.policies)
     for policy in (*VARIANTS, OURS):
@@ -174,7 +174,7 @@ def _findings(results: Results) -> Iterator[Finding]:
 
 
 def efficiency(record: Record) -> float:
-    """Of the first hours (eq. 8): averages of equal parts of the run."""
+    """Return the cluster efficiency (eq. 8) over the first hours, from averages over equal parts of the run."""
     edges = np.linspace(0.0, record.end_s, len(record.efficiency) + 1)
     lasts_s = np.clip(np.minimum(edges[1:], HOURS * 3600.0) - edges[:-1], 0.0, None)
     return float((record.efficiency * lasts_s).sum() / lasts_s.sum())

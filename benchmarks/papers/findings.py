@@ -1,4 +1,4 @@
-"""A published number beside ours. A deviation over 10 % has an explanation, and nothing else has one."""
+"""A published number beside this project's. A deviation above 10 % must have an explanation, and nothing else may have one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LIMIT = 0.10
 
 @dataclass(frozen=True)
 class Published:
-    """A number, or the range in which numbers lie; the bounds of an open range are infinite."""
+    """A number, or a range of numbers; the bounds of an open range are infinite."""
 
     low: float
     high: float
-    where: str  # paper and section or figure, or the simulator it comes from
+    where: str  # paper with section or figure, or the simulator that gave it
 
     def words(self, unit: str) -> str:
         if self.low == self.high:
@@ -45,9 +45,9 @@ def below(high: float, where: str) -> Published:
 
 @dataclass(frozen=True)
 class Finding:
-    """A published number and ours. An explanation names `key`.
+    """A published number and this project's. Explanations refer to `key`.
 
-    in_table: both numbers stand in a table of the section, so that the list of findings shows them only if they deviate.
+    in_table: a table of the section has both numbers, so the list of findings shows them only if they deviate.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Finding:
 
     @property
     def deviation(self) -> float:
-        """0 within the range, else how far ours lies from the nearer bound, as a part of it."""
+        """0 within the range, else the relative distance from the nearer bound."""
         low, high = self.published.low, self.published.high
         if low <= self.ours <= high:
             return 0.0
@@ -72,7 +72,7 @@ class Finding:
 
 
 def faults(findings: Sequence[Finding], explanations: Mapping[str, str]) -> list[str]:
-    """A sentence for each deviation without an explanation, and for each explanation of a deviation that is not there."""
+    """Return a sentence per deviation without an explanation, and per explanation of a deviation that does not exist."""
     found = []
     for finding in findings:
         percent = f"{finding.deviation:+.0%}"
@@ -84,7 +84,7 @@ def faults(findings: Sequence[Finding], explanations: Mapping[str, str]) -> list
 
 
 def number(value: float) -> str:
-    """Three digits that mean something, thousands apart."""
+    """Format with three significant digits and thousands separators."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) >= 100:

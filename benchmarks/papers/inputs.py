@@ -1,4 +1,4 @@
-"""AFS's Philly virtual clusters, and what other simulators made of them: in a folder outside the project."""
+"""AFS's virtual clusters of Philly, and results of other simulators on them, from a folder outside the project."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SERVERS, GPUS = 16, 4  # AFS 5.1
 
 @dataclass(frozen=True)
 class VirtualCluster:
-    """One of AFS Table 3, or of somebody's own trace (`own`)."""
+    """A virtual cluster of AFS Table 3, or of another trace (`own`)."""
 
     name: str
-    number: int | None  # there; None: of an own trace
+    number: int | None  # in Table 3; None: of another trace
     jobs: int  # in the file, which has up to 0.4 % fewer than the table
-    trace: str = PHILLY  # in the folder of the data, or an absolute path
-    column: str = "vc"  # whose value tells the cluster's jobs; "": all jobs of the file are its
+    trace: str = PHILLY  # in the data folder, or an absolute path
+    column: str = "vc"  # column that names a job's cluster; "": all jobs of the file belong to this one
     profiles: str = AFS_MODELS
     random_models: bool = False
 
@@ -41,7 +41,7 @@ VIRTUAL_CLUSTERS = (
 
 
 def published(clusters: Iterable[VirtualCluster]) -> list[VirtualCluster]:
-    """Those that a paper has figures of, to compare with."""
+    """Return the clusters for which a paper has published figures."""
     return [cluster for cluster in clusters if cluster.number is not None]
 
 
@@ -50,15 +50,15 @@ SMALLEST = tuple(sorted(VIRTUAL_CLUSTERS, key=lambda cluster: cluster.jobs)[:2])
 
 @dataclass(frozen=True)
 class Peers:
-    """Average JCTs of other simulators (s), and which part of deadlines was met, by simulator, input and policy as their runs
-    were labelled."""
+    """Average JCTs of other simulators (s), and fractions of deadlines met, by simulator, input and policy as labelled in their
+    runs."""
 
     avg_jct_s: dict[tuple[str, str, str], float]
     deadline_ratio: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    broken: dict[str, int] = field(default_factory=dict)  # by input: admitted in ElasticFlow's simulator, and late
+    broken: dict[str, int] = field(default_factory=dict)  # by input: jobs admitted in ElasticFlow's simulator, but late
 
     def deadlines(self, source: str, policy: str) -> float | None:
-        """Of ElasticFlow's simulator."""
+        """Fraction of deadlines met in ElasticFlow's simulator; None if it was not run."""
         return self.deadline_ratio.get(("ElasticFlow", source, policy))
 
     def pcs(self, cluster: VirtualCluster, policy: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Somebody's own trace beside AFS's virtual clusters: its rows stand in the same tables, without a published number."""
+"""Another trace beside AFS's virtual clusters: its rows are in the same tables, without a published number."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from elasticd.simulator import assign, traces
 
 from .inputs import AFS_MODELS, GPUS, SERVERS, VirtualCluster
 
-COLUMNS = ("vc", "cluster")  # in which traces name their clusters
+COLUMNS = ("vc", "cluster")  # columns with which traces name their clusters
 
 
 def clusters(
     trace: Path, names: Sequence[str], profiles: Path | None, random_models: bool, data: Path
 ) -> list[VirtualCluster]:
-    """Those of a file, the smallest first: all of them, or those with these names. Where it names none, all jobs are one cluster.
+    """Return the clusters of a file, smallest first: all, or those with these names. Without names in it, all jobs are one
+    cluster.
 
-    Raises UserError for a file that cannot be simulated, naming file and line, and for a cluster that it does not have.
+    Raises UserError for a file that cannot be simulated, naming file and line, and for an unknown cluster.
     """
     table = read(trace)
     column = next((column for column in COLUMNS if column in table), "")
@@ -42,7 +43,7 @@ def clusters(
 
 
 def check(cluster: VirtualCluster, data: Path) -> None:
-    """Raises UserError where its jobs cannot be simulated; says how many are too large and left out."""
+    """Raises UserError if its jobs cannot be simulated; prints how many are too large and left out."""
     gpus = SERVERS * GPUS
     whole = traces.load(Path(cluster.trace), {cluster.column: [cluster.name]} if cluster.column else {})
     fitting = whole.up_to(gpus)

@@ -1,4 +1,4 @@
-"""docs/reports/papers.md, written from results: sections of tables, pictures, findings and their explanations."""
+"""docs/reports/papers.md, written from results: sections with tables, pictures, findings and explanations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = tuple[str, str, str, str, str]  # what, published, where, ours, deviation
 
 @dataclass(frozen=True)
 class Picture:
-    """`draw` fills a figure of `size` inches."""
+    """A picture: `draw` fills a figure of `size` inches."""
 
     file: str
     caption: str
@@ -30,10 +30,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One figure or table of a paper."""
+    """Section on one figure or table of a paper."""
 
     title: str
-    text: str  # what was published, and what stands in for what
+    text: str  # what was published, and how it is reproduced
     findings: Sequence[Finding]
     explanations: Mapping[str, str]
     tables: Sequence[str] = ()
@@ -50,7 +50,7 @@ class Section:
         return "\n\n".join(parts)
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the section for JSON."""
         return {
             "title": self.title,
             "findings": [
@@ -70,7 +70,7 @@ class Section:
         }
 
     def _given(self) -> list[tuple[str, str]]:
-        """Explanations of deviations that are there, each text once, before it all that it explains."""
+        """Return explanations of existing deviations: each text once, with all findings that it explains."""
         keys: dict[str, list[str]] = {}
         for finding in self.findings:
             if finding.deviates and finding.key in self.explanations:
@@ -93,7 +93,7 @@ def _findings(findings: Sequence[Finding], explanations: Mapping[str, str]) -> s
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:
-    """One row for all subjects of one measure with one published number, such as `AFS-L over SRTF` on each trace."""
+    """Merge the rows of one measure with one published number, such as `AFS-L over SRTF` on each trace."""
     groups: dict[tuple[str, str, str], list[tuple[str, Row]]] = {}
     for row in rows:
         subject, _, measure = row[0].rpartition(": ")
@@ -111,7 +111,7 @@ def folded(rows: Sequence[Row]) -> list[Row]:
 
 
 def _in_table(findings: Sequence[Finding]) -> list[str]:
-    """The sentence for findings whose numbers stand in a table of the section."""
+    """Return the sentence for findings with numbers in a table of the section."""
     if not findings:
         return []
     most = max((finding.deviation for finding in findings), key=abs)
@@ -128,7 +128,7 @@ def _verdict(finding: Finding, explanations: Mapping[str, str]) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """As wide as the page's lines are; the source's are shorter. What is indented stays as it is."""
+    """Rewrap the paragraphs of a text to the page's width. Indented ones are kept."""
     parts = text.split("\n\n")
     return [part if part.startswith(" ") else fill(part, WIDTH, break_on_hyphens=False) for part in parts]
 

@@ -1,4 +1,4 @@
-"""AFS Fig. 6: rigid policies that may take the GPUs of each job's greatest throughput."""
+"""AFS Fig. 6: rigid policies that may use the GPUs of each job's greatest throughput."""
 
 from __future__ import annotations
 

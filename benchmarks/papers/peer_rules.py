@@ -1,9 +1,8 @@
-"""What other simulators call FIFO, LAS or Themis, as policies of ours: to tell a difference of rule from one of simulators.
+"""Other simulators' versions of FIFO, LAS or Themis as policies of this project, to separate differences of policy and simulator.
 
-PCS (OSDI'24 artifact, `PriorityScheduler.py`) gives jobs their GPUs in the order of a key, and the first one that does not
-fit *what is left*: a job that asked for eight GPUs runs with three, and slower. So nothing is ever idle while a job waits,
-nobody holds anybody back, and of a cluster's GPUs all are used. Ours, like Tiresias' simulator, gives a rigid job all of its
-GPUs or none.
+PCS (OSDI'24 artifact, `PriorityScheduler.py`) gives jobs their GPUs in the order of a key. The first job that does not fit *gets
+the remaining GPUs*: a job that requested eight GPUs runs with three, and slower. So no GPU is idle while a job waits, and no job
+blocks others. This project, like Tiresias' simulator, gives a rigid job all of its GPUs or none.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from elasticd.scheduler.policies.reviews import EARLY_S
 from elasticd.scheduler.view import Floats, JobTable, Reason
 from elasticd.simulator.workload import Workload
 
-Key = Callable[[JobTable, Floats], Floats]  # from the jobs and the work that each had at its submission (s on one GPU)
+Key = Callable[[JobTable, Floats], Floats]  # from the jobs and their work at submission (s on one GPU)
 
 
 class PartialShares:
-    """In ascending order of a key each job its requested GPUs, the last one what is left."""
+    """Give each job its requested GPUs in ascending order of a key, the last one the remaining GPUs."""
 
     needs_lengths = True
 
@@ -63,10 +62,10 @@ def _done(jobs: JobTable, work_s: Floats) -> Floats:
 
 
 class PcsThemis:
-    """PCS's Themis: one job after the other its whole demand, the one with the greatest rho for it first.
+    """PCS's Themis: each job in turn gets its whole demand, the one with the greatest rho first.
 
-    rho is (age + remaining work / GPUs) / (work / min(64 / mean number of jobs seen, demand)), as if throughput were linear,
-    and is computed anew for what is left after each. Leases end 600 s after the last event.
+    rho is (age + remaining work / GPUs) / (work / min(64 / mean number of jobs seen, demand)), as if throughput were linear. It
+    is recomputed for the remaining GPUs after each job. Leases end 600 s after the last event.
     """
 
     name = "pcs-themis"
@@ -98,15 +97,15 @@ class PcsThemis:
 
 
 class PcsAfs:
-    """PCS's `AFS`, job against job as AFS Alg. 1 has it: one GPU after the other to the last of those that beat all before them.
+    """PCS's `AFS`, which compares jobs in pairs as in AFS Alg. 1: one GPU at a time to the last job that beats all before it.
 
-    A job without GPUs has a rate of 0, and is the shorter one only beside another without; then the one that would be over first
-    is taken. GPUs go on to be given where they bring nothing.
+    A job without GPUs has a rate of 0, and counts as the shorter one only against another without; then the one that would end
+    first is chosen. GPUs are given even where they bring no throughput.
     """
 
     name = "pcs-afs"
     needs_lengths = True
-    least_s = 1e-7  # is added to every time
+    least_s = 1e-7  # added to every time
 
     def __init__(self, workload: Workload) -> None:
         self._speedup = workload.curves
@@ -145,11 +144,11 @@ class PcsAfs:
 
 
 class TiresiasDlas:
-    """`dlas-gpu` of Tiresias' simulator, line by line: queues are lists, in which those that wait stand behind those that run.
+    """`dlas-gpu` of Tiresias' simulator, line by line: queues are lists, with waiting jobs behind running ones.
 
-    So a job that is interrupted stands before all that waited already, while ours goes to the tail of its queue. And a job of
-    several GPUs is taken down late: its next look at its service is due after (threshold - executed seconds) / GPUs, as if
-    seconds were GPU-seconds, unless something else happens before.
+    So an interrupted job is ahead of all that waited already, while in this project it goes to the tail of its queue. A job of
+    several GPUs is demoted late: its next check is due after (threshold - executed seconds) / GPUs, as if seconds were
+    GPU-seconds, unless another event occurs before.
     """
 
     name = "tiresias-dlas-gpu"

@@ -14,7 +14,7 @@ from .results import Results
 
 WORKLOADS = "pollux_workloads.csv.gz"
 PLACEMENTS = "sia_pollux_placements.csv.gz"
-PEER_INPUT = "workload-6 (160 jobs), 16x4 T4"  # as its runs are labelled
+PEER_INPUT = "workload-6 (160 jobs), 16x4 T4"  # label of its runs
 PUBLISHED_S = {  # average JCTs of its artifact (simulator/results-jobload/pollux-1.0 in petuum/adaptdl, osdi21-artifact)
     "1": 2088.76875,
     "2": 3322.94375,
@@ -51,7 +51,7 @@ EXPLANATIONS: dict[str, str] = {"pollux-3": _YOLO, "pollux-optimus": _OPTIMUS}
 
 
 def _as_there(policy: str) -> tuple[tuple[str, bool], ...]:
-    """In Pollux' simulator a job that comes waits for the next division."""
+    """Return the parameters of Pollux' simulator, in which an arriving job waits for the next division."""
     return (("start_at_once", False),) if policy == "pollux" else ()
 
 
@@ -61,19 +61,19 @@ def workload(label: str, policy: str) -> Case:
 
 
 def with_own_curves(source: Input, policy: str) -> Case:
-    """ElasticFlow's, with its curves."""
+    """Return a case of ElasticFlow, with its curves."""
     found = case(source, policy)
     return replace(found, parameters=(*found.parameters, *_as_there(policy)))
 
 
 def measured(policy: str) -> Case:
-    """Fig. 8a with Pollux' measurements."""
+    """Return Fig. 8a with Pollux' measurements."""
     free = with_own_curves(FIG_8A, policy).parameters
     return Case(FIG_8A.trace, (), PLACEMENTS, policy, parameters=free, gpu_type="t4")
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    """Whatever the clusters of AFS are."""
+    """Yield the cases, which do not depend on AFS's clusters."""
     for label in PUBLISHED_S:
         yield workload(label, "pollux")
     for policy in PEER_POLICIES:

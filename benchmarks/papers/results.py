@@ -1,6 +1,6 @@
-"""Simulations, each in a process of its own, and what came of them in files: an interrupted run goes on where it was.
+"""Simulations, each in its own process, with results cached in files: an interrupted run resumes.
 
-A file is named by all that its result depends on (`cases.key`), so that it is never stale. It appears complete or not at all.
+A file is named by all inputs of its result (`cases.key`), so that it is never stale. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from elasticd.simulator.workload import Workload
 from . import cases
 from .cases import Case
 
-CELLS = 240  # equal parts of a simulation's time, over which the series are averaged
+CELLS = 240  # equal parts of a simulation's time, over each of which series are averaged
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the page needs of a simulation. Columns by job are in the order of submission, those by time one per cell."""
+    """Results of a simulation. Columns by job are in the order of submission, those by time one per cell."""
 
     metrics: Metrics
-    jct_s: Floats  # nan: never ended
+    jct_s: Floats  # NaN: never ended
     submit_s: Floats
     requested_gpus: Ints
     duration_s: Floats  # with the requested GPUs
-    shortest_s: Floats  # alone, with the GPUs that it is fastest with
-    deadline_s: Floats  # seconds from the first submission; nan: none
+    shortest_s: Floats  # alone, with the fastest number of GPUs
+    deadline_s: Floats  # seconds from the first submission; NaN: none
     end_s: float  # of the last cell
     queue: Floats
     efficiency: Floats
@@ -61,7 +61,7 @@ Results = Mapping[Case, Record]
 
 
 def simulate(case: Case, data: Path) -> Record:
-    """One case, in this process. Raises UserError."""
+    """Simulate one case in this process. Raises UserError."""
     setup = cases.setup(case, data)
     result = runs.run(setup, cases.policy(case, setup))
     load, series = setup.assigned.workload, result.series
@@ -84,7 +84,7 @@ def simulate(case: Case, data: Path) -> Record:
 
 
 def fastest(load: Workload) -> Floats:
-    """By job, the greatest throughput with GPUs that it may have, over that with one."""
+    """Return each job's greatest throughput with permitted GPUs, relative to one GPU."""
     upto = np.maximum.accumulate(load.curves.speedup, axis=1)
     found: Floats = upto[load.curve, np.minimum(load.max_gpus, load.curves.most)]
     return found
@@ -109,7 +109,7 @@ def read(path: Path) -> Record:
 
 
 def gather(wanted: Iterable[Case], data: Path, folder: Path, processes: int) -> dict[Case, Record]:
-    """All results: those that stand in `folder`, and the others simulated now, small traces first."""
+    """Return all results: those cached in `folder`, and the others simulated now, small traces first."""
     paths = {case: folder / f"{cases.key(case, data)}.npz" for case in wanted}
     missing = [case for case, path in paths.items() if not path.exists()]
     print(f"{len(paths) - len(missing)} of {len(paths)} simulations stand in {folder}", flush=True)
@@ -119,7 +119,7 @@ def gather(wanted: Iterable[Case], data: Path, folder: Path, processes: int) -> 
 
 
 def _simulate_all(missing: list[Case], paths: Mapping[Case, Path], data: Path, processes: int) -> None:
-    """Processes end with this one, however that comes; what is done by then stays."""
+    """Simulate in processes that end with this one, however it ends; completed results are kept."""
     spawned = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(processes, spawned, initializer=runs.depend_on_the_parent)
     done = 0

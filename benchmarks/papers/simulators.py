@@ -1,4 +1,4 @@
-"""The peers' own simulators on the same input: which differences are of the rule, and which would be of a simulator."""
+"""Other simulators on the same input: which differences are due to the policy, and which to the simulator."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .inputs import Peers, VirtualCluster, published
 from .page import Section, table
 from .results import Results
 
-OF_PCS = {  # its policy: ours that is nearest to it, and its rule as a policy of ours
+OF_PCS = {  # its policy: the nearest one of this project, and its rule as a policy of this project
     "FIFO": ("fifo", "pcs-fifo"),
     "SRTF": ("srtf", "pcs-srtf"),
     "SRSF": ("srsf", "pcs-srsf"),
     "LAS": ("tiresias-l", "pcs-las"),
     "THEMIS": ("themis", "pcs-themis"),
 }
-OF_TIRESIAS = {  # its policy: ours, and its rule as a policy of ours where it is another one
+OF_TIRESIAS = {  # its policy: this project's, and its rule as a policy of this project where the two differ
     "fifo": ("fifo", "fifo"),
     "shortest-gpu": ("srsf", "srsf"),
     "dlas-gpu": ("tiresias-l", "tiresias-dlas-gpu"),
 }
-AFS_RULES = ("afs-l", "pcs-afs")  # ours, and PCS's
-MOST_JOBS = 3000  # of the traces that the peers' simulators were run on
+AFS_RULES = ("afs-l", "pcs-afs")  # this project's, and PCS's
+MOST_JOBS = 3000  # of the traces that the other simulators were run on
 
 TEXT = """\
 PCS (OSDI'24 artifact) and Tiresias' simulator on the same jobs, 64 GPUs. `benchmarks/papers/peer_rules.py` has the rules of

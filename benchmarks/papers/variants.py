@@ -1,4 +1,4 @@
-"""AFS Fig. 13: what AFS-P and AFS-S lose to AFS-L, which knows more; and AFS 4.3: how often AFS-P changes shares."""
+"""AFS Fig. 13: the loss of AFS-P and AFS-S against AFS-L, which knows more; and AFS 4.3: frequency of AFS-P's changes."""
 
 from __future__ import annotations
 

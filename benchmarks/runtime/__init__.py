@@ -1,1 +1,1 @@
-"""What elasticity costs, side by side with what it is bought instead of: `python -m benchmarks.runtime` (see `__main__`)."""
+"""Cost of elasticity, side by side with the alternatives: `python -m benchmarks.runtime` (see `__main__`)."""

@@ -1,11 +1,11 @@
-"""Overheads, pauses and losses of the runtime, side by side with what else one could do. `make bench-runtime`
+"""Overheads, pauses and losses of the runtime, side by side with the alternatives. `make bench-runtime`
 
     python -m benchmarks.runtime [--quick] [--only GROUP] [--torchft DIRECTORY] [--json FILE]
 
-GROUP: `throughput`, `pauses` and others, which `--help` lists; several times: several groups.
-Rivals take turns, block by block, in one run on one machine; what counts are medians and ratios. The results go to
+GROUP: `throughput`, `pauses` and others, which `--help` lists; may be repeated.
+The compared programs alternate, block by block, in one run on one machine; figures are medians and ratios. The results go to
 out/bench-runtime.json and into docs/reports/benchmarks.md (`--quick`: to out/bench-runtime-quick.json only).
-Whatever ends it, no process of it is left.
+The run leaves no process behind, however it ends.
 """
 
 from __future__ import annotations

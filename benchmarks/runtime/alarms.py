@@ -1,6 +1,6 @@
-"""False alarms of cross-checks: correct scripts train with two workers, and each step's micro-batch is computed by both.
+"""False alarms of cross-checks: correct scripts train with two workers, and both compute each step's checked micro-batch.
 
-A worker that differs ends its job, and with it the measurement.
+A worker with a different result ends its job, and with it the measurement.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTES = (
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """All kinds with two workers. Raises MeasurementFailed for an alarm."""
+    """Run all kinds with two workers. Raises MeasurementFailed for an alarm."""
     found = []
     for kind, steps in KINDS.items():
         jobs = [{"name": JOB, "virtual_workers": VIRTUAL_WORKERS, "determinism": "elastic"}]
@@ -57,7 +57,7 @@ def measure(family: Family, quick: bool) -> list[Measurement]:
 
 
 def rank(rank: int, size: int, kind: str, steps: int, variables: dict[str, dict[str, str]], **_: Any) -> int:
-    """One rank. Returns how many micro-batches were compared."""
+    """Run one rank. Returns the number of micro-batches compared."""
     crosscheck.EVERY = 1
     torch.set_num_threads(2 if kind == "two threads" else 1)
     with place_in(variables[JOB]):

@@ -1,6 +1,6 @@
-"""From `elasticctl submit` to the first applied step, on an idle machine: beside a plain `python` and `torchrun`.
+"""Time from `elasticctl submit` to the first applied step on an idle machine, against a plain `python` and `torchrun`.
 
-The clock starts just before the command. The phases are what `elasticctl status` would show meanwhile.
+The clock starts just before the command. Phases are those that `elasticctl status` would show meanwhile.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LOAD = Load("stack-0.1M")
 GOAL = Goal(3.0)
 FIRST_WITHIN_S = 120.0
 POLL_S = 0.01
-IDLE_S = 3.0  # between two jobs: processes to fork from are made again
+IDLE_S = 3.0  # between two jobs, in which warm processes are started again
 
 
 class _Cluster(OurJob):
-    """A cluster, and one job after the other."""
+    """A cluster that runs one job after the other."""
 
     def __init__(self, family: Family, directory: Path) -> None:
         super().__init__(family, directory, LOAD)
         self._count = 0
 
     def begin(self) -> tuple[float, dict[str, float]]:
-        """Submit a job. Returns the seconds to its first step, and to each phase that it was seen in."""
+        """Submit a job. Returns the seconds to its first step, and to each observed phase."""
         self._count += 1
         self.record = type(self.record)(self.directory / f"record-{self._count}")
         command = module("train_elastic", LOAD.model, str(self.directory / f"record-{self._count}"))
@@ -59,13 +59,13 @@ class _Cluster(OurJob):
 
 
 def _phase(view: JobView) -> str:
-    """What the job does, and its first worker."""
+    """Return the phase of the job and of its first worker."""
     worker = f", worker {view.workers[0].phase.value}" if view.workers else ""
     return f"{view.phase.value}{worker}"
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """The first job of a new cluster, and others after it."""
+    """Measure the first job of a new cluster, and later ones."""
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as directory:
         cluster = _Cluster(family, Path(directory))
         try:
@@ -100,7 +100,7 @@ def _words(phases: dict[str, float]) -> str:
 
 
 def _rival(family: Family, regime: type[MeasuredJob], count: int) -> float:
-    """Seconds from the command of one worker to its first step: the median."""
+    """Return the median time from the command of one worker to its first step (s)."""
     found = []
     for _ in range(count):
         with tempfile.TemporaryDirectory(prefix="bench-runtime-") as directory:

@@ -1,4 +1,4 @@
-"""Cross-checks: what it costs that all workers compute one micro-batch now and then, against a job that does without."""
+"""Cost of cross-checks, in which all workers compute one micro-batch now and then, against a job without them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .processes import Family
 
 GROUP = "checking"
 GOAL = Goal(0.5)
-WARM_UP = max(crosscheck.SOON) + 4  # steps: the checks that follow a change of the roster are over
+WARM_UP = max(crosscheck.SOON) + 4  # steps, after which the checks that follow a change of the roster are over
 EVERY = dict(zip(NAMES, (1 << 62, 1), strict=True))  # steps
 NOTES = (
     f"Two workers with one virtual worker each, the worst case, check a micro-batch in every step, and in the other job in none. "
@@ -22,12 +22,12 @@ NOTES = (
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """All cases with two workers."""
+    """Measure all cases with two workers."""
     return spread_costs(family, quick, GROUP, "one check", crosscheck.EVERY, GOAL)
 
 
 class _Checked:
-    """A job's loop, whose steps are checked as often as `EVERY` says."""
+    """A job's loop with cross-checks at the interval in `EVERY`."""
 
     def __init__(self, loop: Rival) -> None:
         self.name = loop.name
@@ -41,6 +41,6 @@ class _Checked:
 def rank(
     rank: int, size: int, model: str, blocks: int, steps: int, variables: dict[str, dict[str, str]], **_: Any
 ) -> dict[str, Times]:
-    """One rank: both jobs' blocks in turn."""
+    """Run one rank: blocks of both jobs in turn."""
     rivals = [_Checked(ours(name, model, variables[name])) for name in EVERY]
     return in_turn(rivals, WARM_UP, blocks, steps)

@@ -1,4 +1,4 @@
-"""Comparing the workers' states: what it costs to compare all of them, against a job that does without."""
+"""Cost of comparing the workers' whole states, against a job without it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One model, and how much of it."""
+    """One model, with the extent of its measurement."""
 
     model: str
     blocks: int
@@ -38,12 +38,12 @@ QUICK = (Case("convolutions-0.1M", 5, 4), Case("stack-0.1M", 9, 50))
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """All cases with two workers."""
+    """Measure all cases with two workers."""
     return spread_costs(family, quick, GROUP, "to compare all", COMPARE_EVERY, GOAL)
 
 
 def spread_costs(family: Family, quick: bool, group: str, what: str, every: int, goal: Goal) -> list[Measurement]:
-    """What the second of two jobs does in each step and the first never, as a part of `every` steps, with two workers."""
+    """Measure an extra that the second of two jobs does in each step and the first never, spread over `every` steps."""
     found = []
     jobs = [{"name": name, "virtual_workers": WORKERS, "determinism": "elastic"} for name in NAMES]
     off, on = NAMES
@@ -76,7 +76,7 @@ def rank(
     variables: dict[str, dict[str, str]],
     **_: Any,
 ) -> dict[str, Times]:
-    """One rank: both jobs' blocks in turn."""
+    """Run one rank: blocks of both jobs in turn."""
     rounds = dict(zip(NAMES, (MAX_COMPARE_EVERY, 1), strict=True))
     rivals = [
         ours(name, model, {**variables[name], "ELASTICD_COMPARE_EVERY": str(every)}) for name, every in rounds.items()

@@ -1,7 +1,7 @@
-"""Starts ranks of `train_ddp` from a process that has imported all they need: a resume that is as quick as can be without us.
+"""Starts ranks of `train_ddp` from a process with all imports done: the fastest resume possible without this project.
 
-Reads a line of JSON for each start, [world size, port, [arguments]], forks the ranks, and says "done" when they have ended. It
-stays single-threaded, or its children would hang.
+Reads a line of JSON per start, [world size, port, [arguments]], forks the ranks, and prints "done" when they have ended. The
+process stays single-threaded, or its children would hang.
 """
 
 from __future__ import annotations

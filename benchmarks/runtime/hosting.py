@@ -16,7 +16,7 @@ HOSTED = (2, 4, 8)
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """Two models, 2, 4 and 8 virtual workers."""
+    """Measure two models with 2, 4 and 8 virtual workers."""
     found = []
     for model, blocks in (("convolutions-0.1M", 11), ("transformer-10M", 11)):
         for hosted in HOSTED:
@@ -52,6 +52,8 @@ def rank(
     variables: dict[str, dict[str, str]],
     **_: Any,
 ) -> dict[str, Times]:
-    """The one process."""
-    own = ours("bench", model, variables["bench"])  # first: a loop refuses models that others change
+    """Run the only process."""
+    own = ours(
+        "bench", model, variables["bench"]
+    )  # first, as this runtime's loop refuses models that others have changed
     return in_turn([accumulation(model, hosted), own], warm_up, blocks, steps)

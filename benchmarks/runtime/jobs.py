@@ -1,6 +1,6 @@
-"""The same training job under four regimes, each able to start, to change its number of workers, and to end.
+"""The same training job under four runtimes, each able to start, to change its number of workers, and to end.
 
-`resize` asks for the change and returns; what it costs is read from the job's record (`record`).
+`resize` requests the change and returns; its cost is read from the job's record (`record`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ START_S = 240.0
 
 @dataclass(frozen=True)
 class Load:
-    """What is trained. `pace_s`: how long an accelerator would compute one micro-batch beside the processor's work."""
+    """Training of a job. `pace_s`: simulated compute time of an accelerator per micro-batch, in addition to the CPU's work."""
 
     model: str
     pace_s: float = 0.0
-    checkpoint_every: int = 20  # steps, where a regime needs them
+    checkpoint_every: int = 20  # steps, for runtimes that restart from checkpoints
 
 
 class MeasuredJob(ABC):
-    """One job in a directory of its own."""
+    """One job in its own directory."""
 
     name: str
 
@@ -50,29 +50,29 @@ class MeasuredJob(ABC):
 
     @abstractmethod
     def start(self, workers: int) -> None:
-        """Begin to train."""
+        """Start training."""
 
     @abstractmethod
     def resize(self, workers: int) -> None:
-        """Ask for another number of workers."""
+        """Request another number of workers."""
 
     @abstractmethod
     def close(self) -> None:
-        """End everything that this job has started."""
+        """End all processes of this job."""
 
     def move(self) -> None:
-        """Ask for another worker in the place of one that there is."""
+        """Request the replacement of one worker by a new one."""
         raise NotImplementedError(f"{self.name} cannot be asked for a move")
 
     def replace_lost(self) -> None:
-        """Start others for workers that were killed, where nobody else does."""
+        """Start replacements of killed workers, where the runtime does not."""
         return
 
     def lines(self) -> list[Applied]:
         return self.record.read()
 
     def until_steady(self, workers: int, steps: int, not_these: frozenset[int] = frozenset()) -> frozenset[int]:
-        """Wait until the last `steps` steps are of `workers` processes, but not of `not_these`. Returns which they are."""
+        """Wait until the last `steps` steps are of `workers` processes, none in `not_these`. Returns the processes' numbers."""
 
         def probe() -> frozenset[int] | None:
             recent = self.lines()[-workers * steps :]
@@ -88,7 +88,7 @@ class MeasuredJob(ABC):
             raise MeasurementFailed(f"{error}\n{self.story()}") from None
 
     def story(self) -> str:
-        """The end of what its processes have said."""
+        """Return the ends of the processes' logs."""
         texts = [
             path.read_text(errors="replace")[-1500:]
             for path in sorted(self.directory.rglob("*log"))[-8:]
@@ -97,20 +97,20 @@ class MeasuredJob(ABC):
         return "\n".join(texts)
 
     def arguments(self, *more: str) -> list[str]:
-        """Of `train_ddp`."""
+        """Return the arguments of `train_ddp`."""
         load = self.load
         checkpoint = str(self.directory / "checkpoint")
         return [load.model, str(self.directory / "record"), checkpoint, *more]
 
 
 class OurJob(MeasuredJob):
-    """Ours: a cluster of real daemons, two servers with two CPU slots each, made and ended through elasticctl."""
+    """This project: a cluster of real daemons, two servers with two CPU slots each, started and stopped through elasticctl."""
 
     name = "elasticctl"
     script = "train_elastic"
 
     def up(self) -> None:
-        """The cluster alone."""
+        """Start the cluster without a job."""
         cluster = self.directory / "cluster"
         self._elasticctl = [str(Path(sys.executable).with_name("elasticctl")), "--dir", str(cluster)]
         self._run("up", "--servers", "2", "--gpus", "2")
@@ -149,14 +149,14 @@ class OurJob(MeasuredJob):
     def _run(self, *arguments: str) -> None:
         with self.log.open("ab") as log:
             command = [*self._elasticctl, *arguments]
-            # In a session of its own: Ctrl-C is for this process, which ends the cluster.
+            # In its own session, since Ctrl-C is for this process, which then ends the cluster.
             code = subprocess.run(command, stdout=log, stderr=log, check=False, start_new_session=True).returncode
         if code:
             raise MeasurementFailed(f"elasticctl {arguments[0]} ended with {code}\n{self.story()}")
 
 
 class TorchrunJob(MeasuredJob):
-    """torchrun's elastic launch, one agent of one worker for each: a change restarts all workers from the last checkpoint."""
+    """torchrun's elastic launch, one agent with one worker each: a change restarts all workers from the last checkpoint."""
 
     name = "torchrun"
 
@@ -167,12 +167,12 @@ class TorchrunJob(MeasuredJob):
 
     def resize(self, workers: int) -> None:
         while len(self._agents) > workers:
-            self._agents.pop().send_signal(signal.SIGTERM)  # it ends its worker, and leaves the rendezvous
+            self._agents.pop().send_signal(signal.SIGTERM)  # the agent ends its worker, and leaves the rendezvous
         while len(self._agents) < workers:
             self._agents.append(self._agent(first=not self._agents))
 
     def move(self) -> None:
-        """A third comes, then the second goes: the first agent holds the rendezvous and has to stay."""
+        """Add a third agent, then end the second: the first one hosts the rendezvous and has to stay."""
         self._agents.append(self._agent(first=False))
         self.until_steady(len(self._agents), 3)
         self._agents.pop(1).send_signal(signal.SIGTERM)
@@ -182,15 +182,15 @@ class TorchrunJob(MeasuredJob):
         command = [
             *(sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{MOST}", "--nproc-per-node=1"),
             *("--rdzv-id=bench", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}"),
-            # By default it waits 30 s for more workers to come once there are enough. 1 s is to its advantage.
+            # The default waits 30 s for further workers once there are enough. 1 s is in torchrun's favour.
             *(f"--rdzv-conf=is_host={int(first)},last_call_timeout=1", "--local-addr=127.0.0.1", "--max-restarts=1000"),
             *("--module", "benchmarks.runtime.train_ddp", *arguments),
         ]
-        # Else the first agent's own store is used by the workers, and a restart can meet the old one's keys.
+        # Otherwise workers use the first agent's own store, and a restart can find the keys of the earlier one.
         variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         process = self.family.start(command, variables, self.log)
         if first:
-            time.sleep(1.5)  # the others look for its store
+            time.sleep(1.5)  # the other agents connect to its store
         return process
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class TorchrunJob(MeasuredJob):
 
 
 class StopResumeJob(MeasuredJob):
-    """Stop, write a checkpoint, start with another number of workers, read it. New interpreters, or forked from a warm one."""
+    """Stop, checkpoint, and restart with another number of workers, in new interpreters or forked from a warm one."""
 
     forked = False
     name = "cold resume"
@@ -236,7 +236,7 @@ class StopResumeJob(MeasuredJob):
 
 
 class ForkedJob(StopResumeJob):
-    """As above; the new workers are forked from a process that has imported everything."""
+    """The same, with new workers forked from a process that has imported everything."""
 
     name = "warm resume"
 
@@ -267,7 +267,7 @@ class ForkedJob(StopResumeJob):
 
 
 def kill(pid: int) -> float:
-    """SIGKILL; the time just before it, on CLOCK_MONOTONIC."""
+    """Send SIGKILL. Returns the time just before it (CLOCK_MONOTONIC, s)."""
     at_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     return at_s

@@ -1,6 +1,6 @@
-"""The training loops that are compared within one process: stock DistributedDataParallel, plain accumulation, and ours.
+"""Training loops compared within one process: stock DistributedDataParallel, plain accumulation, and this runtime.
 
-Each is an endless iterator that yields after every applied step, so that blocks of steps of one and the other can take turns.
+Each is an endless iterator that yields after every applied step, so that blocks of steps of the loops can alternate.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Loop = Iterator[None]
 
 
 class InTurn(Protocol):
-    """A loop whose blocks of steps take turns with those of others."""
+    """A loop that runs blocks of steps in alternation with others."""
 
     name: str
 
     def steps(self, count: int) -> float:
-        """Seconds for each of `count` steps."""
+        """Run `count` steps. Returns the seconds per step."""
 
 
 class Rival:
-    """A loop, and the library's global settings that it runs under."""
+    """A loop, with torch's global settings under which it runs."""
 
     def __init__(self, name: str, loop: Loop) -> None:
-        """`loop` has been begun, up to its first step, so that the settings are those that it has made."""
+        """loop: started already, up to its first step, so that the present settings are those that it has made."""
         self.name = name
         self._loop = loop
         self._deterministic = torch.are_deterministic_algorithms_enabled()
@@ -43,7 +43,7 @@ class Rival:
         torch.use_deterministic_algorithms(False)
 
     def steps(self, count: int) -> float:
-        """Seconds for each of `count` steps."""
+        """Run `count` steps. Returns the seconds per step."""
         torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
         try:
             began = perf_counter()
@@ -55,7 +55,7 @@ class Rival:
 
 
 def _rows(workload: Workload, rank: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Micro-batches of this rank: shuffled rows of the data, as ours takes them."""
+    """Yield micro-batches of this rank: shuffled rows of the data, as in this runtime."""
     x, y = workload.data
     generator = torch.Generator().manual_seed(0)
     while True:
@@ -66,7 +66,7 @@ def _rows(workload: Workload, rank: int, size: int) -> Iterator[tuple[torch.Tens
 
 
 def stock(name: str, rank: int, size: int) -> Rival:
-    """DistributedDataParallel as it comes."""
+    """Return stock DistributedDataParallel."""
     workload = build(name)
     model = torch.nn.parallel.DistributedDataParallel(workload.model)
     optimizer = sgd(model)
@@ -82,7 +82,7 @@ def stock(name: str, rank: int, size: int) -> Rival:
 
 
 def accumulation(name: str, count: int) -> Rival:
-    """One process that adds up the gradients of `count` micro-batches."""
+    """Return one process that accumulates the gradients of `count` micro-batches."""
     workload = build(name)
     model, optimizer = workload.model, sgd(workload.model)
 
@@ -100,19 +100,19 @@ def accumulation(name: str, count: int) -> Rival:
 
 
 def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
-    """The product's loop, as a worker of the job that `variables` describe. Returns after the second step."""
+    """Return this runtime's loop, as a worker of the job described by `variables`, after its second step."""
     with place_in(variables):
         run = elastic.join()
     workload = build(name)
     model, optimizer, batches = run.prepare(workload.model, sgd(workload.model), workload.data, workload.batch_size)
 
     def loop() -> Iterator[None]:
-        applied = 1  # in the first step the others get the state of rank 0
+        applied = 1  # in the first step the others receive the state of rank 0
         for _ in run.epochs(ENDLESS):
             for x, y in batches:
                 if (
                     run.steps_done > applied
-                ):  # in the first body of a step: behind `optimizer.step()` its own counts, too
+                ):  # in the first loop body of a step; code behind `optimizer.step()` then counts, too
                     applied = run.steps_done
                     yield
                 workload.loss(model(x), y).backward()
@@ -124,13 +124,13 @@ def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
     return Rival(label, begun)
 
 
-Times = dict[str, list[float]]  # seconds for each step, by rival and block
+Times = dict[str, list[float]]  # seconds per step, by loop and block
 
 
 def in_turn(rivals: Sequence[InTurn], warm_up: int, blocks: int, steps: int) -> dict[str, Times]:
-    """What each rival's steps take, block by block: on the clock ("wall"), and of this process's processors ("cpu").
+    """Return the times of each loop's steps, by block: elapsed ("wall"), and processor time of this process ("cpu").
 
-    In every block another rival begins.
+    The loop that begins changes with every block.
     """
     wall: Times = {rival.name: [] for rival in rivals}
     cpu: Times = {rival.name: [] for rival in rivals}
@@ -147,5 +147,5 @@ def in_turn(rivals: Sequence[InTurn], warm_up: int, blocks: int, steps: int) -> 
 
 
 def ratio(times: Times, numerator: str, denominator: str) -> float:
-    """Median over the blocks of one's time over the other's in the same block."""
+    """Return the median over the blocks of one loop's time over the other's."""
     return median(a / b for a, b in zip(times[numerator], times[denominator], strict=True))

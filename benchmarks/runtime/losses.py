@@ -1,7 +1,7 @@
-"""From SIGKILL of a worker to the next step that is applied without it: ours, torchrun's restart, torchft where it is installed.
+"""Time from SIGKILL of a worker to the next step without it: this runtime, torchrun's restart, and torchft where installed.
 
-The time of the kill is taken just before it. The step that counts is the first one applied by a formation that the victim is
-not in: one that was under way and got through does not count.
+The time of the kill is taken just before it. The step that counts is the first one applied by a formation without the victim: a
+step under way that completed does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECOVERED_WITHIN_S = 240.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of one load."""
+    """Extent of the measurement of one load."""
 
     load: Load
     ours: int
@@ -45,16 +45,16 @@ QUICK = (Plan(Load("stack-0.1M", pace_s=0.01), 3, 1, 10, 0.5),)
 
 @dataclass(frozen=True)
 class Loss:
-    """One worker killed."""
+    """One killed worker."""
 
     rank: int
     recovered_s: float  # to the first step applied without it
-    step_s: float  # median, before
-    repeated: int  # steps done again
+    step_s: float  # median before the kill
+    repeated: int  # steps run again
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """Each rank in turn, the leader's too."""
+    """Kill each rank in turn, the leader included."""
     found: list[Measurement] = []
     rivals: list[type[MeasuredJob]] = [TorchrunJob, *([TorchftJob] if installed() else [])]
     for plan in QUICK if quick else FULL:

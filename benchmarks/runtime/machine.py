@@ -1,4 +1,4 @@
-"""Where a measurement was made: without that no number means anything."""
+"""Description of the machine on which a measurement was made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str]:
-    """Processor, memory, versions, and how busy the machine was when this was called."""
+    """Return processor, memory, versions, and the present load."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "processor": f"{os.cpu_count()} cores, {_first('/proc/cpuinfo', 'model name')}",

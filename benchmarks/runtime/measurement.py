@@ -1,4 +1,4 @@
-"""What was measured, and what for."""
+"""Measurements and their goals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound that a value is to keep."""
+    """A bound on a measured value."""
 
     bound: float
     at_least: bool = False
@@ -17,7 +17,7 @@ class Goal:
         return value >= self.bound if self.at_least else value <= self.bound
 
     def words(self, unit: str) -> str:
-        """As it stands in the table."""
+        """Return the goal as in the table."""
         return f"{'>=' if self.at_least else '<='} {number(self.bound)} {unit}".rstrip()
 
 
@@ -27,10 +27,10 @@ class Measurement:
 
     group: str
     what: str
-    against: str  # what stands beside it, with its own value
+    against: str  # the alternative, with its own value
     value: float
     unit: str
-    count: int  # of what the value is the median (or the greatest) of
+    count: int  # of samples of which the value is the median (or the maximum)
     goal: Goal | None = None
     detail: dict[str, Any] = field(default_factory=dict)  # for the JSON
 
@@ -41,7 +41,7 @@ class Measurement:
         return "yes" if self.goal.met(self.value) else "**no**"
 
     def show(self) -> Measurement:
-        """Print the row; returns itself."""
+        """Print the row. Returns itself."""
         goal = f"(goal {self.goal.words(self.unit)}: {self.verdict.strip('*')})" if self.goal else ""
         print(f"{self.group}: {self.what}: {number(self.value)} {self.unit} {goal}  [{self.against}]", flush=True)
         return self
@@ -51,13 +51,13 @@ class Measurement:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Measurement:
-        """What `document` gave."""
+        """Decode a document."""
         known = {name: value for name, value in document.items() if name != "met"}
         return cls(**{**known, "goal": Goal(**known["goal"]) if known["goal"] else None})
 
 
 def number(value: float) -> str:
-    """Three or four digits that mean something."""
+    """Format with three or four significant digits."""
     if abs(value) >= 100 or value in (0.0, 1.0):
         return f"{value:.0f}"
     if abs(value) >= 10:

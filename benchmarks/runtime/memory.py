@@ -1,7 +1,7 @@
-"""How many copies of the gradient a worker keeps beside the parameters' own: against plain accumulation and DDP (EasyScale 3.2).
+"""Copies of the gradient that a worker keeps beside the parameters' own, against plain accumulation and DDP (EasyScale 3.2).
 
-A copy is as large as all parameters. What is measured is the peak of a process's memory in a step, less that at its beginning.
-Plain accumulation has the parameters, the momentum and the parameters' own gradients; what others have beyond it counts.
+A copy is as large as all parameters. Measured is the peak of a process's memory in a step, less that at its beginning. Plain
+accumulation has the parameters, the momentum and the parameters' own gradients; the excess of the others counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOTES = (
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """One and two workers with up to eight virtual workers; then one that loses its peer again and again."""
+    """Measure one and two workers with up to eight virtual workers; then one that loses its peer repeatedly."""
     cases = ((1, 4), (2, 4)) if quick else ((1, 1), (1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (2, 8))
     plain = {
         hosted: _copies(family, "accumulation", 1, hosted, hosted) for hosted in sorted({n // w for w, n in cases})
@@ -62,7 +62,7 @@ def _copies(family: Family, rival: str, size: int, hosted: int, virtual_workers:
 
 
 def rank(rank: int, size: int, rival: str, hosted: int, variables: dict[str, dict[str, str]], **_: Any) -> float:
-    """One rank. Returns copies of its gradient."""
+    """Run one rank. Returns its memory in copies of the gradient."""
     meter = Meter(MODEL)
     loop = _loop(rival, rank, size, hosted, variables)
     loop.steps(WARM_UP)
@@ -78,7 +78,7 @@ def _loop(rival: str, rank: int, size: int, hosted: int, variables: dict[str, di
 
 
 def in_copies(peak: int) -> float:
-    """Bytes as copies of the gradient."""
+    """Convert bytes to copies of the gradient."""
     return peak / (4 * _parameters())
 
 
@@ -88,13 +88,13 @@ def _parameters() -> int:
 
 
 class _Job(OurJob):
-    """Its workers note their peaks."""
+    """A job with workers that record their peaks."""
 
     script = "train_memory"
 
 
 def _after_losses(family: Family, losses: int) -> list[Measurement]:
-    """One worker stays, and loses the other one again and again."""
+    """Measure a worker that stays while the other one is lost repeatedly."""
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as directory:
         job = _Job(family, Path(directory), Load(MODEL))
         try:
@@ -116,5 +116,5 @@ def _after_losses(family: Family, losses: int) -> list[Measurement]:
 
 
 def _peak(job: OurJob, pid: int, last: int) -> float:
-    """The greatest of a process's last steps; 0: of all."""
+    """Return the maximum over a process's last steps; `last` 0: over all."""
     return max(in_copies(peak) for peak in memory_of(job.directory / "record", pid)[-last:])

@@ -1,4 +1,4 @@
-"""How much memory a process has at most, without the files that it has mapped."""
+"""Peak memory of a process, without the files that it has mapped."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ LARGE_BYTES = 1 << 20
 
 
 class Meter:
-    """Counts from where it was made."""
+    """Measures memory relative to that at its creation."""
 
     def __init__(self, model: str) -> None:
-        """model: is computed once before, so that what the library keeps for itself does not count."""
+        """model: computed once before, so that memory which libraries keep for themselves does not count."""
         ctypes.CDLL(None).mallopt(
             M_MMAP_THRESHOLD, LARGE_BYTES
-        )  # what is gone is given back; else some is kept, by chance
+        )  # so that freed memory is returned; otherwise some is kept, at random
         _compute(build(model))
         self._start = _kib("RssAnon")
 
     def reset(self) -> None:
-        """A new peak begins here."""
+        """Start a new peak."""
         Path("/proc/self/clear_refs").write_text("5")
 
     def peak(self) -> int:
-        """Bytes, since the last reset."""
+        """Return the peak since the last reset (bytes)."""
         return 1024 * (_kib("VmHWM") - _kib("RssFile") - _kib("RssShmem") - self._start)
 
 

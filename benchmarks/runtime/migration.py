@@ -1,7 +1,7 @@
-"""A job that moves, ours: one of its workers, the leader, is replaced by another, who gets the state from the nearest holder.
+"""Migration in this runtime: the leader is replaced by another worker, which receives the state from the nearest holder.
 
-No command asks for a move of one job alone, so the measurement gives the orders itself that the controller gives: the union
-of the old and the new workers, then the new ones.
+No command moves a single job, so the measurement itself gives the orders that the controller would give: the union of the old and
+the new workers, then the new ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .station import Station
 
 
 class MovingJob(MeasuredJob):
-    """Ours, with the orders of this measurement."""
+    """A job of this runtime, with orders given by the measurement."""
 
     name = "elasticctl"
 
@@ -37,7 +37,7 @@ class MovingJob(MeasuredJob):
         self._order(self._current)
 
     def _launch(self) -> int:
-        """Start one more worker; its number."""
+        """Start one more worker. Returns its number."""
         number = len(self._started)
         variables = self._station.variables("bench", number, MOST, "elastic", str(self.directory / "checkpoints"))
         command = module("train_elastic", self.load.model, str(self.directory / "record"), str(self.load.pace_s))
@@ -45,7 +45,7 @@ class MovingJob(MeasuredJob):
         return number
 
     def _order(self, numbers: list[int]) -> None:
-        """The first of them leads: it has been there longest, so it has the state."""
+        """Order a roster. The first member leads: it has been there longest, so it has the state."""
         self._generation += 1
         self._station.order("bench", self._generation, numbers, leader=numbers[0])
 

@@ -1,8 +1,8 @@
-"""How long training stands still when the number of workers changes: ours, torchrun's restart, stop and resume.
+"""Pause in training when the number of workers changes: this runtime, torchrun's restart, stop and resume.
 
-A pause is the longest time between two applied steps from the moment of asking until the new workers train steadily, less the
-median step before or after, whichever is longer. So it counts everything: what processes that start take from those
-that train, the switch, the first steps after it. On a machine with fewer cores than workers the former is most of it.
+A pause is the longest time between two applied steps from the request until the new workers train steadily, less the median step
+before or after, whichever is longer. So it includes processor time that starting processes take from training ones, the switch,
+and the first steps after it. On a machine with fewer cores than workers the first of these dominates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .record import applied_times, gaps
 
 GROUP = "pauses"
 MOVE = "move"
-CYCLE = (2, 4, 2)  # from 1; then back to 1 for the next, which is not looked at
+CYCLE = (2, 4, 2)  # numbers of workers, starting from 1; the return to 1 for the next cycle is not measured
 EXTRA_MS = 30.0
 TIMES_SHORTER = 50.0
 RIVALS: tuple[type[MeasuredJob], ...] = (TorchrunJob, StopResumeJob, ForkedJob)
@@ -31,14 +31,14 @@ MOVED: tuple[type[MeasuredJob], ...] = (MovingJob, *RIVALS)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of one load. Ours is quick, so there is more of it."""
+    """Extent of the measurement of one load. This runtime is faster, so it gets more rounds."""
 
     load: Load
     small: bool
     rounds: int
     our_cycles: int
     their_cycles: int
-    steps: int  # looked at before and after each change
+    steps: int  # examined before and after each change
     quiet_s: float
 
 
@@ -58,7 +58,7 @@ class Pause:
     gap_s: float  # longest time between two applied steps
     step_s: float  # median
     asked_s: float  # CLOCK_MONOTONIC
-    took_s: float  # from asking until the new workers train
+    took_s: float  # from the request until the new workers train
     gap_end_s: float  # CLOCK_MONOTONIC
 
     @property
@@ -72,7 +72,7 @@ class Pause:
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """All loads, all changes, all regimes; the regimes take turns."""
+    """Measure all loads, all changes, all runtimes; the runtimes alternate."""
     found: list[Measurement] = []
     for plan in QUICK if quick else FULL:
         pauses: dict[str, list[Pause]] = {job.name: [] for job in RESIZED}
@@ -93,7 +93,7 @@ def _cycles(regime: type[MeasuredJob], plan: Plan) -> int:
 
 
 def _changes(family: Family, regime: type[MeasuredJob], plan: Plan) -> list[Pause]:
-    """1 -> 2 -> 4 -> 2, several times."""
+    """Change 1 -> 2 -> 4 -> 2, several times."""
     found = []
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as directory:
         job = regime(family, Path(directory), plan.load)
@@ -114,7 +114,7 @@ def _changes(family: Family, regime: type[MeasuredJob], plan: Plan) -> list[Paus
 
 
 def _moves(family: Family, regime: type[MeasuredJob], plan: Plan) -> list[Pause]:
-    """One of two workers is replaced, several times."""
+    """Replace one of two workers, several times."""
     found = []
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as directory:
         job = regime(family, Path(directory), plan.load)
@@ -129,7 +129,7 @@ def _moves(family: Family, regime: type[MeasuredJob], plan: Plan) -> list[Pause]
 
 
 def one_change(job: MeasuredJob, steps: int, quiet_s: float, before: int, after: int | None) -> Pause:
-    """From `before` workers to `after` (None: one of them is replaced)."""
+    """Change from `before` workers to `after` (None: one of them is replaced)."""
     old = job.until_steady(before, steps)
     time.sleep(quiet_s)
     asked_s = time.monotonic()
@@ -157,7 +157,7 @@ def _show(plan: Plan, job: MeasuredJob, pause: Pause) -> None:
 
 
 def _rows(plan: Plan, change: str, pauses: dict[str, list[Pause]]) -> list[Measurement]:
-    """One row for the pause itself, one against torchrun, one against the quickest resume."""
+    """Return one row for the pause itself, one against torchrun, one against the fastest resume."""
     ours = pauses[OurJob.name]
     longest_ms = max(p.pause_s for p in ours) * 1e3
     middle_ms = median(p.pause_s for p in ours) * 1e3

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # not pyplot: this draws into a file, whatever display there is
+from matplotlib.figure import Figure  # not pyplot, since this draws into a file and needs no display
 
 from .jobs import Load, OurJob
 from .measurement import Measurement
@@ -23,7 +23,7 @@ RESIZES = 30
 MOST = 4
 STEPS = 20
 QUIET_S = 0.7
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "0.55"  # told apart by everyone (Okabe and Ito)
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "0.55"  # for colour-blind readers, too (Okabe and Ito)
 NOTES = (
     "![Time from one applied step to the next, and the number of workers, over thirty resizes](pauses.png)",
     "",
@@ -32,7 +32,7 @@ NOTES = (
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """Resize one job again and again, and draw its steps."""
+    """Resize one job repeatedly, and draw its steps."""
     load = Load("stack-0.1M", pace_s=0.01)
     targets = _targets(4 if quick else RESIZES)
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as directory:
@@ -61,7 +61,7 @@ def measure(family: Family, quick: bool) -> list[Measurement]:
 
 
 def _targets(count: int) -> list[int]:
-    """Any number of workers but the present one, by chance, the same in every run."""
+    """Return random numbers of workers, each different from the one before, and the same in every run."""
     rng = random.Random(7)
     found = [1]
     while len(found) <= count:

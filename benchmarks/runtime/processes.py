@@ -1,7 +1,7 @@
-"""The processes of a measurement, and whatever they start: ended together, whatever ends the measurement.
+"""Processes of a measurement and their descendants, all ended together, however the measurement ends.
 
-Cluster daemons detach themselves and torchrun's workers live in sessions of their own. Orphans below this process come back to
-it (PR_SET_CHILD_SUBREAPER), so its descendants are all there is to look for.
+Cluster daemons detach themselves, and torchrun's workers have their own sessions. Orphans below this process are reparented to it
+(PR_SET_CHILD_SUBREAPER), so all of them are its descendants.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class MeasurementFailed(Exception):
-    """Something did not get where it should have; the text says what, and how far it was."""
+    """A condition was not reached; the text says which, and how far it got."""
 
 
 class Family:
-    """A context: on leaving it, by whatever way, no descendant of this process is left."""
+    """A context manager: on exit, by any path, no descendant of this process is left."""
 
     def __enter__(self) -> Family:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -60,7 +60,7 @@ class Family:
         stdin: int | None = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process with one thread for each operation; what it says goes to `log`."""
+        """Start a process with one thread per operation, with its output in `log`."""
         environment = {**os.environ, **ONE_THREAD, **(variables or {})}
         with (log or Path(os.devnull)).open("ab") as said:
             return subprocess.Popen(
@@ -79,7 +79,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def end_tree(pid: int, itself: bool = True) -> None:
-    """SIGKILL to a process and all its descendants, and wait until they are gone."""
+    """Send SIGKILL to a process and all its descendants, and wait until they are gone."""
     deadline = time.monotonic() + GONE_WITHIN_S
     while time.monotonic() < deadline:
         try:
@@ -97,7 +97,7 @@ def end_tree(pid: int, itself: bool = True) -> None:
 
 
 def until(what: str, probe: Callable[[], T | None], timeout_s: float, interval_s: float = 0.05) -> T:
-    """Poll `probe` until it gives something. Raises MeasurementFailed."""
+    """Poll `probe` until it returns a value other than None. Raises MeasurementFailed at the timeout."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if (found := probe()) is not None:
@@ -107,12 +107,12 @@ def until(what: str, probe: Callable[[], T | None], timeout_s: float, interval_s
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Return a loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def module(name: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this package."""
+    """Return the command that runs a module of this package."""
     return [sys.executable, "-m", f"benchmarks.runtime.{name}", *arguments]

@@ -1,8 +1,8 @@
-"""Ranks of a measurement: processes that run one function of this package together, and hand back what rank 0 returns.
+"""Ranks of a measurement: processes that run one function of this package together, and return rank 0's result.
 
     python -m benchmarks.runtime.ranks MODULE:FUNCTION RANK SIZE RESULT SETTINGS
 
-Each has torch's own process group (for the rivals) and may join jobs through the measurement's `Station`.
+Each has torch's own process group (for the compared loops) and may join jobs through the measurement's `Station`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def place_in(variables: dict[str, str]) -> Iterator[None]:
 
 
 def share_with_rivals() -> None:
-    """Let this process join jobs though it has a process group, which is the rivals'."""
+    """Let this process join jobs although it has a process group, which the compared loops use."""
     importlib.import_module("elasticd.worker.run").__dict__["check_group"] = lambda: None
 
 
@@ -104,4 +104,4 @@ if __name__ == "__main__":
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # jobs are joined but not finished: nothing of theirs is to run at the end
+    os._exit(code)  # jobs are joined but not finished, so none of their exit handlers may run

@@ -1,6 +1,6 @@
-"""Which step was applied when: every worker of a measured job appends a line to one file.
+"""Times of applied steps: every worker of a measured job appends lines to one file.
 
-The times are of CLOCK_MONOTONIC, which all processes of a machine share, so that they compare with the time of a kill.
+Times are of CLOCK_MONOTONIC, which all processes of a machine share, so that they compare with the time of a kill.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Applied:
-    """A worker has applied a step."""
+    """One step applied by one worker."""
 
     at_s: float
     step: int
     pid: int
     rank: int
     world: int
-    formation: str  # changes when the same workers form anew
+    formation: str  # changes when the same workers form a new group
 
 
 class Recorder:
-    """A worker's end of the file. One `write` per line, to a file opened for appending: lines do not mix."""
+    """Writer of the file. One `write` per line to a file opened for appending, so that lines do not mix."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.pid = os.getpid()
 
     def applied(self, step: int, rank: int, world: int, formation: str = "-") -> None:
-        """`step` has just been applied."""
+        """Record that `step` has just been applied."""
         os.write(self._file, f"{time.monotonic():.6f} {step} {self.pid} {rank} {world} {formation}\n".encode())
 
 
 class Record:
-    """The measurement's end: reads what has come since the last time."""
+    """Reader of the file, which continues where it stopped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class Record:
         self.lines: list[Applied] = []
 
     def read(self) -> list[Applied]:
-        """All lines so far, in the order of their times."""
+        """Return all lines so far, in the order of their times."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -66,7 +66,7 @@ def _line(text: str) -> Applied:
 
 
 def applied_times(lines: Sequence[Applied]) -> list[float]:
-    """When each step had been applied by the last of its workers; a step that was done again counts again."""
+    """Return when each step had been applied by its last worker; a repeated step counts again."""
     latest: dict[tuple[str, int, int], float] = {}
     for line in lines:
         key = (line.formation, line.world, line.step)
@@ -75,5 +75,5 @@ def applied_times(lines: Sequence[Applied]) -> list[float]:
 
 
 def gaps(times: Sequence[float]) -> list[float]:
-    """Seconds between neighbours."""
+    """Return the seconds between neighbours."""
     return [after - before for before, after in pairwise(times)]

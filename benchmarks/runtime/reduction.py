@@ -1,4 +1,4 @@
-"""The canonical reduction alone, against a plain all-reduce of as many numbers (worker-runtime 3)."""
+"""The canonical reduction alone, against a plain all-reduce of the same size (worker-runtime 3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GOAL = Goal(1.3)
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """With 2 and 4 workers, one and several virtual workers each."""
+    """Measure 2 and 4 workers, with one and several virtual workers each."""
     found = []
     for workers, virtual_workers in ((2, 2), (4, 4), (2, 8)):
         job = {"name": "bench", "virtual_workers": virtual_workers, "determinism": "elastic"}
@@ -42,9 +42,7 @@ def measure(family: Family, quick: bool) -> list[Measurement]:
                 against=f"{plain}: {median(times[plain]) * 1e3:.0f} ms",
                 value=median(ours / its for ours, its in zip(times["canonical"], times[plain], strict=True)),
                 unit="of its time",
-                goal=GOAL
-                if workers <= (os.cpu_count() or 1)
-                else None,  # else it is the processor's time that is measured
+                goal=GOAL if workers <= (os.cpu_count() or 1) else None,  # otherwise the processors' time dominates
                 count=repetitions,
                 detail={"times_s": times},
             ).show()
@@ -55,7 +53,7 @@ def measure(family: Family, quick: bool) -> list[Measurement]:
 def rank(
     rank: int, size: int, repetitions: int, variables: dict[str, dict[str, str]], jobs: list[dict[str, Any]], **_: Any
 ) -> dict[str, list[float]]:
-    """One rank: the three reductions in turn."""
+    """Run one rank: the three reductions in turn."""
     environment = read_cluster(variables["bench"])
     assert environment is not None
     control = ClusterControl(environment)

@@ -1,6 +1,6 @@
-"""The results, as JSON and as a table in docs/reports/benchmarks.md.
+"""Results as JSON, and as tables in docs/reports/benchmarks.md.
 
-A run that measures some groups only keeps the others' rows: each group remembers when, and on what machine, it was measured.
+A run of some groups keeps the rows of the others: each group records when, and on which machine, it was measured.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ TITLES = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The groups that were measured before."""
+    """Read the groups measured before."""
     return dict(json.loads(path.read_text())["groups"]) if path.exists() else {}
 
 
 def write(path: Path, groups: Mapping[str, Any]) -> None:
-    """All groups, as they are now."""
+    """Write all groups."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"groups": groups}, indent=1))
 
 
 def group(machine: Mapping[str, str], rows: Sequence[Measurement], notes: Sequence[str]) -> dict[str, Any]:
-    """One group's entry."""
+    """Return one group's entry."""
     return {"machine": dict(machine), "rows": [row.document() for row in rows], "notes": list(notes)}
 
 

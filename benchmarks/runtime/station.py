@@ -1,6 +1,6 @@
-"""Stands in for agent and controller toward real workers, where a measurement has to say itself who trains with whom.
+"""Substitute for agent and controller toward real workers, for measurements that determine the rosters themselves.
 
-It takes the workers' statuses and gives orders, with the messages that the daemons use: the workers are wholly the product's.
+It receives the workers' statuses and gives orders, with the daemons' own messages: the workers are entirely the product's.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ POLL_MS = 20
 
 @dataclass
 class _Job:
-    """One job's newest order, and what its workers have said last."""
+    """A job's newest order, and its workers' last statuses."""
 
     order: Order | None = None
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
 
 
 class Station:
-    """A context: serves the workers of any number of jobs in a thread."""
+    """Serves the workers of any number of jobs in a thread; a context manager."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -64,7 +64,7 @@ class Station:
     def variables(
         self, job: str, number: int, virtual_workers: int, determinism: str, checkpoints: str
     ) -> dict[str, str]:
-        """What worker `number` of `job` is told by its environment."""
+        """Return the environment of worker `number` of `job`."""
         return {
             "ELASTICD_JOB": job,
             "ELASTICD_WORKER": _worker(job, number),
@@ -80,7 +80,7 @@ class Station:
         }
 
     def order(self, job: str, generation: int, numbers: Sequence[int], leader: int) -> None:
-        """Let these workers be the next generation, as soon as they are there. The leader must have spoken already, or be in
+        """Make these workers the next generation, as soon as they are there. The leader must have sent a status already, or be in
         the first generation."""
         members = tuple(
             Member(worker=_worker(job, number), gpu=GpuAddress(server=ServerId("station"), index=number))
@@ -123,7 +123,7 @@ class Station:
                     self._repeat(job)
 
     def _repeat(self, job: _Job) -> None:
-        """Give the newest order to every worker that has not got it, once it is known where its leader listens."""
+        """Send the newest order to every worker that lacks it, once the leader's address is known."""
         if job.order is None or (leader := job.statuses.get(job.order.roster.leader)) is None:
             return
         order = Order(job=job.order.job, roster=job.order.roster, leader_address=leader.address)

@@ -1,4 +1,4 @@
-"""Throughput while nothing changes, W = N: ours against stock DistributedDataParallel (worker-runtime 10)."""
+"""Throughput without changes, W = N: this runtime against stock DistributedDataParallel (worker-runtime 10)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .ranks import run_ranks
 GROUP = "throughput"
 MODES = ("none", "elastic")
 GOALS = {"none": Goal(0.997, at_least=True), "elastic": Goal(0.97, at_least=True)}
-SMALL = Goal(0.97, at_least=True)  # steps of a millisecond or two, in which what the runtime does itself shows
+SMALL = Goal(0.97, at_least=True)  # steps of a millisecond or two, in which the runtime's own work shows
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model, and how much of it."""
+    """One model, with the extent of its measurement."""
 
     model: str
     warm_up: int
@@ -38,7 +38,7 @@ QUICK = (Case("convolutions-0.1M", 2, 3, 2), Case("stack-0.1M", 5, 5, 20, comput
 
 
 def measure(family: Family, quick: bool) -> list[Measurement]:
-    """All cases with 1 and 2 workers."""
+    """Measure all cases with 1 and 2 workers."""
     found = []
     for case in QUICK if quick else FULL:
         for workers in (1, 2):
@@ -74,7 +74,7 @@ def rank(
     variables: dict[str, dict[str, str]],
     **_: Any,
 ) -> dict[str, Times]:
-    """One rank: the rivals' blocks in turn."""
-    # ours first: a loop refuses models that others change
+    """Run one rank: blocks of the loops in turn."""
+    # This runtime first: its loop refuses models that others have changed.
     own = [ours(name, model, place) for name, place in variables.items()]
     return in_turn([stock(model, rank, size), *own], warm_up, blocks, steps)

@@ -1,6 +1,6 @@
-"""The measured job under torchft: a lighthouse, and one replica group of one process for each worker.
+"""The measured job under torchft: a lighthouse, and one replica group of one process per worker.
 
-torchft is no dependency of ours: it is measured where it can be imported (`--torchft DIRECTORY`).
+torchft is not a dependency: it is measured where it can be imported (`--torchft DIRECTORY`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from .jobs import MeasuredJob
 from .processes import end_tree, free_port, module
 
-# By default the lighthouse believes in a replica for 5 s after its last heartbeat, and waits 60 s for others to join.
-# These are to its advantage.
+# By default the lighthouse counts a replica as alive for 5 s after its last heartbeat, and waits 60 s for others to join.
+# These values are in torchft's favour.
 LIGHTHOUSE = """
 import signal, sys
 from torchft.coordination import LighthouseServer
@@ -24,7 +24,7 @@ signal.pause()
 
 
 def installed() -> str | None:
-    """torchft's version, or None."""
+    """Return torchft's version; None if it is not installed."""
     if importlib.util.find_spec("torchft") is None:
         return None
     for distribution in ("torchft", "torchft-nightly"):
@@ -36,7 +36,7 @@ def installed() -> str | None:
 
 
 class TorchftJob(MeasuredJob):
-    """A replica that is killed is started again at once, as its launcher would."""
+    """torchft. A killed replica is restarted at once, as its launcher would do."""
 
     name = "torchft"
 

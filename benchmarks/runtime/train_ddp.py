@@ -1,10 +1,10 @@
-"""The measured job as one would write it without us: stock DistributedDataParallel, checkpoints, a loop that resumes from them.
+"""The measured job without this project: stock DistributedDataParallel, checkpoints, and a loop that resumes from them.
 
     python -m benchmarks.runtime.train_ddp WORKLOAD RECORD CHECKPOINT EVERY PACE_S [STOP]
 
-EVERY: steps from one checkpoint to the next; 0: one when asked to stop, which the file STOP asks for. torchrun starts it, or
-whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The global batch is that of our job: four micro-batches, divided
-among the workers.
+EVERY: steps from one checkpoint to the next; 0: one checkpoint when the file STOP requests a stop. Started by torchrun, or by any
+launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The global batch is that of the elastic job: four micro-batches,
+divided among the workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MICRO_BATCHES = 4
 
 
 def main(name: str, record: str, checkpoint: Path, every: int, pace_s: float, stop: Path | None) -> None:
-    """Until ended, or asked to stop."""
+    """Train until ended or requested to stop."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -73,7 +73,7 @@ def _save(checkpoint: Path, model: torch.nn.Module, optimizer: torch.optim.Optim
 
 
 def from_arguments(arguments: list[str]) -> None:
-    """`arguments` are those of the command line."""
+    """Run with the arguments of the command line."""
     name, record, checkpoint, every, pace_s, *stop = arguments
     main(name, record, Path(checkpoint), int(every), float(pace_s), Path(stop[0]) if stop else None)
 

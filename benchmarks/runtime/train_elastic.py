@@ -1,4 +1,5 @@
-"""The measured job, ours: `python -m benchmarks.runtime.train_elastic WORKLOAD RECORD [PACE_S]`, until it is ended."""
+"""The measured job with this runtime: `python -m benchmarks.runtime.train_elastic WORKLOAD RECORD [PACE_S]`, until it is
+ended."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ ENDLESS = 1_000_000
 
 
 def main(name: str, record: str, pace_s: float) -> None:
-    """pace_s: how long an accelerator would compute one micro-batch, beside what is computed here."""
+    """Train. pace_s: simulated compute time of an accelerator per micro-batch, in addition to the computation here."""
     run = elastic.join()
     workload = build(name)
     recorder = Recorder(record)

@@ -1,4 +1,4 @@
-"""As `train_elastic`; each worker also notes the peak of its memory in each step, beside the record."""
+"""`train_elastic` with each worker's peak memory per step, recorded beside the steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDLESS = 1_000_000
 
 
 def memory_of(record: Path, pid: int) -> list[int]:
-    """What a worker has noted, in bytes, step by step."""
+    """Return a worker's peaks (bytes), step by step."""
     return [int(line) for line in _beside(record, pid).read_text().split()]
 
 

@@ -1,6 +1,6 @@
 """The measured job under torchft, one replica: `python -m benchmarks.runtime.train_torchft WORKLOAD RECORD PACE_S REPLICAS NAME`
 
-TORCHFT_LIGHTHOUSE says where its lighthouse is, MASTER_ADDR and MASTER_PORT where this replica's own store listens.
+TORCHFT_LIGHTHOUSE is the address of its lighthouse; MASTER_ADDR and MASTER_PORT are those of this replica's own store.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .workloads import build, sgd
 
 
 def main(name: str, record: str, pace_s: float, replicas: int, replica: str) -> None:
-    """Until ended. A step counts when torchft has committed it."""
+    """Train until ended. A step counts when torchft has committed it."""
     torch.set_num_threads(1)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchft connects to it, and expects a launcher to have made it; it lives as long as this name.
+    # torchft connects to this store, which its launcher would create; it lives as long as this variable.
     store = torch.distributed.TCPStore(host, port, is_master=True, wait_for_workers=False)
     assert store.port == port
     workload = build(name)
@@ -52,7 +52,7 @@ def main(name: str, record: str, pace_s: float, replicas: int, replica: str) -> 
     x, y = workload.data
     share = MICRO_BATCHES * workload.batch_size // replicas
     while True:
-        optimizer.zero_grad()  # where torchft begins a step
+        optimizer.zero_grad()  # begins a step in torchft
         rows = torch.randint(len(x), (share,))
         if pace_s:
             time.sleep(pace_s * MICRO_BATCHES / replicas)

@@ -1,8 +1,8 @@
-"""Models and data of the measurements. Data are random and lie in memory: reading them costs next to nothing, and all the same.
+"""Models and data of the measurements. Data are random and in memory, so reading them takes almost no time in any loop.
 
-The *throughput* ones have few parameters for the work that they do, as models on an accelerator have: a transformer over
-hundreds of tokens, a convolutional network with normalization over images. The *stacks* are linear layers, whose state is large
-for the work that they do: what is moved when workers come and go.
+The *throughput* models have few parameters for their work, as models on an accelerator have: a transformer over hundreds of
+tokens, a convolutional network with normalization over images. The *stacks* are linear layers with a large state for their work:
+the state is what is transferred when workers come and go.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Workload:
 
 
 def build(name: str) -> Workload:
-    """The workload `name`, the same in every process."""
+    """Return the workload `name`, equal in every process."""
     torch.manual_seed(0)
     return WORKLOADS[name]()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of all measurements."""
+    """Return the optimizer of all measurements."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 

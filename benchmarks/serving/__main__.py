@@ -3,12 +3,12 @@
     python -m benchmarks.serving [--quick] [--minutes N] [--slots N] [--json FILE]
 
 A controller and two agents with CPU slots, and two elastic jobs. Serving needs GPUs as in a day of EasyScale's cluster
-(`benchmarks.serving.day`), which lasts some minutes here: they are lent to it one by one (`elasticctl lend`), and come back when
-they are not needed any more (`elasticctl reclaim`). What is measured:
+(`benchmarks.serving.day`), which lasts some minutes here: they are lent to it one by one (`elasticctl lend`), and are returned
+when they are no longer needed (`elasticctl reclaim`). Measured are:
 
-* from a request to nothing of ours being on its GPUs; from the end of loans to training on all GPUs that are not lent;
-* GPU-seconds that were lent, and that trained, of all that there are;
-* workers that did not end by themselves; and whether the models are those of undisturbed runs, bit for bit.
+* the time from a request until no process of a job is on its GPUs; from the end of loans until all GPUs that are not lent train;
+* the fractions of all GPU-seconds that were lent, and that trained;
+* workers that did not end by themselves; and whether the models equal those of undisturbed runs, bit for bit.
 
 Results go to out/bench-serving.json and into docs/reports/benchmarks.md (`--quick`: a minute, and nothing is written there).
 """
@@ -51,7 +51,7 @@ JOBS = 2
 VIRTUAL_WORKERS = 4
 PACE_S = 0.02
 LOOK_S = 0.02
-LOANS_S = 86_400.0  # nobody has to end them by the clock
+LOANS_S = 86_400.0  # so long that no loan expires
 ENDLESS = 1_000_000_000  # steps
 BEGIN = "<!-- bench-serving: written by `make bench-serving`, from here -->"
 END = "<!-- bench-serving: to here -->"
@@ -63,7 +63,7 @@ class Bench(SmallCluster):
     def __init__(self, family: Family, directory: Path, slots: int) -> None:
         super().__init__(family, directory, slots, policy="max-min")
         self.stop = directory / "stop"
-        self.loans: list[str] = []  # of one GPU each, the oldest first
+        self.loans: list[str] = []  # of one GPU each, oldest first
         self.jobs: list[str] = []
 
     def train(self) -> None:
@@ -87,11 +87,11 @@ class Bench(SmallCluster):
         return (sys.executable, str(TRAIN), str(self.directory / model), str(steps), str(pace_s), stop)
 
     def trained(self) -> int:
-        """GPUs that train now."""
+        """Return the number of GPUs that train now."""
         return sum(view.share_gpus for view in map(self.view, self.jobs))
 
     def lend(self, count: int) -> tuple[float, int]:
-        """Until so many GPUs are free (s), and how many of them a job had."""
+        """Lend GPUs. Returns the time until they are free (s), and how many of them a job had."""
         had = {
             GpuAddress(server=worker.server, index=worker.gpu)
             for view in map(self.view, self.jobs)
@@ -112,14 +112,14 @@ class Bench(SmallCluster):
         return True if all(cordon.drained_s is not None for cordon in cordons) else None
 
     def reclaim(self, count: int) -> None:
-        """The loans that were made last are over."""
+        """End the latest loans."""
         for _ in range(count):
             answer = self.client.ask(EndLoan(loan=self.loans.pop()))
             if not isinstance(answer, LoanEnded):
                 raise MeasurementFailed(f"a loan does not end: {answer}")
 
     def finish(self) -> list[JobView]:
-        """The jobs end after the step at hand, and save their models."""
+        """End the jobs after the present step, and save their models."""
         self.stop.touch()
         until("the jobs are over", self._over, WITHIN_S)
         self.stop.unlink()
@@ -129,10 +129,12 @@ class Bench(SmallCluster):
         return True if all(self.view(job).phase.final for job in self.jobs) else None
 
     def undisturbed(self, number: int, steps: int) -> bool:
-        """Does the same training alone, in one process, give the same model?"""
+        """Return whether the same training alone, in one process, gives the same model."""
         alone = self.directory / "alone"
         alone.mkdir(exist_ok=True)
-        command = self._command(f"alone/model{number}.pt", steps, 0.0)  # a file of torch's has its own name in it
+        command = self._command(
+            f"alone/model{number}.pt", steps, 0.0
+        )  # the same name, which torch writes into the file
         environ = {**os.environ, "ELASTIC_VIRTUAL_WORKERS": str(VIRTUAL_WORKERS)}
         with (self.directory / f"alone{number}.log").open("wb") as log:
             subprocess.run(command, env=environ, cwd=self.directory, stdout=log, stderr=log, check=True)
@@ -144,10 +146,10 @@ def _digest(path: Path) -> str:
 
 
 def live(bench: Bench, wanted: list[int], part_s: float) -> Day:
-    """One day: each of its parts lasts so long."""
+    """Play one day, with each of its parts `part_s` seconds long."""
     day = Day(bench.gpus, lent=[(0.0, 0)])
     began_s, zero_s = time.monotonic(), time.time()
-    filling_s: float | None = None  # since loans ended, as long as not all GPUs are in use again
+    filling_s: float | None = None  # time of the last end of loans, until all GPUs are in use again
     for part, gpus in enumerate(wanted):
         lent = len(bench.loans)
         if gpus != lent and filling_s is not None:

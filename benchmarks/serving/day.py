@@ -1,7 +1,7 @@
-"""A day of serving, and what becomes of its idle GPUs. Pure.
+"""A day of serving, and the use of its idle GPUs. Pure.
 
-EasyScale shows the load of its serving cluster as a curve without numbers (Fig. 1), and says that its GPUs differ by up to 2,000
-of 3,000 between idle and peak hours (2.1, 5.3). The curve here has that swing: least at five in the morning, a first peak before
+EasyScale shows the load of its serving cluster as a curve without numbers (Fig. 1), and states that idle and peak hours differ by
+up to 2,000 of 3,000 GPUs (2.1, 5.3). The curve here has that swing: the minimum at five in the morning, a first peak before
 noon, the highest at nine in the evening, and small bursts.
 """
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 HOURS = 24.0
-SWING = 2 / 3  # of all GPUs, between the idle and the peak hours
-GOAL_S = 2.0  # from a request to its GPUs being free
+SWING = 2 / 3  # fraction of all GPUs, between idle and peak hours
+GOAL_S = 2.0  # from a request until its GPUs are free
 
-Point = tuple[float, int]  # from then on (s), so many GPUs
+Point = tuple[float, int]  # start time (s), and the number of GPUs from then on
 
 
 def load(hour: float) -> float:
-    """Of the serving of a day, from 0 (least) to 1 (peak)."""
+    """Return the load of serving at an hour of the day, from 0 (least) to 1 (peak)."""
     first, second = _peak(hour, 11.0, 3.5), _peak(hour, 21.0, 3.0)
     return min(1.0, 0.75 * first + second)
 
@@ -33,7 +33,7 @@ def _peak(hour: float, at: float, width: float) -> float:
 
 
 def demand(gpus: int, parts: int, seed: int = 0, bursts: float = 0.15) -> list[int]:
-    """GPUs that serving needs in each of so many equal parts of a day; bursts add up to `bursts` of the swing."""
+    """Return the GPUs that serving needs in each of so many equal parts of a day, with bursts of up to `bursts` of the swing."""
     rng, most = random.Random(seed), gpus * SWING
     level = [load(HOURS * part / parts) + bursts * rng.random() * (rng.random() < 0.3) for part in range(parts)]
     return [min(math.floor(most), round(most * min(1.0, one))) for one in level]
@@ -41,45 +41,45 @@ def demand(gpus: int, parts: int, seed: int = 0, bursts: float = 0.15) -> list[i
 
 @dataclass
 class Day:
-    """What was measured. Times in seconds since the day began."""
+    """Measurements of a day. Times in seconds since the day began."""
 
     gpus: int
     length_s: float = 0.0
-    lent: list[Point] = field(default_factory=list)  # GPUs that were lent, and free for serving
-    trained: list[list[Point]] = field(default_factory=list)  # of each job: its share
-    free_s: list[float] = field(default_factory=list)  # from each request to all of its GPUs being free
-    taken: list[int] = field(default_factory=list)  # GPUs of each request that a job had to leave
-    filled_s: list[float] = field(default_factory=list)  # from each end of loans to training on all GPUs
-    unfilled: int = 0  # so often the next request came before
-    killed: int = 0  # workers that were lost, restarts, and jobs that did not finish
-    called_off: int = 0  # workers that were stopped while they started, as their GPUs were lent meanwhile
-    equal: bool = False  # are all models those of undisturbed runs, bit for bit?
+    lent: list[Point] = field(default_factory=list)  # GPUs lent, and free for serving
+    trained: list[list[Point]] = field(default_factory=list)  # share of each job
+    free_s: list[float] = field(default_factory=list)  # from each request until all of its GPUs are free
+    taken: list[int] = field(default_factory=list)  # GPUs of each request that jobs had to leave
+    filled_s: list[float] = field(default_factory=list)  # from each end of loans until all GPUs train
+    unfilled: int = 0  # times that the next request came before
+    killed: int = 0  # workers lost, restarts, and jobs that did not finish
+    called_off: int = 0  # workers stopped during their start, as their GPUs were lent meanwhile
+    equal: bool = False  # all models equal those of undisturbed runs, bit for bit
     steps: list[int] = field(default_factory=list)  # of each job
 
 
 def area(points: Sequence[Point], until_s: float) -> float:
-    """GPU-seconds up to then."""
+    """Return the GPU-seconds up to `until_s`."""
     ends = [*points, (until_s, 0)]
     return sum(gpus * max(0.0, min(end, until_s) - max(0.0, begin)) for (begin, gpus), (end, _) in pairwise(ends))
 
 
 @dataclass(frozen=True)
 class Use:
-    """Parts of all GPU-seconds of a day, and of those that serving left idle."""
+    """Fractions of all GPU-seconds of a day, and of those that serving left idle."""
 
     served: float
     with_training: float
     of_idle: float
-    idle_gpus: float  # that trained, on average
+    idle_gpus: float  # average number of idle GPUs used for training
 
     @property
     def gain(self) -> float:
-        """How much more of the cluster is used than without training, relative to that."""
+        """Relative increase of the cluster's use by training."""
         return self.with_training / self.served - 1.0 if self.served else math.inf
 
 
 def use(day: Day) -> Use:
-    """Of a whole day."""
+    """Return the use of a whole day."""
     every = day.gpus * day.length_s
     served = area(day.lent, day.length_s)
     trained = sum(area(share, day.length_s) for share in day.trained)
@@ -92,7 +92,7 @@ def use(day: Day) -> Use:
 
 
 def table(day: Day) -> str:
-    """Beside what EasyScale has published of one day in December 2021 (5.3)."""
+    """Return the table, with EasyScale's published figures of one day in December 2021 (5.3)."""
     found, shrunk = use(day), [took for took, of in zip(day.free_s, day.taken, strict=True) if of]
     of_jobs = sum(1 for of in day.taken if of)
     rows = [
@@ -116,7 +116,7 @@ def table(day: Day) -> str:
 
 
 def reached(day: Day) -> bool:
-    """Are the goals?"""
+    """Return whether the goals are reached."""
     return bool(day.free_s) and statistics.median(day.free_s) <= GOAL_S and not day.killed and day.equal
 
 

@@ -1,6 +1,6 @@
-"""A job that trains until a file is there, or for so many steps: train.py MODEL STEPS PACE STOP
+"""Job that trains until a file exists, or for so many steps: train.py MODEL STEPS PACE STOP
 
-PACE is how long a micro-batch lasts (s), of which there is one for each virtual worker; it changes no bit.
+PACE is the duration of a micro-batch (s), of which each virtual worker has one per step; it changes no bit.
 """
 
 import os
@@ -12,7 +12,7 @@ from torch import nn
 
 import elasticd as elastic
 
-EVERY = 10  # steps between two looks
+EVERY = 10  # steps between two checks for the file
 
 
 class Points(torch.utils.data.Dataset):

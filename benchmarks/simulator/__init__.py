@@ -1,1 +1,1 @@
-"""How fast simulations and decisions are: `make bench-simulator`."""
+"""Speed of simulations and of scheduling decisions: `make bench-simulator`."""

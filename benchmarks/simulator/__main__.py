@@ -1,10 +1,10 @@
-"""How fast simulations and decisions are. `make bench-simulator`
+"""Speed of simulations and of scheduling decisions. `make bench-simulator`
 
     python -m benchmarks.simulator [--quick] [--only traces|largest|growth|decisions|mixed] [--policy NAME]...
                                    [--data DIRECTORY] [--repeats N] [--json FILE]
 
-Each case runs in a process of its own on one core, several times; medians count. What needs published inputs is skipped
-with a reason where these are not at hand. With `--policy` the rows of other policies stay as they were. Results go to
+Each case runs several times, in its own process on one core; figures are medians. Cases that need published inputs are skipped
+with a reason where these are missing. With `--policy` the rows of other policies are kept. Results go to
 out/bench-simulator.json and into docs/reports/benchmarks.md (`--quick`: to out/bench-simulator-quick.json only).
 """
 
@@ -32,12 +32,12 @@ from .cases import CURVES, TRACE, Case
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST, CROWDED, CALM = "6214e9", "0e4a51", "ed69ec"  # virtual clusters of Philly
-LONGEST_S = 900.0  # a case that takes longer is given up
+LONGEST_S = 900.0  # time limit of a case
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the table. `limit`: the goal, of `measure` (a key of what a case prints)."""
+    """A row of the table. `limit`: the goal for `measure` (a key of a case's output)."""
 
     group: str
     what: str
@@ -111,13 +111,13 @@ def _entries(group: str, options: argparse.Namespace) -> Iterator[Entry]:
             case = Case(data=data, policy=policy, servers=256, gpus_per_server=8, packing=True, jobs=jobs, crowd=1_000)
             case = msgspec.structs.replace(case, mixed=group == "mixed")
             yield Entry(group, policy, case, "p99_decision_ms", 20.0)
-            if policy == "elastic" and group == "decisions":  # which reckons with several lengths of each job then
+            if policy == "elastic" and group == "decisions":  # which then considers several lengths of each job
                 mixture = msgspec.structs.replace(case, told=0.5)
                 yield Entry(group, f"{policy}, half tell their lengths", mixture, "p99_decision_ms", 20.0)
 
 
 def _measure(entry: Entry, repeats: int, data: Path) -> dict[str, Any]:
-    """The medians of several runs, and who else has done the same."""
+    """Return the medians of several runs, and other simulators' figures for the same input."""
     runs = [_run(entry.case) for _ in range(1 if entry.group == "largest" else repeats)]
     row: dict[str, Any] = {"group": entry.group, "what": entry.what, "measure": entry.measure, "limit": entry.limit}
     row["case"] = msgspec.to_builtins(entry.case)

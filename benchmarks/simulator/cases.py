@@ -1,8 +1,8 @@
-"""What is measured, each in a process of its own. `python -m benchmarks.simulator.cases '{...}'` measures one and prints JSON.
+"""Measured cases, each in its own process. `python -m benchmarks.simulator.cases '{...}'` measures one and prints JSON.
 
-A case is a simulation of a trace or of generated jobs, or a row of decisions: `crowd` jobs are present all the time, and
-whenever one of them ends the next one comes, so that each decision is about so many. Their times are those of the
-processor, since a single one is easily prolonged by whatever else a machine has to do.
+A case is a simulation of a trace or of generated jobs, or a series of decisions: `crowd` jobs are present all the time, and
+whenever one of them ends the next one arrives, so that each decision concerns so many. Their times are processor times, since
+other load on the machine easily prolongs a single one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROUND_S = 1.0  # between two decisions of a crowd
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One process' work. Either `vc` is given (a virtual cluster of the trace), or `jobs` that are generated."""
+    """Work of one process: either `vc`, a virtual cluster of the trace, or a number of generated `jobs`."""
 
     data: str
     policy: str
@@ -52,9 +52,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     vc: str | None = None
     jobs: int = 0
     load: float = 0.0
-    crowd: int = 0  # jobs that are present at every decision; 0: a simulation
-    mixed: bool = False  # three types of servers in racks, with switches and sockets; a third of the jobs ask for some
-    told: float = 1.0  # part of the jobs that tell how long they take
+    crowd: int = 0  # jobs present at every decision; 0: a simulation
+    mixed: bool = False  # three types of servers in racks, with switches and sockets; a third of the jobs request some
+    told: float = 1.0  # fraction of the jobs that state their length
     seed: int = 0
 
     @property
@@ -97,7 +97,7 @@ def _simulation(case: Case, load: Workload) -> dict[str, Any]:
 
 
 def _decisions(case: Case, load: Workload) -> dict[str, Any]:
-    """Every `ROUND_S` the first job that is over leaves, or the one that has run longest, and another one comes."""
+    """Decide every `ROUND_S`: the first job that is over leaves, or the one that has run longest, and another one arrives."""
     policy = load_policy({"policy": case.policy}, "benchmark")
     cluster = servers(case.servers, case.gpus_per_server)
     curves = load.curves
@@ -130,7 +130,7 @@ def _decisions(case: Case, load: Workload) -> dict[str, Any]:
 
 
 class _Types:
-    """Three types of GPUs, and who may use which: a job that has begun on one stays there."""
+    """Three types of GPUs, and the jobs that may use each: a job that has begun on one stays there."""
 
     SORTS = (GpuSort("A100", 40 << 30), GpuSort("V100", 16 << 30), GpuSort("T4", 15 << 30))
     ASKED = (

@@ -1,4 +1,4 @@
-"""What the public simulators of other groups took for the same input, measured on a machine like ours."""
+"""Run times of other groups' public simulators on the same input, measured on a similar machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "peer_results.json"
-NAMES = {  # our policy: the simulators that have it, and what they call it and the trace
+NAMES = {  # this project's policy: the simulators that have it, with their names of policy and trace
     "afs-l": (("PCS", "AFS", "trace_{vc}, 64 GPUs"),),
     "themis": (("PCS", "THEMIS", "trace_{vc}, 64 GPUs"),),
     "srtf": (("PCS", "SRTF", "trace_{vc}, 64 GPUs"),),
@@ -19,14 +19,14 @@ NAMES = {  # our policy: the simulators that have it, and what they call it and 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another simulator's run."""
+    """A run of another simulator."""
 
     name: str
     cpu_s: float
 
 
 def of(data: Path, policy: str, vc: str) -> list[Peer]:
-    """Those that simulated this policy on this virtual cluster; none if there is no such file."""
+    """Return the runs of this policy on this virtual cluster; none if there is no such file."""
     path = data / FILE
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""The results, as JSON and as tables in docs/reports/benchmarks.md. A run that measures some groups only keeps the others."""
+"""Results as JSON, and as tables in docs/reports/benchmarks.md. A run of some groups keeps the others."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ SHARED = [COLUMNS.index(name) for name in ("jobs", "decisions", "goal")]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The groups that were measured before."""
+    """Read the groups measured before."""
     return dict(json.loads(path.read_text())["groups"]) if path.exists() else {}
 
 
 def merged(before: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows that were measured again in their places, new ones at the end."""
+    """Replace rows that were measured again in their places, and append new ones."""
     again = {row["what"]: row for row in rows}
     kept = [again.pop(row["what"], row) for row in before]
     return [*kept, *again.values()]
 
 
 def write(path: Path, groups: Mapping[str, Any]) -> None:
-    """All groups, as they are now."""
+    """Write all groups."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"groups": groups}, indent=1))
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row for the terminal."""
+    """Return a row for the terminal."""
     return f"{row['group']}: " + "; ".join(
         f"{name} {cell}" for name, cell in zip(COLUMNS, _cells(row), strict=True) if cell
     )
@@ -73,7 +73,8 @@ def _table(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def written(title: str, rows: Sequence[Sequence[str]], about: str) -> str:
-    """As Markdown, without empty columns. Values that all of several rows share, such as the goal, stand above the table."""
+    """Format as Markdown, without empty columns. A value that all of several rows share, such as the goal, goes above the
+    table."""
     used = [place for place, _ in enumerate(COLUMNS) if any(cells[place] for cells in rows)]
     lines = [f"### {title}", ""]
     if shared := [

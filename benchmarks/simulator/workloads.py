@@ -1,4 +1,4 @@
-"""Jobs made up at a given load: real throughput curves, and most jobs are small, as in clusters (AFS Table 3).
+"""Jobs generated at a given load: real throughput curves, and mostly small jobs, as in clusters (AFS Table 3).
 
 Arrivals are a Poisson process. Durations with the requested GPUs are log-normal, with a median of ten minutes and a mean
 of half an hour. A job's length follows from its duration as in `simulator.assign`.
@@ -17,13 +17,13 @@ from elasticd.scheduler.profiles.curves import Curve
 from elasticd.scheduler.view import Curves
 from elasticd.simulator.workload import Workload
 
-REQUESTS = {1: 0.7, 2: 0.1, 4: 0.12, 8: 0.08}  # GPUs, and how many of all jobs request them
+REQUESTS = {1: 0.7, 2: 0.1, 4: 0.12, 8: 0.08}  # GPUs, and the fraction of jobs that request them
 MEDIAN_S, SIGMA = 600.0, 1.5
 MEAN_S = MEDIAN_S * math.exp(SIGMA**2 / 2)
 
 
 def generate(jobs: int, cluster_gpus: int, load: float, seed: int, curves: Sequence[Curve]) -> Workload:
-    """`load`: GPU-seconds that are requested in a second, over the cluster's GPUs. 0: all jobs come at once."""
+    """Generate jobs. load: requested GPU-seconds per second, over the cluster's GPUs. 0: all jobs arrive at once."""
     rng = random.Random(seed)
     requests = rng.choices(list(REQUESTS), list(REQUESTS.values()), k=jobs)
     width = max(max(len(curve.speedup) for curve in curves), max(REQUESTS) + 1)
@@ -32,7 +32,7 @@ def generate(jobs: int, cluster_gpus: int, load: float, seed: int, curves: Seque
     requested = np.array(requests, dtype=np.int64)
     duration_s = np.array([rng.lognormvariate(math.log(MEDIAN_S), SIGMA) for _ in range(jobs)])
     mean_gpus = sum(gpus * part for gpus, part in REQUESTS.items())
-    rate = load * cluster_gpus / (mean_gpus * MEAN_S)  # jobs in a second
+    rate = load * cluster_gpus / (mean_gpus * MEAN_S)  # arrivals per second
     gaps_s = [rng.expovariate(rate) if load else 0.0 for _ in range(jobs)]
     best = np.array([curve.best(cluster_gpus) for curve in curves], dtype=np.int64)
     return Workload(
