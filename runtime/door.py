@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The sender of each message is identified by what its connection has proved. On TCP that is the public key that ZAP admitted (the
+The sender of each message is identified by the proof of its connection. On TCP that is the public key that ZAP admitted (the
 frame's ``User-Id``). On a Unix socket it is the Unix user (the frame's ``Peer-Address``, from ``SO_PEERCRED``). This process sets
 both properties, never the peer. A peer could claim a ``User-Id`` where no ZAP runs, so TCP and Unix connections never share a
 socket.

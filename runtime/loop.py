@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 1.0  # so that a lost wake-up delays the loop for a second at most
 MAX_MESSAGES_PER_TURN = 128  # so that a busy peer starves neither the other peers nor the timers
-MAX_TAKEN_IN_PER_TURN = 5000  # of one socket whose messages are only queued: some 40 ms
+MAX_TAKEN_IN_PER_TURN = 5000  # of one socket with messages that are only queued: some 40 ms
 
 
 class Loop:

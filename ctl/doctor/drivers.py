@@ -71,7 +71,7 @@ def _library(place: Place) -> str | None:
 
 
 def _stood_in(place: Place) -> bool:
-    """Return whether the agent's GPUs are stand-ins, whose jobs compute on the CPU."""
+    """Return whether the agent's GPUs are stand-ins with jobs that compute on the CPU."""
     assert place.daemon is not None
     return bool(place.daemon.option("worker_device") == "cpu")
 

@@ -43,7 +43,7 @@ class Person(threading.Thread):
         try:
             while not self.stopping.wait(self.rng.uniform(*THINKS_S)):
                 self.rng.choices(acts, weights)[0]()
-        except Exception:  # outermost frame of a thread, whose errors would otherwise be lost
+        except Exception:  # outermost frame of a thread: its errors would otherwise be lost
             self.room.recording.fault(f"{self.name} gave up:\n{traceback.format_exc()}")
 
     def types(self, line: str) -> Answer:
