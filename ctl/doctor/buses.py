@@ -1,8 +1,8 @@
-"""Checks of the paths between GPUs: PCI bridges, from sysfs, and InfiniBand adapters.
+"""Checks of what lies between GPUs: the bridges of the PCI bus, as the kernel shows them (sysfs), and InfiniBand adapters.
 
-A bridge with Access Control Services (ACS) redirects writes from one GPU to another, or to a network adapter, through the root
-complex. There they are slow, or lost: NCCL hangs in its first operation (nccl #606, #2079; NCCL user guide, "PCI Access Control
-Services"). The register is the one that `lspci -vv` shows: PCI Express base specification 7.7.11 (extended capability 0x000d).
+A bridge with Access Control Services (ACS) sends what one GPU writes to another one, or to a network adapter, up to the root
+complex first. There it is slow, or lost: NCCL hangs in its first operation (nccl #606, #2079; NCCL user guide, "PCI Access
+Control Services"). The register is that of `lspci -vv`: PCI Express base specification 7.7.11 (extended capability 0x000d).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DISPLAY = "0x03"
 ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 NAMED = 4
 EXTENDED, ACS, MOST_CAPABILITIES = 0x100, 0x000D, 64
-CONTROL = 6  # offset of the control register in the capability
-SENDS_UP = {  # bits that redirect or block traffic between two devices below a bridge, with their names in `lspci`
+CONTROL = 6  # of the register, in the capability
+SENDS_UP = {  # bits that send, or refuse, what goes from one device below a bridge to another; as `lspci` calls them
     0x01: "SrcValid+",
     0x04: "ReqRedir+",
     0x08: "CmpltRedir+",
@@ -33,7 +33,7 @@ SENDS_UP = {  # bits that redirect or block traffic between two devices below a 
 
 
 def word(path: Path) -> str:
-    """Return the content of a kernel file; "" if it is unreadable."""
+    """What a file of the kernel says; "": nothing."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:
@@ -41,19 +41,19 @@ def word(path: Path) -> str:
 
 
 def gpus_on(root: Path) -> list[Path]:
-    """Return NVIDIA's GPUs among the PCI devices. root: /sys."""
+    """NVIDIA's GPUs among the PCI devices. root: /sys."""
     devices = sorted((root / "bus/pci/devices").glob("*"))
     return [each for each in devices if word(each / "vendor") == NVIDIA and word(each / "class").startswith(DISPLAY)]
 
 
 def adapters_on(root: Path) -> list[Path]:
-    """Return the InfiniBand and RoCE adapters. root: /sys."""
+    """InfiniBand and RoCE adapters. root: /sys."""
     return sorted((root / "class/infiniband").glob("*"))
 
 
 def access_control(config: bytes) -> int | None:
-    """Return the ACS control register from a device's configuration space; None if the device has no ACS, or the space is
-    truncated to 256 bytes, as in virtual machines without extended configuration."""
+    """The ACS control register of a device, from its configuration space; None: it has no ACS, or the space is cut short (256
+    bytes: a machine without extended configuration, as a virtual one)."""
     at = EXTENDED
     for _ in range(MOST_CAPABILITIES):
         if at + 4 > len(config):
@@ -62,13 +62,13 @@ def access_control(config: bytes) -> int | None:
         if header & 0xFFFF == ACS:
             return int(struct.unpack_from("<H", config, at + CONTROL)[0]) if at + CONTROL + 2 <= len(config) else None
         at = header >> 20
-        if at < EXTENDED:  # end of the list, or no list
+        if at < EXTENDED:  # the list is over, or there is none
             return None
     return None
 
 
 def _bridges_above(device: Path) -> list[str]:
-    """Return the addresses of the PCI bridges between the root and a device."""
+    """Addresses of the PCI bridges on the way to a device."""
     parts = [part for part in device.resolve().parts if ADDRESS.fullmatch(part)]
     return parts[:-1]
 

@@ -162,7 +162,7 @@ def _look(check: Check, place: Place) -> Finding:
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Return all checks, in the order in which they are shown."""
+    """In the order in which they are shown."""
     from . import buses, controllers, desk, drivers, files, limits, network, services
 
     return (

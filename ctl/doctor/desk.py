@@ -51,7 +51,7 @@ def packages(place: Place) -> Finding:
         return failure("elasticctl is not installed as a package", f"{sys.executable} -m pip install elasticctl")
     for line in needed:
         match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", line.replace(" ", ""))
-        if match is None:  # a conditional requirement, such as one with `; extra == "worker"`
+        if match is None:  # with a condition, such as `; extra == "worker"`
             continue
         try:
             there = importlib.metadata.version(match[1])

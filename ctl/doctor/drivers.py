@@ -22,10 +22,10 @@ from .network import owned
 from .places import Place
 
 CHECKS = Register(Subject.SERVER)
-DRIVER_WITHIN_S = 60.0  # with persistence mode off, the driver initialises each GPU at its first query
+DRIVER_WITHIN_S = 60.0  # with persistence mode off it initialises each GPU when it is asked first
 NAMED = 4
 
-INIT = {  # by NVML's initialisation error: its meaning, and the remedy
+INIT = {  # what it means that NVML does not start, by its error; and what mends it
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         "the driver's library libnvidia-ml.so.1 is not there",
         "install NVIDIA's driver (Debian: `apt install nvidia-driver`), or name the library: `nvml_library`",
@@ -71,7 +71,7 @@ def _library(place: Place) -> str | None:
 
 
 def _stood_in(place: Place) -> bool:
-    """Return whether the agent's GPUs are stand-ins with jobs that compute on the CPU."""
+    """Are the GPUs stand-ins, on which nothing computes?"""
     assert place.daemon is not None
     return bool(place.daemon.option("worker_device") == "cpu")
 
@@ -151,7 +151,7 @@ def nvml(place: Place) -> Finding:
     names: list[str] = []
     wrong: list[Finding] = []
     modes: list[tuple[int, Finding]] = []
-    silent: dict[tuple[str, str], list[int]] = {}  # GPUs that do not answer, grouped by reason
+    silent: dict[tuple[str, str], list[int]] = {}  # GPUs that do not answer, those with the same reason together
     notes: list[str] = []
     count = pynvml.nvmlDeviceGetCount()
     for index in range(count):
@@ -376,7 +376,7 @@ def runs_on(architectures: list[str], major: int, minor: int) -> bool:
 NO_LINK_LAYER = "65534"  # ARPHRD_NONE of the kernel: WireGuard, tun
 ABORTS_BADLY, ABORTS_AGAIN = (2, 28, 3), (2, 28, 9)  # versions of NCCL: the first to avoid, the first mended one
 
-HARMFUL = {  # variables and values with which NCCL or torch is slow or fails
+HARMFUL = {  # variables and values with which NCCL and torch are slow, or do not work
     ("NCCL_P2P_DISABLE", "1"): "GPUs do not talk to each other directly",
     ("NCCL_SHM_DISABLE", "1"): "processes of one server do not talk by shared memory",
     ("NCCL_NVLS_ENABLE", "1"): "NVSwitches add, so results depend on the number of GPUs",
@@ -400,7 +400,7 @@ def nccl_variables(place: Place) -> Finding:
         name: (str(value), place.daemon.file) for name, value in place.daemon.option("worker_environment", {}).items()
     }
     for name, value in _nccl_conf(Path("/etc/nccl.conf")):
-        if name not in REPEATABLE:  # the agent's own setting takes precedence over the file
+        if name not in REPEATABLE:  # what the agent sets goes before the file
             given.setdefault(name, (value, "/etc/nccl.conf"))
     wrong = []
     interfaces = set(psutil.net_if_addrs())
@@ -428,7 +428,7 @@ def nccl_variables(place: Place) -> Finding:
 
 
 def _tunnel(place: Place) -> str:
-    """Return the interface with the agent's `address` if it has no link layer, as tunnels have none; "" otherwise."""
+    """The interface that has the agent's `address`, if it has no link layer, as those of tunnels have none; else ""."""
     assert place.daemon is not None
     address = str(place.daemon.option("address", ""))
     name = next((name for name, each in owned(place) if str(each) == address), "")
@@ -437,7 +437,7 @@ def _tunnel(place: Place) -> str:
 
 
 def _interface(name: str, value: str, source: str, interfaces: set[str]) -> Iterator[Finding]:
-    """Check NCCL's list of interfaces: `^` excludes names, `=` matches exactly, else a prefix matches."""
+    """NCCL's lists: `^` all but these, `=` exactly these, else whatever begins so."""
     if value.startswith("^"):
         return
     for each in value.removeprefix("=").split(","):

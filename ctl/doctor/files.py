@@ -16,7 +16,7 @@ from .places import Place
 
 CHECKS = Register(Subject.SERVER)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-LONGEST_SCRATCH = 60  # bytes, since paths of sockets below it are limited to about 107
+LONGEST_SCRATCH = 60  # bytes: sockets are made below
 
 
 def account(uid: int) -> str:

@@ -36,17 +36,17 @@ STA_UNSYNC, TIME_ERROR = 0x40, 5
 TIME_DAEMONS = ("chronyd", "ntpd", "ntpsec", "systemd-timesyncd", "systemd-timesyn", "openntpd", "phc2sys", "ptp4l")
 NAMED = 5
 ASKED_WITHIN_S = 5.0
-LOCKED_BY_PROCESS = 64 << 20  # bytes: two staging buffers for a checkpoint's copies
+LOCKED_BY_PROCESS = 64 << 20  # two buffers, through which a checkpoint's copies go
 JOBS_LOOKED_AT = 5000
 
 
 def limit(place: Place, name: str) -> int | None:
-    """Return a soft limit of the daemon, which its jobs inherit; None for no limit. Raises LookupError if it does not run."""
+    """A soft limit of the daemon, which its jobs inherit; None: there is none. Raises LookupError if it does not run."""
     return _limits(place, name)[0]
 
 
 def _limits(place: Place, name: str) -> tuple[int | None, int | None]:
-    """Return the soft and the hard limit; a process may raise its soft limit up to the hard one."""
+    """The same, and the hard one: up to that a process may raise its own."""
     assert place.daemon is not None
     if place.daemon.pid is None:
         raise LookupError("the daemon does not run")
@@ -100,7 +100,7 @@ def processes(place: Place) -> Finding:
         count = limit(place, "Max processes")
         if (
             count is not None and place.daemon.owner != 0
-        ):  # the limit does not bind root, and counts each account's processes separately
+        ):  # it does not bind root, and jobs of others count by themselves
             bounds[count] = raise_it(place, "LimitNPROC", "65536")
         for path, most in _group_tasks(place):
             bounds[most] = f"{raise_it(place, 'TasksMax', '80%')} ({path})"
@@ -175,11 +175,8 @@ def locked_memory(place: Place) -> Finding:
 
 
 def _lockable(place: Place) -> tuple[int | None, str]:
-    """Return the bytes that a process of a job may lock (None: no limit), and the source of that limit.
-
-    The source is the running service, else systemd, which knows all drop-ins of its unit. The limits of `doctor`'s own process
-    say nothing about it. Raises LookupError if neither is known.
-    """
+    """How much a process of a job may lock (None: without limit), and where that is from: the running service, else systemd,
+    which knows all drop-ins of its unit. Whoever asks here has other limits. Raises LookupError."""
     assert place.daemon is not None
     if place.daemon.pid is not None:
         soft, hard = _limits(place, "Max locked memory")
@@ -322,7 +319,7 @@ def memory(place: Place) -> Finding:
 
 
 class _Timex(ctypes.Structure):
-    """struct timex of adjtimex(2), up to the last field that is read."""
+    """struct timex of adjtimex(2), as far as it is read."""
 
     _fields_ = [
         ("modes", ctypes.c_uint),

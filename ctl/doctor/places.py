@@ -115,14 +115,14 @@ class Place:
     machine: Machine
     python: str  # runs jobs: `--python`, else the agent's own, or at a desk the one in PATH
     home: Path = Path("/")  # of the user's configuration
-    directory: Path | None = None  # of a cluster that `up` has started on this machine
+    directory: Path | None = None  # of a cluster that `up` has started here
     address: str = ""  # of the controller, for people
     key: Path | None = None
     no_cluster: str = ""  # why no address is known
     mistaken: bool = False  # the reason is a mistake in a given name or file
     reach: Reach | None = None
     daemon: Daemon | None = None
-    daemons: tuple[Daemon, ...] = field(default=())  # all that are configured on this machine
+    daemons: tuple[Daemon, ...] = field(default=())  # all that are configured here
 
     @property
     def title(self) -> str:
@@ -310,7 +310,7 @@ def _pid(file: Path, kind: str, machine: Machine) -> int | None:
     for entry in sorted(name for name in os.listdir(machine.proc) if name.isdecimal()):
         try:
             line = (machine.proc / entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # the process has just ended
+        except OSError:  # it has just ended
             continue
         if any(line[at : at + 4] == wanted for at in range(1, len(line) - 3)):
             return int(entry)

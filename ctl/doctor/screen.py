@@ -14,7 +14,7 @@ from .places import Place
 WORDS = {Outcome.OK: "ok", Outcome.WARNING: "warning", Outcome.FAILURE: "FAILURE", Outcome.ABSENT: "-"}
 COLOURS = {Outcome.OK: "green", Outcome.WARNING: "yellow", Outcome.FAILURE: "red", Outcome.ABSENT: "dim"}
 OUTCOME_CELLS = 7
-LEAST_TEXT = 24  # columns for sentences, on narrow terminals too
+LEAST_TEXT = 24  # columns for sentences, however narrow the terminal is
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def lines_of(result: Result, names: int, width: int, colour: bool) -> Iterator[s
     """Yield a finding: its outcome, the check's name in `names` columns, the sentence, and below it the remedy."""
     found = result.finding
     indent = 2 + OUTCOME_CELLS + 2 + names + 2
-    if width - indent < LEAST_TEXT:  # narrow: sentences go below the check's name
+    if width - indent < LEAST_TEXT:  # narrow: the sentences stand below
         indent = 4
     room = max(LEAST_TEXT, width - indent)
     head = f"  {_paint(WORDS[found.outcome], OUTCOME_CELLS, found.outcome, colour)}  {result.check.name:<{names}}"
