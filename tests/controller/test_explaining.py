@@ -259,7 +259,7 @@ def test_why_a_job_waits_who_has_the_gpus_and_who_is_before_it() -> None:
     assert [(one.job, one.after_gpus) for one in found.holders] == [("runs-1", 2)]
     assert found.before == ("head-2",)
     assert found.policy == "fifo"
-    assert found.rule.startswith("A job gets the GPUs it requested")
+    assert found.rule.startswith("A job gets its requested GPUs")
 
 
 def test_a_gpu_that_the_policy_does_not_divide_has_its_reason() -> None:
