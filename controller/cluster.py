@@ -1,8 +1,8 @@
-"""All that the controller knows, and the one place where its effects gather.
+"""The controller's whole state, and the one place where the effects of an event gather.
 
-The rooms of the machine (`intake`, `reconcile`, `requests`) change this state and leave their effects here; the machine takes
-them out at the end of each event, records first. What is recorded of a job is found by comparing its record with the one last
-written, so that no caller can forget to record a change.
+The packages of the machine (`intake`, `reconcile`, `requests`) change this state and leave their effects here. The machine
+takes the effects out at the end of each event, records first. A job's record is compared with the record last written, and
+differences are stored, so that no caller can forget to record a change.
 """
 
 from __future__ import annotations
@@ -88,38 +88,38 @@ from .usage import Usage, first_kept
 if TYPE_CHECKING:
     from .reconcile.snapshot import Snapshot
 
-MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
+MORE_THAN_ANY_SESSION = 1 << 62  # a count of messages to an agent that no session reaches
 KEPT_EVENTS = 10_000
-KEPT_REMOVALS = 1000  # of servers whose agents ran when they were removed
-KEPT_DEMANDS = 1000  # of which it is known how many GPUs could be had
-ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as many the archive
-LOOK_AT_AGES_S = 600.0  # between two looks for jobs that are too old to be kept
-TRUSTED_AFTER_S = 3600.0  # a clock that was set, or that a controller begins with: nothing is too old by it before
-KEPT_PRINCIPALS = 1000  # of those who have tried what they may not
+KEPT_REMOVALS = 1000  # removed servers with agents that ran at the removal
+KEPT_DEMANDS = 1000  # demands with a cached largest share
+ARCHIVED_AT_ONCE = 64  # at most this many jobs leave the memory in one event, and as many leave the archive
+LOOK_AT_AGES_S = 600.0  # interval between searches for archived jobs beyond their retention
+TRUSTED_AFTER_S = 3600.0  # nothing expires until the clock has run this long since it was set or the controller started
+KEPT_PRINCIPALS = 1000  # principals with refused requests
 _NO_BARS: dict[int, Bar] = {}
-ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # of one principal: so many are told at once, then one in so long
+ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # audited refusals of one principal: a burst, then one per interval
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """How many jobs that are over are kept, and how long."""
+    """Retention of ended jobs and of usage: how many, and how long."""
 
-    recent: int = 1000  # in memory; those before them are in the archive
-    ended: int = 100_000  # in the archive
-    days: float = 365.0  # likewise, since they ended
-    usage_days: float = 1830.0  # of what users have had: months that are over for longer are not kept
+    recent: int = 1000  # ended jobs in memory; earlier ones are in the archive
+    ended: int = 100_000  # jobs in the archive
+    days: float = 365.0  # age of the oldest archived job, counted from its end
+    usage_days: float = 1830.0  # months that ended longer ago leave the record of users' usage
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What does not change while the controller runs."""
+    """Settings that do not change while the controller runs."""
 
     cluster: str
     incarnation: str  # new for each start
     version: str
     pid: int
     term: int = (
-        0  # of its reign, won in an election and recorded there; 0: the number of its start, as its own store counts
+        0  # term of this controller's reign, won and recorded in an election; 0: a private store counts the starts
     )
     server_lease_s: float = SERVER_LEASE_S
     max_restarts: int = DEATHS_IN_VAIN
@@ -127,15 +127,15 @@ class Settings:
     profiles: Profiles = field(default_factory=dict)
     keeping: Keeping = Keeping()
     open_jobs_per_user: int = 10_000
-    user_priority: int = PRIORITIES["high"]  # the greatest that a user may give a job
-    operator_priority: int = MAX_PRIORITY  # that an operator may
-    reserve_after_s: float = 600.0  # for so long a job waits without a reservation
-    whole_workers: int = stored.WHOLE  # of a job with more of them each worker has a record of its own
+    user_priority: int = PRIORITIES["high"]  # the highest priority that a user may give a job
+    operator_priority: int = MAX_PRIORITY  # the highest priority that an operator may give a job
+    reserve_after_s: float = 600.0  # a job that has waited this long gets a reservation
+    whole_workers: int = stored.WHOLE  # in a job with more workers than this, each worker has a record of its own
 
 
 @dataclass
 class PendingLog:
-    """A client waits for a piece of a log."""
+    """A client's request for a piece of a log, which the agent of `server` has yet to answer."""
 
     asked: ClientRequest
     server: ServerId
@@ -144,25 +144,25 @@ class PendingLog:
 
 @dataclass(frozen=True)
 class Undecided:
-    """A client has set a share, and waits for the decision that names its generation."""
+    """A client's request that set a share, and waits for the decision that names the job's generation."""
 
     asked: ClientRequest
     job: Job
-    after: int  # how many decisions had been made
+    after: int  # number of decisions made before the request
 
 
 @dataclass(frozen=True)
 class Decider:
-    """What decides now, and since when. `record`: set at run time; None: the configuration's."""
+    """The scheduler in use, and since when."""
 
     scheduler: Scheduler
     since_s: float
-    record: PolicyRecord | None = None
+    record: PolicyRecord | None = None  # the policy set at run time; None: the configuration's policy decides
 
 
 @dataclass
 class Attempts:
-    """What a principal has tried that it may not."""
+    """Refused requests of one principal, counted so that the audit log is not flooded."""
 
     told: Sparing = field(default_factory=lambda: Sparing(ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S))
     last: str = ""  # id of the last request
@@ -173,75 +173,75 @@ class Cluster:
 
     def __init__(self, settings: Settings, configured: Scheduler, rng: random.Random, now: float) -> None:
         self.settings = settings
-        self.id = ""  # recovered, or made anew: see `recovery`
-        self.leader = LeaderRecord(term=0)  # this controller, with the term of its reign: begun in `recovery`
-        self.configured = configured  # by the configuration
+        self.id = ""  # the cluster's id, recovered or drawn in `recovery`
+        self.leader = LeaderRecord(term=0)  # this controller with the term of its reign, which begins in `recovery`
+        self.configured = configured  # the scheduler that the configuration names
         self.decider = Decider(configured, now)
         self.rng = rng
         self._uid_key = rng.randbytes(32)
         self.started_s = now
-        self.jobs: dict[JobId, Job] = {}  # that are not over, and those that are over since lately
+        self.jobs: dict[JobId, Job] = {}  # unfinished jobs, and the most recently ended ones
         self.index = Index()
         self.rows = Rows(self.gpu_name)
         self.decided_s = -math.inf  # when the scheduler was last asked
-        self.decisions = 0  # how often it has been
-        self.last_seen: Snapshot | None = None  # what the last decision was about
-        # Of the last decisions, where shares are set by hand: which this was, and who loses GPUs by it.
+        self.decisions = 0  # how often the scheduler has been asked
+        self.last_seen: Snapshot | None = None  # the last decision's input
+        # For each of the last decisions with manual shares: its number, and the jobs that lose GPUs by it.
         self.pushes: deque[tuple[int, Callable[[], Iterator[ShareForecast]]]] = deque(maxlen=2)
         self.archive = Archive()
         self.snapshots = Snapshots()
         self.usage = Usage()
         self.tallies = Tallies()
         self.sessions: dict[ServerId, Session] = {}
-        self.known_gpus = 0  # of all servers known, absent ones included
-        self._most_gpus: dict[Demand, int] = {}  # as long as the servers that are known stay the same
+        self.known_gpus = 0  # GPUs of all known servers, absent ones included
+        self._most_gpus: dict[Demand, int] = {}  # largest share by demand; emptied when the known servers change
         self.guests: dict[ServerId, Guest] = {}
-        self.adopted: dict[ServerId, str] = {}  # to be taken over: the identity of the agent
-        self.removed: dict[ServerId, RemovalRecord] = {}  # by operators, while their agents ran; the oldest first
-        self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # agents that the operator was told of
-        self.store_is_old = False  # the operator was told so
-        # What each server kept when it first said hello to this controller: that alone may be ahead of the store (`forgery`).
-        self.met: dict[ServerId, dict[WorkerId, str]] = {}  # with the uids of their jobs
+        self.adopted: dict[ServerId, str] = {}  # servers to be taken over, with the identities of their agents
+        self.removed: dict[ServerId, RemovalRecord] = {}  # removed by operators while their agents ran, oldest first
+        self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # refused agents reported to the operator
+        self.store_is_old = False  # a store behind its agents was reported to the operator
+        # The workers of each server at its first hello to this controller: only these may be ahead of the store (`forgery`).
+        self.met: dict[ServerId, dict[WorkerId, str]] = {}  # with the uids of the workers' jobs
         self.forged: dict[ServerId, Forgeries] = {}
-        self.attempts: OrderedDict[str, Attempts] = OrderedDict()  # of principals, at what they may not
-        self.health: dict[ServerId, Health] = {}  # of servers where a start has failed
-        self.gpu_health: dict[GpuAddress, Health] = {}  # of GPUs where scripts fail at their start
-        self.overruled: dict[ServerId, OverruleRecord] = {}  # by operators
+        self.attempts: OrderedDict[str, Attempts] = OrderedDict()  # by principal
+        self.health: dict[ServerId, Health] = {}  # of servers on which a worker failed to start
+        self.gpu_health: dict[GpuAddress, Health] = {}  # of GPUs on which scripts fail at their start
+        self.overruled: dict[ServerId, OverruleRecord] = {}  # operators' decisions about troubles and cordons
         self.barred: dict[
             ServerId, dict[int, Bar]
-        ] = {}  # GPUs that take no new work, of servers that have such (`bars`)
-        self.cramped: tuple[Job, ...] = ()  # jobs whose `room` the last decision has found
-        self.cornered: dict[JobId, str] = {}  # jobs that the last decision has left where they are to leave, and why
-        self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, whose agents say why
+        ] = {}  # GPUs that take no new work; servers without such GPUs are absent (`bars`)
+        self.cramped: tuple[Job, ...] = ()  # jobs of which the last decision found the `room`
+        self.cornered: dict[JobId, str] = {}  # jobs that the last decision left on GPUs that they should leave, and why
+        self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, and the reasons that their agents give
         self.told_troubles: dict[ServerId, Sparing] = {}
-        self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
-        # Servers that have a lease, or that are awaited; the one that has been silent for longest is first.
+        self.awaited: set[ServerId] = set()  # servers in the store that have sent no hello since the start
+        # Servers with a lease, and awaited servers; the longest silent server is first.
         self.leases: OrderedDict[ServerId, None] = OrderedDict()
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
-        # By name (`ClientRequest.name`): answers to requests that changed something, and who waits for one.
+        # By name (`ClientRequest.name`): answers to requests that changed something, and requests that wait for one.
         self.answers = RememberedAnswers()
         self.pending_logs: dict[str, PendingLog] = {}
-        self.newcomers: dict[str, tuple[ClientRequest, JobSpec]] = {}  # with deadlines: decided about together
+        self.newcomers: dict[str, tuple[ClientRequest, JobSpec]] = {}  # submissions with deadlines, admitted together
         self.undecided: dict[str, Undecided] = {}  # empty unless there are very many jobs
         self.history = History()
-        self.ended = NOTHING_ENDED  # what jobs that are over tell of lengths
+        self.ended = NOTHING_ENDED  # statistics of the lengths of ended jobs
         self.first_job = 1  # see ClusterRecord
         self.next_job = 1
         self.next_event = 1
         self.schedule_due = False
-        self.quiet_until_s = -math.inf  # nobody gets GPUs before then, since the cluster is being stopped (Unix time)
-        self.gpu_freed = False  # jobs may wait for it
+        self.quiet_until_s = -math.inf  # the cluster is being stopped: no job gets GPUs before then (Unix time)
+        self.gpu_freed = False  # since the last look at jobs that wait for a GPU
         self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
-        self.reserved: JobId | None = None  # for whom GPUs are held
-        self.reservations_s = -math.inf  # when those by time were last looked at
-        self.policy_trouble = ""  # what the policy raised when it was asked last
-        self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
+        self.reserved: JobId | None = None  # the job for which GPUs are held
+        self.reservations_s = -math.inf  # when reservations by time were last examined
+        self.policy_trouble = ""  # the exception of the policy's last call; empty: the call succeeded
+        self.policy_failures: set[str] = set()  # reported failures of the policy, one for each line that raises
         self.schedules: Schedules = NO_SCHEDULES  # the plan with which all promises held at the last decision
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
-        self.dirty: dict[JobId, None] = {}  # jobs to look at, in the order in which they were marked
-        # Jobs that are over, without workers; first who was so first.
+        self.dirty: dict[JobId, None] = {}  # jobs to reconcile, in the order in which they were marked
+        # Ended jobs without workers, in the order in which they became so.
         self._over: OrderedDict[JobId, None] = OrderedDict()
-        self.timers: Deadlines[JobId] = Deadlines()  # of the jobs that something happens to by itself: when first
+        self.timers: Deadlines[JobId] = Deadlines()  # the earliest timer of each job that has one
         self._look_at_ages_s = now
         self._clock_set_s = now
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
@@ -249,7 +249,7 @@ class Cluster:
         self._effects = Effects()
 
     def aside(self, jobs: Iterable[Job]) -> Cluster:
-        """A copy to suppose something about, with these jobs that are not over: a decision about it changes nothing here."""
+        """Return a copy with these unfinished jobs for a trial decision, which changes nothing in the original."""
         found = copy.copy(self)
         found.rng = copy.copy(self.rng)
         for name in ("sessions", "health", "gpu_health", "overruled", "barred", "offers_nothing"):
@@ -268,11 +268,11 @@ class Cluster:
 
     @property
     def policy(self) -> Policy:
-        """The policy that decides now."""
+        """The policy in use."""
         return self.decider.scheduler.policy
 
     def add_job(self, job: Job, written: tuple[Submission, stored.Written | None] | None = None) -> None:
-        """`written`: what the store holds of it already."""
+        """Add a job. `written`: the job's submission and record as the store holds them already."""
         self.jobs[job.id] = job
         job.on_change = self._job_changed
         self.index.changed(job)
@@ -295,45 +295,45 @@ class Cluster:
         self.rows.changed(job)
 
     def mark_dirty(self, job: Job) -> None:
-        """`job` has changed: record it, and look whether it needs something."""
+        """Note that `job` has changed: its record is stored, and the next reconciliation examines it."""
         self.dirty[job.id] = None
         self._touched[job.id] = None
         self.rows.changed(job)
 
     def touch(self, job: Job) -> None:
-        """The record of `job` may have changed, but nothing that calls for a decision."""
+        """Note that the record of `job` may have changed in a way that needs no decision."""
         self._touched[job.id] = None
 
     def moved(self, job: Job) -> None:
-        """`job` has come further; its record may have changed."""
+        """Note that `job` has progressed; its record may have changed."""
         self._touched[job.id] = None
         self.rows.moved(job)
 
     def mark_all_dirty(self) -> None:
-        """The controller knows enough to decide again: look at every job. None of them has changed by that."""
+        """Have every unfinished job reconciled, as the controller knows enough to decide again. No record changes by that."""
         self.schedule_due = True
         self.dirty.update(dict.fromkeys(self.index.live))
 
     def mark_waiting_dirty(self) -> None:
-        """A GPU may have become free: look at the jobs that wait for one, once in this turn."""
+        """Note that a GPU may have become free: waiting jobs are reconciled once in this turn."""
         self.gpu_freed = True
 
     def heard_of(self, now: float, session: Session) -> None:
-        """The lease of a server begins anew."""
+        """Renew the lease of the session's server at `now`."""
         session.last_heard_s = now
         name = session.server.server
         self.leases[name] = None
         self.leases.move_to_end(name)
 
     def estimate(self, now: float, job: Job, fewest: Ints) -> Estimated:
-        """What is known of the throughput of `job`; `fewest` servers by share."""
+        """Return the best estimate of the throughput of `job`. `fewest`: by share, the fewest servers that hold it."""
         earlier = self.history.find(job.kind, now)
         profile = self.settings.profiles.get(job.spec.model.casefold(), {})
         job.estimated = estimated(job.estimated, job.spec, job.record.measured, earlier, profile, fewest)
         return job.estimated
 
     def reserve(self, job: Job | None) -> None:
-        """GPUs are held for this job alone from now on; None: for no job."""
+        """Hold GPUs for this job alone from now on. None: release the reservation."""
         name = job.id if job is not None else None
         if name == self.reserved:
             return
@@ -353,17 +353,17 @@ class Cluster:
         return dirty
 
     def clock_goes_since(self, since_s: float) -> None:
-        """An earlier controller's clock has gone on without a leap since then, as far as is recorded."""
+        """Count the clock as trusted since `since_s`: an earlier controller recorded no leap after that time."""
         self._clock_set_s = min(self._clock_set_s, since_s)
 
     def clock_was_set(self, now: float, by_s: float) -> None:
-        """The controller's clock was set to `now`, forward by so much (back: less than 0)."""
+        """Take in that the controller's clock was set to `now`, forward by `by_s` seconds (negative: back)."""
         self._clock_set_s = now
         self._look_at_ages_s = min(self._look_at_ages_s, now)
         accounting.clock_was_set(self.usage.holding, by_s)
 
     def put_session(self, session: Session) -> None:
-        """A server is known, or is known anew."""
+        """Add the session of a new server, or replace the session of a known one."""
         name = session.server.server
         before = self.sessions.get(name)
         self.sessions[name] = session
@@ -372,11 +372,11 @@ class Cluster:
         self.known_gpus += len(session.server.gpus) - (len(before.server.gpus) if before is not None else 0)
 
     def stocks(self) -> list[Stock]:
-        """What each server that is known has, absent ones included."""
+        """Return the stock of each known server, absent servers included."""
         return [session.whole.stock for _, session in sorted(self.sessions.items())]
 
     def most_gpus(self, demand: Demand) -> int:
-        """The largest share that such a job could have, alone on all servers that are known."""
+        """Return the largest share that a job with this demand could have, alone on all known servers."""
         if demand not in self._most_gpus:
             if len(self._most_gpus) >= KEPT_DEMANDS:
                 self._most_gpus.clear()
@@ -385,31 +385,31 @@ class Cluster:
 
     @property
     def present_gpus(self) -> int:
-        """Of all servers that are there."""
+        """Number of GPUs of all servers with a live session."""
         return sum([len(session.server.gpus) for session in self.sessions.values() if session.alive])
 
     def gpu_name(self, gpu: GpuAddress) -> str:
-        """What `gpu` is called; empty: it is not known."""
+        """Return the product name of `gpu`, or "" if it is not known."""
         session = self.sessions.get(gpu.server)
         told = session.server.gpus if session is not None else ()
         return next((each.name for each in told if each.index == gpu.index), "")
 
     def fit(self, server: ServerId) -> bool:
-        """May workers be started on `server`? Not for a while after that has failed."""
+        """Return whether workers may be started on `server`: not for a while after a failed start."""
         health = self.health.get(server)
         return health is None or health.until_s is None
 
     def bar(self, gpu: GpuAddress) -> Bar | None:
-        """Why `gpu` takes no new work; None: nothing speaks against it but, perhaps, its server (`fit`)."""
+        """Return why `gpu` takes no new work. None: the GPU does, unless its server is unfit (`fit`)."""
         return self.barred.get(gpu.server, _NO_BARS).get(gpu.index)
 
     def usable(self, gpu: GpuAddress) -> bool:
-        """May a worker be started on `gpu`, as far as it and its server go?"""
+        """Return whether the state of `gpu` and of its server allows a worker to start there."""
         session = self.sessions.get(gpu.server)
         return session is not None and session.alive and self.fit(gpu.server) and self.bar(gpu) is None
 
     def weigh(self, server: ServerId) -> tuple[dict[int, Bar], dict[int, Bar]]:
-        """Look anew which GPUs of `server` take no new work. Returns what was so before, and what is so now."""
+        """Find again which GPUs of `server` take no new work. Returns the bars by GPU index before and after."""
         before, session = self.barred.pop(server, {}), self.sessions.get(server)
         self.offers_nothing.pop(server, None)
         if session is None:
@@ -427,12 +427,12 @@ class Cluster:
         return before, found
 
     def trusted(self, gpu: GpuAddress) -> tuple[str, ...]:
-        """The codes of the troubles of `gpu` and its server that an operator has overruled."""
+        """Return the codes of the troubles of `gpu` and its server that an operator has overruled."""
         session, overruled = self.sessions.get(gpu.server), self.overruled.get(gpu.server)
         return trusted_codes(session.troubles, overruled, gpu.index) if session is not None and overruled else ()
 
     def gpu_free(self, gpu: GpuAddress) -> bool:
-        """Is it certain that no process is on `gpu`, and is it usable?"""
+        """Return whether `gpu` is usable and certainly has no process."""
         if not self.usable(gpu):
             return False
         session = self.sessions[gpu.server]
@@ -443,7 +443,7 @@ class Cluster:
         return self.index.on_gpu(gpu) is None
 
     def left_at_once(self) -> frozenset[GpuAddress]:
-        """The GPUs that somebody waits for, to whom they are lent, or who drains them by preempting."""
+        """Return the GPUs that jobs vacate at once, by preemption if need be, for a borrower or an operator's drain."""
         return frozenset(
             GpuAddress(server=server, index=index)
             for server, found in self.barred.items()
@@ -453,21 +453,23 @@ class Cluster:
 
     @property
     def decision_due_s(self) -> float:
-        """When the scheduler may be asked again (Unix time): with many jobs not at once, as that takes a while; not while the
-        cluster is being stopped."""
+        """Earliest time of the next decision (Unix time).
+
+        With many jobs decisions take long, and are spaced out; while the cluster is being stopped, none is made.
+        """
         pause_s = len(self.index.live) * DECISION_INTERVAL_PER_JOB_S if self.many_jobs else 0.0
         return max(self.decided_s + pause_s, self.quiet_until_s)
 
     @property
     def many_jobs(self) -> bool:
-        """So many that a decision takes a while."""
+        """Whether there are so many unfinished jobs that a decision takes long."""
         return len(self.index.live) > JOBS_DECIDED_AT_ONCE
 
     def may_decide(self, now: float) -> bool:
         return now >= self.decision_due_s or now < self.decided_s
 
     def is_parted(self, job: JobId) -> bool:
-        """Does the store hold the state of `job` in parts (`jobs.stored`)?"""
+        """Return whether the store holds the state of `job` in parts (`jobs.stored`)."""
         return job in self._written and self._written[job].parted
 
     # -- effects
@@ -481,12 +483,15 @@ class Cluster:
 
     @property
     def elected(self) -> bool:
-        """Are there several controllers, one of which reigns? Else this one has a store of its own."""
+        """Whether this controller is one of several and was elected; otherwise it has a store of its own."""
         return self.settings.term > 0
 
     def begin_reign(self, recorded: LeaderRecord) -> None:
-        """`recorded`: the last reign that the store knows of. An election has recorded its own; with a store of one's own a
-        start begins the next one."""
+        """Begin this controller's reign. `recorded`: the last reign in the store.
+
+        An election has recorded this reign already; with a private store each start begins the next term. Raises
+        OperatorError if the store names another term than the one that the election gave.
+        """
         self.leader = recorded
         if not self.elected:
             self.reign_beyond(recorded.term)
@@ -494,29 +499,29 @@ class Cluster:
             raise OperatorError(f"the store says that term {recorded.term} reigns, and this is {self.settings.term}")
 
     def reign_beyond(self, term: int) -> None:
-        """From now on under a higher term than this one: it is recorded before anything more is sent."""
+        """Reign with a term higher than `term`, which is recorded before anything more is sent."""
         self.leader = replace(self.leader, term=term + 1)
         self._effects.put(LEADER_KEY, self.leader)
 
     def stand_down(self, term: int, told_by: ServerId) -> None:
-        """An agent of that server has heard of a higher term than the one that this controller was elected for."""
+        """End this reign, as the agent of server `told_by` knows `term`, which is higher than this controller's."""
         self._effects.act(StandDown(term, told_by))
 
     def replace_record(self, key: str) -> None:
-        """What an earlier version has recorded there stands elsewhere now."""
+        """Delete the record at `key`, written by an earlier version, as its content stands under another key now."""
         self._effects.delete(key)
 
     def new_uid(self, job: JobId) -> str:
-        """Of a job that is being submitted: a secret of the servers that run its workers, which nobody can tell from others."""
+        """Return the uid of a new job: a secret known only to servers that run its workers, and not derivable from others."""
         return hashlib.blake2b(job.encode(), key=self._uid_key, digest_size=8).hexdigest()
 
     def skip_jobs(self, first: int) -> None:
-        """Never use a number below `first` for a new job."""
+        """Give no new job a number below `first`."""
         self.first_job = self.next_job = max(first, self.next_job)
         self.record_itself()
 
     def record_adoption(self, server: ServerId, agent: str | None) -> None:
-        """`server` is to be taken over; None: it has been, or there is nothing left to take over."""
+        """Record that `server` with this agent is to be taken over. None: the takeover is complete or void."""
         if agent is not None:
             self.adopted[server] = agent
             self._effects.put(ADOPTED + server, AdoptionRecord(agent=agent))
@@ -524,7 +529,7 @@ class Cluster:
             self._effects.delete(ADOPTED + server)
 
     def record_overruled(self, server: ServerId, record: OverruleRecord) -> None:
-        """What operators have decided about `server` from now on."""
+        """Record the operators' decisions about `server`, in place of earlier ones."""
         if record != NOTHING_OVERRULED:
             self.overruled[server] = record
             self._effects.put(OVERRULED + server, record)
@@ -532,7 +537,7 @@ class Cluster:
             self._effects.delete(OVERRULED + server)
 
     def record_removal(self, server: ServerId, record: RemovalRecord | None) -> None:
-        """The agent that runs on `server` is not taken in any more; None: another one is, or may be."""
+        """Record that the agent that runs on `server` is not admitted any more. None: an agent of that name may be."""
         if record is None:
             if self.removed.pop(server, None) is not None:
                 self._effects.delete(REMOVED + server)
@@ -544,7 +549,7 @@ class Cluster:
             self.record_removal(next(iter(self.removed)), None)
 
     def record_policy(self, record: PolicyRecord | None) -> None:
-        """None: what was set at run time is over."""
+        """Record the policy set at run time. None: the configuration's policy decides again."""
         if record is not None:
             self._effects.put(POLICY_KEY, record)
         else:
@@ -555,7 +560,7 @@ class Cluster:
         self._effects.put(server_key(session.server.server), record)
 
     def forget_server(self, server: ServerId) -> None:
-        """It is gone, or is to go, and nothing runs there."""
+        """Forget a server that has no workers, because it is gone or was removed."""
         self.awaited.discard(server)
         self.leases.pop(server, None)
         self.known_gpus -= len(self.sessions.pop(server).server.gpus)
@@ -572,13 +577,13 @@ class Cluster:
         self._effects.delete(server_key(server))
 
     def record_throughput(self, now: float, job: Job) -> None:
-        """What `job` has been measured at is what later jobs of its kind start from."""
+        """Record the measured throughput of `job`, from which the estimates of later jobs of its kind start."""
         puts, deletes = self.history.note(job.kind, job.record.measured, now)
         self._effects.put_encoded(puts)
         self._effects.delete(*deletes)
 
     def tell(self, now: float, kind: EventKind, job: JobId | None, text: str) -> None:
-        """Add to the history of the cluster."""
+        """Append an event to the history of the cluster; the oldest beyond KEPT_EVENTS is deleted."""
         event = EventView(number=self.next_event, time_s=now, kind=kind, job=job, text=text)
         self.next_event += 1
         self.tallies.happened(kind)
@@ -588,7 +593,7 @@ class Cluster:
         self._effects.put(event_key(event.number), event)
 
     def send(self, server: ServerId, message: ToAgentFromController) -> None:
-        """Send to an agent, if its server is there; if not, its next hello brings everything up to date."""
+        """Send `message` to the agent of `server` if its session is alive; otherwise the agent's next hello resynchronizes."""
         session = self.sessions.get(server)
         if session is None or not session.alive:
             return
@@ -597,7 +602,7 @@ class Cluster:
         self._effects.act(SendAgent(server, message, session.agent))
 
     def send_guest(self, guest: Guest, message: ToAgentFromController) -> None:
-        """Send to the agent of a server that belongs to another cluster."""
+        """Send `message` to the agent of a server that belongs to another cluster."""
         if not isinstance(message, Acknowledged):
             guest.sent += 1
         self._effects.act(SendAgent(guest.server.server, message, guest.agent))
@@ -606,7 +611,10 @@ class Cluster:
         self._effects.act(SendAgent(server, HelloRefused(reason=reason), agent))
 
     def ask_for_hello(self, server: ServerId, agent: str) -> None:
-        """Answer an agent that has no session here, in such a way that it says hello: it misses messages, however many it had."""
+        """Make an agent without a session here say hello.
+
+        The acknowledgement counts more sent messages than any agent can have received, so the agent finds some missing.
+        """
         again = Acknowledged(incarnation=self.settings.incarnation, sent=MORE_THAN_ANY_SESSION)
         self._effects.act(SendAgent(server, again, agent))
 
@@ -614,17 +622,18 @@ class Cluster:
         self._effects.act(ReplyClient(asked.client, Reply(id=asked.envelope.id, answer=answer)))
 
     def fetch(self, request: ClientRequest | AgentMessage, keys: tuple[str, ...]) -> None:
-        """These records of the archive are needed to answer `request`."""
+        """Read these records of the archive, which the answer to `request` needs."""
         self._effects.act(Fetch(request, keys))
 
     def keep_part(self, key: str, data: bytes) -> None:
-        """Of a snapshot."""
+        """Record one encoded part of a snapshot of a job's code."""
         self._effects.put_encoded({key: data})
 
     def remember_answer(self, request: str, answer: Answer, recorded: bool = False) -> None:
-        """To a request of this name that has changed something. `recorded`: the store holds it already.
+        """Keep the answer to the request of this name, which changed something, so that a repetition gets the same answer.
 
-        Submissions are remembered by the store too: their jobs may be over, and in the archive, before a repetition comes.
+        Answers to submissions are stored as well, because a job may be over and archived before its submission is repeated.
+        `recorded`: the store holds the answer already.
         """
         if isinstance(answer, Submitted) and not recorded:
             self._effects.put(request_key(request), RequestRecord(job=answer.job))
@@ -633,17 +642,18 @@ class Cluster:
                 self._effects.delete(request_key(oldest))
 
     def warn(self, text: str, server: str = "", job: str = "") -> None:
-        """In the log; about a server, a job, as they are called there."""
+        """Write a warning into the controller's log, labelled with a server or a job if given."""
         self._effects.act(Warn(text, server, job))
 
     def audit(self, now: float, asked: ClientRequest, act: str, of: str, text: str) -> None:
-        """Somebody has done something."""
+        """Write into the audit log that the principal of `asked` has done `act` to `of`."""
         self._effects.act(Audit(now, str(asked.who), act, of, True, text, asked.envelope.id))
 
     def audit_refusal(self, now: float, who: Principal, act: str, of: str, text: str, request: str = "") -> None:
-        """Somebody has tried what he may not. Of many attempts some are written, and how many there were between them.
+        """Write into the audit log that `who` was refused `act` on `of`.
 
-        A client repeats a request until it hears an answer: that is one attempt.
+        Of many refusals only some are written, each with the number left out since the last line. A client repeats a request
+        until an answer arrives; the repetitions count as one attempt.
         """
         name = str(who)
         attempts = self.attempts.pop(name, None) or Attempts()
@@ -659,7 +669,7 @@ class Cluster:
             self._effects.act(Audit(now, name, act, of, False, text + also, request))
 
     def _archive_jobs(self) -> None:
-        """Jobs that were over first, where there are too many, leave the memory: some at a time."""
+        """Move the jobs that ended first from memory to the archive while there are too many, a bounded number per event."""
         for _ in range(min(ARCHIVED_AT_ONCE, len(self._over) - self.settings.keeping.recent)):
             name, _ = self._over.popitem(last=False)
             job = self.jobs.pop(name)
@@ -674,7 +684,7 @@ class Cluster:
             self.archive.add(job.ended_key)
 
     def _forget_archived(self, now: float) -> None:
-        """Jobs in the archive that are too many or too old: some at a time. No number is used twice for that."""
+        """Delete archived jobs that are too many or too old, a bounded number per event. Their numbers are never reused."""
         keeping = self.settings.keeping
         trusted = now - self._clock_set_s >= TRUSTED_AFTER_S
         if len(self.archive) <= keeping.ended and not (trusted and self._look_at_ages_s - now < 0):
@@ -692,7 +702,7 @@ class Cluster:
             self.record_itself()
 
     def _learn_length(self, job: Job) -> None:
-        """`job` is over: later ones are compared with it."""
+        """Add the length of `job`, which has ended, to the statistics that later jobs are compared with."""
         ended = lengths.with_job(self.ended, job)
         if ended is not self.ended:
             self.ended = ended
@@ -705,7 +715,7 @@ class Cluster:
         self._effects.delete(*gone)
 
     def take_effects(self, now: float) -> list[Action]:
-        """The effects since the last call: what is to be recorded, then the rest."""
+        """Return the effects since the last call: first the records to write, then all other actions."""
         for name in self._touched:
             job = self.jobs[name]
             timers = job.timers()

@@ -1,15 +1,15 @@
-"""The jobs that are not over as rows of columns, kept from one decision to the next (cost follows what changed).
+"""Unfinished jobs as a table of columns, kept from one decision to the next so that cost follows changes.
 
 Theory of operation
 -------------------
-A decision looks at all jobs, of which few have changed since the last one. So what the scheduler's view is made of stands here in
-columns, a row for each job in the order of submission. A row is written anew when its job has changed (`changed`), or only how
-long it still takes (`moved`); what changes with time is reckoned for all rows at once (`columns`).
+A decision examines all jobs, of which few have changed since the last decision. So the data of the scheduler's view is kept
+here in columns, with one row per job in the order of submission. A changed job's row is rewritten (`changed`); a job that
+only progressed gets new step counts (`moved`). Values that change with time are computed for all rows at once (`columns`).
 
-How a job scales is known from its own measurements, or from those of earlier jobs of its kind. Jobs without any of their own
-share one estimate for each kind and model, which is made anew when something new is known of the kind.
+A job's scaling is known from its own measurements, or estimated from earlier jobs of its kind. Jobs without measurements of
+their own share one estimate per kind and model, which is computed again when the record of the kind changes.
 
-GPUs have numbers of their own here, since which bit stands for which GPU changes with the servers that are in view.
+GPUs have numbers of their own here, because the assignment of bits to GPUs changes with the servers in view.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ FIRST_ROWS = 256
 
 V = TypeVar("V")
 
-# What is known of a job's throughput; the array tells on how many servers each share is placed.
+# The estimate of a job's throughput; the array holds, by share, the number of servers that the share is placed on.
 Estimate = Callable[[Job, Ints], Estimated]
 Earlier = Callable[[str], KindRecord | None]
 
 
 @dataclass
 class _Columns:
-    """What is kept of each row. Names as in `view.Columns`, where they mean the same."""
+    """Columns of the table, one entry per row. Columns of the same meaning have the names of `view.Columns`."""
 
     submitted_s: Floats
     least: Ints
     most: Ints
-    asked_least: Ints  # by the specification
+    asked_least: Ints  # GPUs by the job's specification
     asked_most: Ints
     priority: Ints
     deadline_s: Floats
     soft: Ints
     share: Ints
-    steps_left: Floats  # nan: not known
+    steps_left: Floats  # nan: unknown
     steps_done: Floats
     attained_gpu_s: Floats  # up to `counted_s`
     executed_s: Floats  # likewise
     changes: Ints
-    running: Ints  # GPUs that have trained since then
-    counted_s: Floats
+    running: Ints  # GPUs that have trained since `counted_s`
+    counted_s: Floats  # Unix time
     waiting_since_s: Floats
     curve: Ints  # row of `Curves.speedup`
-    demand: Ints  # which of `Rows.demands`
-    peak: Ints  # the most GPUs that it can use, as far as its curve is known; 0: it is not
-    joins: Ints  # 0: it is not expected to call `elastic.join()`, 1: it is, 2: it has
+    demand: Ints  # index into `Rows._demands`
+    peak: Ints  # the most GPUs that the job can use by its curve; 0: the curve is unknown
+    joins: Ints  # 0: the script is not expected to call `elastic.join()`; 1: it is expected to; 2: it has
     live: Ints
 
     @classmethod
@@ -85,7 +85,7 @@ class _Columns:
         return cls(**{each.name: np.zeros(rows, dtype=kinds[str(each.type)]) for each in fields(cls)})
 
     def moved(self, rows: Ints, capacity: int) -> _Columns:
-        """These rows first, and room for others."""
+        """Return a table of `capacity` rows that begins with copies of these rows; the rest is zero."""
         found = _Columns.empty(capacity)
         for each in fields(self):
             getattr(found, each.name)[: len(rows)] = getattr(self, each.name)[rows]
@@ -94,7 +94,7 @@ class _Columns:
 
 @dataclass
 class _Kind:
-    """Jobs of one kind and model without measurements of their own."""
+    """Jobs of one kind and model without measurements of their own, which share an estimate."""
 
     rows: dict[JobId, None] = field(default_factory=dict)
     earlier: KindRecord | None = None
@@ -102,17 +102,17 @@ class _Kind:
     curve: int = -1
     peaks: dict[tuple[int, int], int] = field(
         default_factory=dict
-    )  # most GPUs that are of use, by the least and most allowed
+    )  # most useful GPUs, by the smallest and largest allowed share
 
 
 @dataclass(frozen=True)
 class Held:
-    """Where a job's processes are, and are to be: numbers of GPUs."""
+    """GPUs of one job, as numbers (`Rows.number`)."""
 
-    own: tuple[int, ...]
-    running: tuple[int, ...]
-    held: tuple[int, ...]  # and where more are to start
-    first: int | None
+    own: tuple[int, ...]  # GPUs of the job's target
+    running: tuple[int, ...]  # GPUs with running workers
+    held: tuple[int, ...]  # GPUs of workers that are not stopping, those about to start included
+    first: int | None  # GPU of the target's first worker
 
 
 NOWHERE = Held((), (), (), None)
@@ -120,7 +120,7 @@ NOWHERE = Held((), (), (), None)
 
 @dataclass(frozen=True)
 class Place:
-    """The same as sets of GPUs in view."""
+    """The GPUs of `Held` as sets of GPUs in view; GPUs out of view are left out."""
 
     of: Held
     own: Gpus
@@ -130,62 +130,62 @@ class Place:
 
 
 class Rows:
-    """All live jobs, for the scheduler."""
+    """Table of all unfinished jobs, from which the scheduler's view is cut."""
 
     def __init__(self, name_of: Callable[[GpuAddress], str] = lambda gpu: "") -> None:
-        """`name_of`: what a GPU is called."""
+        """Begin with no jobs. `name_of`: returns the product name of a GPU, "" if unknown."""
         self._name_of = name_of
         self._kept = _Columns.empty(FIRST_ROWS)
         self._jobs: list[Job | None] = []  # by row
         self._names: list[JobId] = []  # likewise
         self._speedup: Floats = np.zeros((FIRST_ROWS, 2))  # by curve
-        self._hull: Floats = np.zeros((FIRST_ROWS, 2))  # by curve: the hull of these speedups
-        self._alone: Floats = np.zeros(FIRST_ROWS)  # by curve: steps per second with one GPU; 0: not known
+        self._hull: Floats = np.zeros((FIRST_ROWS, 2))  # by curve: the concave hull of the speedups
+        self._alone: Floats = np.zeros(FIRST_ROWS)  # by curve: steps per second with one GPU; 0: unknown
         self._free_curves = list(range(FIRST_ROWS))
         self._row: dict[JobId, int] = {}
         self._changed: dict[JobId, Job] = {}
         self._moved: dict[JobId, Job] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}
-        self._kind_of: dict[JobId, tuple[str, str]] = {}  # of those that share an estimate
-        self._measured: dict[str, dict[JobId, Job]] = {}  # the others, by kind
-        self._own_curve: dict[JobId, int] = {}  # of these
-        self._earlier: dict[str, KindRecord | None] = {}  # by kind, as `_measured` was estimated with it
-        self._demands: list[Demand] = []  # what jobs ask of GPUs, each once
-        self._number_of: dict[Demand, int] = {}  # of these
-        self._seen: tuple[ServerInView, ...] = ()  # the servers in view, when this was found out:
+        self._kind_of: dict[JobId, tuple[str, str]] = {}  # jobs that share an estimate
+        self._measured: dict[str, dict[JobId, Job]] = {}  # all other jobs, by kind
+        self._own_curve: dict[JobId, int] = {}  # curves of the jobs in `_measured`
+        self._earlier: dict[str, KindRecord | None] = {}  # by kind: the record with which `_measured` was estimated
+        self._demands: list[Demand] = []  # distinct demands of jobs
+        self._number_of: dict[Demand, int] = {}  # index of each demand in `_demands`
+        self._seen: tuple[ServerInView, ...] = ()  # the servers in view for which `_sorts` and `_limits` hold
         self._sorts: dict[GpuSort, Gpus] = {}  # the GPUs of each sort
         self._limits: dict[int, Limit] = {}  # by number of the demand
-        self._there: tuple[ServerInView, ...] = ()  # the servers that are there, when this was found out:
+        self._there: tuple[ServerInView, ...] = ()  # the present servers for which `_most_there` holds
         self._most_there: dict[int, int] = {}  # by number of the demand: the largest share that a job could have
-        self._servers: Ints = np.zeros(0, dtype=np.int64)  # by share
+        self._servers: Ints = np.zeros(0, dtype=np.int64)  # by share: the fewest servers that hold it
         self._numbers: dict[tuple[ServerId, int], int] = {}  # of GPUs
-        self._views: dict[ServerId, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # indices of GPUs, and their numbers
+        self._views: dict[ServerId, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # GPU indices of a server, their numbers
         self._order: list[int] = []  # numbers of the GPUs in view, by bit
         self._bits: list[Gpus] = []  # by number
         self._places: dict[JobId, Place] = {}
-        self.held: dict[JobId, Held] = {}  # of those that have GPUs, or processes
+        self.held: dict[JobId, Held] = {}  # of the jobs with GPUs or processes
         self.manual: dict[JobId, Job] = {}
         self.ending: dict[JobId, Job] = {}
         self.gangs: dict[JobId, Job] = {}
-        self.withheld: dict[JobId, Job] = {}  # that users keep from running
+        self.withheld: dict[JobId, Job] = {}  # jobs that users keep from running
 
     def changed(self, job: Job) -> None:
-        """Anything about `job` may be otherwise."""
+        """Note that anything about `job` may have changed."""
         self._changed[job.id] = job
 
     def moved(self, job: Job) -> None:
-        """`job` has come further, and nothing else."""
+        """Note that `job` has progressed, and that nothing else about it has changed."""
         self._moved[job.id] = job
 
     def number(self, gpu: GpuAddress) -> int:
-        """Stands for a GPU in `held`."""
+        """Return the number that stands for `gpu` in `held`."""
         return self.number_at(gpu.server, gpu.index)
 
     def number_at(self, server: ServerId, index: int) -> int:
         return self._numbers.setdefault((server, index), len(self._numbers))
 
     def numbers_of(self, server: ServerInView) -> tuple[int, ...]:
-        """The same for all GPUs of a server that are in view."""
+        """Return the numbers of all GPUs in view of this server."""
         known = self._views.get(server.server)
         if known is None or known[0] is not server.gpus:
             known = (server.gpus, tuple(self.number_at(server.server, index) for index in server.gpus))
@@ -193,7 +193,7 @@ class Rows:
         return known[1]
 
     def places(self, servers: Iterable[ServerInView]) -> Mapping[JobId, Place]:
-        """Where jobs are among the GPUs of these servers, as sets, whose bits stand for these GPUs in their order."""
+        """Return the jobs' GPUs among these servers, as sets with one bit per GPU in the order of the servers."""
         order: list[int] = []
         for server in servers:
             order += self.numbers_of(server)
@@ -213,7 +213,7 @@ class Rows:
 
     def _place(self, held: Held) -> Place:
         bits = self._bits
-        own = union([bits[number] for number in held.own])  # most jobs run where they are to be, and nowhere else
+        own = union([bits[number] for number in held.own])  # most jobs run on exactly the GPUs of their target
         running = own if held.running == held.own else union([bits[number] for number in held.running])
         there = running if held.held == held.running else union([bits[number] for number in held.held])
         first = bits[held.first] if held.first is not None else 0
@@ -223,14 +223,16 @@ class Rows:
 
     @property
     def behind(self) -> int:
-        """How many jobs have changed whose rows have not been written anew."""
+        """Number of changed jobs with outdated rows."""
         return len(self._changed)
 
     def catch_up(
         self, servers: Callable[[int], Ints], earlier: Earlier, estimate: Estimate, limit: int | None = None
     ) -> None:
-        """Write the rows anew of what has changed, of at most `limit` jobs. `servers`: how many each share up to one takes at
-        least."""
+        """Rewrite the rows of at most `limit` changed jobs.
+
+        `servers(n)` returns, for each share up to n, the fewest servers that hold the share.
+        """
         changed = dict(itertools.islice(self._changed.items(), limit))
         for name in changed:
             del self._changed[name]
@@ -247,9 +249,9 @@ class Rows:
     def _estimate(
         self, changed: Mapping[JobId, Job], servers: Callable[[int], Ints], earlier: Earlier, estimate: Estimate
     ) -> None:
-        """The same for what is known of throughputs."""
+        """Bring throughput estimates up to date; those of all jobs if the servers per share have changed."""
         most = int(self._kept.asked_most[: len(self._jobs)].max(initial=1))
-        fewest = servers(1 << (most - 1).bit_length())  # so that it seldom changes
+        fewest = servers(1 << (most - 1).bit_length())  # rounded up to a power of 2, so that the array seldom changes
         again = dict(changed)
         if fewest.tobytes() != self._servers.tobytes():
             self._servers = fewest
@@ -289,7 +291,7 @@ class Rows:
         table.least[row], table.most[row] = min(spec.gpus.min, most), most
         table.asked_least[row], table.asked_most[row] = spec.gpus.min, spec.gpus.max
         table.priority[row] = spec.priority
-        table.deadline_s[row] = math.nan if job.is_withheld else job.planned_by_s  # nothing is planned for it
+        table.deadline_s[row] = math.nan if job.is_withheld else job.planned_by_s  # withheld jobs have no plan
         table.soft[row] = int(not job.promised)
         table.demand[row] = self._demand(job)
         table.share[row] = len(job.own_gpus) if kept.target else 0
@@ -340,7 +342,7 @@ class Rows:
         self._unclassify(job)
 
     def _compact(self) -> None:
-        """Rows of jobs that are over are given up when they are most of all."""
+        """Drop the rows of ended jobs once they are more than half of all rows."""
         if len(self._jobs) <= 2 * len(self._row) + FIRST_ROWS:
             return
         rows = np.flatnonzero(self._kept.live[: len(self._jobs)])
@@ -356,7 +358,7 @@ class Rows:
     # -- throughput
 
     def _classify(self, job: Job) -> None:
-        """Does it share an estimate with others of its kind?"""
+        """Assign `job` to the shared estimate of its kind, or to a curve of its own if it has throughput data."""
         shares = not job.record.measured and not job.spec.throughput
         if shares == (job.id in self._kind_of) and (shares or job.id in self._measured.get(job.kind, ())):
             return
@@ -370,7 +372,7 @@ class Rows:
             self._kept.curve[self._row[job.id]] = self._kinds[key].curve
         else:
             self._measured.setdefault(job.kind, {})[job.id] = job
-            job.estimated = None  # of its kind
+            job.estimated = None  # the estimate of the kind does not apply any more
             self._own_curve[job.id] = self._kept.curve[self._row[job.id]] = self._new_curve()
 
     def _unclassify(self, job: Job) -> None:
@@ -397,7 +399,7 @@ class Rows:
         return self._free_curves.pop()
 
     def _estimate_kinds(self, again: Mapping[JobId, Job], earlier: Earlier, estimate: Estimate) -> None:
-        """The jobs that share an estimate. `again`: those whose rows have been written anew."""
+        """Update the shared estimates of kinds. `again`: the jobs with rewritten rows."""
         for key, kind in self._kinds.items():
             known = earlier(key[0])
             if kind.told is None or kind.earlier is not known:
@@ -421,7 +423,7 @@ class Rows:
         self._tell_peak(row, kind.told, kind.peaks)
 
     def _estimate_measured(self, again: Mapping[JobId, Job], earlier: Earlier, estimate: Estimate) -> None:
-        """Each of the others."""
+        """Update the estimates of jobs with throughput data of their own."""
         chosen = {name: job for name, job in again.items() if name in self._own_curve}
         for of_kind, jobs in self._measured.items():
             known = earlier(of_kind)
@@ -440,7 +442,7 @@ class Rows:
         self._alone[curve] = told.curve[1] if told.known else 0.0
 
     def _tell_peak(self, row: int, told: Estimated, peaks: dict[tuple[int, int], int]) -> None:
-        """Write how many GPUs a job can use. `peaks`: those found already for this estimate."""
+        """Write how many GPUs a job can use. `peaks`: the peaks found already for this estimate."""
         table = self._kept
         if not told.known:
             table.peak[row] = 0
@@ -454,12 +456,12 @@ class Rows:
 
     @property
     def any_deadline(self) -> bool:
-        """Has any job that is not over a deadline?"""
+        """Whether any unfinished job has a deadline."""
         return bool(self._with_deadline().any())
 
     @property
     def any_promise(self) -> bool:
-        """Has any of them a hard one?"""
+        """Whether any unfinished job has a hard deadline."""
         hard: npt.NDArray[np.bool_] = self._kept.soft[: len(self._jobs)] == 0
         return bool((self._with_deadline() & hard).any())
 
@@ -470,11 +472,14 @@ class Rows:
 
     @property
     def fixed(self) -> dict[JobId, Job]:
-        """The jobs that no policy decides about: those that are ending, and gangs. They keep their GPUs."""
+        """The jobs that no policy decides about: ending jobs and gangs. They keep their GPUs."""
         return {**self.ending, **self.gangs}
 
     def jobs(self, without: frozenset[JobId]) -> tuple[tuple[Job, ...], Ints]:
-        """The jobs that are neither fixed nor withheld nor among these, in the order of submission, and their rows."""
+        """Return the jobs to decide about and their rows, in the order of submission.
+
+        Fixed jobs, withheld jobs and the jobs `without` are left out.
+        """
         rows = np.flatnonzero(self._kept.live[: len(self._jobs)])
         hidden = [self._row[name] for name in (*self.fixed, *self.withheld, *without) if name in self._row]
         if hidden:
@@ -482,7 +487,10 @@ class Rows:
         return cast("tuple[Job, ...]", tuple(map(self._jobs.__getitem__, rows.tolist()))), rows  # a live row has a job
 
     def where(self, names: Collection[JobId], rows: Ints) -> list[tuple[int, JobId]]:
-        """The positions of those of these jobs that are among `rows`, which ascend; in the order of submission."""
+        """Return (position in `rows`, name) of each of these jobs that has a row there, in the order of submission.
+
+        `rows` must be ascending.
+        """
         their = np.array([self._row.get(name, -1) for name in names], dtype=np.int64)
         at = np.searchsorted(rows, their)
         found = np.zeros(len(their), dtype=np.bool_)
@@ -495,8 +503,11 @@ class Rows:
     def columns(
         self, rows: Ints, now: float, total: int, there: tuple[ServerInView, ...], first: int | None
     ) -> tuple[Columns, Curves]:
-        """Copies of these rows. `total`: GPUs in view; `there`: all servers that are present; `first`: the most GPUs for a job
-        that nothing is known of, None: as many as it can use."""
+        """Return copies of these rows, and all curves.
+
+        `total`: the number of GPUs in view. `there`: all present servers. `first`: the most GPUs for a job of unknown
+        throughput; None: no such bound.
+        """
         names = self._names
         kept = {each.name: getattr(self._kept, each.name)[rows] for each in fields(self._kept)}
         uncounted_s = np.where(kept["running"] > 0, np.maximum(0.0, now - kept["counted_s"]), 0.0)
@@ -509,7 +520,7 @@ class Rows:
         done_s, left_s = self._lengths_s(kept)
         columns = Columns(
             names=list(map(names.__getitem__, rows.tolist())),
-            submitted_s=np.minimum(kept["submitted_s"], now),  # clocks are set back
+            submitted_s=np.minimum(kept["submitted_s"], now),  # a clock may have been set back
             min_gpus=kept["least"],
             max_gpus=np.where(kept["peak"] > 0, known, unknown),
             requested_gpus=np.maximum(kept["asked_least"], np.minimum(kept["asked_most"], could_have)),
@@ -530,7 +541,7 @@ class Rows:
         return columns, Curves(self._speedup.copy(), self._hull.copy())
 
     def _could_have(self, demands: Ints, there: tuple[ServerInView, ...]) -> Ints:
-        """The most GPUs that jobs with these demands could have of these servers, if they were alone."""
+        """Return the most GPUs of these servers that a job with each of these demands could have if it were alone."""
         if there != self._there:
             self._there, self._most_there = there, {}
         numbers = np.unique(demands)
@@ -541,7 +552,10 @@ class Rows:
         return most[np.searchsorted(numbers, demands)]
 
     def limits(self, rows: Ints, servers: tuple[ServerInView, ...]) -> tuple[tuple[Limit, ...], Ints | None]:
-        """Which GPUs these rows may use: limits, and which of them is whose; none, where all jobs may use all GPUs."""
+        """Return the distinct limits of these rows on usable GPUs, and for each row the index of its limit.
+
+        Returns no limits and None if all jobs may use all GPUs.
+        """
         if servers != self._seen:
             self._seen, self._sorts, self._limits = servers, gpus_by_sort(servers), {}
         if not self._sorts:
@@ -558,19 +572,22 @@ class Rows:
         return found, np.searchsorted(numbers, asked)
 
     def demands(self, rows: Ints) -> tuple[tuple[Demand, ...], Ints]:
-        """What these rows ask of GPUs, and which of that is whose."""
+        """Return the distinct demands of these rows, and for each row the index of its demand."""
         numbers, whose = np.unique(self._kept.demand[rows], return_inverse=True)
         return tuple([self._demands[number] for number in numbers.tolist()]), whose
 
     def unjoined(self, rows: Ints, expected: bool) -> npt.NDArray[np.bool_]:
-        """Which of these jobs have not called `elastic.join()`; `expected`: also of those that are expected to."""
+        """Return for each row whether the job is not expected to call `elastic.join()`.
+
+        `expected`: jobs that are expected to, and have not yet called it, count as well.
+        """
         found: npt.NDArray[np.bool_] = self._kept.joins[rows] < (2 if expected else 1)
         return found
 
     def _lengths_s(self, kept: Mapping[str, Any]) -> tuple[Floats, Floats]:
-        """What jobs have done, and how long they still take, on one GPU; UNKNOWN_S: not known.
+        """Return the finished and the remaining time of jobs on one GPU (seconds); UNKNOWN_S if the remaining is unknown.
 
-        Of a job that has not been measured what it has done is not known: its GPU-seconds stand for that.
+        The attained GPU-seconds stand for the finished time of a job with unknown throughput.
         """
         alone, done_s = self._alone[kept["curve"]], kept["attained_gpu_s"].copy()
         left_s: Floats = np.full(len(alone), UNKNOWN_S)
@@ -580,7 +597,7 @@ class Rows:
 
 
 def demand_of(job: Job, name_of: Callable[[GpuAddress], str]) -> Demand:
-    """What `job` asks of its GPUs; with workers, or steps done, they are to be like those that it has begun on."""
+    """Return the demand of `job` on its GPUs. Once the job has workers or progress, its GPUs must be of the same model."""
     kept = job.record
     begun = kept.progressed or bool(job.workers) or kept.saved_step is not None
     first = None if kept.gpu_name else next(iter(job.workers), None)  # recorded by an earlier version
@@ -589,7 +606,7 @@ def demand_of(job: Job, name_of: Callable[[GpuAddress], str]) -> Demand:
 
 
 def left_s(job: Job, told: Estimated, share: int) -> float:
-    """How long it still takes with so many GPUs; UNKNOWN_S: not known."""
+    """Return the remaining time (seconds) of `job` with a share of `share` GPUs; UNKNOWN_S if unknown."""
     steps = job.steps_left
     return UNKNOWN_S if math.isnan(steps) or not told.known else steps / float(told.curve[share])
 
