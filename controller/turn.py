@@ -1,25 +1,25 @@
-"""One turn of the controller, without sockets: take in all that has come, let time pass, commit once, then say what to send.
+"""One turn of the controller without sockets: handle all events, let time pass, commit once, then return the messages to send.
 
 Theory of operation
 -------------------
-What the machine records in one turn is one transaction, committed before the first message of the turn is sent. So a submission
-costs a share of one fsync, and nothing has been said that a crash could make untrue. Where the store takes less at once, the turn
-is recorded in pieces of whole events, and nothing is sent before its own piece is durable (`piece`).
+All records of one turn form one transaction, committed before the first message of the turn is sent. So a submission costs a
+share of one fsync, and no message is sent that a crash could make untrue. If the store limits a transaction, the turn is
+recorded in pieces of whole events, and a message is sent only after its own piece is durable (`piece`).
 
-A commit may fail: the disk is full, the database is locked, the device fails. Then the machine knows what the store does not,
-and is thrown away with everything that it wanted to send. Agents and workers go on by themselves, as they do without a
-controller. Requests are refused, with the reason, so that nobody takes them for recorded; who only looks is answered from memory
-(`looking`). Once a second it is tried whether the
-store can be written; as soon as it can, a new machine is made from what the store holds, as after a crash.
+A commit may fail: the disk is full, the database is locked, the device fails. Then the machine's state is ahead of the store,
+and the machine is dropped with all messages that it was about to send. Agents and workers go on by themselves, as they do
+without a controller. Requests are refused with the reason, so that no client takes them for recorded; read-only requests are
+answered from memory (`looking`). Once a second the store is probed. As soon as it can be written, a new machine recovers from
+the store, as after a crash.
 
 Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: they
-are put to the new machine, which knows a submission that is in the store, and answers it as submitted. The audit log gets them
-at once, and perhaps a second time. They stay in doubt until an answer to them is sent, which stands on what is recorded: should
-the next commit fail as well, even for certain, they may be recorded all the same, and are not refused. Nor is one that was
-answered before, and whose client, which has not heard that, repeats it while the store is away.
+are put to the new machine, which finds a submission that is in the store, and answers it as submitted. The audit log gets
+such requests at once, and perhaps a second time. A request stays in doubt until an answer that rests on records is sent: even
+if the next commit certainly fails, the request may be recorded already, and is not refused. Nor is a request refused that was
+answered before the store failed, and that its client repeats because the answer was lost.
 
-One of several controllers may hear from an agent that another one reigns (`StandDown`). Then nothing of the turn is recorded or
-said, and nothing more is taken in: who runs the turn has to find out who reigns, and begins anew with a turn of its own.
+One of several controllers may learn from an agent that another one reigns (`StandDown`). Then nothing of the turn is recorded
+or sent, and no more events are handled. The caller has to find out which controller reigns, and needs a new `Turn` to go on.
 """
 
 from __future__ import annotations
@@ -57,41 +57,38 @@ from .piece import Piece, changes_of
 from .requests.answers import changes
 from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
 
-MOST_DOUBTED = 10_000  # requests; of more than these the oldest may be refused though they are recorded
+MOST_DOUBTED = 10_000  # requests in doubt; beyond this the oldest may be refused although they are recorded
 
-# Makes a machine of its own incarnation, from the time and all keys and values of the store; of the archive the keys alone.
+# Makes a machine with a new incarnation from the time and all records of the store; archived records come with empty values.
 Build: TypeAlias = Callable[[float, Sequence[tuple[str, bytes]]], ControllerMachine]
 
 
 class Watch(Protocol):
-    """Is told how long things take (`metrics`)."""
+    """Receiver of the durations of decisions and commits (`metrics`)."""
 
     def now(self) -> float:
-        """Of a clock that only runs forward (s)."""
+        """Return the time of a monotonic clock (seconds)."""
 
     def decided(self, seconds: float) -> None:
-        """The scheduler was asked, and what it says was begun."""
+        """Take in that the handling of an event with a scheduling decision took `seconds`."""
 
     def committed(self, seconds: float, records: int) -> None:
-        """So many records have become durable."""
+        """Take in that a commit of `records` records took `seconds`."""
 
 
 @dataclass(frozen=True)
 class _Away:
-    """The store cannot be written since then, for this reason; `size` bytes could not be, and it is tried again at `probe_s`.
+    """A time in which the store cannot be written."""
 
-    `memory`: the last machine knows what is recorded, and nothing else, as far as it is asked.
-    """
-
-    since_s: float
+    since_s: float  # Unix time
     reason: str
-    size: int
-    probe_s: float
-    memory: bool = False
+    size: int  # bytes of the failed commit, which the probe tries to write
+    probe_s: float  # next attempt (Unix time)
+    memory: bool = False  # the last machine holds exactly the recorded state, as far as read-only requests show it
 
 
 class Turn:
-    """The controller without its sockets: `take` whatever comes, then `finish` the turn, and send what that returns."""
+    """The controller without its sockets: `take` all events, then `finish` the turn, and send the messages returned."""
 
     def __init__(
         self,
@@ -101,25 +98,25 @@ class Turn:
         watch: Watch | None = None,
         records: Sequence[tuple[str, bytes]] | None = None,
     ) -> None:
-        """Recovers from the store, or from all its `records` where they are known already. Raises StoreUnavailable if it cannot
-        be read, and what `build` raises.
+        """Recover from the store, or from all its `records` if the caller has them already.
 
-        Where several controllers share the store, all that records raises Deposed when another one reigns: then nothing of the
-        turn is recorded or said, and the turn must not be used any more.
+        Raises StoreUnavailable if the store cannot be read, and the errors of `build`. If several controllers share the store,
+        every method that commits raises Deposed once another controller reigns: then nothing of the turn is recorded or sent,
+        and the turn must not be used any more.
         """
         self._store = store
         self._build = build
         self._watch = watch
         self._turned_s = now
-        self._set_s = 0.0  # by so much the clock was set since the last commit
+        self._set_s = 0.0  # seconds by which the clock was set since the last commit
         self._away: _Away | None = None
         self._stands_down: StandDown | None = None
-        self._durable: list[Outgoing] = []  # may be sent: all that it stands on is recorded
-        self._outbox: list[Outgoing] = []  # waits for the piece
+        self._durable: list[Outgoing] = []  # messages that may be sent: the records under them are durable
+        self._outbox: list[Outgoing] = []  # messages that wait for the commit of the piece
         self._piece = Piece(store.limits)
-        self._asked: list[ClientRequest] = []  # in this piece
+        self._asked: list[ClientRequest] = []  # requests of this piece
         self._unsettled: dict[str, ClientRequest] = {}  # by name, for the next machine
-        # Requests that may be recorded, though nobody was told so: by name, the client and the id that an answer goes to.
+        # Unanswered requests that may be recorded: by name, the client and the id that an answer goes to.
         self._doubted: dict[str, tuple[bytes, str]] = {}
         self._known: frozenset[str] = (
             frozenset()
@@ -128,27 +125,27 @@ class Turn:
 
     @property
     def machine(self) -> ControllerMachine:
-        """The present machine; while the store is away the last one, which is not asked any more."""
+        """The present machine; while the store cannot be written, the last one, which handles no more events."""
         return self._machine
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be recorded; empty: it can."""
+        """Why the store cannot be written; "" if it can."""
         return self._away.reason if self._away is not None else ""
 
     @property
     def stands_down(self) -> StandDown | None:
-        """Why this turn is over for good: another controller may reign. None: it goes on."""
+        """Why this turn has ended for good: another controller may reign. None: the turn goes on."""
         return self._stands_down
 
     def next_deadline(self) -> float | None:
-        """When `finish` wants to be called though nothing has come (Unix time, s)."""
+        """Return when `finish` must be called at the latest, even without events (Unix time, s); None: no deadline."""
         if self._stands_down is not None:
             return None
         return self._machine.next_deadline() if self._away is None else self._away.probe_s
 
     def take(self, now: float, event: Event) -> None:
-        """Take in something that has happened. What came before in this turn is recorded first, if both together are too much."""
+        """Handle an event. If the event's records do not fit into the current piece, the piece is committed first."""
         if self._stands_down is not None:
             if isinstance(event, ClientRequest):
                 self._refer(event, self._stands_down)
@@ -164,10 +161,10 @@ class Turn:
             if self._away is not None:
                 self._away = replace(self._away, memory=False)  # the machine knows what this event has changed
                 if isinstance(event, ClientRequest):
-                    self._known -= {event.name}  # that answer is thrown away
+                    self._known -= {event.name}  # the answer is dropped with the machine
         if isinstance(event, ClockSet):
             self._set_s += event.by_s
-        if self._away is not None:  # what the machine has made of this event is thrown away with it
+        if self._away is not None:  # the effects of this event are dropped with the machine
             if isinstance(event, ClientRequest):
                 self._refuse(event, self._away, now)
             elif self._away.memory:  # a piece of a log; agents repeat what else matters
@@ -185,7 +182,7 @@ class Turn:
 
     def _stand_down(self, why: StandDown) -> None:
         self._stands_down = why
-        self._piece.taken()  # and dropped
+        self._piece.taken()  # drop the uncommitted records
         text = f"server {why.told_by} has heard of term {why.term}, and this is term {self._machine.term}: stands down"
         self._outbox = [Warn(text, why.told_by)]
         asked, self._asked = self._asked, []
@@ -209,15 +206,15 @@ class Turn:
         return actions
 
     def reply(self, action: ReplyClient) -> None:
-        """Send this answer with the turn: to bytes that were no request."""
+        """Send this answer with the turn; for messages that could not be decoded as a request."""
         self._outbox.append(action)
 
     def told(self) -> list[Outgoing]:
-        """What can be sent at once, since all that is known is recorded: answers to those who only look."""
+        """Return the messages that may be sent at once: durable ones, and all others if the turn has recorded nothing."""
         return self._sendable()
 
     def finish_ahead(self, now: float) -> list[Outgoing]:
-        """Before a decision that takes long: commit what has come so far, and return what is to be sent. Else nothing."""
+        """Commit the events so far if a long decision comes next, and return the messages to send; otherwise none."""
         goes_on = self._away is None and self._stands_down is None
         if goes_on and self._machine.decides_among_many(now):
             self._commit(now)
@@ -225,7 +222,7 @@ class Turn:
         return []
 
     def finish(self, now: float) -> list[Outgoing]:
-        """Let time pass if that is due, commit, and return what is to be sent."""
+        """Let time pass if a deadline is due, commit, and return the messages to send."""
         if self._stands_down is not None:
             return self.told()
         if self._away is not None and (now >= self._away.probe_s or now < self._turned_s):
@@ -251,21 +248,21 @@ class Turn:
     # -- the store
 
     def _recovered(self, now: float) -> ControllerMachine:
-        """All records, and the keys of the archive: what is there is read when it is asked for."""
+        """Build a machine from all records and the archive's keys; archived records are read only when a request needs them."""
         before, after = ARCHIVE, ARCHIVE + AFTER_ALL
         found = [*self._store.between("", before).records, *self._store.between(after, AFTER_ALL).records]
         archived = [(key, b"") for key in self._store.keys(ARCHIVE)]
         return self._build(now, [*((record.key, record.value) for record in found), *archived])
 
     def _fetch(self, now: float, fetch: Fetch) -> None:
-        """Read what a request needs; what this turn is about to write is as good as written."""
+        """Read the records that a request needs; records of the uncommitted piece count as written."""
         try:
             found = tuple((key, self._read(key)) for key in fetch.keys)
         except StoreUnavailable as error:
             if isinstance(fetch.request, AgentMessage):
-                return  # it asks again
+                return  # the agent asks again
             if fetch.request.name in self._doubted:
-                return  # its client repeats it
+                return  # the client repeats the request
             reason = f"the store cannot be read: {error}"
             reply = Reply(id=fetch.request.envelope.id, answer=Refused(reason=reason))
             self._outbox.append(ReplyClient(fetch.request.client, reply))
@@ -280,7 +277,7 @@ class Turn:
         return record.value if record is not None else None
 
     def _commit(self, now: float) -> None:
-        """The piece, in one transaction; of several values for one key the last."""
+        """Commit the piece in one transaction, with the last of several values for one key."""
         writes = self._piece.taken()
         asked, self._asked = self._asked, []
         if not writes:
@@ -300,7 +297,7 @@ class Turn:
     def _leave(
         self, now: float, error: StoreUnavailable, writes: Sequence[Put | Delete], asked: Sequence[ClientRequest]
     ) -> None:
-        """Nothing of this piece is said. Its requests are refused, or kept until their outcome is known."""
+        """Drop the messages of a failed piece. Its requests are refused, or kept until their outcome is known."""
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
         memory = looking.as_recorded(self._machine.cluster, self._store, writes)
         self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S, memory)
@@ -317,7 +314,7 @@ class Turn:
         }
 
     def _doubt(self, event: ClientRequest) -> None:
-        """It may be recorded, and is not refused before that is known."""
+        """Note that `event` may be recorded already, so that it is not refused until its outcome is known."""
         self._doubted[event.name] = event.client, event.envelope.id
         while len(self._doubted) > MOST_DOUBTED:
             del self._doubted[next(iter(self._doubted))]
@@ -333,7 +330,7 @@ class Turn:
         self._outbox.append(ReplyClient(event.client, Reply(id=event.envelope.id, answer=Refused(reason=reason))))
 
     def _answer_from_memory(self, event: ClientRequest, away: _Away, now: float) -> bool:
-        """Answer somebody who only looks. False: this request is none that does, or the archive cannot be read."""
+        """Answer a read-only request. Returns False if the request changes something, or the archive cannot be read."""
         if not looking.only_looks(event.envelope.request):
             return False
         try:
@@ -348,7 +345,7 @@ class Turn:
         return True
 
     def _return(self, now: float, away: _Away) -> None:
-        """Try the store. If it can be written, go on with a new machine."""
+        """Probe the store. If it can be written, go on with a new machine."""
         try:
             self._store.probe(away.size)
             self._machine = self._recovered(now)
@@ -358,10 +355,10 @@ class Turn:
         self._away = None
         if (set_s := self._set_s) != 0:
             self._set_s = 0.0
-            self.take(now, ClockSet(set_s))  # what the store holds is from before
+            self.take(now, ClockSet(set_s))  # the recovered state is from before the clock was set
         self.take(now, StoreReturned(away.since_s, away.reason))
         for event in list(self._unsettled.values()):
             self.take(now, event)
-            if self._away is not None:  # again: this one and all later ones are not settled
+            if self._away is not None:  # the store failed again: this request and all later ones stay unsettled
                 return
             del self._unsettled[event.name]

@@ -1,9 +1,9 @@
-"""Deadlines: what a submission would be promised, and how it stands with the promises that have been given (ElasticFlow 4).
+"""Admission of jobs with deadlines, and the state of the promises that have been given (ElasticFlow section 4).
 
-A hard deadline is promised where the plan for all promises has room for it, else the job is refused, with what would hold
-instead. While a job's throughput or length is not known there is nothing to plan with: it is taken in provisionally, and judged
-when both are known. After each decision every promise is looked at anew. One that cannot be kept any more is told of then, at
-the latest `Terms.margin_s` before its deadline.
+A hard deadline is promised if the plan for all promises has room for it; otherwise the job is refused, with a counter-offer.
+While a job's throughput or length is unknown, no plan can be made: the job is admitted provisionally, and judged when both are
+known. After each decision every promise is checked again. A promise that cannot be kept any more is reported then, at the
+latest `Terms.margin_s` before its deadline.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ from ..jobs.throughput import Estimated
 from ..loans import taken
 from .snapshot import Snapshot, fewest, snapshot
 
-STARTING_SERVER = ServerId("")  # in a view: has the GPUs of jobs that have not joined yet
-STARTED_S = 10.0  # that a job is expected to take until its first step
-REVIEW_S = 30.0  # so often promises are looked at, though nothing has happened
+STARTING_SERVER = ServerId("")  # a server of the view that holds the GPUs of jobs that have not joined yet
+STARTED_S = 10.0  # expected time from a job's start to its first step
+REVIEW_S = 30.0  # interval of checks of promises without events
 AS_IT_CAN = "--soft runs it as it can"
 LENGTH, THROUGHPUT = "its length (max_steps, or epochs over data of known length)", "its throughput"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a submission would be promised. `by_s`: planned with this deadline, which is before its own (Unix time); None: with
-    its own. `reason`: why it would be refused; "": it would not."""
+    """The promise that a submission would get, or the reason of its refusal."""
 
     state: PromiseState
     planned: Planned
-    by_s: float | None = None
-    reason: str = ""
+    by_s: float | None = None  # the plan's deadline if it is before the job's own (Unix time); None: the job's own
+    reason: str = ""  # why the submission would be refused; "": it would be admitted
     offer: CounterOffer | None = None
 
 
 def judged(cluster: Cluster, now: float, jobs: Sequence[Job]) -> list[Judged]:
-    """Of jobs with deadlines that have not been taken in, all of one turn together, in their order."""
+    """Return the judgements on newly submitted jobs with deadlines, all of one turn together, in the order of `jobs`."""
     seen, terms = snapshot(cluster, now), cluster.decider.scheduler.terms
     found = [_without_a_plan(cluster, now, seen, job) for job in jobs]
     rest = [job for job, known in zip(jobs, found, strict=True) if known is None]
@@ -76,7 +75,7 @@ def judged(cluster: Cluster, now: float, jobs: Sequence[Job]) -> list[Judged]:
 
 
 def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> Judged | None:
-    """Where no plan is needed to tell; None: one is."""
+    """Return the judgement if no plan is needed for it; None: a plan is needed."""
     deadline, scheduler = job.spec.deadline, cluster.decider.scheduler
     assert deadline is not None
     why = _never_promised(job)
@@ -95,7 +94,7 @@ def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> J
 
 
 def _hours(cluster: Cluster, wide: _Wide, asked: Situation, newcomers: Sequence[Promise]) -> Hours:
-    """The GPU time that has been promised, where any of the newcomers' users has a bound on that."""
+    """Return the promised GPU time by user; nothing is counted unless a newcomer's user has a bound on promised GPU time."""
     hours = Hours(cluster.decider.scheduler.stages.quotas)
     if any(math.isfinite(hours.left_gpu_s(_owner(wide, one))) for one in newcomers):
         for key, filled in settle(asked.promised, asked.timeline()).found.items():
@@ -110,7 +109,10 @@ def _owner(wide: _Wide, one: Promise) -> str:
 def _by_hours(
     now: float, wide: _Wide, asked: Situation, found: Verdict, newcomer: Promise, terms: Terms, hours: Hours
 ) -> Judged | None:
-    """A newcomer that would be promised more GPU time than its user may be; None: that is not so. Counts it in `hours`."""
+    """Return a refusal if the newcomer's promise exceeds the promised GPU time of its user.
+
+    None: the promise is within bounds, and was added to `hours`; or the newcomer gets no hard promise.
+    """
     if newcomer.soft or not found.admitted:
         return None
     owner, job = _owner(wide, newcomer), wide.jobs[newcomer.key]
@@ -135,7 +137,10 @@ def _by_plan(now: float, wide: _Wide, found: Verdict, newcomer: Promise, terms: 
 
 
 def deadlines(cluster: Cluster, seen: Snapshot, scheduler: Scheduler | None = None) -> Deadlines | None:
-    """What a decision has to know of deadlines; None: nothing. `scheduler`: which is to decide; None: the one in use."""
+    """Return the deadlines' part of a decision's input; None if no deadline is to be kept.
+
+    `scheduler`: the scheduler that decides; None: the one in use.
+    """
     terms = (scheduler or cluster.decider.scheduler).terms
     if terms is None or not cluster.rows.any_deadline:
         return None
@@ -144,7 +149,7 @@ def deadlines(cluster: Cluster, seen: Snapshot, scheduler: Scheduler | None = No
 
 
 def _being_measured(wide: _Wide) -> Iterator[int]:
-    """Rows of jobs with provisional deadlines whose throughput is still being measured."""
+    """Yield the rows of jobs with provisional deadlines and a running measurement of their throughput."""
     for row in np.flatnonzero(np.isfinite(wide.view.jobs.deadline_s)).tolist():
         job = wide.jobs[row]
         if job.profiling is not None and job.record.promise is PromiseState.PROVISIONAL:
@@ -152,7 +157,7 @@ def _being_measured(wide: _Wide) -> Iterator[int]:
 
 
 def broken_without(cluster: Cluster, now: float, gpus: int, until_s: float) -> tuple[JobId, ...]:
-    """Jobs whose promises hold now, and would not with so many GPUs less until then."""
+    """Return the jobs with promises that hold now, and would break with `gpus` fewer GPUs until `until_s` (Unix time)."""
     terms = cluster.decider.scheduler.terms
     if terms is None or not cluster.rows.any_promise:
         return ()
@@ -166,7 +171,7 @@ def broken_without(cluster: Cluster, now: float, gpus: int, until_s: float) -> t
 
 
 def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | None) -> None:
-    """A decision has been taken: how it stands with each promise now. Changes are told of."""
+    """Record the state of each promise after a decision, and report changes as events. `kept`: the decision's plan."""
     if not cluster.rows.any_deadline:
         return
     wide, terms = _wide(cluster, now, seen, _starting(cluster)), cluster.decider.scheduler.terms
@@ -192,7 +197,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         _note(cluster, now, job, PromiseState.HOLDS, planned)
     for one in kept.plan.broken:
         job = wide.jobs[one.key]
-        if job.record.by_s is not None:  # its own deadline may hold
+        if job.record.by_s is not None:  # planned with an earlier deadline; the job's own may still hold
             job.update(by_s=None)
             cluster.schedule_due = True
             continue
@@ -213,7 +218,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
 
 
 def _is_new(job: Job) -> bool:
-    """Has it a hard deadline that is not promised for good, so that a bound on promises may stand in the way?"""
+    """Return whether the job has a hard deadline without a final promise, so that a user's bound on promises applies."""
     deadline = job.spec.deadline
     return (
         deadline is not None
@@ -223,22 +228,24 @@ def _is_new(job: Job) -> bool:
 
 
 def _note_by_pace(cluster: Cluster, now: float, wide: _Wide, rows: Iterable[int]) -> None:
-    """How it stands with deadlines of jobs that no plan is made for: those with shares by hand, and all where GPUs differ, or
-    under a policy that keeps no deadlines."""
+    """Record the state of deadlines without a plan, by each job's present pace.
+
+    No plan is made for jobs with manual shares, nor for any job if GPUs differ or the policy keeps no deadlines.
+    """
     jobs = wide.view.jobs
     for row in rows:
         job = wide.jobs[row]
         if job.spec.deadline is None:
             continue
         if job.promised and jobs.left_s[row] < UNKNOWN_S:
-            end_s = _end_s(wide.view, row, int(jobs.share[row] or jobs.max_gpus[row]))  # without GPUs: at the earliest
+            end_s = _end_s(wide.view, row, int(jobs.share[row] or jobs.max_gpus[row]))  # without GPUs: the earliest end
             late = end_s is None or end_s > job.deadline_s
             _note(cluster, now, job, PromiseState.BREAKS if late else PromiseState.HOLDS, Planned(end_s))
         cluster.review_s = min(cluster.review_s, now + REVIEW_S)
 
 
 def promise_view(job: Job) -> PromiseView | None:
-    """How it stands with the deadline of `job`; None: it has none, or is over."""
+    """Return the state of the deadline of `job`; None: the job has none, or has ended."""
     deadline, planned = job.spec.deadline, job.planned
     if deadline is None or job.final:
         return None
@@ -255,13 +262,13 @@ def promise_view(job: Job) -> PromiseView | None:
 
 
 def not_planned(cluster: Cluster, now: float, job: Job, why: str) -> None:
-    """Nothing is planned for `job` any more, since it is kept from running; `why`: in words."""
+    """Record that `job` is kept from running, and that a promise to it breaks. `why`: completes the sentence "it is ..."."""
     if job.promised:
         _note(cluster, now, job, PromiseState.BREAKS, Planned(saved_by=f"it is {why}"))
 
 
 def told_with(now: float, job: Job, found: Judged) -> str:
-    """To follow the event of a submission."""
+    """Return the words on the deadline that follow the text of a submission's event."""
     soft = "soft " if job.spec.deadline is not None and job.spec.deadline.soft else ""
     words = {
         PromiseState.HOLDS: "promised",
@@ -280,7 +287,7 @@ def _refused(reason: str, offer: CounterOffer | None = None) -> Judged:
 
 
 def _never_promised(job: Job) -> str:
-    """Why a deadline of such a job could not be promised in any cluster; "": it could."""
+    """Return why a deadline of such a job could not be promised in any cluster; "": it could."""
     spec = job.spec
     if not spec.expected_to_join:
         return f"a command that does not call elastic.join() tells no steps: nobody knows when it ends; {AS_IT_CAN}"
@@ -290,7 +297,7 @@ def _never_promised(job: Job) -> str:
 
 
 def _waits_for(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> str:
-    """What is to be known before anything can be planned for `job`; "": all is."""
+    """Return the unknown facts, in words, without which no plan can be made for `job`; "": all are known."""
     missing = [_length_of(job)] if math.isnan(job.steps_left) else []
     if not cluster.estimate(now, job, _servers(cluster, seen.view, job)).known:
         missing.append(THROUGHPUT)
@@ -298,13 +305,16 @@ def _waits_for(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> str:
 
 
 def _length_of(job: Job) -> str:
-    """What has to be known of its length."""
+    """Return the words for the facts that give the length of `job`."""
     until = job.spec.until
     return LENGTH if until is None else f"its length (some reports of {until.metric}, or max_steps)"
 
 
 def _final_by_s(cluster: Cluster, now: float, waits_for: str) -> float | None:
-    """By when it is known, if the job begins now; None: nobody knows when it tells its length."""
+    """Return when the missing facts are known if the job starts now (Unix time).
+
+    None: the length is missing, and the time at which the job reports its length cannot be foreseen.
+    """
     return now + STARTED_S + cluster.settings.measuring.longest_s if waits_for == THROUGHPUT else None
 
 
@@ -315,23 +325,25 @@ def _servers(cluster: Cluster, view: ClusterView, job: Job) -> Ints:
 
 @dataclass(frozen=True)
 class _Wide:
-    """A view with more rows, and a server with the GPUs that their jobs have; which jobs its rows are; and for how long GPUs of
-    those without deadlines are taken to be busy."""
+    """A view with additional rows for starting and newly submitted jobs, and a server with the GPUs of the starting jobs."""
 
     view: ClusterView
-    jobs: tuple[Job, ...]
-    busy: Busy
+    jobs: tuple[Job, ...]  # by row
+    busy: Busy  # GPUs that are reserved, or held by starting jobs without deadlines, and until when
 
 
 def _starting(cluster: Cluster) -> tuple[Job, ...]:
-    """Jobs whose workers have not joined yet, and are expected to: from then on they may be resized."""
+    """Return the jobs that cannot be resized yet because their workers are expected to join and have not."""
     return tuple(job for job in cluster.rows.gangs.values() if job.spec.expected_to_join and not job.final)
 
 
 def _wide(
     cluster: Cluster, now: float, seen: Snapshot, more: Sequence[Job], scheduler: Scheduler | None = None
 ) -> _Wide:
-    """What is seen, and these jobs behind it, the last rows. `scheduler`: which is to decide; None: the one in use."""
+    """Return the view of `seen` with the jobs `more` as its last rows.
+
+    `scheduler`: the scheduler that decides; None: the one in use.
+    """
     reserved = tuple(busy((scheduler or cluster.decider.scheduler).stages.reservations, taken(cluster), now))
     if not more:
         return _Wide(seen.view, seen.jobs, reserved)
@@ -340,7 +352,7 @@ def _wide(
     view = structs.replace(seen.view, servers=(*seen.view.servers, *beside))
     jobs, total = view.jobs, view.total_gpus
     curves, rows = jobs.curves, []
-    narrow = np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist() if own else []  # with no more GPUs than are seen
+    narrow = np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist() if own else []  # capped by the GPUs of `seen`
     narrow = [row for row in narrow if jobs.max_gpus[row] < min(seen.jobs[row].spec.gpus.max, total)]
     for job in (*(seen.jobs[row] for row in narrow), *more):
         told = cluster.estimate(now, job, fewest(cluster, max(curves.most, min(job.spec.gpus.max, total), 1)))
@@ -364,7 +376,7 @@ def _wide(
 
 
 def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[str, float]:
-    """By column, what is known of a job that the view does not show."""
+    """Return the values, by column, of a row for a job that the view does not contain."""
     spec, known = job.spec, told.known and not math.isnan(job.steps_left)
     most = max(1, min(spec.gpus.max, total, len(told.curve) - 1))
     left_s = job.steps_left / float(told.curve[1]) if known else UNKNOWN_S
@@ -374,7 +386,7 @@ def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[
         "max_gpus": max(1, peak(told.hull, min(spec.gpus.min, most), most)) if told.known else most,
         "requested_gpus": most,
         "priority": spec.priority,
-        "share": 0,  # it still has to start
+        "share": 0,  # the job still has to start
         "left_s": left_s,
         "told_s": left_s if known else math.nan,
         "done_s": 0.0,
@@ -390,7 +402,7 @@ def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[
 
 
 def _with_curve(curves: Curves, speedup: Floats) -> Curves:
-    """One more curve, the last one. What is beyond the end of a curve is as at its end."""
+    """Return the curves with one more at the end. Shorter curves are extended by their last values."""
     width = max(curves.most + 1, len(speedup))
     rows = [np.pad(curves.speedup, ((0, 0), (0, width - curves.speedup.shape[1])), mode="edge")]
     rows.append(np.pad(speedup, (0, width - len(speedup)), mode="edge")[None, :])
@@ -412,7 +424,7 @@ def _offer(wide: _Wide, steps: float, newcomer: Promise, found: Offer, terms: Te
 
 
 def _sentence(now: float, job: Job, offer: CounterOffer, others: bool) -> str:
-    """Why a job is refused, and what would hold. `others`: have any jobs been promised anything?"""
+    """Return why a job is refused, and the deadlines or sizes that would hold. `others`: whether other promises exist."""
     instead = "; ".join(_instead(now, offer))
     beside = " beside the promises to other jobs" if others else ""
     what = f"its deadline in {span(job.deadline_s - now)} does not hold{beside}"
@@ -438,7 +450,7 @@ def _note(cluster: Cluster, now: float, job: Job, state: PromiseState, planned: 
     if before is PromiseState.PROVISIONAL and job.profiling is not None:
         state, planned = before, Planned(waits_for=THROUGHPUT, final_by_s=job.planned.final_by_s)
     elif before is PromiseState.PROVISIONAL and state is PromiseState.BREAKS:
-        state = PromiseState.NONE  # it was never promised for good
+        state = PromiseState.NONE  # the promise was never final
     job.planned = planned
     if state is before:
         return
@@ -451,7 +463,7 @@ def _note(cluster: Cluster, now: float, job: Job, state: PromiseState, planned: 
 
 
 def _told(now: float, job: Job, state: PromiseState, before: PromiseState | None) -> str:
-    """The text of an event; "": there is none to be told."""
+    """Return the text of the event about a promise's new state; "": no event is due."""
     planned = job.planned
     end = f"planned end in {span(planned.finish_s - now)}" if planned.finish_s is not None else "no end is in sight"
     deadline = f"deadline in {span(job.deadline_s - now)}" if job.deadline_s > now else "deadline passed"
@@ -474,13 +486,13 @@ def _share(kept: Kept, wide: _Wide, row: int) -> int:
 
 
 def _end_s(view: ClusterView, row: int, share: int) -> float | None:
-    """When a job ends at its present pace; None: it has no GPUs."""
+    """Return when the job of `row` ends with `share` GPUs (Unix time); None: without GPUs."""
     rate = float(view.jobs.speedup(row, min(share, view.jobs.curves.most))) if share else 0.0
     return view.now + float(view.jobs.left_s[row]) / rate if rate > 0 else None
 
 
 def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
-    """What would save a promise that breaks, in words."""
+    """Return the changes that would save a breaking promise, in words; "": no change would."""
     others = replace(asked, promised=[other for other in asked.promised if other.key != one.key])
     if others.plan() is None:
         return "others' promises break, too"
@@ -497,7 +509,7 @@ def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
 
 
 def _last_looks(now: float, kept: Kept, terms: Terms) -> Iterator[float]:
-    """When it shows at the latest that a promise breaks: a margin before its deadline, and half of that."""
+    """Yield the latest times to check each promise (Unix time): one margin and half a margin before its deadline."""
     for row in kept.plan.found:
         due_s = kept.promised[row].deadline_s  # a margin before the deadline
         yield from (at for at in (due_s, due_s + terms.margin_s / 2) if at > now)

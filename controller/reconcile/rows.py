@@ -159,7 +159,7 @@ class Rows:
         self._most_there: dict[int, int] = {}  # by number of the demand: the largest share that a job could have
         self._servers: Ints = np.zeros(0, dtype=np.int64)  # by share: the fewest servers that hold it
         self._numbers: dict[tuple[ServerId, int], int] = {}  # of GPUs
-        self._views: dict[ServerId, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # GPU indices of a server, their numbers
+        self._views: dict[ServerId, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # GPU indices, and their numbers
         self._order: list[int] = []  # numbers of the GPUs in view, by bit
         self._bits: list[Gpus] = []  # by number
         self._places: dict[JobId, Place] = {}
