@@ -2,21 +2,21 @@
 
 Theory of operation
 -------------------
-Each controller holds a **lease** in the store, which it renews. The one that leads has bound the leadership key to its lease, in
-the transaction that has recorded its **term**, a number that only grows. When its lease ends the store removes the key, all
-others see that, and the fastest takes it.
+Each controller holds a **lease** in the store, and renews it. The leader has bound the leadership key to its lease, in the
+transaction that recorded its **term**, a number that only grows. When the lease ends, the store removes the key; all other
+controllers see that, and the fastest takes the key.
 
-**The margin rule.** The store counts a lease's time from when a request reaches it, we count it from when we have *sent* the
-request, and take a margin off. So whatever is late, ours ends first: from `leads_until_s` on nothing may leave this controller.
-That does not need clocks that agree, only clocks that run about equally fast. An answer that comes too late does not bring a
-lease back.
+**The margin rule.** The store counts a lease's time from the arrival of a request. The controller counts from when it *sent*
+the request, and subtracts a margin. So the controller's count ends first, however late messages are: from `leads_until_s` on no
+message may leave this controller. The clocks need not agree; they must only run about equally fast. An answer that arrives too
+late does not revive a lease.
 
-The rule alone is not safe, since a process may sleep between its look at the clock and its message. So each write is conditional
-on the leadership key, and each agent remembers the highest term and ignores lower ones. The three together are searched
-exhaustively in `verification/leadership.pml`.
+The rule alone is not safe, because a process may sleep between reading the clock and sending a message. So each write is
+conditional on the leadership key, and each agent remembers the highest term and ignores lower ones. The model checker searches
+the three together exhaustively (`verification/leadership.pml`).
 
-**Unknown outcomes.** A campaign that is not answered may have been won. Its lease is given back, whatever has come of it, and
-the next one begins with another lease.
+**Unknown outcomes.** A campaign without an answer may have been won. Its lease is revoked in any case, and the next campaign
+uses another lease.
 
 **Catching up.** Who has won may not act yet: it first has to know all that was recorded before. If that takes too long, another
 one may do better.
@@ -60,7 +60,7 @@ from .words import (
 
 
 class State(enum.Enum):
-    """What a controller is at present."""
+    """State of a controller in the election."""
 
     FOLLOWING = "standing by"
     CAMPAIGNING = "trying to lead"
@@ -69,7 +69,7 @@ class State(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """What makes it something else."""
+    """Cause of a transition between states."""
 
     VACANT = "nobody leads"
     BEATEN = "another one was faster"
@@ -80,7 +80,7 @@ class Cause(enum.Enum):
 
 TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.FOLLOWING, Cause.VACANT): State.CAMPAIGNING,
-    (State.FOLLOWING, Cause.LOST): State.FOLLOWING,  # its lease alone
+    (State.FOLLOWING, Cause.LOST): State.FOLLOWING,  # only the lease was lost
     (State.CAMPAIGNING, Cause.BEATEN): State.FOLLOWING,
     (State.CAMPAIGNING, Cause.WON): State.CATCHING_UP,
     (State.CAMPAIGNING, Cause.LOST): State.FOLLOWING,
@@ -92,7 +92,7 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
 
 @dataclass(frozen=True)
 class _Lease:
-    """What we hold in the store, by the margin rule until `until_s`."""
+    """This controller's lease in the store, which counts by the margin rule until `until_s`."""
 
     id: int
     sent_s: float
@@ -100,19 +100,19 @@ class _Lease:
 
 
 class Election:
-    """The state machine of one controller in an election. It asks one thing of the store at a time."""
+    """State machine of one controller in an election, with at most one request to the store outstanding."""
 
     def __init__(self, times: Leadership, now: float) -> None:
-        """now: of CLOCK_BOOTTIME (s)."""
+        """Begin as a follower without a lease. `now` and all later times are of CLOCK_BOOTTIME (s)."""
         self._times = times
         self._state = State.FOLLOWING
         self._lease: _Lease | None = None
         self._asking: Ask | None = None
-        self._ask_s = now  # when a lease is asked for, or ours is renewed
+        self._ask_s = now  # when to request or renew the lease
         self._seen: Seen | None = None
         self._reign: Reign | None = None
         self._won_s = now
-        self._above = 0  # the highest term that anybody has told us of
+        self._above = 0  # the highest term reported to this controller
         self._rest_until_s = now
         self._turned_s = now
         self._closed = False
@@ -123,23 +123,23 @@ class Election:
 
     @property
     def reign(self) -> Reign | None:
-        """Ours; None: we do not lead."""
+        """This controller's reign; None: it does not lead."""
         return self._reign
 
     @property
     def holder(self) -> Holder | None:
-        """Who was last seen to lead."""
+        """The last known leader; None: no leader, or none seen yet."""
         return self._seen.holder if self._seen is not None else None
 
     @property
     def leads_until_s(self) -> float | None:
-        """Until then what leaves this controller is a leader's word. None: it does not lead."""
+        """Until when this controller may send as the leader (CLOCK_BOOTTIME, s). None: it does not lead."""
         if self._reign is None or self._lease is None:
             return None
         return self._lease.until_s
 
     def next_deadline(self) -> float | None:
-        """When `TimePassed` is wanted, though nothing has happened."""
+        """Return when `TimePassed` is due without other events (CLOCK_BOOTTIME, s); None: no deadline."""
         if self._closed:
             return None
         found = [self._lease.until_s] if self._lease is not None else []
@@ -152,7 +152,7 @@ class Election:
         return min(found, default=None)
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Take one event in. The actions are to be carried out in their order."""
+        """Handle one event, and return the actions to carry out, in order."""
         if self._closed:
             return []
         actions: list[Action] = []
@@ -179,7 +179,7 @@ class Election:
                 self._answered(Campaign)
                 if self._state is State.CAMPAIGNING and self._lease is not None and self._lease.id == lease:
                     self._move(Cause.BEATEN)
-                    self._seen = None  # until it is seen who
+                    self._seen = None  # the new leader is not known yet
             case Failed(what):
                 self._answered(type(what))
                 self._fail(now, actions, what)
@@ -204,7 +204,7 @@ class Election:
         self._go_on(now, actions)
         return actions
 
-    # -- what has happened
+    # -- events
 
     def _answered(self, kind: type[Ask]) -> None:
         if isinstance(self._asking, kind):
@@ -212,7 +212,7 @@ class Election:
 
     def _hold(self, now: float, lease: int, ttl_s: float, asked_s: float) -> None:
         until_s = asked_s + ttl_s - self._times.margin_s
-        if until_s <= now:  # the answer has come too late, and the lease ends by itself
+        if until_s <= now:  # the answer came too late; the lease ends by itself
             self._ask_s = now
             return
         self._lease = _Lease(lease, asked_s, until_s)
@@ -224,7 +224,7 @@ class Election:
         self._seen = seen
         reign = self._reign
         if reign is None or seen.revision < reign.revision:
-            return  # it was asked for before we have won
+            return  # read before this controller won
         if seen.holder is None or seen.holder.revision != reign.revision:
             who = (
                 f"{seen.holder.name} leads" if seen.holder is not None else "its leadership was removed from the store"
@@ -255,7 +255,7 @@ class Election:
             self._rest_until_s = now + self._times.rest_s
 
     def _lose(self, now: float, actions: list[Action], reason: str, revoke: bool = True) -> None:
-        """Be a standby, without a lease: the next one is another."""
+        """Become a standby without a lease; the next lease is a new one."""
         if self._reign is not None:
             actions.append(StandBy(self._reign.term, reason))
         if self._lease is not None:
@@ -265,7 +265,7 @@ class Election:
             self._ask_s = min(self._ask_s, now)
         self._lease = self._reign = self._seen = None
 
-    # -- what to do next
+    # -- next request
 
     def _go_on(self, now: float, actions: list[Action]) -> None:
         if self._asking is not None:

@@ -20,7 +20,7 @@ AFTER_ALL = "\U0010ffff"  # no key begins with it: it stands after all of them
 class StoreUnavailable(OperatorError):
     """The store cannot be read or written at present: the disk is full, the database is locked, no member answers.
 
-    `outcome_unknown`: whether a commit has taken place shows only when the store is read again after `probe`.
+    `outcome_unknown`: the commit may have taken place; only reading the store after `probe` shows whether it has.
     """
 
     def __init__(self, reason: str, outcome_unknown: bool = False) -> None:
@@ -29,11 +29,11 @@ class StoreUnavailable(OperatorError):
 
 
 class Deposed(OperatorError):
-    """Another controller writes to the store now. Nothing of this commit was written, and nothing more will be."""
+    """Another controller writes to the store now. No part of this commit was written, and no later commit can be."""
 
 
 class Compacted(Exception):
-    """The history that was asked for is no longer kept: list again, then watch from there."""
+    """The requested history is no longer kept: list again, then watch from the listing's revision."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Record:
     key: str
     value: bytes
     mod_revision: int
-    lease: int = 0  # that it is bound to; 0: none
+    lease: int = 0  # the lease that the key is bound to; 0: none
 
 
 @dataclass(frozen=True)
 class If:
-    """Holds when the key's `mod_revision` is this; 0: when there is no such key."""
+    """Condition that the key's `mod_revision` equals this one; 0: that there is no such key."""
 
     key: str
     mod_revision: int
@@ -56,7 +56,7 @@ class If:
 
 @dataclass(frozen=True)
 class Put:
-    """Set a key. It is bound to no lease any more."""
+    """Set a key, and unbind the key from its lease if it has one."""
 
     key: str
     value: bytes
@@ -64,7 +64,7 @@ class Put:
 
 @dataclass(frozen=True)
 class PutLeased:
-    """Set a key that goes when this lease ends. Only a `SharedStore` has leases."""
+    """Set a key that is removed when this lease ends. Only a `SharedStore` has leases."""
 
     key: str
     value: bytes
@@ -73,14 +73,14 @@ class PutLeased:
 
 @dataclass(frozen=True)
 class Delete:
-    """Remove a key, if it is there."""
+    """Remove a key if it exists."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Records by key, as of one revision."""
+    """Records in the order of their keys, as of one revision."""
 
     records: tuple[Record, ...]
     revision: int
@@ -88,9 +88,9 @@ class Listing:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one commit of a store may hold and still be one transaction of it. None: any number.
+    """Limits of a commit that the store makes durable in one transaction. None: unlimited.
 
-    Larger commits are atomic as well, and take longer; of a value that is over `bytes` by itself there can be none.
+    Larger commits are atomic as well, and take longer. A single value larger than `bytes` cannot be stored.
     """
 
     operations: int | None = None
@@ -99,22 +99,22 @@ class Limits:
 
     @property
     def is_none(self) -> bool:
-        """Is everything one transaction?"""
+        """Whether every commit is one transaction."""
         return self.operations is None and self.bytes is None
 
     def size(self, write: Put | PutLeased | Delete) -> int:
-        """So many bytes count for `write`."""
+        """Return the bytes that `write` counts for."""
         value = 0 if isinstance(write, Delete) else len(write.value)
         return len(write.key.encode()) + value + self.overhead_bytes
 
     def allow(self, operations: int, size: int) -> bool:
-        """Are so many writes of so many bytes together one transaction?"""
+        """Return whether `operations` writes of `size` bytes in total fit into one transaction."""
         return (self.operations is None or operations <= self.operations) and (self.bytes is None or size <= self.bytes)
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What one revision has changed. Without writes: nothing of what is watched, but all up to here has been told."""
+    """Changes of one revision. Without writes: no watched key changed, and all revisions up to this one were reported."""
 
     revision: int
     writes: tuple[Put | Delete, ...]
@@ -122,51 +122,50 @@ class Changes:
 
 @dataclass(frozen=True)
 class Lease:
-    """Ends so many seconds after it was granted or last renewed, unless it is renewed before. Its keys go with it."""
+    """A lease that ends `ttl_s` seconds after its grant or last renewal. Its keys are removed with it."""
 
     id: int
     ttl_s: float
 
 
 class Store(Protocol):
-    """Durable at each commit: what `commit` has returned for survives a crash at any later instruction.
+    """Key-value store that is durable at each commit: once `commit` has returned, its writes survive any later crash.
 
-    All methods but `close` raise StoreUnavailable. For one thread.
+    All methods but `close` raise StoreUnavailable. A store serves one thread.
     """
 
     @property
     def limits(self) -> Limits:
-        """Of one transaction."""
+        """Limits of one transaction."""
 
     def get(self, key: str) -> Record | None:
-        """The record of `key`, or None."""
+        """Return the record of `key`, or None."""
 
     def list(self, prefix: str) -> Listing:
-        """The records whose keys begin with `prefix`."""
+        """Return the records of all keys that begin with `prefix`."""
 
     def between(self, first: str, end: str) -> Listing:
-        """The records whose keys are `first` or greater, and less than `end`."""
+        """Return the records of all keys k with first <= k < end."""
 
     def keys(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, in their order, without reading what stands there."""
+        """Return the keys that begin with `prefix`, in order, without reading their values."""
 
     def pages(self, first: str, end: str) -> Iterator[Listing]:
-        """The same as `between` in portions, all as of the revision of the first, of which there is at least one.
+        """Yield the records of `between` in portions, at least one, all as of the revision of the first portion.
 
-        Raises Compacted if that revision is forgotten meanwhile.
+        Raises Compacted if that revision is compacted meanwhile.
         """
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
-        """All writes, or none: the revision they made, or None if a condition fails (nothing is written then).
+        """Make all writes or none. Returns their revision, or None if a condition fails and nothing was written.
 
         Raises ValueError if a key is written twice, and Deposed.
         """
 
     def probe(self, size: int) -> None:
-        """After a StoreUnavailable: make sure that a commit of about `size` bytes can be made again.
+        """Make sure, after a StoreUnavailable, that a commit of about `size` bytes can be made again.
 
-        What `get` and `list` tell afterwards is settled: no earlier commit whose outcome was unknown can still appear.
-        Raises Deposed.
+        Results of `get` and `list` are final afterwards: no earlier commit of unknown outcome can still appear. Raises Deposed.
         """
 
     def close(self) -> None:
@@ -174,58 +173,61 @@ class Store(Protocol):
 
 
 class Sealing(Protocol):
-    """Shows which records were written by controllers (`controller.seal`). For several threads."""
+    """Seal by which records of controllers are recognized (`controller.seal`). Safe for several threads."""
 
-    overhead_bytes: int  # of a sealed value
+    overhead_bytes: int  # bytes that sealing adds to a value
 
     def written(self, writes: Sequence[Any]) -> Sequence[Any]:
-        """What is stored for these writes."""
+        """Return the writes with sealed values, as they are stored."""
 
     def opened(self, key: str, stored: bytes) -> bytes | None:
-        """The value of a record; None: the record does not count."""
+        """Return the value of a record; None: the seal is invalid, and the record does not count."""
 
 
 class Watch(Protocol):
-    """Tells what happens in a store, revision by revision; none is missed or told twice, whatever happens to connections."""
+    """Stream of the changes of a store, revision by revision, each exactly once, also across lost connections."""
 
     def next(self, timeout_s: float) -> Changes | None:
-        """The next revision's; None: there was none for so long. Raises Compacted: then this watch has ended."""
+        """Return the next revision's changes; None after `timeout_s` without any. Raises Compacted, and then has ended."""
 
     def close(self) -> None:
-        """End it."""
+        """End the watch."""
 
 
 class SharedStore(Store, Protocol):
-    """A store that several processes use. Leases and watches may be used from other threads than the rest.
+    """A store that several processes share. Leases and watches may be used from other threads than the rest.
 
-    Whoever writes first calls `begin`. Who only reads and watches does not.
+    A process calls `begin` before its first commit; a process that only reads and watches does not.
     """
 
     def begin(self, guard: If | None = None) -> int:
-        """From now on this store writes, and who wrote before is deposed: none of its commits can appear any more.
+        """Become the store's writer, and depose the previous one: none of its commits can appear any more.
 
-        `guard` is part of the conditions of each commit from now on: where it fails, Deposed is raised. So is it here.
-        What an earlier writer has begun to write, and had to finish, is finished. Returns a revision: whoever has been told of
-        all up to there knows all that was written before.
+        `guard` is a condition of this call and of each later commit; Deposed is raised where it fails. A large commit that the
+        previous writer had begun, and that had to be completed, is completed. Returns a revision: a reader that has received
+        all changes up to it knows all earlier writes.
         """
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | PutLeased | Delete]) -> int | None:
-        """As a `Store` does it. Of a large commit, the revision is its last one's."""
+        """Commit as `Store.commit` does. A large commit returns its last revision."""
 
     def claim(self, conditions: Sequence[If], writes: Sequence[Put | PutLeased | Delete]) -> int | None:
-        """A small commit that needs no `begin`, and deposes nobody: for keys by which processes agree on who is to begin."""
+        """Make a small commit without `begin`, deposing no writer: for keys by which processes agree on the next writer."""
 
     def grant(self, ttl_s: float) -> Lease:
-        """A new lease; the store may give it more time than was asked for."""
+        """Grant a new lease; the store may give it more time than `ttl_s` seconds."""
 
     def renew(self, lease: int) -> float:
-        """Renew a lease: how long it lasts from when this was called (s); 0: it has ended."""
+        """Renew a lease. Returns its lifetime in seconds, counted from the call; 0: the lease has ended."""
 
     def revoke(self, lease: int) -> None:
-        """End a lease, if it has not ended."""
+        """End a lease if it has not ended."""
 
     def watch(self, prefix: str, revision: int) -> Watch:
-        """All changes of keys that begin with `prefix`, from `revision` on. With "" each `begin` shows too, without writes."""
+        """Watch all changes of keys that begin with `prefix`, from `revision` on.
+
+        With the prefix "" each `begin` appears as well, as a revision without writes.
+        """
 
     def compact(self, revision: int) -> None:
-        """Forget the history before `revision`."""
+        """Delete the history before `revision`."""
