@@ -3,7 +3,8 @@
     python -m benchmarks.bound [--data ../shared/data] [--cluster e13805]... [--steps 100] [--cell-s 0]
 
 Theory of operation
-------------------- Assign a price to GPU time, `price[x]` seconds per GPU-second in cell x of time, and let each job choose its
+-------------------
+Assign a price to GPU time, `price[x]` seconds per GPU-second in cell x of time, and let each job choose its
 GPUs over time such that its JCT plus its payment is least, as if it were alone. The sum of these over all jobs, less the price
 of all GPUs, is a lower bound on the sum of JCTs of any division of the GPUs, for any prices (Lagrangian duality): in a
 division, jobs pay for at most all GPUs. The scheduler is unrestricted: it knows arrivals and lengths in advance, and changes

@@ -1,7 +1,8 @@
 """Messages that a daemon has received and not handled yet: a bounded queue with a fair turn for each principal. Pure.
 
 Theory of operation
-------------------- ZeroMQ's receive queues cannot have a limit (`transport` explains why), and its I/O thread receives a
+-------------------
+ZeroMQ's receive queues cannot have a limit (`transport` explains why), and its I/O thread receives a
 message in a hundredth of the time that a daemon needs to handle one. So in each turn the daemon's loop first moves all received
 messages into this inbox (`door`), which takes microseconds per message. Rates are measured there, when a message arrives rather
 than when it is handled.

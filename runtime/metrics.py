@@ -1,7 +1,8 @@
 """HTTP server of a daemon's metrics in the Prometheus format.
 
 Theory of operation
-------------------- A daemon's loop must neither wait for a reader nor fail because of one. So a few threads serve readers, each
+-------------------
+A daemon's loop must neither wait for a reader nor fail because of one. So a few threads serve readers, each
 for a few seconds at most, and share no data with the loop but published figures. A reader marks figures as *wanted* and wakes
 the loop, which publishes plain values in its next turn. If the loop is late, the last figures are served, with their age.
 Figures younger than FRESH_S are served again, so many readers cost the loop no more than one.

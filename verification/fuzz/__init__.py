@@ -1,7 +1,8 @@
 """Fuzzing with hostile input: messages that no correct peer sends, and a check that the receiving process survives them.
 
 Theory of operation
-------------------- `grammar` generates plain values from the protocol's own types, so every kind of message is covered as soon
+-------------------
+`grammar` generates plain values from the protocol's own types, so every kind of message is covered as soon
 as it exists. It uses names that are in use (`Words`) and extreme numbers, and includes or omits each optional field at random.
 `mutate` corrupts these values on three levels. Trees: wrong types, missing and unknown fields, unknown tags, deep nesting, huge
 names. Bytes: truncation, bit flips, false lengths, invalid UTF-8. Frames: too many, empty ones, invalid identities. The rate of

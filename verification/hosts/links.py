@@ -1,7 +1,8 @@
 """Links between the hosts of a lab: intact, cut, or slow and lossy, each in one direction.
 
 Theory of operation
-------------------- A link is one direction between two hosts on one network. Each host has a static neighbour entry for each
+-------------------
+A link is one direction between two hosts on one network. Each host has a static neighbour entry for each
 other host, so no ARP request is ever sent. The entry of an intact link holds the other host's MAC address. That of a cut link
 holds an unused address: frames leave and are lost without notice, as with a broken cable. That of a slow link holds an address
 of the relay (`relay`), which delays frames and drops some. So one direction can be cut while the other is intact, and the
