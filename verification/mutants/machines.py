@@ -31,15 +31,17 @@ class Machine:
 _CONTROLLER = tuple(
     f"tests/controller/test_{name}.py"
     for name in (
-        "absence", "bounds", "cut_off", "divergence", "drains", "faults", "forgery", "gangs", "generations", "growth",
-        "hello_bounds", "hellos", "identity", "job_ends", "losses", "numbers", "oldest", "reigns", "requests", "resizing",
-        "restart", "saving", "server_clocks", "servers", "snapshots", "stall", "stopping", "throughput", "troubles",
+        "absence", "bounds", "cut_off", "divergence", "drains", "explaining", "faults", "forgery", "gangs", "generations",
+        "gpu_types", "growth", "hello_bounds", "hellos", "identity", "job_ends", "lending", "losses", "numbers", "oldest",
+        "promises", "quotas", "reigns", "requests", "reservation", "reserved_times", "resizing", "restart", "saving",
+        "server_clocks", "servers", "sight", "snapshots", "stall", "stopping", "stored", "throughput", "troubles",
     )
 )  # fmt: skip
 _WORKER = tuple(
     f"tests/worker/test_{name}.py"
     for name in (
-        "builds", "campaign", "interlude", "limits", "membership", "preemption", "reporting",
+        "beginning", "between_steps", "builds", "campaign", "failures", "interlude", "limits", "membership", "mistakes",
+        "preemption", "reporting", "script_end", "unknown_lengths",
     )
 )  # fmt: skip
 _AGENT = ("tests/agent/test_machine.py", "tests/agent/test_starts.py", "tests/agent/test_stops.py")

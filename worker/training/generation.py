@@ -34,9 +34,7 @@ class Generation:
         self.plan: tuple[Transfer, ...] = ()
         self.transfers = Transfers.NONE
         self.ranges: tuple[range, ...] = ()  # of virtual workers, by rank
-        self._unproved = (
-            0  # steps until joining workers have been compared with those that gave them the state (`crosscheck`)
-        )
+        self._proving = False  # joining workers have yet to be compared with their givers (`crosscheck`)
 
     def enter(self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True) -> bool:
         """Enter a generation.

@@ -329,13 +329,7 @@ class Training:
         self._has_state(now, -1, 0, None)
         return self._entered(now)
 
-    def _refuse(
-        self,
-        now: float,
-        needed: int,
-        found: str,
-        remedy: str = "is its directory mounted, and the same on all servers?",
-    ) -> list[Action]:
+    def _refuse(self, now: float, needed: int, found: str, remedy: str = MOUNTED) -> list[Action]:
         text = f"the job has a checkpoint of step {needed} or later; {found}: {remedy}"
         return self._close(now, EndProcess(exits.NO_CHECKPOINT, text), text)
 

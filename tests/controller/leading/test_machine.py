@@ -10,6 +10,7 @@ from elasticd.controller.leading.words import (
     Built,
     Campaign,
     Closed,
+    Event,
     Failed,
     Grant,
     Heard,
@@ -236,3 +237,46 @@ def test_the_store_is_asked_one_thing_at_a_time_and_not_without_end_while_it_is_
             asked += 1
             election.handle(now + 0.01, Failed(action, "connection refused"))  # type: ignore[arg-type]
     assert 60 <= asked <= 60 / TIMES.retry_s + 1
+
+
+def test_answers_about_an_earlier_lease_do_not_concern_the_present_one() -> None:
+    election = leader()
+    election.handle(0.5, Resigned(3, "it hears no agent", 0.0))
+    election.handle(0.6, LeaseGranted(2, 5.0, 0.5))
+    for late in (Beaten(1), Failed(Campaign(1, 0), "no answer"), LeaseGone(1), Renewed(1, 500.0, 0.4)):
+        assert not [action for action in election.handle(0.7, late) if isinstance(action, Revoke | StandBy | Lead)]
+    assert election.handle(0.8, Won(1, Reign(4, 9))) == [Revoke(1)], (
+        "it was won after all, by a lease that is given back"
+    )
+    assert election.handle(0.9, Seen(None, 20)) == [Campaign(2, 0)]
+    assert election.handle(0.9, Won(1, Reign(4, 19))) == [Revoke(1)]
+    assert election.state is not State.CATCHING_UP
+    assert election.reign is None
+
+
+@pytest.mark.parametrize(
+    "late",
+    [Failed(Campaign(1, 0), "no answer"), Beaten(1), Renewed(1, 5.0, 0.0), LeaseGone(1)],
+    ids=lambda late: type(late).__name__,
+)
+def test_an_answer_that_comes_when_the_lease_is_over_finds_nothing_to_give_back_twice(late: Event) -> None:
+    election = follower(NOBODY)
+    assert election.handle(10.0, late).count(Revoke(1)) == 1
+    assert election.state is State.FOLLOWING
+    assert election.reign is None
+
+
+def test_an_election_that_was_won_by_one_that_follows_again_is_given_back() -> None:
+    election = follower(NOBODY)
+    election.handle(0.3, Beaten(1))
+    assert election.handle(0.4, Won(1, Reign(3, 8))) == [Revoke(1)]
+    assert election.state is State.FOLLOWING
+
+
+def test_who_leads_is_who_was_last_seen() -> None:
+    election = Election(TIMES, 0.0)
+    assert election.holder is None
+    election.handle(0.1, OTHER)
+    assert election.holder == Holder("other", 6)
+    election.handle(0.2, Seen(None, 9))
+    assert election.holder is None

@@ -62,3 +62,10 @@ def test_values_of_the_archive_are_not_kept() -> None:
     mirror.take(Changes(2, (Put(f"{ARCHIVE}1", b"long"), Put("/jobs/1", b"short"))))
     assert mirror.records() == [("/jobs/1", b"short"), (f"{ARCHIVE}1", b"")]
     assert mirror.revision == 2
+
+
+def test_what_is_left_out_of_the_archive_and_what_was_never_there_has_no_value() -> None:
+    mirror = Mirror((), (Record("/leader", b"a", 1),), 1)
+    assert (mirror.value("/leader"), mirror.value("/jobs/1")) == (b"a", None)
+    mirror.take(Changes(2, (Put("/leader", b"b"), Put(f"{ARCHIVE}1", b"long"))))
+    assert (mirror.value("/leader"), mirror.value(f"{ARCHIVE}1")) == (b"b", None)
