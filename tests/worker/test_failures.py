@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 from elasticd.protocol import exits
 from elasticd.protocol.model import WorkerPhase
@@ -97,3 +98,72 @@ def test_a_newcomer_that_lost_its_initial_values_ends_where_there_is_no_checkpoi
     story.tell(e.CheckpointMissing())
     assert "initial values" in story.status.note
     assert [end.code for end in story.all(e.EndProcess)] == [exits.SPOILED]
+
+
+def joins_to_prove_itself() -> Any:
+    """A newcomer with the whole state after step 5, which it has yet to compute with as the others do."""
+    story = Story()
+    story.tell(e.Arrived(12, 4, 8, registers_values=True, proves=True))
+    story.follows(3, OTHER, ME, holders=(OTHER,))
+    story.tell(e.StateArriving(4))
+    story.tell(e.StateTaken(4, 1))
+    story.tell(e.WordRead(0))
+    story.tell(e.StepApplied(5))
+    story.tell(e.StepWanted(1))
+    assert story.take()[-1] == e.ExchangeValues()
+    story.tell(e.ValuesExchanged(1))
+    assert story.take() == [e.EnterLoop(1)]
+    story.epoch = 1
+    return story
+
+
+def test_a_newcomer_holds_the_state_and_hosts_once_it_has_computed_a_step_as_the_others_do() -> None:
+    story = joins_to_prove_itself()
+    run = story.begin_step()
+    assert (run.step, run.ranges) == (6, (range(4), range(0)))
+    assert story.status.applied == 4, "it is no holder of the state after step 5 yet"
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
+    story.tell(e.StepApplied(6))
+    assert story.status.applied == 6
+    assert story.begin_step().ranges == (range(2), range(2, 4))
+
+
+def test_a_newcomer_whose_proving_step_fails_receives_the_state_again() -> None:
+    story = joins_to_prove_itself()
+    story.begin_step()
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.take()
+    assert story.status.applied is None
+    assert story.follows(5, OTHER, ME, holders=(OTHER,))[-1] == e.ReceiveState(keep_own=False)
+
+
+def holder_of_a_newcomer() -> Any:
+    """Has sent the state after step 0 to a newcomer, and its registered values after step 1; is in step 2 with it."""
+    story = Story()
+    story.tell(e.Arrived(12, 4, 8, registers_values=True, proves=True))
+    story.alone()
+    story.tell(e.CheckpointMissing())
+    story.take()
+    story.step()
+    story.begin_step()
+    story.tell(e.CollectiveFailed("lost"))
+    story.take()
+    story.follows(5, OTHER, ME, holders=(ME,))
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
+    story.tell(e.StepApplied(1))
+    story.tell(e.StepWanted(0))
+    assert story.take() == [e.ExchangeValues()]
+    story.tell(e.ValuesExchanged(0))
+    assert story.take() == [e.RunStep(2, (range(0), range(4)), 0, send=False)]
+    return story
+
+
+def test_who_has_handed_the_state_on_still_holds_it_while_the_newcomer_proves_itself() -> None:
+    story = holder_of_a_newcomer()
+    story.tell(e.CollectiveFailed("the newcomer is lost"))
+    story.take()
+    assert story.status.applied == 1
+    story.suspend(ME)
+    assert story.take() == [e.SaveCheckpoint(1, 1, 0, 5)]

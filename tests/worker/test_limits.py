@@ -238,3 +238,17 @@ def test_what_a_worker_once_waited_for_is_not_told_for_ever() -> None:
     story.take()
     story.alone(2)
     assert story.status.note == ""
+
+
+def test_a_preempted_worker_that_hangs_lets_the_others_out_of_the_step_before_it_ends() -> None:
+    story = Story(limits=e.Limits(step_timeout_s=100.0))
+    story.trains_alone(5)
+    story.begin_step()
+    story.wait(100.0 - times.SUSPEND_PATIENCE_S)
+    story.suspend()
+    story.acknowledges = False  # it waits for its agent, and the others do not
+    story.wait(times.SUSPEND_PATIENCE_S)
+    assert story.all(e.Abandon) == [e.Abandon(1)]
+    assert "computing its part of step 6 for 100 s" in story.status.note
+    story.wait(times.LAST_REPORT_TIMEOUT_S)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]

@@ -103,3 +103,17 @@ def test_a_script_that_wants_to_train_on_after_its_end_is_refused_and_does_not_w
     story.wait(1.0)
     with pytest.raises(InvalidTransition, match="is over"):
         story.tell(fact)
+
+
+def test_a_worker_ends_when_its_last_report_has_come_and_not_when_an_earlier_one_has() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.acknowledges = False
+    earlier = story.status.sequence
+    story.tell(e.LoopEnded(3))
+    story.tell(e.StatusAcknowledged(earlier))
+    assert story.take() == []
+    last = story.status
+    assert (last.phase, story.take()) == (WorkerPhase.FINISHED, [])
+    story.tell(e.StatusAcknowledged(last.sequence))
+    assert story.take() == [e.Continue()]
