@@ -173,10 +173,10 @@ def test_what_was_not_measured_yet_and_the_state_itself_have_time_by_its_size() 
 
 
 def test_an_exchange_that_was_given_up_too_early_is_given_twice_the_time() -> None:
-    story = Story(limits=e.Limits(step_timeout_s=150.0))
+    story = Story(limits=e.Limits(step_timeout_s=5.0))
     story.trains_alone(2)
     story.begin_step()
-    for generation, limit_s in ((2, 150.0), (3, 300.0), (4, 600.0)):
+    for generation, limit_s in ((2, 30.0), (3, 60.0), (4, 120.0)):
         story.tell(e.PartComputed())
         story.wait(limit_s - 1.0)
         assert story.status.waits_s == 0.0
