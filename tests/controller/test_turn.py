@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller import cluster
+from elasticd.controller import cluster, turn
 from elasticd.controller.cluster import MORE_THAN_ANY_SESSION, Settings
 from elasticd.controller.events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
@@ -363,3 +363,50 @@ def test_before_a_decision_that_takes_long_what_has_come_is_recorded_and_answere
     assert not sent(ahead), "nothing is decided yet"
     assert driven.store.between(JOBS, JOBS + AFTER_ALL).records
     assert any(isinstance(message, StartWorker) for message in sent(driven.finish()))
+
+
+class Timed:
+    """A clock that goes on by a second whenever it is read, and what it was told."""
+
+    def __init__(self) -> None:
+        self.reads = 0.0
+        self.decisions: list[float] = []
+        self.commits: list[tuple[float, int]] = []
+
+    def now(self) -> float:
+        self.reads += 1.0
+        return self.reads
+
+    def decided(self, seconds: float) -> None:
+        self.decisions.append(seconds)
+
+    def committed(self, seconds: float, records: int) -> None:
+        self.commits.append((seconds, records))
+
+
+def test_a_watch_is_told_how_long_decisions_and_commits_take_and_of_nothing_that_failed() -> None:
+    driven, timed = Driven(), Timed()
+    driven.turn = Turn(driven.store, driven.build, driven.now, timed)
+    driven.hello()
+    timed.commits.clear()
+    before = len(driven.store.records)
+    assert isinstance(driven.ask(Submit(spec=job_spec(high=2)), "r1"), Submitted)
+    assert timed.decisions[-1] == 1.0
+    assert [seconds for seconds, _ in timed.commits] == [1.0] * len(timed.commits)
+    assert sum(records for _, records in timed.commits) >= len(driven.store.records) - before > 0
+    told = len(timed.commits)
+    driven.store.fail = FULL
+    assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused)
+    assert len(timed.commits) == told
+
+
+def test_of_too_many_requests_in_doubt_the_oldest_are_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "MOST_DOUBTED", 2)
+    driven = Driven()
+    driven.store.fail = UNKNOWN
+    for name in ("r1", "r2", "r3"):
+        driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id=name, request=Submit(spec=job_spec(name)))))
+    assert driven.answers(driven.finish()) == {}
+    repeated = {name: driven.ask(Submit(spec=job_spec(name)), name) for name in ("r2", "r3", "r1")}
+    assert (repeated["r2"], repeated["r3"]) == (None, None)
+    assert isinstance(repeated["r1"], Refused)

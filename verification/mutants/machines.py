@@ -71,6 +71,6 @@ MACHINES = (
     Machine(
         "turn",
         ("controller/turn.py",),
-        tuple(f"tests/controller/test_{name}.py" for name in ("turn", "effects", "restart")),
+        tuple(f"tests/controller/test_{name}.py" for name in ("turn", "effects", "restart", "reigns", "accounting")),
     ),
 )
