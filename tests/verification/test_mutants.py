@@ -2,7 +2,7 @@
 
 import ast
 
-from verification.mutants.__main__ import EQUIVALENT, equivalents, interval, misfits
+from verification.mutants.__main__ import EQUIVALENT, equivalents, interval, misfits, table
 from verification.mutants.operators import mutants
 
 CODE = '''
@@ -46,3 +46,11 @@ def test_mutants_that_are_said_to_change_nothing_are_mutants_of_the_code() -> No
 def test_an_interval_holds_the_share_and_narrows() -> None:
     few, many = interval(9, 10), interval(900, 1000)
     assert few[0] < many[0] < 0.9 < many[1] < few[1] <= 1.0
+
+
+def test_the_table_keeps_what_it_said_of_machines_that_were_not_tried_here() -> None:
+    row = "| fence | 61 | 25 | 21 | 0 | 0 | 0 | 4 | 84.0 % (65 to 94) |"
+    found = table({}, {}, f"| machine | mutants |\n{row}\n").splitlines()
+    assert row in found
+    assert found[-1].startswith("| all | ")
+    assert found[-1].endswith("| 25 | 21 | 0 | 0 | 0 | 4 | 84.0 % (65 to 94) |")

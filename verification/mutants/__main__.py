@@ -4,6 +4,7 @@ Tries mutants of the pure machines (`operators`) against their tests and the sim
 written down in out/mutants/tried.jsonl, so that the same command goes on where it was interrupted; `--each` says how many of each
 machine, drawn in an order that never changes. A mutant is known by its function and its statement, so what is known of a function
 stands until that statement changes. `equivalent.txt` has those that change nothing, each with the reason.
+`--write` leaves the rows of machines alone of which nothing is written down there.
 
 Exit code 0: none survives that is not known to change nothing. 1: some do; they are printed. 2: `equivalent.txt` does not fit.
 """
@@ -81,8 +82,12 @@ def interval(killed: int, tried: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def table(tried: dict[str, Known], same: dict[str, str]) -> str:
-    """How many of each machine were tried, and what came of them, in Markdown."""
+def table(tried: dict[str, Known], same: dict[str, str], before: str = "") -> str:
+    """How many of each machine were tried, and what came of them, in Markdown.
+
+    before: an earlier table; what it says of a machine of which nothing is known here is kept.
+    """
+    earlier = {cells[1].strip(): cells for cells in (line.split("|") for line in before.splitlines()) if len(cells) > 9}
     rows = [
         "| machine | mutants | tried | killed by tests | by the world | never end | change nothing | survive | killed |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -94,6 +99,8 @@ def table(tried: dict[str, Known], same: dict[str, str]) -> str:
         equal = sum(one.key in same for one in of_it)
         ways = [sum(one.by == way and one.key not in same for one in of_it) for way in ("tests", "world", "time", "")]
         counts = [len(found), len(of_it), *ways[:3], equal, ways[3]]
+        if not of_it and machine.name in earlier:
+            counts = [int(cell) for cell in earlier[machine.name][2:9]]
         sums = [a + b for a, b in zip(sums, counts, strict=True)]
         rows.append(_row(machine.name, counts))
     return "\n".join([*rows, _row("all", sums)]) + "\n"
@@ -169,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     chosen = [machine for machine in MACHINES if not options.only or machine.name in options.only]
     if options.write:
-        head = PAGE.read_text().partition(MARK)[0]
-        PAGE.write_text(head + MARK + "\n" + table(known(TRIED), same))
+        head, _, before = PAGE.read_text().partition(MARK)
+        PAGE.write_text(head + MARK + "\n" + table(known(TRIED), same, before))
         return 0
     KEPT.mkdir(parents=True, exist_ok=True)
     for machine in chosen:
