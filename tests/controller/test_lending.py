@@ -19,6 +19,7 @@ from elasticd.protocol.messages import (
     LoanEnded,
     Refused,
     RemoveServer,
+    Scale,
     ServerState,
     ServerUncordoned,
     Submit,
@@ -67,10 +68,13 @@ def test_an_elastic_job_shrinks_at_once_and_grows_again_when_the_time_is_over() 
     assert world.kinds().count(EventKind.LOAN_ENDED) == 1
 
 
-def test_what_is_lent_is_left_with_the_next_step_though_its_job_is_to_move_elsewhere() -> None:
+@pytest.mark.parametrize("scaled", [False, True], ids=["by the policy", "by a share that was set"])
+def test_what_is_lent_is_left_with_the_next_step_though_its_job_is_to_move_elsewhere(scaled: bool) -> None:
     world = World({"s1": 3, "s2": 3})
     jobs = [world.submit(job_spec(name, 1, 3)) for name in ("first", "second")]
     _all_settle(world, jobs)
+    for job in jobs if scaled else ():
+        world.ask(Scale(job=job.id, share=3))
     assert [len(job.record.target) for job in jobs] == [3, 3]
     (gpu,) = lent(world, 1).gpus
     job = next(job for job in jobs if any(entry.gpu == gpu for entry in job.workers))
