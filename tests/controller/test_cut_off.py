@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elasticd.controller.jobs.generations import cut_off, unconnected
 from elasticd.protocol.messages import EventKind, StopWorker
 from elasticd.protocol.model import Fault, WorkerPhase
 from elasticd.protocol.times import CUT_OFF_TIMEOUT_S
@@ -122,3 +123,19 @@ def test_a_job_that_trains_meanwhile_waits_until_its_newcomers_can_be_connected(
     cannot_connect(world, members, trains=members[0])
     world.pass_time(CUT_OFF_TIMEOUT_S + 1)
     assert world.roster(job) == members
+
+
+def test_nobody_is_left_behind_by_an_order_that_has_come_about() -> None:
+    """Statuses of before may still say that nothing could be built, and who did not hear whom."""
+    world, name, members = broken({"s1": 2, "s2": 2})
+    job, apart = world.job(name), tuple(members[2:])
+    committed, ordered = job.record.committed, job.record.generation
+    stand_apart(world, members, members[2:])
+    assert cut_off(job) == apart
+    job.update(committed=ordered)
+    assert cut_off(job) == ()
+    job.update(committed=committed)
+    cannot_connect(world, members)
+    assert unconnected(job) == apart
+    job.update(committed=ordered)
+    assert unconnected(job) == ()

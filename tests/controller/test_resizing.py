@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from elasticd.controller.jobs.generations import GiveOrder, next_step
+from elasticd.controller.jobs.records import OrderKind
 from elasticd.protocol.messages import (
     EventKind,
     Order,
@@ -229,3 +231,32 @@ def test_a_restarted_controller_repeats_its_order_to_workers_that_do_not_follow_
     world.sent.clear()
     world.restart()
     assert {order.job for order in world.messages(Order)} == {waits.id}
+
+
+def test_a_job_that_shrinks_before_it_has_begun_is_ordered_once_while_the_other_worker_still_ends():
+    world = World()
+    job = world.submit(job_spec(low=1, high=3))
+    world.turn()
+    world.ask(Scale(job=job.id, share=2))
+    world.arrive(job.id)
+    ordered = job.record.generation
+    first, second = world.roster(job.id)
+    assert len(world.running(job.id)) == 3
+    for worker in (first, second, first):
+        world.report(worker, WorkerPhase.READY)
+    world.pass_time(5)
+    assert (job.record.generation, world.roster(job.id)) == (ordered, [first, second])
+
+
+def test_a_job_whose_next_gpus_are_all_occupied_is_ordered_nothing_until_one_is_free():
+    world = World({"s1": 2, "s2": 1})
+    job = one_running(world, 1)
+    world.ask(Scale(job=job.id, share=2))
+    (first, _) = world.roster(job.id)
+    elsewhere = GpuAddress(server=ServerId("s2"), index=0)
+    job.aim(world.now, (elsewhere,), "it moves")
+    assert next_step(job, lambda gpu: False, ()) is None
+    step = next_step(job, lambda gpu: True, ())
+    assert isinstance(step, GiveOrder)
+    assert [(place.worker, place.gpu.server) for place in step.places] == [(first, "s1"), (None, "s2")]
+    assert step.kind is OrderKind.UNION, "the state is handed on before it is left"
