@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from elasticd.controller.events import AgentMessage
+from elasticd.controller.jobs.generations import GiveOrder, next_step
+from elasticd.controller.jobs.job import Avoidance
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     Cancel,
@@ -23,7 +25,17 @@ from elasticd.protocol.messages import (
     StopWorker,
     WorkerExit,
 )
-from elasticd.protocol.model import Fault, JobPhase, Processes, ServerId, Severity, Trouble, WorkerId, WorkerPhase
+from elasticd.protocol.model import (
+    Fault,
+    GpuAddress,
+    JobPhase,
+    Processes,
+    ServerId,
+    Severity,
+    Trouble,
+    WorkerId,
+    WorkerPhase,
+)
 from elasticd.protocol.times import JOIN_NOTICE_S, SILENT_SERVER_S
 from elasticd.scheduler.policies import POLICIES
 
@@ -435,3 +447,18 @@ def test_what_an_elastic_worker_on_a_server_that_is_given_up_held_was_lost():
     assert job.final
     world.reap()
     assert world.ask(GetJob(job=job.id)).job.gpu_seconds.lost_gpu_s > SILENT_SERVER_S
+
+
+def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begin():
+    world = World({"s1": 1})
+    first = world.submit(command(1))
+    world.pass_time(2)
+    world.ask(Cancel(job=first.id))
+    job = world.submit(command(1))
+    assert not job.gang, "it waits for the process of the first one to end"
+    job.aim(world.now, (GpuAddress(server=ServerId("s2"), index=0),), "it moves")
+    step = next_step(job, lambda gpu: True, ())
+    assert isinstance(step, GiveOrder)
+    assert [place.gpu.server for place in step.places] == ["s2"]
+    job.avoid(world.now, ServerId("s2"), "its data are missing there", Avoidance.REFUSED)
+    assert next_step(job, lambda gpu: True, ()) is None

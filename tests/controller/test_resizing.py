@@ -246,6 +246,7 @@ def test_a_job_that_shrinks_before_it_has_begun_is_ordered_once_while_the_other_
         world.report(worker, WorkerPhase.READY)
     world.pass_time(5)
     assert (job.record.generation, world.roster(job.id)) == (ordered, [first, second])
+    assert next_step(job, lambda gpu: True, ()) is None
 
 
 def test_a_job_whose_next_gpus_are_all_occupied_is_ordered_nothing_until_one_is_free():

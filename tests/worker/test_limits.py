@@ -252,3 +252,17 @@ def test_a_preempted_worker_that_hangs_lets_the_others_out_of_the_step_before_it
     assert "computing its part of step 6 for 100 s" in story.status.note
     story.wait(times.LAST_REPORT_TIMEOUT_S)
     assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
+def test_an_exchange_that_ended_with_a_loss_does_not_lengthen_the_next_one() -> None:
+    story = Story(limits=e.Limits(step_timeout_s=5.0))
+    story.trains_alone(2)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.wait(1.0)
+    story.order(roster(2, ME), broken=(1,))
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.tell(e.GroupBuilt(2, 1))
+    story.tell(e.PartComputed())
+    story.wait(times.STALL_TIMEOUT_S + 1.0)
+    assert story.status.waits_s > times.STALL_TIMEOUT_S
