@@ -462,3 +462,14 @@ def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begi
     assert [place.gpu.server for place in step.places] == ["s2"]
     job.avoid(world.now, ServerId("s2"), "its data are missing there", Avoidance.REFUSED)
     assert next_step(job, lambda gpu: True, ()) is None
+
+
+def test_a_gang_that_has_not_begun_is_not_ordered_on_fewer_gpus_than_it_needs():
+    world = World({"s1": 2})
+    first = world.submit(command(2))
+    world.pass_time(2)
+    world.ask(Cancel(job=first.id))
+    job = world.submit(command(2))
+    assert not job.gang, "it waits for the processes of the first one to end"
+    job.aim(world.now, job.record.target[:1], "one GPU does not work any more")
+    assert next_step(job, lambda gpu: True, ()) is None
