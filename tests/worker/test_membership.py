@@ -231,3 +231,11 @@ def test_a_commit_is_of_the_attempt_that_stands(attempt: int, follows: bool) -> 
     newcomer.handle(0.0, m.GroupBuilt(2, 2))
     actions = newcomer.handle(0.0, m.PeerSaid(Commit(job=JOB, generation=2, attempt=attempt)))
     assert any(isinstance(action, m.Switch) for action in actions) == follows
+
+
+def test_a_worker_is_over_once_its_loop_has_ended_and_not_before() -> None:
+    for machine in (leader_in_generation_1(), follower_in_generation_1()):
+        assert not machine.over
+        machine.handle(0.0, m.LoopEnded())
+        assert machine.over
+        assert machine.phase is WorkerPhase.FINISHED
