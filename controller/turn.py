@@ -18,6 +18,11 @@ such requests at once, and perhaps a second time. A request stays in doubt until
 if the next commit certainly fails, the request may be recorded already, and is not refused. Nor is a request refused that was
 answered before the store failed, and that its client repeats because the answer was lost.
 
+The clock may be set in a turn that cannot be recorded. The new machine then begins at the clock by which the records were
+written, and receives the setting of the clock as an event, as a running machine does: no time limit expires and no time is
+counted for the leap. Whether a commit of unknown outcome has recorded the setting already is read from the store, so that the
+setting counts once.
+
 One of several controllers may learn from an agent that another one reigns (`StandDown`). Then nothing of the turn is recorded
 or sent, and no more events are handled. The caller has to find out which controller reigns, and needs a new `Turn` to go on.
 """
@@ -86,6 +91,18 @@ class _Away:
     probe_s: float  # next attempt (Unix time)
     memory: bool = False  # the last machine holds exactly the recorded state, as far as read-only requests show it
 
+    def by_clock_set(self, by_s: float) -> _Away:
+        """The same by a clock that was set forward by so much (back: less than 0)."""
+        return replace(self, since_s=self.since_s + by_s, probe_s=self.probe_s + by_s)
+
+
+@dataclass(frozen=True)
+class _ClockInDoubt:
+    """A commit of these writes may have taken place, and would have recorded that the clock was set by so much."""
+
+    writes: tuple[Put | Delete, ...]
+    set_s: float
+
 
 class Turn:
     """The controller without its sockets: `take` all events, then `finish` the turn, and send the messages returned."""
@@ -109,6 +126,7 @@ class Turn:
         self._watch = watch
         self._turned_s = now
         self._set_s = 0.0  # seconds by which the clock was set since the last commit
+        self._clock_in_doubt: _ClockInDoubt | None = None
         self._away: _Away | None = None
         self._stands_down: StandDown | None = None
         self._durable: list[Outgoing] = []  # messages that may be sent: the records under them are durable
@@ -134,6 +152,11 @@ class Turn:
         return self._away.reason if self._away is not None else ""
 
     @property
+    def clock_recorded(self) -> bool:
+        """Is what the store holds by the clock as it is now? False: it was set since, or that is not known."""
+        return self._set_s == 0 and self._clock_in_doubt is None
+
+    @property
     def stands_down(self) -> StandDown | None:
         """Why this turn has ended for good: another controller may reign. None: the turn goes on."""
         return self._stands_down
@@ -150,6 +173,8 @@ class Turn:
             if isinstance(event, ClientRequest):
                 self._refer(event, self._stands_down)
             return
+        if isinstance(event, ClockSet) and self._away is not None:
+            self._away = self._away.by_clock_set(event.by_s)
         actions = self._handle(now, event) if self._away is None else []
         for action in actions:
             if isinstance(action, StandDown):
@@ -295,9 +320,11 @@ class Turn:
             self._leave(now, error, writes, asked)
 
     def _leave(
-        self, now: float, error: StoreUnavailable, writes: Sequence[Put | Delete], asked: Sequence[ClientRequest]
+        self, now: float, error: StoreUnavailable, writes: tuple[Put | Delete, ...], asked: Sequence[ClientRequest]
     ) -> None:
         """Drop the messages of a failed piece. Its requests are refused, or kept until their outcome is known."""
+        if error.outcome_unknown and self._set_s != 0:
+            self._clock_in_doubt, self._set_s = _ClockInDoubt(writes, self._set_s), 0.0
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
         memory = looking.as_recorded(self._machine.cluster, self._store, writes)
         self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S, memory)
@@ -348,17 +375,30 @@ class Turn:
         """Probe the store. If it can be written, go on with a new machine."""
         try:
             self._store.probe(away.size)
-            self._machine = self._recovered(now)
+            self._settle_clock()
+            self._machine = self._recovered(now - self._set_s)  # what the store holds is by the clock as it was
         except StoreUnavailable as error:
             self._away = _Away(away.since_s, str(error), away.size, now + STORE_RETRY_S, away.memory)
             return
         self._away = None
         if (set_s := self._set_s) != 0:
             self._set_s = 0.0
-            self.take(now, ClockSet(set_s))  # the recovered state is from before the clock was set
+            self.take(now, ClockSet(set_s))
         self.take(now, StoreReturned(away.since_s, away.reason))
         for event in list(self._unsettled.values()):
             self.take(now, event)
             if self._away is not None:  # the store failed again: this request and all later ones stay unsettled
                 return
             del self._unsettled[event.name]
+
+    def _settle_clock(self) -> None:
+        """After a probe the store tells whether the commit in doubt has recorded that the clock was set."""
+        doubt = self._clock_in_doubt
+        if doubt is None:
+            return
+        recorded = all(
+            self._read(write.key) == (write.value if isinstance(write, Put) else None) for write in doubt.writes
+        )
+        self._clock_in_doubt = None
+        if not recorded:
+            self._set_s += doubt.set_s

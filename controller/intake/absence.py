@@ -66,7 +66,7 @@ def _shift(cluster: Cluster, before: float, now: float) -> bool:
         if health.until_s is not None:
             health.until_s += now - before
     for job in cluster.jobs.values():
-        if job.share_gpus or job.id in cluster.timers:
+        if job.share_gpus or job.id in cluster.timers or job.workers or job.timers():  # one may not be settled yet
             job.leave_out(before, now)
             cluster.touch(job)
             waits = True

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from elasticd.controller import usage
 from elasticd.controller.cluster import Keeping
-from elasticd.controller.events import ClockSet, TimePassed
+from elasticd.controller.events import ClockSet
 from elasticd.controller.jobs import account
 from elasticd.controller.jobs.account import DAY_S, Account, OnDay, columns, days_between
 from elasticd.controller.recovery import differences, durable
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
-from elasticd.protocol.messages import Cancel, GetUsage, Profile, Refused, UsageBy, UsageReport
+from elasticd.protocol.messages import Cancel, EventKind, GetUsage, Profile, Refused, UsageBy, UsageReport
 from elasticd.protocol.model import Fault, GpuSeconds, JobPhase, Processes, Resize, WorkerPhase
 from elasticd.protocol.principals import Principal, Role
 
@@ -277,27 +277,42 @@ def test_a_clock_that_was_set_back_while_no_controller_ran_takes_nothing_away() 
 
 
 @pytest.mark.parametrize("by_s", [1e5, -900.0])
-def test_a_clock_that_is_set_while_nothing_can_be_recorded_changes_nothing(by_s: float) -> None:
+@pytest.mark.parametrize("takes_place", [None, False, True])
+@pytest.mark.parametrize("again_by_s", [0.0, -4000.0])
+def test_a_clock_that_is_set_while_nothing_can_be_recorded_changes_nothing(
+    by_s: float, takes_place: bool | None, again_by_s: float
+) -> None:
+    """`takes_place`: what the store does not tell of the commit that records it; None: it tells that there was none."""
     world, store = World({"s1": 1}), FaultyStore()
     job = trains(world, 1)
+    world.pass_time(50)
     store.records = dict(world.store)
-    turn = Turn(store, lambda now, records: _again(world, records), world.now)
-    world.now += 50
-    store.fail = StoreUnavailable("the disk is full")
-    turn.take(world.now, TimePassed())
+    before = world.job(job).attained_gpu_s(world.now)
+    turn = Turn(store, lambda now, records: _again(world, records, now), world.now)
+    store.fail = StoreUnavailable("the disk has failed", outcome_unknown=takes_place is not None)
+    store.commits_anyway = takes_place is True
     world.now += by_s
     turn.take(world.now, ClockSet(by_s))
     turn.finish(world.now)
+    assert turn.trouble
+    assert not turn.clock_recorded
+    world.now += 10 + again_by_s
+    if again_by_s:
+        turn.take(world.now, ClockSet(again_by_s))
     store.fail = None
-    world.now += 20
+    world.now += 10
     turn.finish(world.now)
+    assert turn.clock_recorded
     found = turn.machine.cluster.jobs[world.job(job).id]
     assert account.advanced(found.record.gpu_account, world.now)[0].spent.held_gpu_s == pytest.approx(80, abs=NEAR)
+    assert found.attained_gpu_s(world.now) - before == pytest.approx(20, abs=NEAR)
+    assert "for 20 s" in [event for event in turn.machine.cluster.events if event.kind is EventKind.STORE_BACK][-1].text
 
 
-def _again(world: Any, records: Any) -> Any:
-    world.store = dict(records)
-    return world.new_machine()
+def _again(world: Any, records: Any, now: float) -> Any:
+    world.store, told, world.now = dict(records), world.now, now
+    machine, world.now = world.new_machine(), told
+    return machine
 
 
 # ------------------------------------------------------------------------------------------------------------- what lasts

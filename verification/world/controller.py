@@ -125,6 +125,8 @@ class Controller(Process):
 
     def die(self) -> None:
         self._compare()
+        if self.has_reigned and not (self._turn.clock_recorded and self._clock_set_s == self.clock_ahead_s):
+            self._world.books.unsure()  # the next one cannot know that the clock was set
         super().die()
         if self._disk.leases:
             self._world.after(RESTART_S, self._disk.follow)

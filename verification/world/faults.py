@@ -164,12 +164,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
             disk.tear_next = fault.who % 2 == 0
         case Kind.JUMP_CLOCK:
             controller.clock_ahead_s += for_s if fault.who % 2 else -for_s
-            if (
-                not controller.answers
-                or controller.trouble
-                or disk.crash_next is not None
-                or disk.tear_next is not None
-            ):
+            if not controller.alive:
                 world.books.unsure()
             controller.rearm()
         case Kind.FILL_STORE | Kind.LOCK_STORE:
