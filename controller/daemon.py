@@ -42,7 +42,6 @@ from .events import (
     AgentMessage,
     Audit,
     ClientRequest,
-    ClockSet,
     Event,
     Fetch,
     Outgoing,
@@ -106,7 +105,6 @@ class ControllerDaemon:
         state = _state_directory(options)
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
         self._clock = WallClock()
-        self._steps = StepMeter()
         self._state = state
         self._audit = AuditLog(state / AUDIT_FILE)
         self._present = configuration
@@ -138,8 +136,9 @@ class ControllerDaemon:
         """Reign at once with a store of one's own; else stand for election."""
         if self._present.etcd is None or options.etcd is None:
             store = SqliteStore(self._state / STORE_FILE)
+            steps = StepMeter()
             turn = Turn(store, self._build(0), self._clock.now(), self._watch)  # now, as agents connect meanwhile
-            self._begin(Reign(turn, JobKeys.kept_in(self._state)))
+            self._begin(Reign(turn, JobKeys.kept_in(self._state), steps))
             return store
         access, root = self._present.etcd, options.etcd.root_of(options.cluster)
         times = leadership(options.leader_lease_s)
@@ -234,12 +233,13 @@ class ControllerDaemon:
                     assert isinstance(self._store, EtcdStore), "several controllers share etcd"
                     anew = self._seals is not None and self._seals.settle(self._store)
                     known = None if anew else records
+                    steps = StepMeter()  # what was set while another one led is none of this reign's
                     turn = Turn(self._store, self._build(term), self._clock.now(), self._watch, known)
                 except (Compacted, Deposed, StoreUnavailable) as error:
                     log.warning("term %d cannot begin: %s", term, error)
                     candidacy.resign(term, str(error))
                     return
-                self._begin(Reign(turn, job_keys, candidacy.leads))
+                self._begin(Reign(turn, job_keys, steps, candidacy.leads))
                 candidacy.built(term)
                 self._tell_role()
             case End(reason):
@@ -338,14 +338,8 @@ class ControllerDaemon:
         self._send(reign, reign.told())
 
     def _take(self, reign: Reign, event: Event) -> None:
-        self._look_at_clock(reign)
+        reign.look_at_clock(self._clock.now())
         reign.take(self._clock.now(), event)
-
-    def _look_at_clock(self, reign: Reign) -> None:
-        by_s = self._steps.step()
-        if by_s:
-            log.warning("the clock of this machine was set by %+.1f s", by_s)
-            reign.take(self._clock.now(), ClockSet(by_s))
 
     # -- output
 
@@ -368,7 +362,7 @@ class ControllerDaemon:
             self._collect_at_s = now_s + COLLECT_INTERVAL_S
 
     def _turn_of(self, reign: Reign) -> None:
-        self._look_at_clock(reign)
+        reign.look_at_clock(self._clock.now())
         if self._seals is not None and (refused := self._seals.news()):
             log.error("%s", refused)
             self._take(reign, RecordsRefused(refused))

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable
 
 from ..protocol.model import JobId
+from ..runtime.clock import StepMeter
 from ..runtime.keys import JobKeys
 from .eventlog import EventLog
-from .events import Event, Outgoing
+from .events import ClockSet, Event, Outgoing
 from .machine import ControllerMachine
 from .store.interface import Deposed
 from .turn import Turn
@@ -26,12 +27,16 @@ LEASE_OVER = "its lease may be over: the store has not renewed it in time"
 class Reign:
     """From the recovery from what the reigns before have recorded, until `over` says why it has ended."""
 
-    def __init__(self, turn: Turn, job_keys: JobKeys, leads: Callable[[], bool] = lambda: True) -> None:
-        """`leads`: is what this controller says now a leader's word?"""
+    def __init__(
+        self, turn: Turn, job_keys: JobKeys, steps: StepMeter, leads: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`steps`: of the clock, since `turn` was made with it: what was set before, another reign's records do not follow.
+        `leads`: is what this controller says now a leader's word?"""
         self.turn = turn
         self.job_keys = job_keys
         self.over = ""
         self.heard = 0  # the term of the reign that this one has given way to, as far as it was told
+        self._steps = steps
         self._leads = leads
         self._events = EventLog(turn.machine.cluster.events, generation=self.generation)
 
@@ -48,6 +53,13 @@ class Reign:
         if not self.over and not self._leads():
             self.over = LEASE_OVER
         return not self.over
+
+    def look_at_clock(self, now: float) -> None:
+        """Take in by how much the machine's clock was set, if it was. To be called before anything else is taken in."""
+        by_s = self._steps.step()
+        if by_s:
+            log.warning("the clock of this machine was set by %+.1f s", by_s)
+            self.take(now, ClockSet(by_s))
 
     def take(self, now: float, event: Event) -> None:
         """Take in something that has happened."""

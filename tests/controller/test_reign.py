@@ -17,6 +17,7 @@ from elasticd.controller.store import Delete, Deposed, If, Put, SqliteStore
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import AgentHello, Envelope, Ping, Submit
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobSpec, Server, ServerId
+from elasticd.runtime.clock import StepMeter
 from elasticd.runtime.keys import JobKeys
 from elasticd.scheduler.scheduler import load_scheduler
 
@@ -43,8 +44,10 @@ class Driven:
         self.leads = True
         self.store = GuardedStore(path / "db")
         record = msgspec.msgpack.encode(LeaderRecord(term=TERM, name="me"))
+        self.wall_s = 1000.0
+        steps = StepMeter(lambda: self.wall_s, lambda: 0.0)
         turn = Turn(self.store, self.build, 1000.0, records=[(LEADER_KEY, record)])
-        self.reign = Reign(turn, JobKeys(bytes(32)), lambda: self.leads)
+        self.reign = Reign(turn, JobKeys(bytes(32)), steps, lambda: self.leads)
         self.reign.finish(1000.0)
 
     @staticmethod
@@ -99,3 +102,16 @@ def test_an_agent_that_knows_this_reign_does_not(tmp_path: Any) -> None:
     driven.hello(TERM)
     assert driven.reign.finish(1000.0) != []
     assert not driven.reign.over
+
+
+def test_a_reign_takes_in_once_that_the_clock_was_set_since_it_began(tmp_path: Any) -> None:
+    driven = Driven(tmp_path)
+    driven.reign.look_at_clock(1000.0)
+    assert driven.reign.turn.clock_recorded, "what was set before it began is not its own"
+    driven.wall_s = 4600.0
+    driven.reign.look_at_clock(4600.0)
+    assert not driven.reign.turn.clock_recorded
+    driven.hello(TERM)
+    driven.reign.finish(4600.0)
+    driven.reign.look_at_clock(4600.0)
+    assert driven.reign.turn.clock_recorded
