@@ -1,4 +1,4 @@
-"""What the scheduler makes of a snapshot, or what went wrong there. Pure."""
+"""Scheduling decision for a snapshot, with the changes to order now; a policy's error becomes PolicyFailed. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from .snapshot import Snapshot
 
 
 class PolicyFailed(RequestRefused):
-    """A policy, or a stage around it, has raised or has decided something impossible. `where`: the same for the same fault."""
+    """Error of a policy or of a stage around it: it raised an exception, or its decision is impossible.
+
+    `where` identifies the fault: policy, exception type and code location.
+    """
 
     def __init__(self, policy: str, error: Exception) -> None:
         last = traceback.extract_tb(error.__traceback__)[-1:]
@@ -31,35 +34,35 @@ class PolicyFailed(RequestRefused):
 
 @dataclass(frozen=True)
 class Decided:
-    """A decision, and the changes that can be ordered together now."""
+    """Scheduling decision, with the changes that can be ordered together now."""
 
     decision: Decision
     policy: str
     changes: tuple[Change, ...]
-    unfinished: bool  # other changes wait for these
-    stuck: tuple[Job, ...]  # these cannot begin with what they would get (`avoiding`): decide again without them
-    cramped: tuple[tuple[Job, int], ...]  # these can have no more than so many GPUs (`avoiding`): likewise
-    divided: Decision  # before anybody was kept off GPUs
-    kept_off: Decision  # and before anybody avoided a server
-    again: frozenset[int] = frozenset()  # rows that cannot be moved, and start again elsewhere (`growth`)
+    unfinished: bool  # further changes wait until `changes` are carried out
+    stuck: tuple[Job, ...]  # jobs that cannot start on the GPUs chosen for them (`avoiding`): decide again without them
+    cramped: tuple[tuple[Job, int], ...]  # jobs with the most GPUs that each can use (`avoiding`): decide again
+    divided: Decision  # the scheduler's decision, before jobs were kept off barred GPUs
+    kept_off: Decision  # the decision without barred GPUs, before jobs avoided servers
+    again: frozenset[int] = frozenset()  # rows of jobs that cannot be moved, and restart on other GPUs (`growth`)
 
     def why(self, row: int) -> str:
-        """Why a job has no more, for people: asked for those alone that somebody looks at."""
+        """Return the reason, for users, why the job has no more GPUs; computed only for jobs that are shown."""
         try:
             reason = self.decision.why(row)
-        except Exception as error:  # a policy is a plug-in, as above
+        except Exception as error:  # a policy is a plug-in: its errors must not end the controller
             return str(PolicyFailed(self.policy, error))
         return reason.text if reason is not None else ""
 
     def every(self, row: int) -> tuple[str, ...]:
-        """Each reason that there is, that of `why` first."""
+        """Return all reasons why the job has no more GPUs, that of `why` first."""
         try:
             return tuple(reason.text for reason in self.decision.every(row))
         except Exception as error:
             return (str(PolicyFailed(self.policy, error)),)
 
     def steps(self, row: int) -> tuple[Step, ...]:
-        """The share of a job after each stage that decided about it."""
+        """Return the job's share (GPUs) after each stage that decided about the job."""
         found = self.divided.steps(row)
         for stage, before, after in (
             (Stage.EXCLUDED, self.divided, self.kept_off),
@@ -81,7 +84,11 @@ def decided(
     mend: Callable[[Decision], Decision] = _as_it_is,
     deadlines: Deadlines | None = None,
 ) -> Decided:
-    """Ask `scheduler`. `deadlines`: as for `decide`. `mend`: keeps off GPUs that take no new work. Raises PolicyFailed."""
+    """Return the decision of `scheduler` for the snapshot, and the changes that carry it out.
+
+    `mend` removes GPUs that take no new work from the decision; `deadlines` is passed to `decide`. Raises PolicyFailed if the
+    scheduler raises any error, or if two jobs would get the same GPU or a share does not match its GPUs.
+    """
     try:
         decision = decision_of(scheduler, seen, rng, deadlines)
         _check(decision, seen.view.total_gpus)
@@ -107,14 +114,14 @@ def decided(
 def decision_of(
     scheduler: Scheduler, seen: Snapshot, rng: random.Random, deadlines: Deadlines | None = None
 ) -> Decision:
-    """What `scheduler` makes of an snapshot. Raises whatever it raises."""
+    """Return the decision of `scheduler` for the snapshot, unchecked. Raises any error that the policy raises."""
     stages = scheduler.stages
     placement = stages.placement
     return decide(seen.view, scheduler.policy, rng, stages.packing, seen.first, placement, deadlines, seen.tenancy)
 
 
 def _check(decision: Decision, total: int) -> None:
-    """Raises ValueError if this cannot be carried out by anybody."""
+    """Raise ValueError if the decision cannot be carried out: a GPU is given twice, or a share does not match its GPUs."""
     taken, placed = 0, 0
     shares = decision.shares.tolist()
     for row, gpus in decision.placements.items():
