@@ -1,4 +1,4 @@
-"""The processes of workers: which are to be started and stopped, and how long one may take to end."""
+"""Worker processes: which ones to start and to stop, and how many seconds a stop may take."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..jobs.generations import complete, unneeded
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 
-FIRST_PORT = 29_500  # for a gang whose first server's agent is of a version that keeps no ports free
+FIRST_PORT = 29_500  # for a gang if the agent of its first server is too old to reserve ports
 
 
 def start_waiting(cluster: Cluster, now: float) -> None:
-    """Start the workers whose place is ordered and whose GPU no process holds any more; those of a gang all together."""
+    """Start the ordered workers of which all GPUs are free; a gang starts only when all its workers can."""
     for job in cluster.index.unstarted():
         waiting = [entry for entry in job.workers if entry.state is WorkerState.ORDERED]
         able = [entry for entry in waiting if all(map(cluster.gpu_free, entry.all_gpus))]
@@ -33,14 +33,17 @@ def start_waiting(cluster: Cluster, now: float) -> None:
 
 
 def meeting_port(cluster: Cluster, gpu: GpuAddress) -> int:
-    """That the agent of its server keeps free for `gpu`."""
+    """Return the rendezvous port that the agent of the GPU's server reserves for `gpu`."""
     session = cluster.sessions.get(gpu.server)
     found = (each.port for each in session.server.gpus if each.index == gpu.index) if session is not None else iter(())
     return next(found, 0) or FIRST_PORT + gpu.index
 
 
 def _renew_port(cluster: Cluster, job: Job) -> None:
-    """A gang is about to start: its first agent may have been restarted since the order, and keeps another port free now."""
+    """Update the rendezvous port of a gang that is about to start.
+
+    Since the order, the agent of the first worker may have been restarted, and may reserve another port.
+    """
     newest = job.newest
     if newest is None:
         return
@@ -50,12 +53,12 @@ def _renew_port(cluster: Cluster, job: Job) -> None:
 
 
 def may_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> bool:
-    """May the agent of a worker that has been told to start it be told again? Its GPU may take no new work any more."""
+    """Return whether the start of a worker may be sent again to its agent: not if one of its GPUs takes no new work by now."""
     return not entry.stopping and not job.final and not any(map(cluster.bar, entry.all_gpus))
 
 
 def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
-    """Tell an agent that a worker is to be started."""
+    """Send the start of a worker to the agent of its server."""
     message = StartWorker(
         job=job.id,
         worker=entry.worker,
@@ -75,14 +78,17 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
 
 
 def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous | None:
-    """Where the processes of a gang meet: at the first one's server, on the port that its agent keeps free for its GPU."""
+    """Return the rendezvous of a gang's process: the server of rank 0, and the port that the agent there reserves.
+
+    None if the worker has no rank (it is about to be stopped), or if the server of rank 0 is forgotten.
+    """
     meeting = job.meeting
     if meeting is None or entry.worker not in meeting.ranks:
-        return None  # it is about to be stopped
+        return None  # the worker is about to be stopped
     servers, here = list(meeting.servers), entry.gpu.server
     session = cluster.sessions.get(servers[0])
     if session is None:
-        return None  # the first one has ended, and its server is forgotten: there is nobody to meet
+        return None  # rank 0 has ended, and its server is forgotten: no rendezvous is possible
     return Rendezvous(
         process=meeting.ranks[entry.worker],
         processes=len(meeting.ranks),
@@ -95,7 +101,7 @@ def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous |
 
 
 def stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
-    """Stop the workers that no roster names, after a moment for those that are about to end by themselves."""
+    """Stop the workers that no roster names. Workers that are leaving get LEAVING_PATIENCE_S seconds to exit first."""
     found = unneeded(job)
     names = {entry.worker for entry in found}
     for worker in [worker for worker in job.leaving_since if worker not in names]:
@@ -110,7 +116,11 @@ def stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId) -> None:
-    """Stop a worker's process; one that was never started is forgotten."""
+    """Stop a worker's process, or drop a worker that was never started.
+
+    The job's state is saved first if the job is elastic, has not ended, and has no GPUs any more. A stop that is repeated never
+    extends the deadline of the first one.
+    """
     entry = job.worker(worker)
     if entry is None:
         return
@@ -118,7 +128,7 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId) -> Non
     if entry.state is WorkerState.ORDERED:
         job.drop_unstarted(worker)
         return
-    still_saves = entry.stopping and job.newest is None  # the job may have been given GPUs again meanwhile
+    still_saves = entry.stopping and job.newest is None  # the job may have got GPUs again meanwhile
     save = not job.final and job.elastic and (still_saves or not job.record.target)
     grace_s = save_grace_s(job) if save else STOP_GRACE_S
     by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
@@ -128,7 +138,11 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId) -> Non
 
 
 def send_stop(cluster: Cluster, job: Job, entry: WorkerRecord, grace_s: float, save: bool, saved: int | None) -> None:
-    """Tell an agent that a worker is to end. `save`: the job's state is to be saved before; `saved`: the step that is."""
+    """Send the stop of a worker to the agent of its server.
+
+    `grace_s`: seconds until the process is killed; `save`: the job's state is saved first; `saved`: step of a state that is
+    saved already.
+    """
     message = StopWorker(
         job=job.id,
         worker=entry.worker,
@@ -143,7 +157,10 @@ def send_stop(cluster: Cluster, job: Job, entry: WorkerRecord, grace_s: float, s
 
 
 def save_grace_s(job: Job) -> float:
-    """How long its workers may take to save the state of `job`: the step in progress has to end first."""
+    """Return how many seconds the workers may take to save the job's state; the step in progress has to end first.
+
+    A timeout set in the job's spec takes precedence over the estimate from measured step and save times.
+    """
     told = job.spec.checkpoint.save_timeout_s
     if told is not None:
         return told

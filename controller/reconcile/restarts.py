@@ -1,4 +1,4 @@
-"""A job none of whose workers is left begins again from its last checkpoint, or is over."""
+"""Restarts and ends of jobs: a job without workers restarts from its last checkpoint, or ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from ..jobs.records import WorkerState
 from .processes import stop_worker
 from .saving import suspend
 
-INNOCENT = (None, Fault.NONE, Fault.STOPPED)  # ends of workers that are nobody's fault
+INNOCENT = (None, Fault.NONE, Fault.STOPPED)  # faults of worker exits that are no errors
 
 
 def start_again(cluster: Cluster, now: float, job: Job) -> None:
-    """No worker is left. Wait a while, then order new ones; or give up."""
+    """Restart a job that has no workers: wait for the back-off, then clear its orders so that new workers are ordered.
+
+    The job fails if it has restarted in vain too often (`count_restart`); without GPUs it is suspended.
+    """
     restart_at = job.restart_at
     if restart_at is None:
         count_restart(cluster, now, job, "no worker is left")
@@ -35,14 +38,16 @@ def start_again(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
-    """All workers of a job are gone. Only what may be the script's fault counts against it, as long as it gets no further:
+    """Count a restart of a job that has lost all workers, and fail the job if it has restarted in vain too often.
+
+    Only faults that the script may have caused count, and only while the job makes no progress. A job fails after
 
     * two restarts in a row after errors of the script alone;
-    * more than `max_restarts` in a row (10 by default) after its workers were killed by signals that nobody here has sent, or
-      for their silence. A script that needs more memory than there is ends so; a few kills by an operator do not fail it.
+    * more than `max_restarts` restarts in a row (10 by default) after its workers were killed by signals that Optimus did not
+      send, or for lack of heartbeats. A script that runs out of memory ends so; a few kills by an operator do not fail the job.
 
-    A lost server, or one that could not start its workers, is nobody's fault here, and both counts begin anew. Workers that
-    were refused for their code count like those that were killed: the code may be right again on some server, or nowhere.
+    If a server was lost or could not start the workers, the script is not to blame, and both counts start again from 0.
+    Workers refused because of their code count as killed: the code may be accepted on another server, or on none.
     """
     accounting.restarted(cluster.usage, now, job)
     kept = job.record
@@ -51,7 +56,9 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     further = job.best_applied > kept.best_at_restart
     vain = 1 if further else kept.restarts_in_vain + 1
     failures = ((0 if further else kept.failures_in_vain) + 1) if faults == {Fault.SCRIPT} else 0
-    servers = {entry.fault for entry in ended if entry.exit_code != OTHER_CODE}  # which no other server may mend
+    servers = {
+        entry.fault for entry in ended if entry.exit_code != OTHER_CODE
+    }  # without refused code, which may fail on every server
     theirs = not faults or bool(servers & {Fault.SERVER, Fault.LOST})
     deaths = 0 if theirs else (0 if further else kept.deaths_in_vain) + 1
     job.update(
@@ -63,7 +70,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
         does_not_grow="",
     )
     if kept.does_not_grow or job.hold_until is not None:
-        job.release()  # all its workers are newcomers now
+        job.release()  # the restart replaces all its workers
         cluster.schedule_due = True
     job.newest_progress = None
     job.start_failures = 0
@@ -83,13 +90,13 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
 
 
 def has_lost_workers(job: Job) -> bool:
-    """Did all its workers end by a fault since it last began? Then nobody has preempted it, if it has no GPUs."""
+    """Return whether the job has lost workers by a fault since its last start: without GPUs it is then not preempted."""
     ended = [entry for entry in job.record.past if entry.generation >= job.record.cycle]
     return job.restart_counted or any(entry.fault not in INNOCENT for entry in ended)
 
 
 def failure(job: Job) -> Failure:
-    """Where a job that fails now has failed. The last of its workers that ended by a fault has brought it about."""
+    """Return where a job that fails now has failed; the cause is its last worker that ended by a fault."""
     kept = job.record
     guilty = next((entry for entry in reversed(kept.past) if entry.fault not in INNOCENT), None)
     done = max(job.best_applied, kept.best_at_restart, kept.best_at_loss) + 1
@@ -106,7 +113,7 @@ def failure(job: Job) -> Failure:
 
 
 def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str, exit_code: int | None = None) -> None:
-    """A job is over. Its workers are stopped; those of a finished one have a moment to end by themselves."""
+    """End a job in `phase` and stop its workers; workers of a finished job get REST_S seconds to exit by themselves."""
     job.enter(phase, now, reason, exit_code)
     if phase is JobPhase.FAILED:
         job.update(failure=failure(job))
@@ -127,7 +134,7 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
 
 
 def end_cancelled(cluster: Cluster, now: float, job: Job) -> None:
-    """A job that is being cancelled is over when none of its workers is left: its state is saved, or could not be."""
+    """End a job that is being cancelled once it has no workers: its state is then saved, or could not be saved."""
     withheld = job.record.withheld
     if withheld is None or withheld.how is not Withholding.CANCEL or job.final or job.workers:
         return
@@ -138,7 +145,7 @@ def end_cancelled(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def _tell_of_deadline(cluster: Cluster, now: float, job: Job, phase: JobPhase) -> None:
-    """A job that is over has missed its deadline if it ended later. Whoever cancels a job has not waited for it."""
+    """Report that a job finished after its deadline. Cancelled and failed jobs are not reported as late."""
     late_s = now - job.deadline_s
     if phase is JobPhase.FINISHED and late_s > 0:
         promised = "" if job.promised else ", which was not promised"
