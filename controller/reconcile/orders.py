@@ -1,4 +1,4 @@
-"""Orders: the next roster of a job, written down, and told to the agents of its workers."""
+"""Orders: the next roster of a job is recorded, and sent to the agents of the job's workers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ KEPT_ORDERS = 64
 
 
 def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
-    """Give the next order: name the newcomers, choose the leader, write it down, tell everyone concerned."""
+    """Give the job its next order: name the joining workers, choose the leader, record the order and send it to the agents.
+
+    If no worker has the job's state any more, a restart is counted first, which may fail the job.
+    """
     generation = job.record.generation + 1
     if step.fresh_start:
-        accounting.restarted(cluster.usage, now, job)  # what a preempted job could not save
+        accounting.restarted(cluster.usage, now, job)  # books the steps that a preempted job could not save
         if job.record.committed >= job.record.cycle:
             count_restart(cluster, now, job, "no worker with its state is left")
             if job.final:
@@ -58,7 +61,7 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
 
 
 def _note_type(cluster: Cluster, job: Job, members: tuple[Member, ...]) -> None:
-    """Remember which GPUs a job begins on: it stays with them, once it has come anywhere (`scheduler.kinds`)."""
+    """Record the GPU model on which a job starts; once the job has made progress, it keeps to that model (`scheduler.kinds`)."""
     if job.record.gpu_name and (job.record.progressed or job.record.committed >= job.record.cycle):
         return
     name = cluster.gpu_name(members[0].gpu)
@@ -67,7 +70,10 @@ def _note_type(cluster: Cluster, job: Job, members: tuple[Member, ...]) -> None:
 
 
 def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]:
-    """The committed order and all later ones. If these are too many, without the first that cannot be committed any more."""
+    """Return the committed order and all later ones.
+
+    If there are more than KEPT_ORDERS, the first later order that cannot be committed any more is dropped.
+    """
     kept = tuple(order for order in told if order.generation >= job.record.committed)
     if len(kept) <= KEPT_ORDERS:
         return kept
@@ -85,13 +91,13 @@ def _new_worker(job: Job, gpu: GpuAddress, generation: int, gpus: tuple[int, ...
 
 
 def leader_address(job: Job) -> str:
-    """Where the newest order's followers find their leader; empty: not known yet."""
+    """Return the address at which the other workers of the newest order reach its leader; "" if it is not known yet."""
     status = job.statuses.get(job.newest.roster.leader) if job.newest is not None else None
     return status.address if status is not None else ""
 
 
 def order_message(job: Job) -> Order | None:
-    """The newest order, as it is sent."""
+    """Return the message of the job's newest order; None if there is no order."""
     newest = job.newest
     if newest is None:
         return None
@@ -101,7 +107,7 @@ def order_message(job: Job) -> Order | None:
 
 
 def send_order(cluster: Cluster, job: Job) -> None:
-    """Send the newest order to every agent that has a worker of the job, or is to have one."""
+    """Send the newest order to the agents of all servers with workers of the job, those not started yet included."""
     message = order_message(job)
     if message is None:
         return

@@ -1,8 +1,10 @@
-"""From what is wanted to what runs, in one look at the cluster (scheduling.md; worker-runtime 4).
+"""Reconciliation of the cluster: jobs and workers are brought towards the targets of the scheduler.
 
-`settle` is called once per loop turn, however many events came: one scheduling decision (`targets`), then every job that
-something has happened to is brought nearer to its target (`orders`, `restarts`, `saving`), then workers whose GPUs have become
-free are started (`processes`).
+See scheduling.md and section 4 of worker-runtime. `settle` runs once per turn of the controller, after all events of the turn:
+
+1. one scheduling decision sets the targets (`targets`);
+2. every job with a change since the last turn is brought nearer to its target (`orders`, `restarts`, `saving`);
+3. ordered workers of which the GPUs have become free are started (`processes`).
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from .targets import set_targets
 
 
 def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
-    """Bring everything as near to what is wanted as can be done now. `at_once`: decide, however lately that was."""
+    """Bring all jobs as near to their targets as is possible now.
+
+    `at_once`: make a scheduling decision even if the last one was a moment ago. While a controller that has just started waits
+    for agents to reconnect, nothing is done.
+    """
     if cluster.awaited:
-        return  # too little is known yet
+        return  # agents have yet to report which workers run
     leave_bad_gpus(cluster, now)
     if cluster.plan_unfinished and not cluster.index.anyone_astray:
         cluster.schedule_due = True
