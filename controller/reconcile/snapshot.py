@@ -1,4 +1,4 @@
-"""The scheduler's view of what the controller knows (scheduling.md): jobs as a table, servers, who holds which GPUs."""
+"""Snapshot of the cluster for the scheduler (scheduling.md): jobs as a table, servers, and the GPUs that each job holds."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from ..sessions import Session
 from .reserving import reserved
 from .rows import Rows
 
-MANY_BEHIND = 100  # jobs that have changed since the last look
+MANY_BEHIND = 100  # changed jobs whose rows are out of date
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A view, and what its rows and bits stand for."""
+    """Scheduler's view of the cluster, with the jobs of its rows and the GPUs of its bits."""
 
     view: ClusterView
     jobs: tuple[Job, ...]
-    first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
-    running: Mapping[int, Gpus]  # by row, where a job's processes are; of jobs that have GPUs, or processes
-    held: Mapping[int, Gpus]  # and where more are to start as soon as the GPUs are free; of jobs that have processes
-    fixed: tuple[Job, ...] = ()  # that keep their GPUs, in nobody's view
-    tenancy: Tenancy | None = None  # whose jobs these are, where there are quotas
-    review_s: float = math.inf  # somebody may get a reservation then (Unix time)
+    first: Mapping[int, Gpus]  # by row: the GPU of the job's first worker
+    running: Mapping[int, Gpus]  # by row: GPUs with processes of the job; only jobs with GPUs or processes
+    held: Mapping[int, Gpus]  # by row: `running`, and GPUs on which workers start once free; only jobs with processes
+    fixed: tuple[Job, ...] = ()  # jobs that keep their GPUs, which are not in the view
+    tenancy: Tenancy | None = None  # tenants of the jobs and their quotas; None without quotas
+    review_s: float = math.inf  # when a job may next get a reservation (Unix time, s)
 
     @cached_property
     def rows(self) -> Mapping[JobId, int]:
-        """By job."""
+        """Row of each job in the view."""
         return {job.id: row for row, job in enumerate(self.jobs)}
 
     @cached_property
     def gpus(self) -> tuple[GpuAddress, ...]:
-        """Which GPU each bit of a set stands for."""
+        """GPU of each bit in the view's GPU sets."""
         return addresses(self.view.servers)
 
 
@@ -58,11 +58,15 @@ def snapshot(
     staying: Collection[JobId] = (),
     scheduler: Scheduler | None = None,
 ) -> Snapshot:
-    """What the scheduler may see. Jobs that are about to end, and gangs (`gangs`), keep their GPUs, which are in nobody's view;
-    nor are GPUs that are free and take no new work, and those that are to be left. `without`: jobs that have no GPU and are to
-    get none now; `staying`: jobs that keep GPUs that are to be left. `scheduler`: which is to decide; None: the one in use.
+    """Return the snapshot on which the scheduler decides.
 
-    So no policy can resize, move or preempt a gang: what it divides is what the gangs leave."""
+    The view omits the GPUs of jobs that are about to end and of gangs (`gangs`). So no policy can resize, move or preempt a
+    gang: a policy divides only the GPUs that gangs leave. The view also omits free GPUs that take no new work, and GPUs that
+    their jobs have to leave.
+
+    `without`: jobs that have no GPU and are to get none now. `staying`: jobs that keep GPUs which they should leave.
+    `scheduler`: the scheduler that decides; None: the one in use.
+    """
     rows, there = cluster.rows, cluster.present_gpus
     _catch_up(cluster, now, there)
     sessions = sorted(cluster.sessions.items())
@@ -84,7 +88,7 @@ def snapshot(
     scheduler = scheduler or cluster.decider.scheduler
     tenancy = _tenancy(cluster, scheduler.stages.quotas, jobs, chosen)
     review_s = math.inf
-    if not rows.any_promise:  # what is kept for deadlines is held for nobody else
+    if not rows.any_promise:  # GPUs kept for promised deadlines cannot be reserved for other jobs
         name = scheduler.policy.name
         view, review_s = reserved(cluster, view, chosen, there_now, places.running, name, tenancy)
     fixed = tuple(rows.fixed.values())
@@ -92,7 +96,7 @@ def snapshot(
 
 
 def _tenancy(cluster: Cluster, quotas: Quotas, jobs: tuple[Job, ...], chosen: Ints) -> Tenancy | None:
-    """Whose jobs are seen, and what is guaranteed to whom; None: there are no quotas."""
+    """Return the tenants of the jobs in view, with their quotas and the GPUs of their fixed jobs; None without quotas."""
     if not quotas.any:
         return None
     held: dict[str, int] = {}
@@ -104,14 +108,14 @@ def _tenancy(cluster: Cluster, quotas: Quotas, jobs: tuple[Job, ...], chosen: In
 
 
 def falls_behind(cluster: Cluster) -> bool:
-    """Have so many jobs changed since the last look that a part of them had better be looked at before the next decision?"""
+    """Return whether so many rows are out of date that some should be updated before the next decision (`keep_up`)."""
     return cluster.rows.behind >= MANY_BEHIND
 
 
 def keep_up(cluster: Cluster, now: float) -> None:
-    """Between two decisions: do a part of the work for the next one, so that nobody waits for all of it then.
+    """Update up to MANY_BEHIND rows between two decisions, so that the next decision does not wait for all of them.
 
-    A controller that has just started takes it that all servers which it knows will come back.
+    A controller that has just started assumes that all known servers will reconnect.
     """
     if falls_behind(cluster):
         there = cluster.known_gpus if cluster.awaited else cluster.present_gpus
@@ -130,10 +134,10 @@ def _catch_up(cluster: Cluster, now: float, there: int, absent_too: bool = False
 def _in_view(
     cluster: Cluster, sessions: Sequence[tuple[ServerId, Session]], staying: Collection[JobId]
 ) -> tuple[ServerInView, ...]:
-    """The servers that are there, with those of their GPUs that the scheduler gives to jobs."""
+    """Return the connected servers, with those of their GPUs that the scheduler may give to jobs."""
     busy: dict[ServerId, set[int]] = {}
     for job in cluster.rows.fixed.values():
-        for gpu in job.own_gpus:  # also those that it left idle to be measured: it may go on after all
+        for gpu in job.own_gpus:  # also GPUs left idle for a measurement: the job may use them again
             busy.setdefault(gpu.server, set()).add(gpu.index)
     found = []
     for name, session in sessions:
@@ -155,7 +159,7 @@ def _in_view(
 def _aside(
     cluster: Cluster, sessions: Sequence[tuple[ServerId, Session]], servers: Sequence[ServerInView]
 ) -> tuple[Aside, ...]:
-    """The GPUs of servers that are there and that nobody in view can have, by why that is."""
+    """Return the GPUs of connected servers that are not in view, by reason."""
     in_view = {server.server: server for server in servers}
     fixed = {gpu: job for job in cluster.rows.fixed.values() for gpu in job.own_gpus}
     found: dict[Use, list[ServerInView]] = {}
@@ -179,12 +183,12 @@ def _aside(
 
 
 def _may_join(job: Job) -> bool:
-    """Is it expected to call `elastic.join()` in a moment?"""
+    """Return whether the job is expected to call `elastic.join()` soon."""
     return job.spec.expected_to_join and job.record.phase is not JobPhase.RUNNING
 
 
 def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId]) -> set[int]:
-    """The GPUs of a server that take no new work, but for those that a job has there, runs on, and need not leave."""
+    """Return the GPUs of a server that take no new work, except those that a job holds, runs on, and need not leave."""
     server, hidden = session.server.server, set()
     there = {
         gpu.index: job.id
@@ -207,7 +211,7 @@ def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId
 
 @dataclass(frozen=True)
 class _Places:
-    """By row, of the jobs that have GPUs or processes."""
+    """GPU sets of the jobs that have GPUs or processes, by row."""
 
     own: dict[int, Gpus]
     first: dict[int, Gpus]
@@ -233,6 +237,9 @@ def _manual(job: Job) -> int:
 
 
 def fewest(cluster: Cluster, most: int, absent_too: bool = False) -> Ints:
-    """On how many servers each share from 0 to `most` is placed. `absent_too`: reckon with all servers that are known."""
+    """Return the fewest servers that hold a share of n GPUs, for each n from 0 to `most`.
+
+    `absent_too`: count all known servers, also those that are not connected.
+    """
     sessions = cluster.sessions.values()
     return fewest_servers([len(session.server.gpus) for session in sessions if session.alive or absent_too], most)
