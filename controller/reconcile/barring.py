@@ -1,15 +1,15 @@
-"""GPUs that take no new work (`bars`): what changes when one becomes such, and how decisions keep off them.
+"""Barred GPUs, which take no new work (`bars`): effects of a new or lifted bar, and their removal from decisions.
 
 Theory of operation
 -------------------
-* A GPU that takes *no new work* stays in the scheduler's view as long as a job computes there, so that the job keeps it.
-  Nobody else may have it (`keep_off`): a decision that says so is mended.
-* From a GPU that is to be *left* (`Severity.moves`) jobs are moved as by any other decision: it is in nobody's view, and its
-  job, which seems to have lost a GPU, is given another one, or shrinks. Its worker computes until the newcomers have taken
-  over (`generations`), so that no step is lost.
-* A job that would be left with nothing stays where it is (`cornered`): better slow than stopped. That is not so where the
-  GPU is gone, or where what it computes may be wrong (`Severity.STOP`): there the job gives its GPUs back, and waits.
-  Nor is it so where an operator drains by preempting (`draining`).
+* A GPU that takes *no new work* stays in the scheduler's view while a job runs there, so that the job keeps the GPU. If a
+  decision gives the GPU to another job, the decision is corrected (`keep_off`).
+* A GPU that is to be *left* (`Severity.moves`) is not in the view. So its job seems to have lost a GPU, and the scheduler gives
+  the job another one or shrinks the job. The worker on the GPU trains until the joining workers have taken over
+  (`generations`), so that no step is lost.
+* A job that would lose all its GPUs stays on them (`cornered`): slow training is better than none. Exceptions: the GPU is
+  gone, or its results may be wrong (`Severity.STOP`), or an operator drains by preemption (`draining`). In these cases the
+  job gives its GPUs back and waits.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ..jobs.job import Job
 from .avoiding import instead, seats
 from .snapshot import Snapshot
 
-TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # events of one server: so many at once, then one in so long
+TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # rate limit for events of one server: burst, then one per interval (seconds)
 
 
 def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) -> None:
-    """Something that bars GPUs of `server` has changed, or may have: look anew, and act on it.
+    """Recompute the bars on the GPUs of `server` after a possible change, and report and schedule accordingly.
 
-    `told`: there is an event of it already.
+    `told`: the change has been reported as an event already.
     """
     before, after = cluster.weigh(server)
     changed = {gpu for gpu in {*before, *after} if _causes(before.get(gpu)) != _causes(after.get(gpu))}
@@ -58,7 +58,7 @@ def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) ->
 
 
 def give_back(cluster: Cluster, now: float, loan: str, gpus: Sequence[GpuAddress]) -> None:
-    """Use these GPUs of a loan again."""
+    """Lift the cordons of `loan` on these GPUs, so that they take work again."""
     for server in dict.fromkeys(gpu.server for gpu in gpus):
         before, here = cluster.overruled[server], {gpu.index for gpu in gpus if gpu.server == server}
         kept = tuple(one for one in before.cordons if one.loan != loan or one.gpu not in here)
@@ -71,9 +71,10 @@ def _causes(bar: Bar | None) -> tuple[Severity, tuple[str, ...]] | None:
 
 
 def keep_off(cluster: Cluster, seen: Snapshot, decision: Decision) -> Decision:
-    """The decision without GPUs that take no new work for jobs that are not there already.
+    """Return the decision without barred GPUs for jobs that do not run there yet.
 
-    Such a GPU is exchanged for one that the job there was to get instead, or for a free one; else its new holder does without.
+    A barred GPU stays with the job that runs there, in exchange for the GPU which that job was to get instead. Otherwise the
+    barred GPU is replaced by a free one. If there is none, the job does without; below its minimum it gets no GPU.
     """
     barred = _barred(cluster, seen)
     if not barred:
@@ -107,7 +108,10 @@ def keep_off(cluster: Cluster, seen: Snapshot, decision: Decision) -> Decision:
 
 
 def _exchanged(seen: Snapshot, placed: Mapping[int, int], other: int, gpu: int, able: int) -> int:
-    """A GPU of `able` for `gpu`, on which `other` runs, who can have that instead: rather one that it was to get; 0: none."""
+    """Return a GPU of `able` that job `other` can give in exchange for `gpu`, on which it runs; 0: there is none.
+
+    GPUs that `other` was to get are preferred to those that it holds.
+    """
     view = seen.view
     if view.per_server(other) or not view.usable(other, placed[other]) & gpu:
         return 0
@@ -116,7 +120,7 @@ def _exchanged(seen: Snapshot, placed: Mapping[int, int], other: int, gpu: int, 
 
 
 def _barred(cluster: Cluster, seen: Snapshot) -> int:
-    """The GPUs in view that take no new work."""
+    """Return the GPUs in view that take no new work."""
     servers = {*cluster.barred, *(name for name in cluster.health if not cluster.fit(name))}
     if not servers:
         return 0
@@ -124,12 +128,12 @@ def _barred(cluster: Cluster, seen: Snapshot) -> int:
 
 
 def _owner(seen: Snapshot, placed: Mapping[int, int], gpu: int) -> int | None:
-    """The job that runs on `gpu`, and is to have GPUs elsewhere."""
+    """Return the row of the job that runs on `gpu` and is placed by the decision; None: no such job."""
     return next((row for row, gpus in seen.running.items() if gpus & gpu and placed.get(row)), None)
 
 
 def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, str]) -> list[Job]:
-    """The jobs that would be left with nothing for having to leave a GPU that still computes rightly."""
+    """Return the jobs that would lose all their GPUs because they have to leave a GPU that still computes correctly."""
     found = []
     for server, barred in cluster.barred.items():
         if not any(bar.may_stay for bar in barred.values()):
@@ -149,7 +153,7 @@ def _stays(cluster: Cluster, gpu: GpuAddress) -> bool:
 
 
 def sentence(cluster: Cluster, job: Job) -> str:
-    """Why `job` is still on GPUs that it is to leave; "": it is on none."""
+    """Return why `job` still runs on GPUs that it has to leave; "" if it runs on none."""
     if not cluster.barred:
         return ""
     found = [
