@@ -1,21 +1,21 @@
-"""Jobs that cannot grow: their newcomers compute other samples or gradients than the workers that have the state.
+"""Jobs that cannot grow: their joining workers compute other samples or gradients than the workers that have the state.
 
 Theory of operation
 -------------------
-A newcomer receives the training state, and then computes a micro-batch that a worker which had the state before computes as well.
-If the two differ, the script keeps state that the runtime does not know of, and the newcomer ends with an exit code of its own
-(`protocol.exits.UNLIKE`). It is no vote: whoever has just received the state is wrong. So the job
+A joining worker receives the training state, and then computes a micro-batch that a worker with the state computes as well. If
+the results differ, the script keeps state that the runtime does not know of. The joining worker then ends with the exit code
+`protocol.exits.UNLIKE`. There is no majority vote: the worker that has just received the state is wrong. So the job
 
 * trains on with the workers that have the state, and holds no other GPUs;
-* does not grow (`JobRecord.does_not_grow`, which is recorded): the scheduler offers it no more GPUs than it has, as long as one
-  worker has the state. A start from a checkpoint, a new submission and a share that is set by hand try newcomers anew;
-* is not moved while it trains, since a move is a newcomer that joins, and a worker that leaves (`unmoved`). Where it must leave
-  GPUs and cannot do with the rest, it is preempted: it saves its state, and starts again elsewhere;
-* fails with the newcomer's reason if it needs more GPUs than there are workers with the state.
+* does not grow (`JobRecord.does_not_grow`, which is recorded): while one worker has the state, the scheduler offers the job no
+  more GPUs than it has. A start from a checkpoint, a new submission and a share set by hand allow joining workers again;
+* is not moved while it trains, since a move consists of a joining and a leaving worker (`unmoved`). If the job must leave
+  GPUs, and the others are too few, it is preempted: it saves its state, and restarts on other GPUs;
+* fails with the joining worker's reason if it needs more GPUs than there are workers with the state.
 
-No server and no GPU is to blame. Newcomers that began together with the one that differed have not been compared yet when it
-ends (`Job.unproven`). If the workers that had the state before are lost at that moment, those newcomers are stopped, and the job
-starts again from its last checkpoint.
+No server and no GPU is to blame. Other workers that joined together with the one that differed have not been compared yet when
+it ends (`Job.unproven`). If the workers that had the state before are lost at that moment, the unproven workers are stopped, and
+the job restarts from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ from .snapshot import Snapshot
 
 
 def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> None:
-    """A newcomer of an elastic job has ended with `UNLIKE`, and is among the past workers by now."""
+    """Stop the growth of an elastic job, a joining worker of which has ended with `UNLIKE` and is a past worker by now.
+
+    The job fails if the workers with the state are fewer than its minimum.
+    """
     with_state = _having(job)
     if not with_state:
-        return  # nobody can go on: that is a restart, and counted as such
+        return  # no worker can go on: the restart counts the failure
     for other in with_state:
         if other.generation >= entry.generation and other.worker != _leader(job):
             job.unproven[other.worker] = job.best_applied + 1
@@ -68,13 +71,13 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
 
 
 def _leader(job: Job) -> WorkerId | None:
-    """Who leads the generation in use: a worker that had the state before, or the one that the job has begun with."""
+    """Return the leader of the current generation: a worker that had the state before, or the job's first worker."""
     order = job.committed_order or job.newest
     return order.roster.leader if order is not None else None
 
 
 def _having(job: Job) -> tuple[WorkerRecord, ...]:
-    """The workers with the state, and the leader of the generation in use, which may not have been heard since it has it."""
+    """Return the workers with the state, and the leader of the current generation, which may not have reported yet."""
     found, leader = holders(job), _leader(job)
     if leader is None or not usable(job, leader) or any(entry.worker == leader for entry in found):
         return found
@@ -82,17 +85,17 @@ def _having(job: Job) -> tuple[WorkerRecord, ...]:
 
 
 def _told(reason: str) -> str:
-    """What the worker itself has said."""
+    """Return the worker's own message, without the exit code."""
     return reason.removeprefix(f"exit code {UNLIKE}: ")
 
 
 def least_gpus(job: Job) -> int:
-    """With fewer GPUs `job` does not go on, but for a while after a loss."""
+    """Return the fewest GPUs with which `job` goes on; after a loss it goes on with fewer for a while."""
     return min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
 
 
 def _whole_servers(job: Job, gpus: set[GpuAddress]) -> set[GpuAddress]:
-    """Of a job with a fixed number of GPUs on each of its servers: those of `gpus` on servers where all are among them."""
+    """Return those of `gpus` on complete servers if the job needs a fixed number of GPUs per server, otherwise all."""
     each = job.spec.gpus_per_server
     if not each:
         return gpus
@@ -101,8 +104,10 @@ def _whole_servers(job: Job, gpus: set[GpuAddress]) -> set[GpuAddress]:
 
 
 def _keep(cluster: Cluster, now: float, job: Job, kept: set[GpuAddress]) -> None:
-    """The job has those of its GPUs that are among `kept`. If these are too few, or none is a proven worker's, it was being
-    moved, and starts again."""
+    """Reduce the job's target to the GPUs in `kept`.
+
+    If these are too few, or no proven worker runs on them, the job was being moved, and restarts.
+    """
     target = tuple(gpu for gpu in job.record.target if gpu in kept)
     proven = [entry for entry in _having(job) if entry.worker not in job.unproven]
     stays = any(entry.gpu in target for entry in proven) or not proven
@@ -119,9 +124,10 @@ def _keep(cluster: Cluster, now: float, job: Job, kept: set[GpuAddress]) -> None
 
 
 def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str, saver: WorkerId | None = None) -> None:
-    """Preempt a job that cannot be moved: it saves its state, and starts again from there with what it is given next.
+    """Preempt a job that cannot be moved: the job saves its state, and restarts from that on the GPUs that it gets next.
 
-    `saver`: who saves; None: whoever leads."""
+    `saver`: the worker that saves; None: the leader.
+    """
     job.aim(now, (), why)
     job.profiling = None
     cluster.tell(
@@ -132,7 +138,10 @@ def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str, saver: Wor
 
 
 def keep_together(cluster: Cluster, now: float, job: Job) -> None:
-    """A job that does not grow holds the GPUs of the workers that have its state, and no others, also after a loss."""
+    """Limit a job that does not grow to the GPUs of the workers with its state, also after a loss.
+
+    If only unproven workers have the state, all workers are stopped, and the job restarts.
+    """
     if not job.elastic or job.newest is None:
         job.unproven.clear()
         return
@@ -156,12 +165,12 @@ def _forget_proven(job: Job) -> None:
 
 
 def _none_proven(job: Job) -> bool:
-    """Has nobody the state but newcomers that have not been compared with anybody?"""
+    """Return whether all workers with the state are unproven: their results were never compared with other workers'."""
     return all(entry.worker in job.unproven for entry in _having(job))
 
 
 def _stop_all(cluster: Cluster, now: float, job: Job) -> None:
-    """What the job's workers have is not known to be its state: they end without saving it, and it starts again."""
+    """Stop all workers without saving, as their state may be wrong; the job restarts from its last checkpoint."""
     why = "workers that had the state were lost before it could be compared"
     for entry in job.workers:
         if not entry.stopping:
@@ -173,11 +182,12 @@ def _stop_all(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def unmoved(seen: Snapshot, decision: Decision) -> tuple[Decision, frozenset[int]]:
-    """The decision with jobs that cannot be moved where they are; and the rows that have to start again elsewhere instead.
+    """Return the decision with immovable jobs left on their GPUs, and the rows of jobs that must restart on other GPUs.
 
-    Neither is a job moved whose newcomers end at their start, for as long as its growth is held back. A GPU that such a job was
-    to have instead of one of its own is exchanged back, where the own one is free or its new holder can do with the other. Where
-    its own ones do not suffice then, the job gets none; one that does not grow gets others in the next decision.
+    Jobs that do not grow are immovable. So are jobs of which the joining workers fail at their start, while the growth of the
+    job is held back. If an immovable job was to get a GPU in place of one of its own, the two are exchanged back, provided that
+    the own GPU is free or its new holder can use the other one. If the job then has too few GPUs, it gets none; a job that does
+    not grow gets others in the next decision.
     """
     rows = [row for row in decision.placements if seen.jobs[row].keeps_its_size and row in seen.view.placements]
     moved = [row for row in rows if decision.placements[row] & ~seen.view.placements[row]]
@@ -205,7 +215,7 @@ def unmoved(seen: Snapshot, decision: Decision) -> tuple[Decision, frozenset[int
 
 
 def _give_back(seen: Snapshot, placed: dict[int, Gpus], row: int, gpu: Gpus) -> None:
-    """`row` does without `gpu`, and has one of its own GPUs instead, if that can be had."""
+    """Take `gpu` from `row`, and give back one of the job's own GPUs: a free one, or one exchanged with its new holder."""
     own = seen.view.placements[row] & ~placed[row]
     placed[row] ^= gpu
     free = own & ~union(placed.values())
