@@ -1,17 +1,18 @@
-"""Servers and GPUs that cannot start workers are left alone for a while, longer each time (cluster 4).
+"""Back-off from servers and GPUs on which workers fail at their start, longer each time (cluster 4).
 
 Theory of operation
 -------------------
-A server with a full disk looks idle: it would take one job after the other, and fail them all. So a start that fails by the
-server's fault makes the controller *back off*: until the time is up, the server's free GPUs are not in the scheduler's view, and
-what was to start there is placed elsewhere. Workers that run there go on. One worker that comes as far as its training loop
-clears the server.
+A server with a full disk looks idle: it would get one job after the other, and fail them all. So if a start fails by the
+server's fault, the controller *backs off*: until the time is up, the server's free GPUs are not in the scheduler's view, and
+workers not started yet are placed on other servers. Workers that run on the server go on. The first worker there that reaches
+its training loop clears the server.
 
-A server whose driver or file system is missing fails the *script*, with an exit code. It is told from a wrong script by
-comparison (`script_is_innocent`). So is a single GPU that cannot be used, where others of its server work: then that GPU alone is
-left alone, as with a trouble that its agent tells (`bars`). If a second one fails like that meanwhile, it is the server.
+If a server's driver or file system is missing, the *script* fails with an exit code. A comparison with other jobs and servers
+distinguishes such a server from a faulty script (`script_is_innocent`). The same comparison finds a single faulty GPU on a
+server with GPUs that work: the controller then backs off from this GPU only, as after a fault that the agent reports (`bars`).
+If a second GPU of the server fails so meanwhile, the server is to blame.
 
-Nothing of it is recorded: a controller that has just started tries each server, and knows soon.
+None of this is recorded: a controller that has just started tries each server, and soon knows again.
 """
 
 from __future__ import annotations
@@ -33,25 +34,30 @@ from ..loans import use_of
 from ..sessions import Doubt, Health
 from .barring import weigh
 
-FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
-JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere
-JOBS_THAT_FAIL_ON_GPU = 2  # on one GPU, likewise, while other GPUs of its server work
-TRIES_ON_ONE_SERVER = 4  # of a job that gets no other
-TRIES_IF_LATE = 1  # of a job that gets no other, where each takes as long as a worker may
-TRIES_IN_DOUBT = 7  # of such a job, where the server fails other jobs, too: five minutes with the times between
-OWNERS_THAT_AGREE = 2  # of such jobs, where more than one has jobs that are not over
+FAILURES_OF_A_JOB = 2  # failures on one server of a job that has run on another one, until the server is to blame
+JOBS_THAT_FAIL = 3  # jobs that fail on one server in a row, and on no other, until the server is to blame
+JOBS_THAT_FAIL_ON_GPU = 2  # likewise for one GPU, while other GPUs of its server work
+TRIES_ON_ONE_SERVER = 4  # tries of a job that gets no other server, until the job fails
+TRIES_IF_LATE = 1  # likewise if each try takes the longest time that a start may take
+TRIES_IN_DOUBT = 7  # likewise if other kinds of jobs fail on the server, too: five minutes with the back-offs between
+OWNERS_THAT_AGREE = (
+    2  # users with failed jobs, until their server or GPU is to blame, if several users have active jobs
+)
 KEPT_DOUBTS = 16
-DIVERGED_BACK_OFF_S = 60.0  # of a GPU where a worker has come to differ from the others of its job
+DIVERGED_BACK_OFF_S = 60.0  # first back-off from a GPU on which the state of a worker diverged
 SERVERS_TOLD = 8
-LONGEST_TOLD = 1000  # characters, of one of them
+LONGEST_TOLD = 1000  # characters per server
 
 
 def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, suspected: bool = False) -> None:
-    """A worker could not be started, or not work, by the fault of `server`."""
+    """Back off from `server`, by the fault of which a worker could not be started or could not work.
+
+    Jobs with workers not started there yet are placed on other servers. `suspected`: the fault is inferred by comparison.
+    """
     health = cluster.health.setdefault(server, Health())
     health.reason = reason.removeprefix("cannot be started: ")
     if health.until_s is not None:
-        return  # one of several that were started together
+        return  # several workers started together fail together: they count once
     _back_off(now, health, suspected)
     cluster.tell(now, EventKind.SERVER_UNFIT, None, f"{server}: {health.sentence(now)}")
     cluster.schedule_due = True
@@ -68,7 +74,7 @@ def _back_off(now: float, health: Health, suspected: bool, first_s: float = FIRS
 
 
 def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) -> None:
-    """The state of `worker` has come to differ from that of the others, which agree: its GPU may be faulty."""
+    """Back off from `gpu`, which may be faulty: the state of `worker` there diverged, while the other workers agree."""
     health = cluster.gpu_health.setdefault(gpu, Health())
     health.reason = f"the state of {worker} there came to differ from that of the other workers"
     if health.until_s is None:
@@ -77,7 +83,7 @@ def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) ->
 
 
 def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
-    """What `job` has not started on `server` yet is to start elsewhere."""
+    """Withdraw the workers of `job` that are not started on `server` yet, so that they are placed on other servers."""
     kept = tuple(gpu for gpu in job.record.target if gpu.server != server or gpu in job.running_gpus)
     waiting = [e for e in job.workers if e.gpu.server == server and e.state is WorkerState.ORDERED]
     if kept == job.record.target and not waiting:
@@ -90,7 +96,7 @@ def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
 
 
 def worked(cluster: Cluster, now: float, gpu: GpuAddress) -> None:
-    """A worker has come as far as its training loop on `gpu`."""
+    """Clear `gpu` and its server: a worker has reached its training loop there."""
     health = cluster.health.pop(gpu.server, None)
     if health is not None and health.until_s is not None:
         cluster.schedule_due = True
@@ -99,7 +105,7 @@ def worked(cluster: Cluster, now: float, gpu: GpuAddress) -> None:
 
 
 def forgive(cluster: Cluster, now: float, server: ServerId, gpus: Iterable[GpuAddress]) -> None:
-    """An operator wants `server`, or these GPUs of it, to be tried again at once."""
+    """Clear `server` and these GPUs of it at once, as an operator has requested."""
     for gpu in gpus:
         cluster.gpu_health.pop(gpu, None)
     if cluster.health.pop(server, None) is not None:
@@ -108,7 +114,7 @@ def forgive(cluster: Cluster, now: float, server: ServerId, gpus: Iterable[GpuAd
 
 
 def pass_time(cluster: Cluster, now: float) -> None:
-    """Servers whose time is up may be tried again."""
+    """End the back-offs that have expired, so that these servers and GPUs are tried again."""
     for health in cluster.health.values():
         if health.until_s is not None and now >= health.until_s:
             health.until_s = None
@@ -120,14 +126,17 @@ def pass_time(cluster: Cluster, now: float) -> None:
 
 
 def deadlines(cluster: Cluster) -> Iterator[float]:
-    """When `pass_time` has something to do."""
+    """Yield the times at which back-offs expire, for `pass_time` (Unix time, s)."""
     for health in chain(cluster.health.values(), cluster.gpu_health.values()):
         if health.until_s is not None:
             yield health.until_s
 
 
 def troubles(cluster: Cluster, now: float) -> str:
-    """Which servers and GPUs take no new work, and why, in words; of many the first. Of what is lent the reasons of jobs tell."""
+    """Return a sentence on the servers and GPUs that take no new work, with reasons; at most SERVERS_TOLD servers.
+
+    Lent GPUs are left out: the reasons of waiting jobs mention them.
+    """
     found = {server for server, health in cluster.health.items() if health.until_s is not None}
     for server in (*cluster.barred, *cluster.offers_nothing):
         if (
@@ -144,7 +153,7 @@ def troubles(cluster: Cluster, now: float) -> str:
 
 
 def _told(cluster: Cluster, now: float, server: ServerId) -> str:
-    """Why `server`, or some of its GPUs, take no new work."""
+    """Return why `server`, or some of its GPUs, take no new work."""
     health = cluster.health.get(server)
     if health is not None and health.until_s is not None:
         return health.sentence(now)
@@ -154,7 +163,7 @@ def _told(cluster: Cluster, now: float, server: ServerId) -> str:
 
 
 def _barred(cluster: Cluster, server: ServerId) -> dict[int, Bar]:
-    """GPUs of a server that take no new work, but for those that are only lent."""
+    """Return the bars on GPUs of a server, by index, without GPUs that are only lent."""
     return {
         index: bar
         for index, bar in cluster.barred.get(server, {}).items()
@@ -166,12 +175,15 @@ def _barred(cluster: Cluster, server: ServerId) -> dict[int, Bar]:
 
 
 def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
-    """A worker has ended with the script's exit code before it trained: is its server to blame? Then the server backs off.
+    """Return whether a worker that failed with its script's exit code before it trained failed by its server or GPU.
 
-    It is where the same job's workers come as far as their loop on other servers, for the second time (at once, if the job has
-    never trained: it would fail for good), or where several jobs in a row have failed so, of several
-    owners (`_agree`), which have not failed elsewhere.
-    A server that is the only one is never to blame: there would be nothing to compare it with.
+    If so, the controller backs off from the server or GPU. A GPU is checked first (`_gpu_is_to_blame`). The server is to blame
+
+    * if workers of the same job reach their training loop on other servers, and this is the job's second failure here; one
+      failure suffices if the job has never trained, since the job would otherwise fail for good;
+    * or if several jobs of several owners (`_agree`) have failed here in a row, and on no other server.
+
+    The only usable server is never to blame, as no other one can be compared with it.
     """
     server = entry.gpu.server
     if _gpu_is_to_blame(cluster, now, job, entry, reason):
@@ -190,8 +202,10 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
 
 
 def _agree(cluster: Cluster, health: Health, jobs: Sequence[JobId], enough: int) -> bool:
-    """Have so many jobs failed there, and of more than one owner? One user's scripts alone take no GPUs from other users; where
-    nobody else has jobs, they take them from nobody."""
+    """Return whether at least `enough` jobs of more than one owner have failed on the server or GPU.
+
+    So the scripts of one user alone take no GPUs from other users. If no other user has jobs, one owner suffices.
+    """
     owners = {health.doubts[job].owner for job in jobs}
     return len(jobs) >= enough and (len(owners) >= OWNERS_THAT_AGREE or not cluster.index.others_than(owners))
 
@@ -204,24 +218,27 @@ def _doubt(health: Health, job: Job) -> None:
 
 
 def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
-    """Is it this GPU alone? It then backs off.
+    """Return whether the worker failed by its GPU alone; if so, the controller backs off from the GPU, or the job avoids it.
 
-    It is where other GPUs of its server work, and either this job, which has never trained, has come as far as its loop on one
-    of them, or jobs in a row, of several owners (`_agree`), have failed here which have failed on no other GPU. If another GPU of
-    the server has been left alone for that already, it is rather the server. A job that has trained, and whose newcomers
-    fail, does not grow (`ends`).
+    The GPU is to blame if other GPUs of its server work, and
 
-    A job alone takes no GPU from other users: a script may fail by its rank, or on purpose. Where others have jobs, it leaves the
-    GPU to them, is tried on other GPUs, and fails for good if it has failed on this one again and again.
+    * this job has never trained, and its workers have reached their training loop on one of those GPUs;
+    * or jobs of several owners (`_agree`) have failed here in a row, and on no other GPU.
+
+    If the controller backs off from another GPU of the server already, the server is more likely to blame. A job that has
+    trained, and of which the joining workers fail, does not grow (`ends`).
+
+    One job alone takes no GPU from other users, as a script may fail because of its rank, or on purpose. If other users have
+    jobs, the job only avoids the GPU, and is tried on other ones. It fails for good after TRIES_ON_ONE_SERVER failures here.
     """
-    if entry.gpus:  # it has several, and nobody knows which
+    if entry.gpus:  # the worker has several GPUs, and the faulty one is not known
         return False
     gpu = entry.gpu
     health = cluster.gpu_health.setdefault(gpu, Health())
     _doubt(health, job)
     health.reason = reason
     if health.until_s is not None:
-        return True  # one of several that were started together
+        return True  # several workers started together fail together: they count once
     beside = {job.id for job, _ in _at_work(cluster, gpu)}
     if not beside or any(
         other.server == gpu.server and other != gpu and known.until_s is not None
@@ -247,7 +264,7 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
 
 
 def _at_work(cluster: Cluster, gpu: GpuAddress) -> Iterator[tuple[Job, WorkerRecord]]:
-    """Workers on the other GPUs of its server that have come as far as their loop."""
+    """Yield the workers on other GPUs of the same server that have reached their training loop, with their jobs."""
     for job in cluster.index.on_server(gpu.server):
         for entry in job.workers:
             beside = entry.gpu.server == gpu.server and entry.gpu != gpu and not entry.stopping
@@ -262,11 +279,14 @@ def _fails_on_another(cluster: Cluster, job: JobId, gpu: GpuAddress) -> bool:
 def second_opinion(
     cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str, late: bool = False
 ) -> bool:
-    """The script has failed before its first step, and nobody has the state. Is the job to be tried elsewhere first?
+    """Return whether a job that failed before its first step, and of which no worker has the state, is tried on other servers.
 
-    Not where it has failed on two sound servers, or again and again on the only one that it gets, or where there is only one.
-    What a server says that fails jobs of other kinds, too, counts only in the end: else two such servers would fail every job.
-    late: the script has taken longer than it may, and will again: it is tried once on one other server, whatever that says.
+    If so, the job avoids the server. It is not tried again if it has failed on two sound servers, or repeatedly on the only
+    server that it gets, or if there is only one server. A server where jobs of other kinds fail, too, is not sound, and is given
+    TRIES_IN_DOUBT tries: otherwise two such servers would fail every job.
+
+    `late`: the script has exceeded its start time limit, and probably will again. It is tried once on one other server, sound or
+    not.
     """
     server = entry.gpu.server
     if len(cluster.sessions) < 2:
@@ -280,7 +300,7 @@ def second_opinion(
     tried = before is not None and before.extent is Avoidance.START and before.until_s is None
     if before is not None and tried and before.failures >= tries:
         return False
-    # Another server may come free in the time that this one was given, and not in the first few seconds.
+    # After a late start, avoid the server at least as long as the start took: another server may become free meanwhile.
     at_least_s = now - entry.started_s if late and entry.started_s is not None else 0.0
     job.avoid(now, server, f"its script fails at its start on server {server}: {reason}", Avoidance.START, at_least_s)
     cluster.schedule_due = True
@@ -288,7 +308,7 @@ def second_opinion(
 
 
 def _is_sound(cluster: Cluster, job: Job, server: ServerId) -> bool:
-    """Does nothing speak against `server` but what has become of `job`, and others of its kind, there?"""
+    """Return whether only `job` and jobs of its kind have failed on `server`, and the controller does not back off from it."""
     health = cluster.health.get(server)
     if health is None:
         return True

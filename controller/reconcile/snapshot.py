@@ -35,7 +35,9 @@ class Snapshot:
     jobs: tuple[Job, ...]
     first: Mapping[int, Gpus]  # by row: the GPU of the job's first worker
     running: Mapping[int, Gpus]  # by row: GPUs with processes of the job; only jobs with GPUs or processes
-    held: Mapping[int, Gpus]  # by row: `running`, and GPUs on which workers start once free; only jobs with processes
+    held: Mapping[
+        int, Gpus
+    ]  # by row: GPUs of workers that are not stopping, those to be started included; only jobs with processes
     fixed: tuple[Job, ...] = ()  # jobs that keep their GPUs, which are not in the view
     tenancy: Tenancy | None = None  # tenants of the jobs and their quotas; None without quotas
     review_s: float = math.inf  # when a job may next get a reservation (Unix time, s)
