@@ -1,18 +1,18 @@
-"""Servers and GPUs that are being drained: what is still there, why it stays, and when nothing is left.
+"""Drains of servers and GPUs: the work that is still there, why it stays, and the end of a drain.
 
 Theory of operation
 -------------------
-A drain is a cordon (`records.Cordon`) whose work is to go. Its GPUs count as such that are to be left (`bars`), so jobs are moved
-off them as from a GPU in trouble (`barring`): by migration, without a lost step. Beyond that
+A drain is a cordon (`records.Cordon`) with the order to move the work away. Its GPUs count as GPUs to be left (`bars`), so jobs
+are moved off them as off a faulty GPU (`barring`): by migration, without a lost step. In addition,
 
-* nobody is stopped for a plain drain. A job that would be left with nothing stays where it is (`barring.cornered`), and so does
-  one whose move would leave another job with nothing (`pushing`); both may shrink. What is decided is decided anew with each
-  change in the cluster, so who stays is moved as soon as there is room;
-* who drains by preempting wants the cluster to do with fewer GPUs, whatever that means: who gets no GPU then saves its state and
-  waits, as the policy has it;
-* a gang is never moved, nor stopped for this: it has no state that could be saved.
+* a plain drain stops no job. A job that would lose all its GPUs stays (`barring.cornered`). So does a job if its move would
+  leave another job without GPUs (`pushing`). Both may shrink. Each change in the cluster leads to a new decision, so a job
+  that stays is moved as soon as there is room;
+* a drain by preemption reduces the GPUs of the cluster at any cost: a job that gets no GPU saves its state and waits, as the
+  policy decides;
+* a gang is never moved or stopped for a drain: it has no state that could be saved.
 
-A drain is over when no process is there, by what the server's agent says: of a server that is lost nobody knows.
+A drain is over when the server's agent reports no process there. For a lost server this is unknown.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ MOST_UNKNOWN, MOST_NAME = 64, 80  # workers of jobs that are not known, and char
 
 
 def pushing(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, str]) -> dict[JobId, str]:
-    """A job that is to stay on a drained GPU, since another one would be left with nothing for it, and why; empty: none is.
+    """Return the job that has to stay on a drained GPU, as its move would leave another job without GPUs, with the reason.
 
-    The one that was submitted last, as others may find room without it. Among very many jobs a decision takes a while: then all.
+    Of several such jobs the last submitted one stays, as the others may then find room. In a cluster with very many jobs a
+    decision takes long, so all of them stay at once. Empty if there is none.
     """
     candidates = [job for job in _to_be_moved(cluster, seen) if job.id not in staying]
     if not candidates:
@@ -63,7 +64,7 @@ def pushing(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mappi
 
 
 def _to_be_moved(cluster: Cluster, seen: Snapshot) -> Iterator[Job]:
-    """Jobs that the policy decides about, on GPUs of plain drains."""
+    """Yield the jobs in view that run on GPUs of plain drains."""
     for server, record in cluster.overruled.items():
         for job in cluster.index.on_server(server) if record.drains else ():
             there = set(job.record.target).intersection(job.running_gpus)
@@ -80,7 +81,7 @@ def _drained(cluster: Cluster, gpu: GpuAddress) -> bool:
 
 
 def still_there(cluster: Cluster, server: ServerId) -> tuple[StillThere, ...]:
-    """What runs on the GPUs of `server` that are being drained."""
+    """Return the jobs and processes on the GPUs of `server` that are being drained."""
     session, drains = cluster.sessions.get(server), cluster.overruled.get(server, OverruleRecord()).drains
     if session is None or not drains:
         return ()
@@ -88,7 +89,7 @@ def still_there(cluster: Cluster, server: ServerId) -> tuple[StillThere, ...]:
 
 
 def _concerns(drains: tuple[Cordon, ...], gpus: tuple[int, ...]) -> bool:
-    """`gpus`: of some work; empty: nobody knows which."""
+    """Return whether one of the drains covers some of `gpus`; empty `gpus` are unknown, and count as covered."""
     return not gpus or any(cordon.covers(gpu) for cordon in drains for gpu in gpus)
 
 
@@ -113,7 +114,7 @@ def _all(cluster: Cluster, session: Session) -> Iterator[StillThere]:
 
 
 def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
-    """Does `job` stay, as things are, on the GPUs that it is to leave? And why is it still there?"""
+    """Return whether `job` stays, for now, on the GPUs that it has to leave, and why it is still there."""
     if cluster.awaited:
         return False, "the controller has just started, and waits for its servers"
     if job.final or ending(job) or all(entry.stopping for entry in job.workers):
@@ -132,7 +133,7 @@ def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
 
 
 def _way(cluster: Cluster, job: Job) -> str:
-    """How it leaves."""
+    """Return how the job leaves its drained GPUs."""
     target = [gpu for gpu in job.record.target if (bar := cluster.bar(gpu)) is None or not bar.severity.moves]
     if not target:
         return "waits until others have made room"
@@ -142,7 +143,7 @@ def _way(cluster: Cluster, job: Job) -> str:
 
 
 def _no_room(cluster: Cluster, job: Job) -> str:
-    """Why a job that would be left with nothing gets nothing elsewhere."""
+    """Return why a job that would lose all its GPUs gets none on other servers."""
     demand = demand_of(job, cluster.gpu_name)
     least = min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
     stocks = [
@@ -169,7 +170,7 @@ def _usable(cluster: Cluster, session: Session, index: int) -> bool:
 
 
 def note_drained(cluster: Cluster, now: float) -> None:
-    """Drains that are over: say so, once each."""
+    """Record and report the drains that are over, once each."""
     for server, record in list(cluster.overruled.items()):
         session = cluster.sessions.get(server)
         if session is None or not session.alive or all(cordon.drained_s is not None for cordon in record.drains):
