@@ -1,8 +1,8 @@
-"""What the scheduler needs to know for a reservation (`scheduler.reservation`): which jobs are gangs, and where all of them are.
+"""Input of reservations (`scheduler.reservation`): the jobs that are gangs, and the GPUs of all jobs.
 
-A job that is expected to call `elastic.join()` is a gang for the seconds of its imports only, so it is let begin on GPUs that
-are held. That ends where one such job has not called it in time: from then on, and as long as it runs, all others are taken
-for gangs, too."""
+A job that is expected to call `elastic.join()` is a gang only for the seconds of its imports, so it may start on reserved GPUs.
+If one such job has not called `elastic.join()` in time, all others count as gangs, too, as long as that job runs.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def reserved(
     policy: str,
     tenancy: Tenancy | None,
 ) -> tuple[ClusterView, float]:
-    """The view with a reservation, where there is one; and when to look again (Unix time, s). `chosen`: of `Rows`, the rows
-    in view; `there`: the servers that are present; `running`: where processes are, by row of the view. `tenancy`: nothing is held
-    that somebody else is guaranteed."""
+    """Return the view with its reservation, if there is one, and the time of the next review (Unix time, s).
+
+    `chosen`: rows of `Rows` in view; `there`: connected servers; `running`: GPUs with processes, by row of the view. `tenancy`:
+    GPUs guaranteed to other tenants are not reserved.
+    """
     gangs = [job for job in cluster.rows.gangs.values() if _stays(job)]
     if not gangs and cluster.reserved is None:
         return view, math.inf
@@ -63,7 +65,7 @@ def _most(tenancy: Tenancy, may: Lasting, row: int) -> int:
 
 
 def _stays(job: Job) -> bool:
-    """Is it a gang until it ends, as far as is known?"""
+    """Return whether the job is expected to stay a gang until its end."""
     return not job.spec.expected_to_join or job.record.phase is JobPhase.RUNNING
 
 

@@ -1,4 +1,4 @@
-"""A decision about a whole cluster, which is not carried out here: about what is, or what is only supposed (`supposing`)."""
+"""Decision about the whole cluster, real or supposed (`supposing`), without carrying it out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .snapshot import Snapshot, snapshot
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was decided, about what; and which jobs stay on GPUs that they are to leave, and why, where that is not plain."""
+    """Snapshot and its decision, with the jobs that stay on GPUs they should leave; the reason is "" if it is obvious."""
 
     seen: Snapshot
     found: Decided
@@ -25,15 +25,16 @@ class Outcome:
 
 
 def weighed(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job], None]) -> Outcome:
-    """Ask the scheduler, as often as it takes until nobody is left with nothing for having to leave a GPU that still computes.
+    """Repeat the scheduler's decision until no job loses all its GPUs because it has to leave GPUs that still compute.
 
-    `waits` is called for each job that has to wait for another server, before the next question. Raises PolicyFailed.
+    `waits` is called for each job that has to wait for another server, before the next decision. Raises PolicyFailed if the
+    policy fails.
     """
     without: dict[JobId, None] = {}
     staying: dict[JobId, str] = {}
     found = _decided(cluster, seen)
-    # At most once for each job that waits for another server, or that has a GPU which it should leave, and gets no other; and for
-    # each GPU that a job cannot use.
+    # The loop ends: at most one round for each job that waits for another server, for each job that should leave a GPU and gets
+    # no other, and for each GPU that a job cannot use.
     while (stays := _staying(cluster, seen, found, staying)) or found.stuck or found.cramped:
         staying.update(stays)
         for job, most in found.cramped:
@@ -58,9 +59,9 @@ def _decided(cluster: Cluster, seen: Snapshot) -> Decided:
 
 
 def _staying(cluster: Cluster, seen: Snapshot, found: Decided, before: Mapping[JobId, str]) -> dict[JobId, str]:
-    """Jobs that are to keep GPUs which they should leave, besides those before; why, where that is not plain.
+    """Return further jobs that keep GPUs which they should leave, besides `before`; the reason is "" if it is obvious.
 
-    Those that start again elsewhere, since they cannot be moved, are not left with nothing.
+    Jobs that cannot be moved, and restart on other GPUs, do not count as jobs without GPUs.
     """
     away = dict.fromkeys([seen.jobs[row].id for row in found.again], "")
     left = cornered(cluster, seen, found.decision, {**before, **away})
