@@ -2,21 +2,21 @@
 
 Theory of operation
 -------------------
-Nothing is known of a gang's processes but that they run and how they end. So they stand and fall together:
+The controller knows only that a gang's processes run, and how they end. So the processes start, restart and end together:
 
-* They are started together, when all their GPUs are free, and never resized, moved or preempted: the scheduler does not see them
-  (`snapshot`). Who asked for a range has what the policy gave at the start.
-* The job has finished when all of them have ended with exit code 0.
-* One that ends with another exit code fails the job; the others are stopped.
-* If one is killed, or its server is lost, the others are stopped, and all begin again from the start. A command may not be safe
-  to run twice, so that happens as often as the job allows (`JobSpec.restarts`), and each time is counted when it is decided.
-* A process on a server that is silent may still run, and nothing fences it as generations fence workers. Where it must not run
-  twice, the job waits for the server, for a while (`SILENT_SERVER_S`).
+* They are started together, when all their GPUs are free, and never resized, moved or preempted: the scheduler does not see
+  them (`snapshot`). A gang that asked for a range of GPUs keeps the share that the policy gave it at the start.
+* The job has finished when all processes have ended with exit code 0.
+* A process that ends with another exit code fails the job; the others are stopped.
+* If a process is killed, or its server is lost, the others are stopped, and all restart from the beginning. A command may not
+  be safe to run twice, so the job limits its restarts (`JobSpec.restarts`). Each one is counted when it is decided.
+* A process on a silent server may still run, and is not fenced as workers are by generations. If it must not run twice, the job
+  waits for the server for a while (`SILENT_SERVER_S`).
 
-A process that never came into being, alone in its gang, has done nothing: that start does not count.
+If the only process of a gang was never created, it has done nothing: that start does not count.
 
-Once a worker has called `elastic.join()` none of this holds any more; most that do so do it within seconds. A gang that was
-expected to, and has not after `JOIN_NOTICE_S`, is shown as one that runs.
+Once a worker has called `elastic.join()`, none of this applies any more; most scripts call it within seconds. If a gang was
+expected to call it, and has not after `JOIN_NOTICE_S`, it is shown as running.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .restarts import count_restart, end_job
 
 
 def may_run_again(job: Job) -> bool:
-    """Its command is safe to be run from the start once more, as far as its user has said."""
+    """Return whether the job's limit on restarts allows its command to run from the start once more."""
     return job.spec.restarts is None or job.record.restarts < job.spec.restarts
 
 
 def note_running(cluster: Cluster, now: float, job: Job) -> None:
-    """If all processes of a gang run, and it is not about to join: say so."""
+    """Report a gang as running if all its processes run, and no call of `elastic.join()` is expected any more."""
     if not job.gang or job.record.phase is not JobPhase.STARTING or not job.all_run or job.spec.must_join:
         return
     notice_s = job.join_notice_s
@@ -65,13 +65,13 @@ def process_ended(
     fault: Fault,
     begun: bool = True,
 ) -> None:
-    """A process of a gang, which nobody has told to stop, has ended, and is among the past ones by now."""
+    """Handle the end of a gang's process that was not stopped by the controller, and is a past worker by now."""
     if exit_code == 0:
         for gpu in entry.all_gpus:
             worked(cluster, now, gpu)
         if not job.workers:
             end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
-        note_running(cluster, now, job)  # it may have ended before it was heard to run
+        note_running(cluster, now, job)  # the process may have ended before it was reported to run
         return
     what = f"{entry.worker} on {names(entry)}: {reason}"
     cluster.tell(now, EventKind.LOST, job.id, what)
@@ -82,7 +82,7 @@ def process_ended(
 
 
 def _has_begun(job: Job, entry: WorkerRecord, fault: Fault, begun: bool) -> bool:
-    """May a command of the gang have done something? Its fellows, which were told to start with it, may have ended by now."""
+    """Return whether a process of the gang may have run: others, started at the same time, may have ended already."""
     never_ran = entry.state is not WorkerState.RUNNING and (fault is Fault.SERVER or not begun)
     return not never_ran or _has_fellows(job)
 
@@ -92,7 +92,7 @@ def _has_fellows(job: Job) -> bool:
 
 
 def not_to_start(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
-    """A process of a gang has not been heard to run, and must not be started any more: the gang would never be whole."""
+    """Restart a gang of which a process was not reported to run and must not be started: the gang would stay incomplete."""
     reason = next((bar.text for gpu in entry.all_gpus if (bar := cluster.bar(gpu)) is not None), "")
     what = f"{entry.worker} on {names(entry)} has not started, and its GPU takes no new work any more: {reason}"
     fall(cluster, now, job, what, begun=_has_fellows(job))
@@ -101,7 +101,10 @@ def not_to_start(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) ->
 def fall(
     cluster: Cluster, now: float, job: Job, because: str, exit_code: int | None = None, begun: bool = True
 ) -> None:
-    """A process of a gang is lost: the others are stopped, and it starts again from the beginning, or has failed."""
+    """Stop the other processes of a gang that has lost one; the gang restarts from the beginning, or fails.
+
+    `begun`: a process may have run, so that the restart counts.
+    """
     if job.final or job.restart_counted:
         return
     if begun and not may_run_again(job):
@@ -142,7 +145,7 @@ def wait_for_server(cluster: Cluster, now: float, job: Job, server: ServerId) ->
 
 
 def watch_silent(cluster: Cluster, now: float, job: Job) -> None:
-    """Give up the silent servers whose time has come."""
+    """Give up the servers that have been silent for too long."""
     for server, due_s in list(job.silent.items()):
         session = cluster.sessions.get(server)
         if session is not None and session.alive:
@@ -168,7 +171,7 @@ def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
 
 
 def leave_bad_gpus(cluster: Cluster, now: float) -> None:
-    """A gang is not moved: it computes on where others would be moved away, and ends where a GPU is gone or may compute wrong."""
+    """Stop the gangs on GPUs that are gone or may compute wrongly; on GPUs with other bars a gang goes on, as it is not moved."""
     for server, bars in list(cluster.barred.items()):
         bad = {index: bar for index, bar in bars.items() if bar.severity is Severity.STOP}
         for job in cluster.index.on_server(server) if bad else ():
@@ -179,7 +182,7 @@ def leave_bad_gpus(cluster: Cluster, now: float) -> None:
 
 
 def names(entry: WorkerRecord) -> str:
-    """The GPUs of a worker, for people."""
+    """Return the GPUs of a worker as text for users."""
     if not entry.gpus:
         return str(entry.gpu)
     return f"{entry.gpu.server}:{','.join(str(index) for index in entry.gpus)}"
