@@ -1,7 +1,7 @@
-"""Why a decision has changed a share: whom the job makes room for, whose GPUs it gets, which GPUs came or went.
+"""Reasons why a decision has changed a share: jobs that get or give up GPUs, and GPUs that were added or lost.
 
-The scheduler says why a job has no more (`Decided.why`). What has changed since the last decision stands beside it here: jobs
-that are over, GPUs that can be had no more, or again. All of it is found out only when some share changes.
+The scheduler states why a job has no more GPUs (`Decided.why`). This module adds the changes since the last decision: jobs that
+have ended, and GPUs that are unavailable, or available again. These are computed only when a share changes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOST_TOLD = 3  # jobs, servers or GPUs in one part of a sentence
 
 
 class Causes:
-    """Of the changes of one decision."""
+    """Reasons for the changes of one decision."""
 
     def __init__(self, cluster: Cluster, before: Snapshot | None, seen: Snapshot, found: Decided) -> None:
-        """`before`: what the last decision saw; None: there was none since the controller started."""
+        """`before`: snapshot of the last decision; None: the first decision since the controller started."""
         self._cluster, self._before, self._seen, self._found = cluster, before, seen, found
 
     def of(self, row: int, after: int) -> str:
-        """Why the job of this row is to have `after` GPUs, or others than before; in words."""
+        """Return why the job of this row gets `after` GPUs, or other GPUs than before, as text for users."""
         job, view = self._seen.jobs[row], self._seen.view
         had = len(job.record.target)
         if row in view.manual_shares:
@@ -49,7 +49,7 @@ class Causes:
         return [why] if why else []
 
     def _others(self, row: int, grow: bool) -> list[str]:
-        """Who gets GPUs by the same decision, or gives some back."""
+        """Return the other jobs that get GPUs by the same decision (`grow`), or give some back, as text."""
         told = [
             f"{self._seen.jobs[other].id} ({has} -> {gets})"
             for other, has, gets in (self._growing if grow else self._shrinking)
@@ -71,7 +71,7 @@ class Causes:
 
     @cached_property
     def _over(self) -> list[str]:
-        """Jobs that had GPUs at the last decision, and are over."""
+        """Jobs that had GPUs at the last decision, and have ended since."""
         if self._before is None:
             return []
         jobs = [*(self._before.jobs[row] for row in self._before.view.placements), *self._before.fixed]
@@ -80,16 +80,18 @@ class Causes:
 
     @cached_property
     def _came(self) -> list[str]:
-        """GPUs that can be had again, or for the first time."""
+        """GPUs that are available again, or for the first time."""
         fixed = self._before.fixed if self._before is not None else ()
         records = [entry for job in fixed for entry in (*job.workers, *job.record.past)]
-        theirs = {gpu for entry in records for gpu in entry.all_gpus}  # told of by the jobs' names, or still theirs
+        theirs = {
+            gpu for entry in records for gpu in entry.all_gpus
+        }  # reported with the jobs that gave them back, or still held by jobs
         told = _gpus(gpu for gpu in self._new(self._seen, self._before) if gpu not in theirs)
         return [f"{_some(told)} can be used"] if told else []
 
     @cached_property
     def _went(self) -> list[str]:
-        """GPUs that can be had no more, and why."""
+        """GPUs that are not available any more, and why."""
         gone: dict[str, list[GpuAddress]] = {}
         for gpu in self._new(self._before, self._seen):
             gone.setdefault(why_gone(self._cluster, gpu), []).append(gpu)
@@ -97,7 +99,7 @@ class Causes:
         return [_some(told)] if told else []
 
     def _new(self, seen: Snapshot | None, before: Snapshot | None) -> list[GpuAddress]:
-        """What is in the one view and not in the other."""
+        """Return the GPUs in the view of `seen` and not in that of `before`."""
         if seen is None or before is None or seen.view.servers == before.view.servers:
             return []
         known = set(before.gpus)
@@ -105,7 +107,7 @@ class Causes:
 
 
 def why_gone(cluster: Cluster, gpu: GpuAddress) -> str:
-    """Why the policy does not divide a GPU, in words."""
+    """Return why a GPU is not available to the policy, as text for users."""
     session = cluster.sessions.get(gpu.server)
     if session is None or not session.alive:
         return f"server {gpu.server} is lost"
@@ -122,7 +124,7 @@ def why_gone(cluster: Cluster, gpu: GpuAddress) -> str:
 
 
 def holder_of(cluster: Cluster, gpu: GpuAddress) -> Job | None:
-    """The job that no policy decides about, and that has this GPU. One may have become such since the last decision."""
+    """Return the job outside the policy's view that holds this GPU, also if it left the view since the last decision."""
     known = next((job for job in cluster.rows.fixed.values() if gpu in job.own_gpus), None)
     name = cluster.index.on_gpu(gpu) if known is None else None
     job = cluster.jobs.get(name) if name is not None else None
@@ -130,7 +132,7 @@ def holder_of(cluster: Cluster, gpu: GpuAddress) -> Job | None:
 
 
 def _gpus(gpus: Iterable[GpuAddress]) -> list[str]:
-    """ "s1:0-3", "s2:5"."""
+    """Return the GPUs by server, such as "s1:0-3" and "s2:5"."""
     return [
         f"{server}:{ranges(gpu.index for gpu in here)}" for server, here in groupby(gpus, key=lambda gpu: gpu.server)
     ]

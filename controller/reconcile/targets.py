@@ -1,4 +1,4 @@
-"""Which GPUs each job is to have: one scheduling decision, written into the jobs' records (scheduling.md)."""
+"""Target GPUs of each job: one scheduling decision, written into the jobs' records (scheduling.md)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ MOST_TOLD = 3  # jobs, in the text of an event
 
 
 def set_targets(cluster: Cluster, now: float) -> None:
-    """Ask the scheduler, and note what it has decided: the jobs concerned are dirty."""
+    """Make a scheduling decision and record the new targets; the changed jobs become dirty.
+
+    If the policy fails, the last plan is kept.
+    """
     cluster.schedule_due, cluster.decided_s = False, now
     cluster.decisions += 1
     for job in cluster.cramped:
-        job.room = None  # it is found anew
+        job.room = None  # the decision finds the limit again
         cluster.rows.changed(job)
     cluster.cramped = ()
     seen = snapshot(cluster, now)
@@ -73,7 +76,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
 
 
 def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFailed) -> None:
-    """Jobs train on where they are; the policy is asked again when something happens, or after a while."""
+    """Keep all jobs on their GPUs; the policy decides again after a change, or after POLICY_RETRY_S seconds."""
     cluster.policy_trouble = f"{failure}; the last plan is kept"
     cluster.review_s = now + POLICY_RETRY_S
     cluster.plan_unfinished = False
@@ -94,7 +97,7 @@ def _trouble(text: str, job: JobId) -> str:
 
 
 def _wait_elsewhere(cluster: Cluster, now: float, job: Job) -> None:
-    """No server on which `job` may begin has a GPU for it: it holds none meanwhile."""
+    """Take the GPUs from a job that can start on no server with a GPU for it."""
     if job.record.target:
         job.aim(now, (), "no server on which it may begin has a GPU for it")
         job.profiling = None
@@ -102,7 +105,7 @@ def _wait_elsewhere(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def _stay(cluster: Cluster, now: float, seen: Snapshot, tangled: frozenset[int]) -> None:
-    """Jobs that wait for each other's GPUs are to be where they are; who was to have one of those is not to have it."""
+    """Keep jobs that wait for each other's GPUs where they are, and take those GPUs from the targets of other jobs."""
     theirs = {row: seen.running[row] for row in tangled}
     taken = union(theirs.values())
     for row, before in seen.view.placements.items():
@@ -114,7 +117,7 @@ def _stay(cluster: Cluster, now: float, seen: Snapshot, tangled: frozenset[int])
 
 
 def _pushed(found: Decided, seen: Snapshot) -> Iterator[ShareForecast]:
-    """Who loses GPUs by this decision, and why, in the order of submission."""
+    """Yield the jobs that lose GPUs by this decision, and why, in the order of submission."""
     for row, before in sorted(seen.view.placements.items()):
         after = int(found.decision.shares[row])
         if after < before.bit_count():
@@ -124,7 +127,7 @@ def _pushed(found: Decided, seen: Snapshot) -> Iterator[ShareForecast]:
 
 
 def _for_whom(found: Decided, seen: Snapshot) -> str:
-    """Jobs that grow by hand in this decision, which others make room for; in words, to follow what these give back."""
+    """Return the jobs that grow in this decision by a share set by hand, as the end of a sentence on preempted jobs."""
     names = [
         seen.jobs[row].id
         for row in seen.view.manual_shares
@@ -137,7 +140,10 @@ def _for_whom(found: Decided, seen: Snapshot) -> str:
 def retarget(
     cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...], why: str, for_whom: str = ""
 ) -> None:
-    """`job` is to have these GPUs from now on, and `why`. With none it is preempted. `for_whom`: in words, to follow a verb."""
+    """Set the job's target GPUs, for the reason `why`; without GPUs the job is preempted.
+
+    `for_whom`: the jobs that get its GPUs, as the end of a sentence.
+    """
     job.aim(now, target, why)
     job.profiling = None
     cluster.mark_dirty(job)
