@@ -134,7 +134,7 @@ def _not_again(job: Job) -> str:
 
 
 def wait_for_server(cluster: Cluster, now: float, job: Job, server: ServerId) -> bool:
-    """A server has lost its lease where processes of a gang run that must not run twice: is it waited for?"""
+    """Return whether a gang waits for a server that has lost its lease, as the gang's processes there must not run twice."""
     if job.elastic or job.final or job.spec.restarts is None:
         return False
     if not any(entry.gpu.server == server and entry.state is not WorkerState.ORDERED for entry in job.workers):

@@ -1,18 +1,18 @@
-"""A preempted job ends when its state is saved: somebody else is named if whoever was to save it cannot.
+"""Saving of a preempted job's state by one of its workers, the saver; another worker replaces a saver that cannot save.
 
 Theory of operation
 -------------------
-All workers of a preempted job have been told to end, and who is to save the state (`suspend`). One on each server
-stands by until that is done (`worker.suspension`). `see_to_saving` looks at what they report:
+All workers of a preempted job have been sent a stop that names the saver (`suspend`). One worker on each server stands by until
+the state is saved (`worker.suspension`). `see_to_saving` acts on the reports of the workers:
 
-* a worker whose step, or a later one, has been saved in its own or a later generation is told so, and ends;
-* while a worker has a step that is not saved, the one to save is whoever has failed least often, the present one first. It is
-  named to all as soon as it is another one. Who has not saved after half of the time that is left is passed over for others, and
-  may go on: storage that does not answer does not fail.
+* If a worker's step, or a later one, has been saved in its own or a later generation, the worker is notified, and ends.
+* While a worker has an unsaved step, the saver is the worker with the fewest failed saves; among equals the present saver stays.
+  A new saver is named to all workers. A saver that has not saved after half of the time left is passed over for others, but may
+  go on, as storage that does not respond causes no failure.
 
-It is level-triggered: called in each turn in which a worker of the job has reported or ended, or a turn of a saver is over, it
-looks at what is, once all that has come is taken in. Which one is named is not recorded: a controller that has just started may
-name another one, and then two save the same. The time that the agents give the workers to end is not made longer by any of this.
+`see_to_saving` is level-triggered: it runs in each turn in which a worker of the job has reported or ended, or a saver's time is
+over, and looks at the state after all events of the turn. The saver is not recorded: a controller that has just started may name
+another one, and then two workers save the same state. None of this extends the time that agents give the workers to end.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .processes import save_grace_s, send_stop, stop_worker
 
 
 def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = None) -> None:
-    """Stop all workers of a job that has no GPU any more, and have one save its state; it waits for the scheduler.
+    """Stop all workers of a job that has no GPU any more, and let one save its state; the job is then pending.
 
-    `saver`: who does; None: whoever leads those that have the state.
+    `saver`: the worker that saves; None: the leader of the workers that have the state.
     """
     able = tuple(entry.worker for entry in holders(job))
     if saver is None:
@@ -46,16 +46,16 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
         broken=(),
         cycle=job.record.generation + 1,
         last_leader=saver if leads else None,
-        does_not_grow="",  # it begins again from its checkpoint
+        does_not_grow="",  # the job restarts from its checkpoint
     )
-    job.release()  # all its workers are newcomers then
+    job.release()  # the restart replaces all its workers
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
     cluster.mark_dirty(job)
 
 
 def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
-    """If `job` is preempted: name another saver where that is called for, and tell those whose state is saved."""
+    """Replace the saver of a preempted job if necessary, and notify the workers of which the state is saved."""
     saving = job.saving
     if job.final or job.newest is not None or not job.workers:
         return
@@ -87,8 +87,11 @@ def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def turn_of(job: Job, saver: WorkerId | None, now: float) -> float | None:
-    """Until when `saver` should have saved (Unix time): the other half of its time is another one's, should its storage not
-    answer. If that time is over, and it still lives, its agent has heard late that it is to end, and gives it all of it."""
+    """Return the time by which `saver` should have saved (Unix time, s): half of its time left; None without a deadline.
+
+    The other half is for another saver, in case the storage does not respond. If the deadline is over, and the saver still runs,
+    its agent received the stop late, and gives the saver the full time.
+    """
     entry = job.worker(saver) if saver is not None else None
     if entry is None or entry.stop_by_s is None:
         return None
@@ -120,16 +123,17 @@ def _choose(job: Job, able: list[WorkerStatus]) -> WorkerId:
 def _tell_change(cluster: Cluster, now: float, job: Job, saver: WorkerId) -> None:
     named = job.saving.saver
     if named is None:
-        return  # this controller has just started
+        return  # this controller has just started, and has not named a saver yet
     before = job.statuses.get(named)
     why = f"has not saved it ({before.note})" if before is not None else "has ended"
     cluster.tell(now, EventKind.SAVER, job.id, f"{saver} is to save the job's state, since {named} {why}")
 
 
 def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int | None) -> None:
-    """Tell a worker anew who saves, or that `saved` is. If its agent has heard before that it is to end, it has no more time.
+    """Send a worker's stop again, with the present saver or with the step `saved`.
 
-    It has no less either, although the one that is gone may have been the one that took long to save.
+    An agent that has received a stop before does not extend its deadline. Nor is the deadline shortened, although the estimate of
+    the save time may have become smaller with the end of a slow worker.
     """
     left_s = entry.stop_by_s - now if entry.stop_by_s is not None else 0.0
     send_stop(cluster, job, entry, max(left_s, save_grace_s(job)), True, saved)
