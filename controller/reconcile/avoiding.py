@@ -1,23 +1,23 @@
-"""Jobs that cannot work on some servers are tried on others.
+"""Servers and GPUs that a job avoids: a job that cannot work on some servers is tried on others.
 
 Theory of operation
 -------------------
-Five things keep a job from a server, or a GPU, while it may be good for others:
+A job avoids a server or GPU, which may be good for other jobs, for one of five reasons:
 
-* It does not see the job's checkpoint: the first worker ends with a code of its own (`protocol.exits`). The first worker hands
-  the state on, so it is enough that this one is elsewhere (`generations.choose_leader`).
-* The script has failed there before its first step, and nowhere else yet (`ends`): is it the script or the server? The job is
-  tried without that server, and fails for good if it fails there too.
-* The job's workers there cannot reach its workers on other servers, and it needs more GPUs than there are on one side
-  (`ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. One that cannot be moved stays.
-* A worker there was refused by those that have the state, since its code is not theirs (`newcomers.other_code`). The job does
-  without the server, also where it has fewer GPUs than its minimum then.
-* The script has failed at its start on one GPU, while it works on others of the same server (`health`). That is no reason to
-  take the GPU from other users, and none to fail the job: the job is tried without it.
+* The server does not see the job's checkpoint: the first worker ends with a special exit code (`protocol.exits`). The first
+  worker sends the state to the others, so only this worker has to be on another server (`generations.choose_leader`).
+* The script has failed there before its first step, and on no other server yet (`ends`). To find out whether the script or the
+  server is to blame, the job is tried without that server. If the job fails on other servers too, it fails for good.
+* The job's workers there cannot reach its workers on other servers, and the job needs more GPUs than there are on one side
+  (`ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. A job that cannot be moved stays.
+* The workers with the state have refused a worker there, since its code differs from theirs (`newcomers.other_code`). The job
+  does without the server, even if it then has fewer GPUs than its minimum.
+* The script has failed at its start on one GPU, while it works on others of the same server (`health`). This is no reason to
+  take the GPU from other users or to fail the job: the job is tried without the GPU.
 
-`Job.avoid` leaves a server alone, for that job, for a while. GPUs there are exchanged for free ones elsewhere: in the first two
-cases as long as nobody holds the job's state. Where the free ones are too few the job takes less, and where that is less than
-its minimum it waits, and holds nothing. Placement itself knows nothing of this: it happens seldom.
+`Job.avoid` makes the job avoid a server for a while. GPUs there are exchanged for free ones on other servers; in the first two
+cases only while no worker has the job's state. If there are too few free GPUs, the job gets fewer; below its minimum it waits
+without GPUs. Placement does not consider avoided servers, as they are rare.
 """
 
 from __future__ import annotations
@@ -36,17 +36,15 @@ from .snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A decision with such exchanges made."""
+    """Decision in which the GPUs that jobs avoid are exchanged for others."""
 
     decision: Decision
-    stuck: tuple[Job, ...] = ()  # that cannot begin with what they would get
-    cramped: tuple[
-        tuple[Job, int], ...
-    ] = ()  # that can do with so many GPUs, and no more: the others are there for others
+    stuck: tuple[Job, ...] = ()  # jobs that cannot start with the GPUs they would get
+    cramped: tuple[tuple[Job, int], ...] = ()  # jobs with the most GPUs that each can use: the rest is for other jobs
 
 
 def elsewhere(seen: Snapshot, decision: Decision) -> Elsewhere:
-    """Keep jobs off the servers that they avoid."""
+    """Return the decision with jobs kept off the servers and GPUs that they avoid."""
     placed: Placements = dict(decision.placements)
     shares = decision.shares.copy()
     free = ((1 << seen.view.total_gpus) - 1) & ~union(placed.values())
@@ -82,7 +80,10 @@ def elsewhere(seen: Snapshot, decision: Decision) -> Elsewhere:
 
 
 def instead(seen: Snapshot, row: int, gpus: Gpus, give: Gpus, free: Gpus) -> Gpus:
-    """Free GPUs for those that a job gives: like the others of its own (`scheduler.kinds`), and as many on each server."""
+    """Return free GPUs in exchange for `give`, of a kind that suits the job's other GPUs (`scheduler.kinds`).
+
+    A job with a fixed number of GPUs per server gets that number on each new server.
+    """
     able = free & seen.view.usable(row, gpus)
     each = seen.view.per_server(row)
     if not each:
@@ -97,7 +98,7 @@ def instead(seen: Snapshot, row: int, gpus: Gpus, give: Gpus, free: Gpus) -> Gpu
 
 
 def seats(seen: Snapshot, gpus: Gpus, some_of_them: Gpus) -> Gpus:
-    """Those of `gpus` that are on the servers of some of them."""
+    """Return those of `gpus` that are on the servers of `some_of_them`."""
     return gpus & union(server for server in _servers(seen) if server & some_of_them)
 
 
@@ -106,7 +107,10 @@ def _servers(seen: Snapshot) -> Sequence[Gpus]:
 
 
 def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
-    """The GPUs where `job` cannot begin, as long as that matters, and those of them where no worker of it may start."""
+    """Return the GPUs on which the job's first worker cannot start, and those of them on which none of its workers may start.
+
+    Once workers have the state, only lasting avoidances count.
+    """
     having = {entry.gpu for entry in holders(job)}
     lasting = (Avoidance.STAY, Avoidance.REFUSED)
     dark_servers = {
@@ -128,6 +132,6 @@ def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
 
 
 def _is_refused(job: Job) -> bool:
-    """Is there a server where a worker of `job` was refused, which others of it have the state?"""
+    """Return whether a worker of `job` was refused on some server, while other workers of the job have the state."""
     refused = any(job.avoided[server].extent is Avoidance.REFUSED for server in job.avoided_servers)
     return refused and bool(holders(job))
