@@ -1,1 +1,1 @@
-"""What is to be done: decisions of the scheduler, and how each job is brought nearer to them."""
+"""Reconciliation: scheduling decisions, and the steps that bring each job nearer to its target."""

@@ -1,7 +1,7 @@
-"""Jobs that are measured on the way down through smaller shares (AFS 4.5; the rules are in `scheduler.measuring`).
+"""Profiling of jobs: throughput is measured with smaller and smaller shares (AFS 4.5; rules in `scheduler.measuring`).
 
-A job on its way down keeps its GPUs: to the scheduler it has them all, so that its decisions stay what they are, and any of them
-ends the way down at once if the figures so far say that it should have another share. Carried out it has only some.
+For the scheduler, a job that is profiled still has all its GPUs, so that profiling does not change decisions; its workers run
+on some of them only. A decision that gives the job another share, by the figures measured so far, ends the profiling at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .snapshot import Snapshot
 
 
 def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decision) -> None:
-    """After a decision, whose changes have ended the way down of those that they concern: send jobs down, on, and back up."""
+    """Begin, continue and end the profiling of jobs after a decision, whose changes have ended that of the changed jobs."""
     begin = cluster.settings.measuring.way_down and cluster.policy.name not in RIGID
     packed = _packed(cluster)
-    for row in seen.view.placements:  # nobody else has anything to measure with
+    for row in seen.view.placements:  # only jobs with GPUs can be measured
         job = seen.jobs[row]
         if job.profiling is not None:
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.record.target))
             continue
-        before = job.all_measured  # most jobs are asked about again and again, for the same estimate and the same GPUs
+        before = job.all_measured  # most jobs come with the same estimate and GPUs each time
         same = before is not None and before.target is job.record.target and before.estimated is job.estimated
         if same and before is not None and before.packed == packed:
             continue
@@ -40,7 +40,10 @@ def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decisio
 
 
 def profile_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
-    """Because somebody asks: through all smaller shares, known or not. Raises RequestRefused, saying what is in the way."""
+    """Profile a job on request with all smaller shares, measured before or not, and return these shares (GPUs).
+
+    Raises RequestRefused with the reason if the job cannot be profiled now.
+    """
     if job.profiling is not None:
         return job.profiling.shares
     if job.record.manual_share is not None:
@@ -60,7 +63,7 @@ def profile_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
 
 
 def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:
-    """To the next share, if this one has been measured or cannot be in time; after the last one back to `target`."""
+    """Go on to the next share if this one has been measured or its time is over; after the last one return to `target`."""
     profiling = job.profiling
     assert profiling is not None
     measured = any(entry.share == profiling.share and entry.at_s >= profiling.began_s for entry in job.record.measured)
@@ -76,7 +79,10 @@ def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...
 
 
 def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> tuple[int, ...]:
-    """The shares to measure it with, the largest first; none if that would only disturb. `packed`: see `_packed`."""
+    """Return the shares with which to measure the job, the largest first; none if it is not worth the disturbance.
+
+    `packed`: see `_packed`.
+    """
     told, target = job.estimated, job.record.target
     assert told is not None, "the decision was made with it"
     if share != len(target) or not _undisturbed(job):
@@ -96,26 +102,26 @@ def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> t
 
 
 def _packed(cluster: Cluster) -> int | None:
-    """GPUs of each server, if shares are packed."""
+    """Return the number of GPUs of each server if shares are packed, otherwise None."""
     if not cluster.decider.scheduler.stages.packing:
         return None
     return server_size([len(session.server.gpus) for session in cluster.sessions.values() if session.alive])
 
 
 def _on_the_way(job: Job, packed: int | None) -> tuple[int, ...]:
-    """Smaller shares that it could be given; `_some` takes whole servers where it has as many GPUs on each."""
+    """Return the smaller shares that the job could get; with a fixed number of GPUs per server, only whole servers."""
     each = job.spec.gpus_per_server or 1
     return tuple(s for s in smaller_shares(len(job.record.target), job.spec.gpus.min, packed) if not s % each)
 
 
 def _undisturbed(job: Job) -> bool:
-    """Does it train with its target, with nothing under way and nothing set by hand?"""
+    """Return whether the job trains on exactly its target, with no change under way and no share set by hand."""
     newest = job.newest
     return (
         job.record.phase is JobPhase.RUNNING
         and job.record.manual_share is None
         and job.hold_until is None
-        and not job.record.does_not_grow  # to be measured is to shrink, and to grow again
+        and not job.record.does_not_grow  # profiling shrinks the job, and grows it again
         and job.restart_at is None
         and newest is not None
         and newest.generation == job.record.committed
@@ -135,7 +141,7 @@ def _measure_with(cluster: Cluster, now: float, job: Job, shares: tuple[int, ...
 
 
 def _some(gpus: tuple[GpuAddress, ...], share: int) -> tuple[GpuAddress, ...]:
-    """So many of a job's GPUs, in their order, on few servers: first those of which it has most."""
+    """Return `share` of a job's GPUs, in their order, on few servers: servers with most of its GPUs come first."""
     count: dict[str, int] = {}
     for gpu in gpus:
         count[gpu.server] = count.get(gpu.server, 0) + 1
