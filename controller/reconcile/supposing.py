@@ -1,7 +1,7 @@
-"""What would be decided if something was otherwise: without a job, with more GPUs, under other terms.
+"""Hypothetical decisions: for example without a job, with more GPUs, or with other shares.
 
-A copy of the cluster is changed, and the scheduler is asked about it as about the real one (`weighing`). So what is said to
-change a share changes it, by the same rules, as far as nothing else happens meanwhile.
+A copy of the cluster is changed, and the scheduler decides about the copy as about the real cluster (`weighing`). So a change
+that is predicted to alter a share does so, by the same rules, unless something else changes meanwhile.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from .rows import demand_of
 from .snapshot import snapshot
 from .weighing import Outcome, weighed
 
-MORE = ServerId("~more")  # stands behind all names of servers
+MORE = ServerId("~more")  # sorts after all server names
 
 Change = Callable[[Cluster], None]  # of the copy
 
 
 def nothing(cluster: Cluster) -> None:
-    """It is as it is."""
+    """Change nothing."""
 
 
 @dataclass(frozen=True)
 class Supposition:
-    """`over`: jobs that end, one by one; `by_hand`: shares that are set, None: given back to the policy; `instead`: a job that is
-    submitted now; `change`: what is otherwise besides."""
+    """Hypothetical changes of the cluster.
+
+    `over`: jobs that end, one by one; `by_hand`: shares set by hand (None: given back to the policy); `instead`: a job that is
+    submitted now; `change`: any other change of the copy.
+    """
 
     over: Sequence[JobId] = ()
     by_hand: Mapping[JobId, int | None] = field(default_factory=dict)
@@ -47,7 +50,10 @@ AS_IT_IS = Supposition()
 
 
 def outcome(cluster: Cluster, now: float, supposed: Supposition = AS_IT_IS) -> Outcome | None:
-    """What would be decided now; None: the policy fails, or a server is still to be heard of. Changes nothing."""
+    """Return the decision for the cluster with the supposed changes, without changing the cluster.
+
+    None if the policy fails, or if the controller still waits for servers to connect after its start.
+    """
     if cluster.awaited:
         return None
     first, later = set(supposed.over[:1]), supposed.over[1:]
@@ -74,14 +80,14 @@ def outcome(cluster: Cluster, now: float, supposed: Supposition = AS_IT_IS) -> O
 
 
 def _carry_out(found: Outcome) -> None:
-    """Jobs of the copy have what was decided: who starts may keep it under some policies, whatever ends next."""
+    """Give the copy's jobs the decided GPUs: under some policies a job that starts keeps them when further jobs end."""
     placed = found.found.decision.placements
     for row, job in enumerate(found.seen.jobs):
         job.update(target=in_order(placed.get(row, 0), found.seen.gpus, job.record.target))
 
 
 def share_of(found: Outcome | None, job: JobId) -> int:
-    """How many GPUs it would have; of one that no policy decides about, and of none that is known, 0."""
+    """Return how many GPUs the job would have; 0 for unknown jobs and for jobs outside the policy's view."""
     row = found.seen.rows.get(job) if found is not None else None
     return int(found.found.decision.shares[row]) if found is not None and row is not None else 0
 
@@ -90,7 +96,7 @@ def share_of(found: Outcome | None, job: JobId) -> int:
 
 
 def without_cordons(cluster: Cluster, server: ServerId, away: Callable[[int | None, str], bool]) -> None:
-    """A copy without the cordons of a server for which `away(gpu, loan)` holds."""
+    """Remove from a copy the cordons of a server for which `away(gpu, loan)` holds."""
     before = cluster.overruled[server]
     kept = tuple(cordon for cordon in before.cordons if not away(cordon.gpu, cordon.loan))
     cluster.overruled[server] = msgspec.structs.replace(before, cordons=kept)
@@ -98,7 +104,7 @@ def without_cordons(cluster: Cluster, server: ServerId, away: Callable[[int | No
 
 
 def mended(cluster: Cluster, server: ServerId, gpu: int | None) -> None:
-    """A copy where nothing is wrong with a GPU any more, or with a server as a whole (None), nor do starts fail there."""
+    """Clear in a copy the faults and start failures of a GPU, or of the server as a whole (None)."""
     session = cluster.sessions[server]
     kept = tuple(trouble for trouble in session.troubles if trouble.gpu != gpu)
     cluster.sessions[server] = replace(session, troubles=kept)
@@ -110,13 +116,13 @@ def mended(cluster: Cluster, server: ServerId, gpu: int | None) -> None:
 
 
 def back(cluster: Cluster, server: ServerId) -> None:
-    """A copy where a lost server is there again, and nothing runs on it."""
+    """Reconnect a lost server in a copy, with no processes on it."""
     cluster.sessions[server] = replace(cluster.sessions[server], alive=True, unknown={}, strays={})
     cluster.weigh(server)
 
 
 def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
-    """A copy with so many more GPUs that `job` may use, on servers of their own. False: nobody knows what such a GPU is."""
+    """Add to a copy `count` GPUs that `job` can use, on new servers. Return False if no known GPU model suits the job."""
     models = {
         sort: session.server.gpus[at]
         for _, session in sorted(cluster.sessions.items())
