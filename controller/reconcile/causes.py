@@ -83,9 +83,8 @@ class Causes:
         """GPUs that are available again, or for the first time."""
         fixed = self._before.fixed if self._before is not None else ()
         records = [entry for job in fixed for entry in (*job.workers, *job.record.past)]
-        theirs = {
-            gpu for entry in records for gpu in entry.all_gpus
-        }  # reported with the jobs that gave them back, or still held by jobs
+        # GPUs that are reported with the jobs that gave them back, or are still held by these.
+        theirs = {gpu for entry in records for gpu in entry.all_gpus}
         told = _gpus(gpu for gpu in self._new(self._seen, self._before) if gpu not in theirs)
         return [f"{_some(told)} can be used"] if told else []
 

@@ -40,9 +40,7 @@ JOBS_THAT_FAIL_ON_GPU = 2  # likewise for one GPU, while other GPUs of its serve
 TRIES_ON_ONE_SERVER = 4  # tries of a job that gets no other server, until the job fails
 TRIES_IF_LATE = 1  # likewise if each try takes the longest time that a start may take
 TRIES_IN_DOUBT = 7  # likewise if other kinds of jobs fail on the server, too: five minutes with the back-offs between
-OWNERS_THAT_AGREE = (
-    2  # users with failed jobs, until their server or GPU is to blame, if several users have active jobs
-)
+OWNERS_THAT_AGREE = 2  # users with failed jobs until a server or GPU is to blame, if several users have active jobs
 KEPT_DOUBTS = 16
 DIVERGED_BACK_OFF_S = 60.0  # first back-off from a GPU on which the state of a worker diverged
 SERVERS_TOLD = 8

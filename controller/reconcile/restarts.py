@@ -56,9 +56,8 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     further = job.best_applied > kept.best_at_restart
     vain = 1 if further else kept.restarts_in_vain + 1
     failures = ((0 if further else kept.failures_in_vain) + 1) if faults == {Fault.SCRIPT} else 0
-    servers = {
-        entry.fault for entry in ended if entry.exit_code != OTHER_CODE
-    }  # without refused code, which may fail on every server
+    # Refused code is left out: it may be refused on every server.
+    servers = {entry.fault for entry in ended if entry.exit_code != OTHER_CODE}
     theirs = not faults or bool(servers & {Fault.SERVER, Fault.LOST})
     deaths = 0 if theirs else (0 if further else kept.deaths_in_vain) + 1
     job.update(
