@@ -293,11 +293,8 @@ class ControllerDaemon:
         self._take(self._reign, AgentMessage(server, message, agent))
 
     def _doubts(self, reign: Reign, server: ServerId, message: ToControllerFromAgent) -> bool:
-        """Return whether to drop a hello that claims a later term, as its agent has claimed one before without proof.
-
-        The last election went beyond the term of that earlier claim. So a faulty agent cannot make the controller stand down
-        again and again.
-        """
+        """Return whether to drop a hello that claims a later term: its agent has made such a claim before, and the last
+        election went beyond that claim. So a faulty agent cannot make the leader stand down again and again."""
         if self._candidacy is None or not isinstance(message, AgentHello):
             return False
         if not reign.term < message.term <= reign.term + terms.MOST_AHEAD or self._candidacy.believes(server):

@@ -1,13 +1,13 @@
-"""The truth about the cluster: events in, actions out (cluster 1). Pure: no clock, no socket, no file.
+"""The controller's state machine: events in, actions out (cluster 1). Pure: no clock, no socket, no file.
 
 Theory of operation
 -------------------
-An event first changes what is known (`intake`, `requests`). Jobs that it concerns are marked dirty; as long as there are any,
-`next_deadline` is now, so that the turn sends `TimePassed` once at the end of its turn, when all that had come is taken
-in: one scheduling decision and one look at each job per turn, however much has happened (`reconcile`). The actions of each
-event begin with a `Record` of all that it has changed: record, then act.
+An event first changes the state (`intake`, `requests`), and marks the jobs that it concerns as dirty. As long as any job is
+dirty, `next_deadline` returns the present time. So the turn sends `TimePassed` once, after all its other events: each turn makes
+one scheduling decision and reconciles each dirty job once, however many events there were (`reconcile`). The actions of each
+event begin with a `Record` of all its changes: record, then act.
 
-What is known of a job: `jobs`. Which roster it needs next: `generations`.
+The state of a job is in `jobs`; `jobs.generations` decides which roster a job needs next.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from .requests.policy import reconfigured
 from .requests.reserving import begins_s, keep_reservations
 from .sessions import Session
 
-QUIET_S = 0.005  # without an event, after which a controller that waits for its servers works for its first decision
+QUIET_S = 0.005  # without an event: a controller that waits for its servers then prepares its first decision
 
 
 class ControllerMachine:
-    """The controller's state machine."""
+    """State machine of a controller during one reign."""
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class ControllerMachine:
         now: float,
         records: Iterable[tuple[str, bytes]] = (),
     ) -> None:
-        """`configured`: what decides unless something else has been set at run time. `records`: all keys and values of the
-        store. Raises OperatorError if they cannot be read."""
+        """Recover from `records`, all keys and values of the store. Raises OperatorError if a record cannot be read.
+
+        The scheduler `configured` decides, unless a policy has been set at run time.
+        """
         self._now = now
         self._absences = Absences(settings.server_lease_s)
         self._cluster = Cluster(settings, configured, rng, now)
@@ -72,16 +74,19 @@ class ControllerMachine:
 
     @property
     def cluster(self) -> Cluster:
-        """What is known; to look at, not to change."""
+        """The state of the cluster; callers read it, and must not change it."""
         return self._cluster
 
     @property
     def term(self) -> int:
-        """Of its reign: what it sends to agents is stamped with it (`protocol.terms`)."""
+        """The term of this reign; all messages to agents are stamped with it (`protocol.terms`)."""
         return self._cluster.leader.term
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Take one event in. The actions are to be carried out in their order, the records of a turn first."""
+        """Handle one event at the time `now` (Unix time, s).
+
+        Returns the actions, which the caller carries out in this order, with all records of a turn before the other actions.
+        """
         self._absences.leave_out(self._cluster, self._now, now)
         self._now = now
         match event:
@@ -105,13 +110,15 @@ class ControllerMachine:
             case Reconfigured(settings, configured):
                 self._cluster.settings = settings
                 reconfigured(self._cluster, now, configured)
-        if not self._cluster.awaited or isinstance(event, TimePassed):  # servers that wait to be taken in come first
+        if not self._cluster.awaited or isinstance(event, TimePassed):  # the hellos of awaited servers come first
             keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
 
     def look(self, event: Event) -> list[Action]:
-        """Answer somebody who only looks, or with a piece of a log, as at the last event: no time passes for this machine any
-        more (`looking`)."""
+        """Answer a read-only request, or pass on a piece of a log, as of the time of the last event.
+
+        The store cannot be written, so no time passes for this machine any more (`looking`).
+        """
         match event:
             case AgentMessage(server, LogPiece() as message, agent):
                 on_agent_message(self._cluster, self._now, server, message, agent)
@@ -122,7 +129,7 @@ class ControllerMachine:
         return self._cluster.take_effects(self._now)
 
     def next_deadline(self) -> float | None:
-        """When `TimePassed` is wanted (Unix time, s)."""
+        """Return when the machine needs `TimePassed` (Unix time, s); None: no deadline."""
         cluster = self._cluster
         decide = cluster.schedule_due and cluster.may_decide(self._now)
         if not cluster.awaited and (cluster.dirty or cluster.gpu_freed or cluster.newcomers or decide):
@@ -133,18 +140,20 @@ class ControllerMachine:
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
     def decides_among_many(self, now: float) -> bool:
-        """Will the next `TimePassed` ask the scheduler about so many jobs that others had better be answered before?"""
+        """Return whether the next `TimePassed` makes a decision about so many jobs that replies should be sent before it."""
         cluster = self._cluster
         return cluster.many_jobs and cluster.schedule_due and not cluster.awaited and cluster.may_decide(now)
 
     def _deadlines(self) -> list[float]:
         cluster, awaited = self._cluster, self._cluster.awaited
         due = [cluster.review_s, *health.deadlines(cluster), *loans_end(cluster)]
-        if (silent := next(iter(cluster.leases), None)) is not None:  # the others have been heard of later
+        if (
+            silent := next(iter(cluster.leases), None)
+        ) is not None:  # leases are sorted: the first server has been silent for longest
             due.append(cluster.sessions[silent].last_heard_s + cluster.settings.server_lease_s)
-        if (pending := next(iter(cluster.pending_logs.values()), None)) is not None:  # likewise
+        if (pending := next(iter(cluster.pending_logs.values()), None)) is not None:  # sorted by deadline
             due.append(pending.deadline_s)
-        if not awaited:  # what jobs wait for is decided when all servers have spoken, or are given up
+        if not awaited:  # jobs' timers count only when each server has sent its hello, or is given up
             due += [cluster.timers.soonest(), begins_s(cluster)]
             if cluster.schedule_due:
                 due.append(cluster.decision_due_s)
@@ -174,7 +183,7 @@ class ControllerMachine:
         answer_undecided(cluster)
 
     def _silent(self, now: float) -> list[Session]:
-        """Servers whose leases have run out, by name."""
+        """Return the sessions with expired leases, sorted by server name."""
         found = []
         for name in self._cluster.leases:
             session = self._cluster.sessions[name]
