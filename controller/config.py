@@ -1,4 +1,4 @@
-"""The controller's configuration file (`configs/controller.yaml` shows every option), and what it lets decide."""
+"""The controller's configuration file (`configs/controller.yaml` shows every option), and the scheduler that it selects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Priority = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)]
 
 
 class MeasuringConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the throughput of jobs is measured."""
+    """Options of the throughput measurement of jobs."""
 
     way_down: bool = True
     steps: Annotated[int, msgspec.Meta(ge=3, le=32)] = 20
@@ -51,7 +51,7 @@ class MeasuringConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class HistoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many jobs that are over are kept, and how long."""
+    """Number of ended jobs that are kept, and for how many days; `usage_days` is the same for the records of usage."""
 
     jobs: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 100_000
     days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] = 365.0
@@ -59,7 +59,7 @@ class HistoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much one user, operator or server may do."""
+    """Limits on the connections and messages of one principal: a user, an operator or a server."""
 
     connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
     messages_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 2000.0
@@ -107,7 +107,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return Path(self.state_directory).expanduser().absolute()
 
     def begin_log(self) -> None:
-        """Raises OperatorError."""
+        """Configure the log of this process. Raises OperatorError if the log file cannot be opened."""
         process = logs.Process("controller", {"cluster": self.cluster})
         logs.configure(process, self.log_level, self.log_file, logs.Form(self.log_format))
 
@@ -121,12 +121,12 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def keys(self) -> Path:
-        """Where the keys lie."""
+        """The directory of the keys."""
         return Path(self.keys_directory).expanduser().absolute() if self.keys_directory else self.state / "keys"
 
     @property
     def own_name(self) -> str:
-        """Of this controller among those of its cluster."""
+        """The name of this controller among those of its cluster; by default the host's name."""
         return self.name or socket.gethostname()
 
     @property
@@ -143,7 +143,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def load(path: Path) -> ControllerConfig:
-    """The configuration in `path`. Raises OperatorError, naming file and field."""
+    """Return the options in the file `path`. Raises OperatorError with the file and the field."""
     loaded = config.load(path, ControllerConfig)
     for field, addresses in (("listen_clients", loaded.clients_at), ("listen_agents", loaded.agents_at)):
         for address in addresses:
@@ -160,7 +160,7 @@ def _addresses(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else given or ()
 
 
-# What holds as soon as the configuration is read again. Everything else needs a restart.
+# Options that take effect as soon as the configuration is read again (SIGHUP). All others need a restart.
 RELOADED = frozenset(
     {
         "policy",
@@ -185,16 +185,16 @@ RELOADED = frozenset(
 
 @dataclass(frozen=True)
 class Configuration:
-    """A configuration file, and what lies in the files that it names."""
+    """A configuration file with the contents of the files that it refers to."""
 
     options: ControllerConfig
     scheduler: Scheduler
     profiles: Profiles
-    etcd: Access | None = None  # where the store is; None: in the state directory
+    etcd: Access | None = None  # access to the store in etcd; None: the store is in the state directory
 
 
 def read(path: Path, log_format: Literal["text", "json"] | None = None) -> Configuration:
-    """All of the configuration; `log_format` goes before that in it. Raises OperatorError, naming file and field."""
+    """Return the whole configuration; `log_format` overrides the file's. Raises OperatorError with the file and the field."""
     loaded = load(path)
     if log_format is not None:
         loaded = msgspec.structs.replace(loaded, log_format=log_format)
@@ -202,7 +202,7 @@ def read(path: Path, log_format: Literal["text", "json"] | None = None) -> Confi
 
 
 def mistakes(path: Path) -> list[str]:
-    """What is wrong with the configuration in `path`, a sentence each."""
+    """Return the errors of the configuration in `path`, one sentence each; an empty list if there are none."""
     try:
         loaded = load(path)
     except OperatorError as error:
@@ -217,7 +217,10 @@ def mistakes(path: Path) -> list[str]:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """The configuration in `path`, and what follows from it, for `elasticctl doctor`. Raises OperatorError."""
+    """Return the options in `path` and the values derived from them, for `elasticctl doctor`.
+
+    Raises OperatorError if the file is not a valid configuration.
+    """
     options = load(path)
     return {
         "kind": "controller",
@@ -233,9 +236,9 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:
-    """What decides by the configuration in `path`: a built-in policy or one in a YAML or Python file, and the stages.
+    """Return the scheduler of the configuration in `path`: its stages, and a policy: built-in, or in a YAML or Python file.
 
-    Stages in the policy's file win over those in the configuration. Raises OperatorError, naming the file and the field.
+    Stages in the policy's file override those in the configuration. Raises OperatorError with the file and the field.
     """
     stages = load_stages(str(path), loaded.admission, loaded.packing, loaded.placement)
     name = loaded.policy
@@ -252,11 +255,14 @@ def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:
 
 
 def etcd_of(loaded: ControllerConfig, path: Path) -> Access | None:
-    """Where the store is, by the configuration in `path`; None: in the state directory. Raises OperatorError."""
+    """Return the access to etcd in the configuration `loaded` from `path`; None: the store is in the state directory.
+
+    Raises OperatorError if the options contradict each other, or etcd cannot be used.
+    """
     if loaded.store == "sqlite":
         if (
             loaded.etcd is not None
-        ):  # several that each lead a cluster of their own would be worse than none that starts
+        ):  # several controllers, each leader of a cluster of its own, would be worse than none
             raise OperatorError(f"{path}: etcd: is given, and the store is sqlite: add `store: etcd`, or leave it out")
         return None
     if loaded.etcd is None:
@@ -269,9 +275,10 @@ def etcd_of(loaded: ControllerConfig, path: Path) -> Access | None:
 
 
 def profiles_of(loaded: ControllerConfig, path: Path) -> Profiles:
-    """What the tables say that the configuration in `path` names: steps per second by share, by model and by "model/batch".
+    """Return the throughput in the tables that the configuration in `path` names: by model and by "model/batch", the steps
+    per second by share (number of GPUs).
 
-    Of several entries for one model the first counts. Raises OperatorError, naming the file, line and column.
+    Of several entries for one model the first counts. Raises OperatorError with the file, line and column.
     """
     found: dict[str, dict[int, float]] = {}
     for name in loaded.profiles:
@@ -282,7 +289,7 @@ def profiles_of(loaded: ControllerConfig, path: Path) -> Profiles:
             raise OperatorError(f"{path}: profiles: {error}") from None
         for curve in table.curves:
             if not math.isfinite(curve.iterations_per_s):
-                continue  # only how it scales is known, not what a step is
+                continue  # only the speedup is known, not the length of a step
             rates = {
                 share: curve.iterations_per_s * speedup for share, speedup in enumerate(curve.speedup.tolist()) if share
             }
