@@ -1,4 +1,4 @@
-"""The effects of the event at hand: what is to be recorded of it, and what is to be done then."""
+"""The effects of one event: the records to write, and the actions to carry out after the commit."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from .events import Action, Record
 
 
 class Effects:
-    """Gathers them."""
+    """Collector of the changes of records and the actions of one event."""
 
     def __init__(self) -> None:
-        # By key, the last change of each; None: nothing is recorded there any more.
+        # The last change of each key; None: the record is deleted.
         self._changes: dict[str, bytes | None] = {}
         self._actions: list[Action] = []
 
     def put(self, key: str, record: Any) -> None:
-        """This is recorded under `key` from now on."""
+        """Write `record` under `key`."""
         self._changes[key] = msgspec.msgpack.encode(record)
 
     def put_encoded(self, puts: dict[str, bytes]) -> None:
-        """The same, of several records."""
+        """Write several encoded records, by key."""
         self._changes.update(puts)
 
     def delete(self, *keys: str) -> None:
-        """Nothing is recorded there any more."""
+        """Delete the records under these keys."""
         self._changes.update(dict.fromkeys(keys))
 
     def act(self, action: Action) -> None:
-        """Do that when all is recorded."""
+        """Carry out `action` after the commit."""
         self._actions.append(action)
 
     def take(self) -> list[Action]:
-        """All since the last call, the record first."""
+        """Return all actions since the last call; a `Record` with all changes, if there are any, comes first."""
         actions, self._actions = self._actions, []
         changes, self._changes = self._changes, {}
         if changes:

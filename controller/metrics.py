@@ -1,7 +1,7 @@
-"""The controller's figures (docs/metrics.md has all of them).
+"""The controller's metrics (docs/metrics.md lists all of them).
 
-What a turn does is counted as it happens, by a `Watch`; all else is looked up when somebody asks. That takes as long as there are
-jobs that hold GPUs, and servers; the number of jobs that wait does not matter.
+A `Watch` counts decisions, commits and messages as they happen; all other metrics are computed at each scrape. The cost of a
+scrape grows with the number of servers and of jobs that hold GPUs, not with the number of pending jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .usage import user_of
 
 LEADS = "1: this controller leads; 0: it stands by."
 TERM = "Of the present reign, or the last one that a controller that stands by knows of."
-MOST_USERS = 100  # by name; the others are one
+MOST_USERS = 100  # with a label of their own; all other users share the label OTHERS
 OTHERS = "(others)"
 LIVE = (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RUNNING)
 ENDED = {
@@ -31,7 +31,7 @@ ENDED = {
 
 
 class Watch:
-    """What the turns of a controller take, and what comes in."""
+    """Counts and durations of a controller's decisions and commits, and counts of its incoming messages."""
 
     def __init__(self) -> None:
         self.decisions = Buckets()
@@ -41,29 +41,29 @@ class Watch:
         self.refused: dict[str, int] = {"agents": 0, "clients": 0}
 
     def now(self) -> float:
-        """Of a clock that only runs forward (s)."""
+        """Return the time of a monotonic clock (seconds)."""
         return time.perf_counter()
 
     def decided(self, seconds: float) -> None:
-        """The scheduler was asked, and what it says was begun."""
+        """Note that a scheduling decision, with the first actions that follow from it, took `seconds`."""
         self.decisions.add(seconds)
 
     def committed(self, seconds: float, records: int) -> None:
-        """So many records have become durable."""
+        """Note that a commit of `records` records took `seconds`."""
         self.commits.add(seconds)
         self.records += records
 
     def came(self, kind: str) -> None:
-        """A message of this kind."""
+        """Note an incoming message of this kind."""
         self.received[kind] = self.received.get(kind, 0) + 1
 
     def refuses(self, gate: str) -> None:
-        """What came through this gate was no message, or none that its sender may say."""
+        """Note that a message at this gate could not be decoded, or that its sender may not send it."""
         self.refused[gate] += 1
 
 
 def figures(turn: Turn, watch: Watch, now: float, most_jobs: int) -> list[Figure]:
-    """All of them. `most_jobs`: so many jobs have figures of their own."""
+    """Return all metrics of a leader. `most_jobs`: the number of jobs that have metrics of their own."""
     cluster = turn.machine.cluster
     return [
         *_itself(turn, cluster),
@@ -77,7 +77,7 @@ def figures(turn: Turn, watch: Watch, now: float, most_jobs: int) -> list[Figure
 
 
 def standby_figures(term: int, store_answers: bool) -> list[Figure]:
-    """Of a controller that stands by. `term`: the highest that it knows."""
+    """Return the metrics of a standby. `term`: the highest term that it knows."""
     return [
         gauge("controller_leads", LEADS, 0.0),
         gauge("controller_term", TERM, float(term)),
@@ -195,7 +195,7 @@ def _by_user(cluster: Cluster) -> Iterator[Figure]:
 
 
 def _by_job(cluster: Cluster, most: int) -> Iterator[Figure]:
-    """The jobs that were submitted first, of those that hold GPUs."""
+    """Yield the metrics by job, for the `most` jobs that were submitted first among those that hold GPUs."""
     jobs = cluster.usage.holding[:most]
     labels = ("job", "user")
 

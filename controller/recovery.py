@@ -1,4 +1,4 @@
-"""A controller that starts finds what the one before it has recorded (cluster 3). Pure: listings in, state out."""
+"""Recovery of the cluster's state from the records of the previous controller (cluster 3). Pure: records in, state out."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _REQUEST = msgspec.msgpack.Decoder(RequestRecord)
 
 
 def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) -> None:
-    """Fill `cluster` from (key, value) records. Raises OperatorError for a value that is no record of this version.
+    """Fill `cluster` from (key, value) records. Raises OperatorError for a value that this version cannot decode.
 
-    Of what is in the archive the keys are enough.
+    Archived records may come with empty values, as only their keys are read.
 
-    Servers are taken for absent until their agents have said hello; nothing is decided before all have, or their leases
-    have run out.
+    Servers count as absent until their agents have sent a hello. The scheduler decides nothing until all agents have done so,
+    or the leases of the others have expired.
     """
     submitted: dict[JobId, Submission] = {}
     states = States()
@@ -83,7 +83,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key.startswith(JOBS) and key.endswith(SUBMISSION):
                 submission = _SUBMISSION.decode(value)
                 submitted[submission.job] = submission
-            elif key.startswith(JOBS):  # an earlier version kept both in one record
+            elif key.startswith(JOBS):  # an earlier version kept submission and state in one record
                 submission = _SUBMISSION.decode(value)
                 submitted[submission.job], earliest[submission.job] = submission, _STATE.decode(value)
                 cluster.remember_answer(submission.request, Submitted(job=submission.job))
@@ -155,7 +155,7 @@ UNTOUCHED = JobRecord()
 
 
 def mended_submission(submission: Submission, now: float) -> Submission:
-    """`submission` without figures that nobody can reckon with, which an older version may have recorded."""
+    """Return `submission` without unusable numbers (such as NaN), which an older version may have recorded."""
     spec = submission.spec
     rates = {share: rate for share, rate in spec.throughput.items() if usable_rate(share, rate)}
     return replace(
@@ -166,8 +166,8 @@ def mended_submission(submission: Submission, now: float) -> Submission:
 
 
 def mended(record: JobRecord, now: float) -> JobRecord:
-    """`record` without such figures."""
-    if record == UNTOUCHED:  # as most are where many jobs wait
+    """Return `record` without unusable numbers, as `mended_submission` does."""
+    if record == UNTOUCHED:  # as most records are if many jobs are pending
         return record
     started_s, finished_s, counted_s = record.started_s, record.finished_s, record.counted_s
     return replace(
@@ -195,7 +195,10 @@ def _time(time_s: float, now: float) -> float:
 
 
 def _not_after(entry: WorkerRecord, now: float, save_s: float) -> WorkerRecord:
-    """The clock may have been set back since. `save_s`: how long a worker may take to save at most."""
+    """Return `entry` with no time later than `now`, as the clock may have been set back since the entry was recorded.
+
+    `save_s`: the longest time that a worker may take to save a checkpoint (seconds), so that `stop_by_s` may be later by it.
+    """
     return replace(
         entry,
         started_s=_at_most(entry.started_s, now),
@@ -213,7 +216,8 @@ def _sum(seconds: float) -> float:
 
 
 def _recover_job(cluster: Cluster, now: float, submitted: Submission, state: Written | None, recorded: bool) -> None:
-    """`state`: what is written of it; None: nothing. `recorded`: where this version looks for it."""
+    """Add a job to `cluster`. `state`: the records of its state; None: there are none. `recorded`: the job's records have the
+    keys and the form of this version."""
     submission = mended_submission(submitted, now)
     told_s = submission.spec.checkpoint.save_timeout_s
     save_s = told_s if told_s is not None else MOST_SAVE_S
@@ -227,15 +231,17 @@ def _recover_job(cluster: Cluster, now: float, submitted: Submission, state: Wri
     cluster.add_job(job, (submitted, state) if recorded else None)
 
 
-# ----------------------------------------------------------------------------------------------- is the one equal to the other?
+# ----------------------------------------------------------------------- comparison of a recovered state with the one before it
 
-# Timers of jobs that follow from what is recorded; others begin when agents have spoken.
+# Timers of jobs that follow from the records; the others begin with the agents' hellos.
 LASTING = ("restart", "hold", "rest")
 
 
 def durable(cluster: Cluster) -> dict[str, bytes]:
-    """All keys and values that the store must hold, after a turn, for the next controller to know as much; of the archive the
-    keys alone."""
+    """Return all keys and values that the store must hold after a turn, so that the next controller recovers the same state.
+
+    Values of archived records are empty.
+    """
     found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.events}
     for job in cluster.jobs.values():
         found |= {key: msgspec.msgpack.encode(part) for key, part in contents(job, cluster.is_parted(job.id)).items()}
@@ -261,8 +267,11 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
 
 
 def differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
-    """In what a controller that has just recovered differs from the one before it, in words: durable facts, and the timers that
-    follow from them. Empty if the one is as good as the other. Their terms differ, as those of any two reigns."""
+    """Return in words how the state `after` a recovery differs from the state `before`; empty if the two are equivalent.
+
+    Durable records are compared, and the timers that follow from them. The leader's record is left out, as each reign has its
+    own term.
+    """
     kept, found = durable(before), durable(after)
     odd = [key for key in sorted({*kept, *found} - {LEADER_KEY}) if kept.get(key) != found.get(key)]
     for name in before.jobs.keys() & after.jobs.keys():
@@ -273,10 +282,10 @@ def differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
 
 
 def trusted_since(events: Sequence[EventView], now: float) -> float:
-    """Since when the clock has not been set, as far as the recorded events tell: up to `now` their times only grow, and no two
-    that follow each other are as far apart as would need trust anew.
+    """Return since when the clock has not been set, as far as the recorded events show (Unix time, s).
 
-    So a controller that is restarted often comes to trust its clock.
+    From that event up to `now` the times of events only grow, and two successive ones are less than TRUSTED_AFTER_S apart.
+    So even a controller that is restarted often comes to trust its clock.
     """
     since_s = now
     for event in reversed(events):
