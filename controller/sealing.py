@@ -1,13 +1,13 @@
-"""The secret of seals in its file, the records that were refused, and the one time that a store of an earlier version is sealed.
+"""The seals of records: the file of their secret, the refused records, and the first sealing of a store of an earlier version.
 
 Theory of operation
 -------------------
-The file `store.seal` decides how records without a seal are taken. Where it is there, no record counts without a seal, whatever
-the store says: so removing seals, or the marker under `SEAL_KEY`, gains nothing. Where it is missing, a controller that comes to
-lead makes it, and seals all that is there: the store is new, or of an earlier version. It does not do so, and ends, if any record
-has a seal already: then another controller has the file, and it has to be copied.
+The file `store.seal` decides how records without a seal are treated. If the file exists, no record counts without a seal,
+whatever the store says: so an attacker gains nothing by removing seals, or the marker under `SEAL_KEY`. If the file is missing,
+the store is new, or of an earlier version: a controller that becomes leader makes the file, and seals all records. If any record
+has a seal already, the controller exits instead: another controller has the file, and the operator has to copy it.
 
-The secret lies in `store.seal.new` until all records are sealed, so a controller that dies meanwhile goes on where it was.
+The secret is kept in `store.seal.new` until all records are sealed, so that after a crash the sealing continues.
 """
 
 from __future__ import annotations
@@ -38,13 +38,18 @@ Write = TypeVar("Write")
 
 
 class Seals:
-    """Seals what a store is given, and opens what it holds. `written` and `opened` are for several threads."""
+    """Sealer of the records that are written to a store, and opener of those read from it.
+
+    `written` and `opened` may be called from several threads.
+    """
 
     overhead_bytes = HEAD_BYTES
 
     def __init__(self, *directories: Path) -> None:
-        """Where the secret is looked for; it is made in the first of them that can be written. Raises OperatorError if it is
-        there, and cannot be used."""
+        """Load the secret from the first of the `directories` that has it. A new one is made in the first writable directory.
+
+        Raises OperatorError if the secret's file exists and cannot be used.
+        """
         self._directories = directories
         self._lock = threading.Lock()
         self._fresh()
@@ -54,7 +59,7 @@ class Seals:
     def _fresh(self) -> None:
         self.broken: dict[str, str] = {}  # why a record was refused, by its key
         self._untold: list[str] = []
-        self._opened = self._marked = False  # has any record been opened; has the marker?
+        self._opened = self._marked = False  # whether any record, and whether the marker, has been opened
 
     def _load(self) -> bool:
         for directory in self._directories:
@@ -68,7 +73,7 @@ class Seals:
     # -- records
 
     def written(self, writes: Sequence[Write]) -> Sequence[Write | Put]:
-        """What is stored for these writes."""
+        """Return `writes` with sealed values, for the keys that are to be sealed."""
         seal = self._seal
         if seal is None:
             return writes
@@ -80,7 +85,10 @@ class Seals:
         ]
 
     def opened(self, key: str, stored: bytes) -> bytes | None:
-        """The value of a record; None: it does not count. The marker counts for nobody else."""
+        """Return the value of a stored record; None: the record does not count.
+
+        The marker under `SEAL_KEY` is also returned as None, as only this class uses it.
+        """
         if not is_sealed(key):
             return stored
         seal = self._seal
@@ -106,7 +114,7 @@ class Seals:
                 self._untold.append(key)
 
     def news(self) -> str:
-        """A sentence on the records that were refused since the last call; empty: there are none."""
+        """Return a sentence about the records that were refused since the last call; "" if there are none."""
         if not self._untold:
             return ""
         with self._lock:
@@ -118,7 +126,10 @@ class Seals:
     # -- whether to lead
 
     def check(self) -> None:
-        """Raises OperatorError if what has been read shows that this controller must not lead, or that a tool must not copy."""
+        """Raise OperatorError if none of the records read so far could be opened, and some were refused.
+
+        Then this controller must not lead, and a tool must not copy the store: the secret is missing, or is another one.
+        """
         if not self.broken or self._opened:
             return
         key, reason = next(iter(self.broken.items()))
@@ -136,13 +147,16 @@ class Seals:
         )
 
     def check_whole(self) -> None:
-        """Raises OperatorError if any record that was read does not count: a copy would lack it."""
+        """Raise OperatorError if any record that was read does not count: a copy of the store would lack it."""
         self.check()
         if self.broken:
             raise OperatorError(f"{self.news()}. Remove them there (`etcdctl del`), and try again; nothing was copied")
 
     def look(self, store: EtcdStore) -> None:
-        """At the start: raises OperatorError if another secret has sealed the store. A store that is away is looked at later."""
+        """Check at the controller's start that no other secret has sealed the store; otherwise raise OperatorError.
+
+        A store that is unavailable is checked later, by `settle`.
+        """
         try:
             store.get(SEAL_KEY)
         except StoreUnavailable:
@@ -150,12 +164,14 @@ class Seals:
         self.check()
 
     def settle(self, store: EtcdStore) -> bool:
-        """A reign begins in `store`, which has been read. True: it has to be read anew, as records count otherwise now.
+        """Prepare `store`, the records of which have been read, for the reign that begins; seal it if it has no seals yet.
 
-        Seals all of a store that has not been sealed yet. Raises OperatorError if this controller must not lead; also
-        StoreUnavailable, Deposed, Compacted.
+        Returns whether the records have to be read again, as other records count now. Raises OperatorError if this controller
+        must not lead; also StoreUnavailable, Deposed, Compacted.
         """
-        if self._seal is None and self._load():  # copied here meanwhile, or made by one that shares the directory
+        if (
+            self._seal is None and self._load()
+        ):  # copied since the start, or made by a controller that shares the directory
             self._fresh()
             store.get(SEAL_KEY)
             store.list(JOBS)
