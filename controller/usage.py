@@ -1,8 +1,8 @@
-"""Who has had how many GPU-seconds: by user and day (UTC), kept for years. What jobs book (`jobs.account`) is added up here.
+"""Usage of GPUs: the sum of the GPU-seconds that jobs book (`jobs.account`), by user and day (UTC), kept for years.
 
-A record in the store is one user's month: it is written with the changes that it is about, in their commit. A user is who has
-proved a name, or, on a machine of one's own, the name that the job was submitted with. The number of records is bounded: the
-oldest months go first, and of very many users in one month the last ones are one.
+Each record in the store holds one user's month, and is committed together with the changes of the jobs that it counts. A user
+is an authenticated name, or, on a single user's machine, the name that the job was submitted with. The number of records is
+bounded: the oldest months are deleted first, and users beyond MOST_USERS in one month are counted together as OTHERS.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from .jobs.job import Job
 PREFIX = "/usage/"
 NOBODY = "(nobody)"  # a job without a user
 OTHERS = "(others)"
-MOST_USERS = 5000  # of a month; the others are one
+MOST_USERS = 5000  # in one month; all others are counted together
 MOST_RECORDS = 100_000
 LAST_DAY = 2_932_896  # of the year 9999
 
 
 class MonthRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of one user's month: by day, counted from 1970-01-01."""
+    """Record of one user's month: GPU-seconds by day, counted from 1970-01-01."""
 
     days: dict[int, GpuSeconds] = {}
 
 
 def user_of(job: Job) -> str:
-    """Whose GPU-seconds those of `job` are."""
+    """Return the user that the GPU-seconds of `job` are counted for."""
     return job.user or NOBODY  # as a report has it (`requests.usage`)
 
 
 def date_of(day: int) -> datetime.date:
-    """The date of a day that is counted from 1970-01-01."""
+    """Return the date of a day that is counted from 1970-01-01."""
     return datetime.date(1970, 1, 1) + datetime.timedelta(days=min(max(0, day), LAST_DAY))
 
 
 def month_of(day: int) -> str:
-    """ "2026-11"."""
+    """Return the month of a day, such as "2026-11"."""
     return date_of(day).isoformat()[:7]
 
 
@@ -51,7 +51,7 @@ def key_of(month: str, user: str) -> str:
 
 
 class Usage:
-    """The months of all users, and the jobs that hold GPUs now."""
+    """Months of all users, and the jobs that hold GPUs now."""
 
     def __init__(self) -> None:
         self._months: dict[str, dict[str, dict[int, GpuSeconds]]] = {}  # by month and user
@@ -63,7 +63,7 @@ class Usage:
     # -- what happens
 
     def book(self, job: Job, bookings: Iterable[Booking]) -> None:
-        """Add what has been booked for `job` to what its user has had."""
+        """Add the bookings of `job` to the usage of its user."""
         user = user_of(job)
         for day, column, gpu_s in bookings:
             month = month_of(day)
@@ -80,7 +80,7 @@ class Usage:
             self._holding.pop(job.id, None)
 
     def forget_before(self, day: int) -> None:
-        """Months that are over before that day, and the oldest of too many, are not kept any more."""
+        """Delete the months before the month of `day`, and the oldest ones as long as there are more than MOST_RECORDS."""
         first = month_of(day)
         for month in sorted(self._months):
             if month >= first and self._count <= MOST_RECORDS:
@@ -93,17 +93,17 @@ class Usage:
 
     @property
     def has_changed(self) -> bool:
-        """Is there something to be recorded?"""
+        """Whether there are changes to record."""
         return bool(self._changed or self._gone)
 
     def take_changed(self) -> tuple[dict[str, MonthRecord], list[str]]:
-        """What is to be recorded since the last call: records by key, and keys that are not there any more."""
+        """Return the changes since the last call: records by key, and the keys of deleted records."""
         changed, self._changed = self._changed, {}
         gone, self._gone = self._gone, []
         return {key: self._record(key) for key in changed}, gone
 
     def recover(self, key: str, record: MonthRecord) -> None:
-        """What the store has."""
+        """Take in a record of the store, without days that hold negative or infinite numbers."""
         _, _, month, user = key.split("/", 3)
         days = self._month(month, user)
         days |= {day: spent for day, spent in record.days.items() if 0 <= spent.held_gpu_s < math.inf}
@@ -116,12 +116,12 @@ class Usage:
         return tuple(sorted(self._holding.values(), key=lambda job: job.number))
 
     def records(self) -> dict[str, MonthRecord]:
-        """All that the store must hold of it."""
+        """Return all records that the store must hold, by key."""
         keys = [key_of(month, user) for month, users in self._months.items() for user in users]
         return {key: self._record(key) for key in keys}
 
     def by_user(self, first: int, last: int, now: float, user: str = "") -> dict[str, GpuSeconds]:
-        """What each user has had from the first to the last day, both included; `user`: only that one."""
+        """Return the usage by user from the `first` to the `last` day, both included; `user`: of this user alone."""
         found: dict[str, list[GpuSeconds]] = {}
         for month, users in self._between(first, last):
             whole = month_of(first - 1) < month < month_of(last + 1)
@@ -136,7 +136,7 @@ class Usage:
         return {name: total(found[name]) for name in sorted(found)}
 
     def by_day(self, first: int, last: int, now: float, user: str = "") -> dict[int, GpuSeconds]:
-        """What was had on each of these days, by all users or by one; days without anything are left out."""
+        """Return the usage by day, of all users or of one; days without usage are left out."""
         found: dict[int, list[GpuSeconds]] = {}
         for _, users in self._between(first, last):
             for name in users if not user else {user} & users.keys():
@@ -150,7 +150,7 @@ class Usage:
 
     @property
     def first_day(self) -> int | None:
-        """Of which something is known; None: nothing is."""
+        """The first day with usage; None: there is no usage."""
         found = [day_of(job.record.gpu_account.since_s) for job in self._holding.values()]
         if self._months:
             found += [day for days in self._months[min(self._months)].values() for day in days]
@@ -164,7 +164,7 @@ class Usage:
                 yield month, self._months[month]
 
     def _open(self, now: float) -> Iterator[tuple[str, int, GpuSeconds]]:
-        """What the jobs that hold GPUs have had since their accounts were last closed."""
+        """Yield user, day and GPU-seconds of the jobs that hold GPUs, since their accounts were last advanced."""
         for job in self.holding:
             for day, column, gpu_s in open_since(job.record.gpu_account, now):
                 yield user_of(job), day, plus(GpuSeconds(), column, gpu_s)
@@ -186,7 +186,7 @@ class Usage:
 
 
 def first_kept(now: float, days: float) -> int:
-    """The first day that is kept, if so many days are."""
+    """Return the first day that is kept, if usage is kept for `days` days."""
     return max(0, int((now - days * DAY_S) // DAY_S))
 
 
