@@ -1,9 +1,9 @@
-"""Which GPUs take no new work, and why. Pure.
+"""Bars of GPUs: which GPUs take no new work, and why. Pure.
 
-Three may bar a GPU: its server's agent (a trouble of the GPU, or of the whole server), this controller (starts fail there
-again and again: `reconcile.health`), and an operator, who *cordons* it. Who *drains* it also wants the work there to go
-(`reconcile.draining`). An operator may also *trust* a GPU in spite of its troubles. That counts for those that there are at that
-moment: what happens anew bars the GPU again.
+A GPU may be barred by its server's agent (a trouble of the GPU, or of the whole server), by this controller (starts fail there
+again and again: `reconcile.health`), or by an operator, who *cordons* it. An operator who *drains* a GPU also wants its present
+work to leave (`reconcile.draining`). An operator may also *trust* a GPU in spite of its troubles. This covers only the troubles
+at that moment: a new trouble bars the GPU again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..protocol.texts import ranges
 from .records import Cordon, OverruleRecord
 
 MOST_TROUBLES = 512  # of a server and its GPUs
-MOST_OF_WHOLE = 64  # of these, what is said of the server as a whole, and so of each of its GPUs
-MOST_REASONS = 8  # that are told of one GPU
+MOST_OF_WHOLE = 64  # of these, troubles of the server as a whole, which count for each of its GPUs
+MOST_REASONS = 8  # shown for one GPU
 MOST_CODE, MOST_TEXT = 64, 500  # characters
 
 NOTHING_OVERRULED = OverruleRecord()
@@ -31,14 +31,14 @@ _KINDS = list(CordonKind)
 
 @dataclass(frozen=True)
 class Bar:
-    """A GPU takes no new work."""
+    """Reasons why a GPU takes no new work."""
 
-    severity: Severity  # the gravest of those that bar it
+    severity: Severity  # the gravest of all reasons
     reasons: tuple[str, ...]  # for people
-    causes: tuple[str, ...]  # codes, or who has cordoned it: the same as long as nothing new is wrong
-    by_operator: bool = False  # some of it: the GPU is cordoned
-    drain: CordonKind | None = None  # the gravest of the drains that it is under
-    beside: Bar | None = None  # of a GPU that is cordoned: what bars it besides
+    causes: tuple[str, ...]  # codes of troubles and keys of cordons; unchanged as long as there is no new reason
+    by_operator: bool = False  # at least one of the reasons is a cordon
+    drain: CordonKind | None = None  # the gravest drain of the GPU
+    beside: Bar | None = None  # of a cordoned GPU: the bar without its cordons
 
     @property
     def text(self) -> str:
@@ -46,17 +46,17 @@ class Bar:
 
     @property
     def fault(self) -> Bar | None:
-        """What is wrong with the GPU, as far as that bars it: a cordon says nothing about it."""
+        """The bar for faults of the GPU alone, without cordons; None: no fault bars it."""
         return self.beside if self.by_operator else self
 
     @property
     def may_stay(self) -> bool:
-        """It is to be left, and a job that would be left with nothing for that goes on there."""
+        """Whether a job stays on the GPU, although its work is to move away, if the job would otherwise have no GPU."""
         return self.severity is Severity.MOVE_AWAY and self.drain is not CordonKind.DRAIN_BY_PREEMPTING
 
 
 def within_bounds(server: Server, told: Iterable[Trouble]) -> tuple[Trouble, ...]:
-    """What an agent tells, as far as it can be meant and is not too much."""
+    """Return the troubles in an agent's report, without invalid ones and those beyond the limits; texts are cut."""
     there = {gpu.index for gpu in server.gpus}
     found: list[Trouble] = []
     of_whole = 0
@@ -80,7 +80,10 @@ def bars(
     overruled: OverruleRecord,
     failing: Mapping[int, str],
 ) -> dict[int, Bar]:
-    """The GPUs of `server` that take no new work. `failing`: those where starts fail, and how."""
+    """Return the bars by index of those GPUs of `server` that take no new work.
+
+    `failing`: by index, the GPUs where starts of workers fail, with a sentence about the failure.
+    """
     gpus = [gpu.index for gpu in server.gpus]
     found: dict[int, list[tuple[Severity, str, str]]] = {}
     for trouble in troubles:
@@ -97,7 +100,7 @@ def bars(
 
 
 def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, str]], fault: Bar | None) -> Bar:
-    """`wrong`: what else bars the GPU, of which `fault` is the bar."""
+    """Return the bar of a cordoned GPU. `wrong`: the other reasons (severity, text, code); `fault`: the bar for these alone."""
     why = list(wrong)
     for cordon in cordons:
         severity = Severity.MOVE_AWAY if cordon.kind.drains else Severity.NO_NEW_WORK
@@ -111,7 +114,7 @@ def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, st
 
 
 def nothing_sentence(server: Server, troubles: Iterable[Trouble]) -> str:
-    """Why a server has no GPU to offer, as its agent says; "": it has some, or nothing is said."""
+    """Return the agent's reasons why its server has no GPU; "": the server has GPUs, or the agent gives no reason."""
     if server.gpus:
         return ""
     return "; ".join(_first([trouble.text for trouble in troubles if trouble.gpu is None and trouble.severity.bars]))
@@ -123,25 +126,28 @@ def _bar(why: Collection[tuple[Severity, str, str]]) -> Bar:
 
 
 def _first(texts: Sequence[str]) -> tuple[str, ...]:
-    """As many as people read, and how many more there are."""
+    """Return the first MOST_REASONS texts, followed by the number of the others."""
     more = len(texts) - MOST_REASONS
     return (*texts[:MOST_REASONS], f"and {more} more") if more > 0 else tuple(texts)
 
 
 def trusts(overruled: OverruleRecord, trouble: Trouble) -> bool:
-    """Has an operator said that the GPU, or the server, is to be used in spite of this?"""
+    """Return whether an operator has overruled this trouble, so that the GPU or the server is used in spite of it."""
     return any(
         (one.gpu, one.code, one.since_s) == (trouble.gpu, trouble.code, trouble.since_s) for one in overruled.trusted
     )
 
 
 def trusted_codes(troubles: Iterable[Trouble], overruled: OverruleRecord, gpu: int) -> tuple[str, ...]:
-    """The codes of what an operator has overruled on a GPU."""
+    """Return the codes of the troubles that an operator has overruled on a GPU."""
     return tuple(trouble.code for trouble in troubles if trouble.gpu in (None, gpu) and trusts(overruled, trouble))
 
 
 def sentences(gpus: int, barred: Mapping[int, Bar]) -> Iterator[str]:
-    """Why GPUs of a server with so many take no new work, for people: GPUs with the same reasons in one sentence."""
+    """Yield sentences, for people, on why GPUs take no new work: one sentence for all GPUs with the same reasons.
+
+    `gpus`: the number of GPUs of the server.
+    """
     alike: dict[str, list[int]] = {}
     for gpu, bar in barred.items():
         alike.setdefault(bar.text, []).append(gpu)
