@@ -1,7 +1,7 @@
-"""What happens to the controller (facts, in the past tense) and what it wants done (imperatives).
+"""Events that the controller's machine handles (facts, in the past tense) and actions that it returns (imperatives).
 
-The order of effects is a rule, not a habit: all `Record` actions of a loop turn are committed in one transaction before the
-first message of that turn is sent (cluster 3: record, then act).
+The order of actions matters: all `Record` actions of a turn are committed in one transaction before the first message of that
+turn is sent (cluster 3: record, then act).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AgentMessage:
-    """A message came from an agent of `server`: the one with the identity `agent`. Both are in its connection's name."""
+    """A message came from the agent of `server` with the identity `agent`. Both are part of its connection's name."""
 
     server: ServerId
     message: ToControllerFromAgent
@@ -29,7 +29,7 @@ class AgentMessage:
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """A request came from a client; `client` is where the reply goes, `who` what its connection has proved to be."""
+    """A request came from a client. `client`: the address for the reply; `who`: the authenticated principal."""
 
     client: bytes
     envelope: Envelope
@@ -37,25 +37,28 @@ class ClientRequest:
 
     @property
     def name(self) -> str:
-        """Names the request among those of all principals: the id of another's request is of no use to anybody."""
+        """The name of the request, unique among all principals: a principal gains nothing by using another's request id."""
         return self.envelope.id if self.who == LOCAL_OPERATOR else f"{self.who}|{self.envelope.id}"
 
 
 @dataclass(frozen=True)
 class TimePassed:
-    """`next_deadline` has come."""
+    """The time of `next_deadline` has come."""
 
 
 @dataclass(frozen=True)
 class ClockSet:
-    """The controller's clock was set forward by so much (back: less than 0) since the last event, beside the time that passed."""
+    """The controller's clock was set forward by `by_s` seconds (back: less than 0) since the last event.
+
+    The time that has really passed is not part of `by_s`.
+    """
 
     by_s: float
 
 
 @dataclass(frozen=True)
 class StoreReturned:
-    """The store can be written again. It could not since then, for this reason."""
+    """The store can be written again. It could not be written since `since_s` (Unix time), for this `reason`."""
 
     since_s: float
     reason: str
@@ -63,14 +66,14 @@ class StoreReturned:
 
 @dataclass(frozen=True)
 class RecordsRefused:
-    """The store holds records that no controller has written: they are left out. `text` names them, for people."""
+    """The store holds records that no controller has written, and they are ignored. `text` names them, for people."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What was to be fetched for a request of a client, or of an agent: values by key; None: there is none (any more)."""
+    """The records for a client's or an agent's request were read (`Fetch`): keys with values; None: there is no record."""
 
     request: ClientRequest | AgentMessage
     records: tuple[tuple[str, bytes | None], ...]
@@ -78,7 +81,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Reconfigured:
-    """The configuration has been read again: these settings hold, and `configured` decides where nothing is set at run time."""
+    """The configuration was read again: its settings, and the scheduler that decides unless a policy is set at run time."""
 
     settings: Settings
     configured: Scheduler
@@ -89,7 +92,7 @@ Event = AgentMessage | ClientRequest | Fetched | TimePassed | ClockSet | StoreRe
 
 @dataclass(frozen=True)
 class Record:
-    """Make these changes durable, all or none, before anything that follows is done."""
+    """Make these changes durable, all or none, before any later action is carried out."""
 
     puts: tuple[tuple[str, bytes], ...]
     deletes: tuple[str, ...] = ()
@@ -114,7 +117,7 @@ class ReplyClient:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Read these keys of the store, with all that has been recorded up to here: `Fetched` follows at once."""
+    """Read these keys of the store, including all records of the turn so far; `Fetched` follows at once."""
 
     request: ClientRequest | AgentMessage
     keys: tuple[str, ...]
@@ -122,34 +125,36 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Warn:
-    """Tell the operator, in the log: a peer did what no correct peer does."""
+    """Warn the operator, in the log, that a peer has done something that no correct peer does."""
 
     text: str
-    server: str = ""  # that it is about
-    job: str = ""  # likewise
+    server: str = ""  # the server concerned
+    job: str = ""  # the job concerned
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Write into the audit log who has done what, or has tried to."""
+    """Write an act of a principal, or its refused attempt, into the audit log."""
 
     time_s: float  # Unix time
     who: str  # a principal
     act: str  # "submit", "cancel", "report", ...
     of: str  # the job, the server or the policy concerned, as the principal calls it
     done: bool  # False: it was not allowed
-    text: str = ""  # what it has come to, or why not, for people
-    request: str = ""  # its id
+    text: str = ""  # the result, or the reason of the refusal, for people
+    request: str = ""  # the request's id
 
 
 @dataclass(frozen=True)
 class StandDown:
-    """An agent of `told_by` has heard of this term, which is higher than the one that this controller was elected for: another
-    one reigns, unless the store says otherwise. Nothing more is said until that is known."""
+    """Stop sending: an agent of server `told_by` knows of `term`, which is higher than this controller's own.
+
+    So another controller leads, unless the store shows otherwise. Until that is known, no message is sent.
+    """
 
     term: int
     told_by: ServerId
 
 
 Action = Record | SendAgent | ReplyClient | Fetch | Warn | Audit | StandDown
-Outgoing = SendAgent | ReplyClient | Warn | Audit  # what is left to do when all is recorded
+Outgoing = SendAgent | ReplyClient | Warn | Audit  # actions that remain after the commit
