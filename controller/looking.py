@@ -1,9 +1,8 @@
-"""While nothing can be recorded, those who only look are answered from memory: with what was known when that began.
+"""Read-only requests while the store cannot be written: they are answered from memory, with the last recorded state.
 
-The machine whose turn could not be recorded knows more than the store does. What it has made of that turn has not happened, and
-is not shown: jobs, cordons and events are taken back to what the store holds (`as_recorded`). Where that cannot be told, since
-the store cannot be read either, nobody is answered. Of what the machine then wants nothing is
-done but the answer, and for a log its agent is asked.
+The machine with the failed commit is ahead of the store. The changes of that turn have not happened, and must not be shown: jobs,
+cordons and events are set back to the records in the store (`as_recorded`). If the store cannot be read either, its records are
+unknown, and requests are refused. Of the machine's actions only the replies are carried out, and requests to agents for logs.
 """
 
 from __future__ import annotations
@@ -34,19 +33,23 @@ from .records import (
 from .store.interface import Delete, Put, Store, StoreUnavailable
 
 LOOKING = (GetJobs, GetEnded, GetJob, GetServers, GetEvents, GetLog)
-_UNTOLD = (POLICY_KEY, ADOPTED, REMOVED, ARCHIVE)  # what changes these is not taken back
-MOST_FETCHES = 8  # one after the other, for one answer
+_UNTOLD = (POLICY_KEY, ADOPTED, REMOVED, ARCHIVE)  # keys of records that `as_recorded` cannot set back
+MOST_FETCHES = 8  # successive reads of the store for one answer
 
-Read = Callable[[str], bytes | None]  # what is recorded under a key. Raises StoreUnavailable
+Read = Callable[[str], bytes | None]  # returns the record under a key; raises StoreUnavailable
 
 
 def only_looks(request: Request) -> bool:
-    """Is it answered from memory?"""
+    """Return whether `request` is read-only, and so can be answered from memory."""
     return isinstance(request, LOOKING)
 
 
 def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) -> bool:
-    """Take back what could not be recorded, as far as those who look see it. False: it is not known what is recorded."""
+    """Set `cluster` back to the records in the store, after the commit of `writes` has failed.
+
+    Only the state that read-only requests show is set back. Returns False if that is impossible: the store cannot be read, or
+    `writes` has records of other kinds.
+    """
     keys = [write.key for write in writes]
     if any(key.startswith(_UNTOLD) for key in keys):
         return False
@@ -90,7 +93,7 @@ def _job(key: str, ending: str) -> JobId:
 
 
 def answers(machine: ControllerMachine, event: Event, read: Read) -> list[ReplyClient | SendAgent]:
-    """What comes of somebody's looking, or of a piece of a log that somebody has asked for; nothing of anything else.
+    """Return the messages that answer a read-only request, or that pass on an agent's piece of a log; for other events none.
 
     Raises StoreUnavailable if the archive cannot be read.
     """
