@@ -1,4 +1,4 @@
-"""What is recorded of a cluster besides its jobs, and the keys of all records in the store. Of a job: `jobs.records`."""
+"""Records of a cluster besides those of its jobs (`jobs.records`), and the keys of all records in the store."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ SUBMISSION, STATE = "/spec", "/state"  # after a job's id
 
 
 def submission_key(job: JobId) -> str:
-    """Of what was submitted: written once."""
+    """Return the key of a job's submission, which is written once."""
     return JOBS + job + SUBMISSION
 
 
 def state_key(job: JobId) -> str:
-    """Of what has become of it."""
+    """Return the key of a job's state."""
     return JOBS + job + STATE
 
 
 def job_of_state(key: str) -> JobId | None:
-    """The job whose state, or a part of it (`jobs.stored`), stands under `key`; None: something else stands there."""
+    """Return the job with its state, or a part of it (`jobs.stored`), under `key`; None: it is a key of another kind."""
     job, there, rest = key.removeprefix(JOBS).partition(STATE) if key.startswith(JOBS) else ("", "", "")
     return JobId(job) if there and (not rest or rest.startswith("/")) else None
 
@@ -46,59 +46,59 @@ def server_key(server: ServerId) -> str:
 
 
 class ServerRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of a server."""
+    """Record of a server."""
 
     server: Server
     agent: str = ""  # its agent's identity
 
 
 class ClusterRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of the cluster itself."""
+    """Record of the cluster itself."""
 
-    id: str  # random: tells it from a cluster that has had the same servers
+    id: str  # random: distinguishes the cluster from another one that has had the same servers
     first_job: int = 1  # lower numbers may have been used by jobs that the store has lost
 
 
 class LeaderRecord(Value, frozen=True, kw_only=True):
-    """Who reigns, or has reigned last. A term is recorded before anything is sent under it."""
+    """Record of the present leader, or the last one. A term is recorded before any message is sent under it."""
 
     term: int  # of the reign (`protocol.terms`)
-    name: str = ""  # of the controller, where there are several
-    agents_at: tuple[str, ...] = ()  # where agents reach it, likewise
-    clients_at: tuple[str, ...] = ()  # where clients do
+    name: str = ""  # of the controller; "" if there is only one
+    agents_at: tuple[str, ...] = ()  # addresses for agents; empty if there is only one controller
+    clients_at: tuple[str, ...] = ()  # addresses for clients, likewise
 
 
 class RequestRecord(Value, frozen=True, kw_only=True):
-    """A request has submitted a job: a repetition gets the same answer."""
+    """Record of a request that has submitted a job, so that a repeated request gets the same answer."""
 
     job: JobId
 
 
 class AdoptionRecord(Value, frozen=True, kw_only=True):
-    """An operator has decided that a server is to be taken over."""
+    """Record of an operator's decision to take a server over from another cluster."""
 
     agent: str  # its agent's identity
 
 
 class Cordon(Value, frozen=True, kw_only=True):
-    """An operator wants no new work on a GPU, or on a whole server; `kind`: and what of the work that is there."""
+    """Order of an operator that a GPU, or a whole server, takes no new work. `kind`: what happens to the present work."""
 
     gpu: int | None  # index on its server; None: the whole server
     reason: str
     by: str
     since_s: float
     kind: CordonKind = CordonKind.CORDON
-    drained_s: float | None = None  # of a drain: when nothing ran there any more (Unix time)
-    loan: str = ""  # it is lent to somebody outside the cluster (`requests.lending`): which loan
-    until_s: float | None = None  # of a loan: it ends then (Unix time)
+    drained_s: float | None = None  # of a drain: when the last work had left (Unix time)
+    loan: str = ""  # id of the loan, if the GPUs are lent to a user outside the cluster (`requests.lending`)
+    until_s: float | None = None  # of a loan: its end (Unix time)
 
     def covers(self, gpu: int) -> bool:
-        """Is this GPU meant?"""
+        """Return whether the cordon covers the GPU with this index."""
         return self.gpu is None or self.gpu == gpu
 
 
 class Trusted(Value, frozen=True, kw_only=True):
-    """An operator wants a GPU, or a whole server, to be used in spite of a trouble: of this code, that came at this time."""
+    """Order of an operator to use a GPU, or a whole server, in spite of the trouble with this code and time (Unix time)."""
 
     gpu: int | None
     code: str
@@ -106,30 +106,30 @@ class Trusted(Value, frozen=True, kw_only=True):
 
 
 class OverruleRecord(Value, frozen=True, kw_only=True, rename={"cordons": "excluded"}):
-    """What operators have decided about a server and its GPUs. In the store a cordon is called as in the first versions."""
+    """Decisions of operators about a server and its GPUs. In the store cordons are called "excluded", as in the first versions."""
 
     cordons: tuple[Cordon, ...] = ()
     trusted: tuple[Trusted, ...] = ()
 
     @property
     def drains(self) -> tuple[Cordon, ...]:
-        """The cordons whose work is to go."""
+        """The cordons that also drain: their present work has to leave."""
         return tuple(cordon for cordon in self.cordons if cordon.kind.drains)
 
 
 class RemovalRecord(Value, frozen=True, kw_only=True):
-    """An operator has removed a server whose agent still ran: that agent is not taken in before it is started anew."""
+    """Record of a server that an operator has removed while its agent ran: the agent is refused until it is restarted."""
 
-    agent: str  # its identity
+    agent: str  # the agent's identity
     incarnation: str  # of the agent: new for each of its starts
     by: str
     since_s: float
 
 
 class PolicyRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of a policy that has been set at run time. There is none while the configuration decides."""
+    """Record of a policy that was set at run time; there is no such record while the configured policy decides."""
 
     document: dict[str, Any]  # a policy file (`scheduler.scheduler`)
-    source: str  # where it came from, for people
+    source: str  # the policy's origin, for people
     user: str
     since_s: float

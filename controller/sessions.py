@@ -1,4 +1,4 @@
-"""What is known of servers: the connection with the agent of each, what runs there, and how starts have gone."""
+"""State of servers: the connection with the agent of each, the workers that run there, and the results of starts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..protocol.sparing import Sparing
 from ..scheduler.view import ServerInView
 
 CLOCK_INTERVAL_S = 60.0
-MAX_CLOCK_S = 1e11  # what is later is no time
-FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # of one server: so many are told at once, then one in so long
+MAX_CLOCK_S = 1e11  # Unix time; later times are invalid
+FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # log lines per server: first a burst, then one per interval
 
 
 @dataclass(frozen=True)
 class Stray:
-    """A process that nobody wants."""
+    """A worker process that belongs to no order of this controller, and has to be stopped."""
 
     gpus: tuple[GpuAddress, ...]  # that it holds; empty: not known
     stop: StopWorker  # the order for its agent
@@ -25,17 +25,17 @@ class Stray:
 
 @dataclass
 class ServerClock:
-    """How far a server's clock is ahead of the controller's.
+    """Estimate of how far a server's clock is ahead of the controller's.
 
-    What a message tells of it is too little by the time that the message took. So the most of a minute or two counts.
+    Each message gives a value that is too small by the message's latency. So the maximum of the last one or two minutes counts.
     """
 
     ahead_s: float | None = None
     since_s: float = 0.0
-    _now_s: float | None = None  # the most of this minute
+    _now_s: float | None = None  # the maximum of this minute
 
     def heard(self, now: float, clock_s: float) -> None:
-        """A message says what its sender's clock was. 0: it does not say; nor do numbers count that are none."""
+        """Take in the time of the sender's clock in a message (Unix time, s). 0 (not given) and invalid times are ignored."""
         if not 0 < clock_s < MAX_CLOCK_S:
             return
         ahead_s = clock_s - now
@@ -56,14 +56,14 @@ class Session:
     last_heard_s: float
     incarnation: str = ""
     agent: str = ""  # the agent's identity
-    start: int = 0  # which of the agent's starts this is
+    start: int = 0  # number of the agent's start
     hello: int = 0  # number of its last hello
     sent: int = 0  # messages since its last hello
     places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
     strays: dict[WorkerId, Stray] = field(default_factory=dict)
-    strays_told_s: float = 0.0  # when the agent was last told to stop them (Unix time)
+    strays_told_s: float = 0.0  # when the agent was last ordered to stop the strays (Unix time)
     unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
-    troubles: tuple[Trouble, ...] = ()  # as told last; not recorded: an agent tells all of them with each hello
+    troubles: tuple[Trouble, ...] = ()  # as last reported; not recorded, as each hello of an agent lists all troubles
     clock: ServerClock = field(default_factory=ServerClock)
 
     @property
@@ -76,7 +76,7 @@ class Session:
         return ServerInView.of(self.server)
 
     def uid(self, worker: WorkerId) -> str:
-        """Of the job of a worker in the last hello; "": not told."""
+        """Return the uid of the job of a worker in the last hello; "" if the hello does not list the worker."""
         return self.places[worker].uid if worker in self.places else ""
 
 
@@ -85,7 +85,7 @@ class Guest:
     """A server that belongs to another cluster, and the connection with its agent (`guests`)."""
 
     server: Server
-    cluster: str  # the other one's id
+    cluster: str  # id of the other cluster
     last_heard_s: float
     agent: str
     incarnation: str
@@ -98,33 +98,33 @@ class Guest:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A job's script has failed at its start on a server."""
+    """Failures of a job's script at its start on a server: the fault of the script or of the server."""
 
     times: int
-    kind: str  # of the job, which may be over long since
+    kind: str  # of the job, which may have ended long ago
     owner: str = ""  # of the job
 
 
 @dataclass
 class Health:
-    """What the starts of workers on a server, or on a GPU, have come to since the last one that went well (`health`)."""
+    """Failures of worker starts on a server, or on a GPU, since the last successful start (`health`)."""
 
     failures: int = 0  # in a row, by the server's fault
-    until_s: float | None = None  # it is left alone until then (Unix time)
+    until_s: float | None = None  # no start is tried before (Unix time)
     reason: str = ""
-    suspected: bool = False  # the scripts' exit codes are laid at its door
+    suspected: bool = False  # the server is suspected to cause the scripts' exit codes
     doubts: dict[JobId, Doubt] = field(default_factory=dict)  # jobs whose scripts failed at their start; newest last
 
     def sentence(self, now: float) -> str:
-        """Why it is left alone, and how long still; after the server's name and a colon."""
+        """Return why and for how long (seconds) no start is tried; the text follows the server's name and a colon."""
         what = "workers of jobs that run elsewhere fail at their start" if self.suspected else "cannot start workers"
         return f"{what}: {self.reason}; next try in {max(0.0, (self.until_s or now) - now):.0f} s"
 
 
 @dataclass
 class Forgeries:
-    """Reports of a server's agent that were refused, since this controller started (`forgery`)."""
+    """Refused reports of a server's agent since this controller started (`forgery`)."""
 
     count: int = 0
-    last: str = ""  # what the last one spoke of, in words
+    last: str = ""  # subject of the last refused report, in words
     told: Sparing = field(default_factory=lambda: Sparing(FORGERIES_AT_ONCE, FORGERY_INTERVAL_S))
