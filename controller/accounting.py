@@ -1,8 +1,8 @@
-"""What happens to jobs, put down in their accounts (`jobs.account`) and in what their users have had (`usage`).
+"""Accounting of GPU-seconds: in the accounts of jobs (`jobs.account`) and in the usage of their users (`usage`).
 
-`look` is called for every job whose record has changed, at the end of the event: it compares how many GPUs the job holds, and
-how many of them it uses, with what its account says, and closes the time before if that has changed. So nobody can forget to.
-The others are called where something becomes known that moves GPU-seconds from one column to another.
+At the end of each event `look` is called for every job with a changed record. It compares the numbers of GPUs that the job holds
+and uses with the job's account, and books the time before if a number has changed. So no other module has to book this. The other
+functions are called when a fact becomes known that moves GPU-seconds from one column to another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN_VAIN = (Fault.SCRIPT, Fault.SERVER, Fault.LOST, Fault.SILENT, Fault.KILLED)
 
 
 def look(usage: Usage, now: float, job: Job) -> None:
-    """If the number of GPUs that `job` holds or uses has changed, the time before is closed."""
+    """Book the time before, if the number of GPUs that `job` holds or uses has changed."""
     if job.counted is not None and job.counted[0] is job.record and job.counted[1] == job.workers.version:
         return
     joined = job.record.gpu_account.joined or has_joined(job)
@@ -39,7 +39,7 @@ def look(usage: Usage, now: float, job: Job) -> None:
 
 
 def held(job: Job) -> tuple[int, int]:
-    """How many GPUs `job` uses, and how many it holds besides."""
+    """Return the number of GPUs that `job` uses, and the number that it holds besides."""
     record = job.record
     order = job.committed_order
     trains = order is not None and record.begun_cycle >= record.cycle and not record.phase.final
@@ -56,31 +56,32 @@ def held(job: Job) -> tuple[int, int]:
 
 
 def has_joined(job: Job) -> bool:
-    """Has a worker of the job called `elastic.join()`? Else it may be a plain command, for which running is all."""
+    """Return whether a worker of the job has called `elastic.join()`. If not, the job may be a plain command, which uses its
+    GPUs as long as it runs."""
     return job.elastic or job.standing.joined > 0 or any(entry.joined_s is not None for entry in job.record.past)
 
 
 def spent(now: float, job: Job) -> GpuSeconds:
-    """What `job` has had so far."""
+    """Return the GPU-seconds of `job` up to `now`."""
     return account.spent_by(job.record.gpu_account, now)
 
 
 def saved(usage: Usage, now: float, job: Job) -> None:
-    """A newer durable state of `job` has become known."""
+    """Note that a newer durable checkpoint of `job` is known."""
     _settle(usage, now, job)
     job.put_account(account.saved(job.record.gpu_account))
     job.on_change(job)
 
 
 def restarted(usage: Usage, now: float, job: Job) -> None:
-    """`job` begins again with its last durable state, or is given up because of that."""
+    """Note that `job` restarts from its last durable checkpoint, or fails because it may not restart again."""
     _settle(usage, now, job)
     _book(usage, job, account.restarted(job.record.gpu_account))
     job.on_change(job)
 
 
 def stood_still(usage: Usage, now: float, job: Job, resize: Resize) -> None:
-    """The leader of `job` has measured a resize: the GPUs that it had before and after stood still for a while."""
+    """Book the pause of a resize, measured by the leader of `job`, for the GPUs that it had both before and after."""
     _settle(usage, now, job)
     gpus = max(0, min(resize.workers_before, resize.workers_after))
     _book(usage, job, account.stood_still(job.record.gpu_account, resize.paused_s * gpus))
@@ -88,7 +89,7 @@ def stood_still(usage: Usage, now: float, job: Job, resize: Resize) -> None:
 
 
 def ends(usage: Usage, now: float, job: Job, entry: WorkerRecord, fault: Fault) -> None:
-    """A worker of `job` has ended, by this fault; its record is about to say so."""
+    """Book the time of a worker of `job` that has ended by `fault` without training; call before its record changes."""
     if entry.trained or entry.held_s is None or fault not in IN_VAIN:
         return
     _settle(usage, now, job)
@@ -98,7 +99,7 @@ def ends(usage: Usage, now: float, job: Job, entry: WorkerRecord, fault: Fault) 
 
 
 def clock_was_set(jobs: Iterable[Job], by_s: float) -> None:
-    """The controller's clock has been set forward by so much (back: less than 0): no GPU was held for that."""
+    """Shift the times of `jobs` after the clock was set forward by `by_s` (back: less than 0), which counts as no usage."""
     for job in jobs:
         for entry in job.workers:
             if entry.held_s is not None:
@@ -107,7 +108,7 @@ def clock_was_set(jobs: Iterable[Job], by_s: float) -> None:
 
 
 def _settle(usage: Usage, now: float, job: Job) -> None:
-    """All is counted up to now, as things stand."""
+    """Book all time up to now, with the present numbers of GPUs."""
     look(usage, now, job)
     _close(usage, now, job)
 
