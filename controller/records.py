@@ -106,7 +106,7 @@ class Trusted(Value, frozen=True, kw_only=True):
 
 
 class OverruleRecord(Value, frozen=True, kw_only=True, rename={"cordons": "excluded"}):
-    """Decisions of operators about a server and its GPUs. In the store cordons are called "excluded", as in the first versions."""
+    """Decisions of operators about a server and its GPUs. In the store, cordons have their name of the first versions."""
 
     cordons: tuple[Cordon, ...] = ()
     trusted: tuple[Trusted, ...] = ()
