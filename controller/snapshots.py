@@ -1,18 +1,18 @@
-"""The snapshots of working directories that the store keeps for jobs (`protocol.snapshots`). Pure.
+"""Snapshots of working directories that the store keeps for jobs (`protocol.snapshots`). Pure.
 
 Theory of operation
 -------------------
-A client offers a snapshot, sends the parts that are missing, and submits a job with it. Each part is a record of its own, below
-``/archive/`` (`jobs.archive`): of what is there a controller reads the keys when it starts, and a value when an agent wants it.
-So snapshots cost memory neither here nor in a controller that stands by. The key of a part says all that has to be known of it::
+A client offers a snapshot, sends the missing parts, and submits a job with it. Each part is a record of its own, below
+``/archive/`` (`jobs.archive`): a controller reads only its key at the start, and its value when an agent asks for it. So the
+contents of snapshots take no memory in the leader or in a standby. The key of a part holds all that the controller needs::
 
     /archive/snapshots/OWNER/DIGEST/BYTES/PART
 
-OWNER is a digest of the principal's name: a snapshot is its owner's alone. Who submits a job with the digest of another's has to
-send the files himself. Agents get the parts of jobs that have a worker on their server.
+OWNER is a digest of the principal's name: only the owner can use a snapshot. A user who submits a job with the digest of another
+user's snapshot has to send the files as well. An agent gets the parts only for jobs that have a worker on its server.
 
-A snapshot goes when no unfinished job has it any more, some minutes later. Their number and bytes are bounded, of each owner's
-and of all.
+A snapshot is deleted some minutes after the last unfinished job that uses it. The number of snapshots of each owner is bounded,
+and so are the bytes of each owner and of all together.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..protocol.snapshots import parts_of
 from .jobs.archive import PREFIX as ARCHIVE
 
 PREFIX = f"{ARCHIVE}snapshots/"
-KEPT_UNUSED_S = 600.0  # longer than it takes to send one and to submit a job with it
+KEPT_UNUSED_S = 600.0  # longer than a client needs to send a snapshot and to submit a job with it
 LOOK_INTERVAL_S = 60.0
-MOST_OF_ONE_BYTES = 512 << 20  # of one owner's
-MOST_BYTES = 2 << 30  # of all; what etcd holds by default
+MOST_OF_ONE_BYTES = 512 << 20  # of one owner
+MOST_BYTES = 2 << 30  # of all owners; the default size limit of etcd
 MOST_OF_ONE = 64
 
-Id = tuple[str, str, int]  # owner, as its keys call him, digest, bytes
+Id = tuple[str, str, int]  # the owner's digest in the keys, the snapshot's digest, bytes
 
 
 def id_of(owner: str, snapshot: Snapshot) -> Id:
@@ -48,11 +48,11 @@ def key_of(snapshot: Id, part: int) -> str:
 @dataclass
 class _Kept:
     parts: set[int] = field(default_factory=set)
-    used_s: float = 0.0  # when it was last of use (Unix time)
+    used_s: float = 0.0  # last use (Unix time)
 
 
 class Snapshots:
-    """Which parts of which snapshots are in the store."""
+    """Index of the snapshots in the store and of their parts."""
 
     def __init__(self) -> None:
         self._kept: dict[Id, _Kept] = {}
@@ -62,12 +62,15 @@ class Snapshots:
         return len(self._kept)
 
     def recover(self, key: str, now: float) -> None:
-        """The store holds this part."""
+        """Add the part under `key`, which the store holds."""
         owner, digest, size, part = key.removeprefix(PREFIX).split("/")
         self._kept.setdefault((owner, digest, int(size)), _Kept(used_s=now)).parts.add(int(part))
 
     def offer(self, now: float, owner: str, snapshot: Snapshot) -> tuple[int, ...]:
-        """It is about to be sent: the parts that are missing. Raises RequestRefused if there is no room for it."""
+        """Expect a snapshot that a client is about to send, and return the numbers of the missing parts.
+
+        Raises RequestRefused if there is no room for the snapshot.
+        """
         name = id_of(owner, snapshot)
         kept = self._kept.get(name)
         if kept is None:
@@ -77,7 +80,7 @@ class Snapshots:
         return tuple(part for part in range(parts_of(snapshot)) if part not in kept.parts)
 
     def put(self, now: float, owner: str, snapshot: Snapshot, part: int) -> str:
-        """This part is stored now. Returns its key. Raises RequestRefused if the snapshot was not offered."""
+        """Note that a part is stored now, and return its key. Raises RequestRefused if the snapshot was not offered."""
         name = id_of(owner, snapshot)
         kept = self._kept.get(name)
         if kept is None or not 0 <= part < parts_of(snapshot):
@@ -91,11 +94,14 @@ class Snapshots:
         return kept is not None and len(kept.parts) == parts_of(snapshot)
 
     def due(self, now: float) -> bool:
-        """Is it time to look for those that nobody uses?"""
+        """Return whether it is time to look for unused snapshots."""
         return bool(self._kept) and abs(now - self._look_s) >= LOOK_INTERVAL_S
 
     def forget_unused(self, now: float, used: Iterable[Id]) -> list[str]:
-        """The keys to remove, of those that have been of no use for a while. used: those of unfinished jobs."""
+        """Forget the snapshots that have been unused for KEPT_UNUSED_S, and return the keys to delete.
+
+        `used`: the snapshots of unfinished jobs.
+        """
         self._look_s = now
         for name in used:
             if name in self._kept:
