@@ -1,8 +1,8 @@
-"""The audit log: who has done what, and who has tried what he may not, one JSON object a line (trust).
+"""The audit log: the acts of principals and their refused attempts, one JSON object per line (trust).
 
-It is for people and their tools; the controller never reads it. What is written has been recorded in the store before, and is
-written before the answer is sent. A turn's lines are one write, which is not synced: a power cut may cost the last seconds. The
-history of each job (`elasticctl events JOB`) says who has submitted, scaled and cancelled it, and is as durable as the job.
+The log is for people and their tools; the controller never reads it. An act is recorded in the store first, then written to the
+log, and then answered. A turn's lines are one write, which is not synced: a power failure may lose the last seconds. The history
+of each job (`elasticctl events JOB`) names the users who submitted, scaled and cancelled it, and is as durable as the job.
 
 The file is bounded: when it is full it becomes `audit.log.1`, and the oldest of these is dropped.
 """
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 32 << 20
 KEPT = 8  # full files
-FAILURES_AT_ONCE, FAILURE_INTERVAL_S = 3, 600.0  # told in the controller's log
+FAILURES_AT_ONCE, FAILURE_INTERVAL_S = 3, 600.0  # errors reported in the controller's log
 
 
 class AuditLog:
-    """Appends to one file, which only its owner can read. An error is told in the controller's log, and stops nothing."""
+    """Writer of the audit log to a file that only its owner can read. Errors go to the controller's log, and stop nothing."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
         self._path = path
