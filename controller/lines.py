@@ -1,7 +1,7 @@
-"""Which connection each agent is at: the newest one that has spoken for it. Pure.
+"""Connections of agents: the newest connection that has sent a message for each agent. Pure.
 
-An agent says "SERVER#IDENTITY" with each message. What waits in a connection that it has replaced by a newer one is of the past,
-and is dropped. Connections of one socket are numbered by ZeroMQ in the order in which they came; the numbers go round.
+An agent sends "SERVER#IDENTITY" with each message. Messages that still wait in a replaced connection are outdated, and are
+dropped. ZeroMQ numbers the connections of a socket in the order of their arrival; the numbers wrap around.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ..protocol.errors import PeerError
 from ..protocol.model import ServerId
 
 NAME = re.compile(rb"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:#([\x21-\x7e]{0,64}))?")
-HEARTBEAT, NO_REPORTS = b"\xaeAgentHeartbeat", b"\xa7reports\x90"  # in MessagePack; what reports say is said once
+HEARTBEAT, NO_REPORTS = b"\xaeAgentHeartbeat", b"\xa7reports\x90"  # in MessagePack; reports are sent only once
 END = b"\xaaWorkerExit"
-AGENTS_OF_A_SERVER = 8  # of which it is known where they are: who has many identities is up to no good
+AGENTS_OF_A_SERVER = 8  # whose connections are kept: a server with many identities is faulty or hostile
 HALF = 1 << 31
 
 
 def parse(name: bytes) -> tuple[ServerId, str]:
-    """Server and identity of an agent. Raises PeerError."""
+    """Return the server and the identity of an agent. Raises PeerError if `name` has another form."""
     match = NAME.fullmatch(name)
     if match is None:
         raise PeerError(f"{name[:80]!r} is not the name of an agent")
@@ -28,16 +28,16 @@ def parse(name: bytes) -> tuple[ServerId, str]:
 
 
 def is_repeated(frames: list[bytes]) -> bool:
-    """Does an agent say this message again by itself if it is lost: an end of a worker, or a heartbeat that reports nothing?
+    """Return whether the agent resends this message if it is lost: the end of a worker, or a heartbeat without reports.
 
-    The message is not decoded, since this is asked of each one that comes. Of a spoiled one the answer may be wrong.
+    The message is not decoded, as this is called for each one. For a malformed message the result may be wrong.
     """
     head = frames[-1][:64] if frames else b""
     return END in head or (HEARTBEAT in head and NO_REPORTS in frames[-1])
 
 
 class AgentLines:
-    """By server and identity: a socket's number and a connection's name there, as `runtime.door` has them."""
+    """Connections by server and identity: a socket's number and a connection's name there, as in `runtime.door`."""
 
     def __init__(self) -> None:
         self._lines: dict[ServerId, OrderedDict[str, bytes]] = {}
@@ -47,7 +47,7 @@ class AgentLines:
         return None if lines is None else lines.get(agent)
 
     def spoke(self, server: ServerId, agent: str, peer: bytes) -> bool:
-        """A message came from here. False: the agent has a newer connection."""
+        """Note a message of an agent from the connection `peer`. Returns False if the agent has a newer connection."""
         lines = self._lines.setdefault(server, OrderedDict())
         known = lines.get(agent)
         if known == peer:

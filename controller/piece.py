@@ -1,7 +1,7 @@
-"""What is recorded of a turn, in pieces: the changes of whole events, as many as the store takes in one transaction. Pure.
+"""The records of a turn in pieces: the changes of whole events, as many as fit into one transaction of the store. Pure.
 
-An event's changes are never parted. So what the store holds after each piece is what it would hold had the turn ended there. An
-event that is larger by itself is a piece of its own, and the store makes it durable as a whole (`store.journal`).
+An event's changes are never split. So after each piece the store holds the same records as if the turn had ended there. An event
+that exceeds a transaction is a piece of its own, and the store makes it durable as a whole (`store.journal`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Writes = Mapping[str, Put | Delete]
 
 
 def changes_of(actions: Iterable[Action]) -> dict[str, Put | Delete]:
-    """What these actions of one event record; of several values for one key the last."""
+    """Return the changes of records in one event's actions, by key; of several changes of one key the last counts."""
     found: dict[str, Put | Delete] = {}
     for action in actions:
         if isinstance(action, Record):
@@ -25,7 +25,7 @@ def changes_of(actions: Iterable[Action]) -> dict[str, Put | Delete]:
 
 
 class Piece:
-    """The changes that are to be committed next."""
+    """Changes of records for the next commit."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -40,23 +40,23 @@ class Piece:
         return self._writes
 
     def takes(self, more: Writes) -> bool:
-        """Is the piece still one transaction with the changes of this event?"""
+        """Return whether the piece still fits into one transaction together with the changes `more` of an event."""
         if self._limits.is_none or not self._writes or not more:
             return True
         return self._limits.allow(len(self._writes.keys() | more.keys()), self._size + self._added(more))
 
     def add(self, more: Writes) -> None:
-        """The changes of another event."""
+        """Add the changes of another event."""
         if not self._limits.is_none:
             self._size += self._added(more)
         self._writes.update(more)
 
     def taken(self) -> tuple[Put | Delete, ...]:
-        """All of it; a new piece begins."""
+        """Return all changes, and begin a new piece."""
         writes, self._writes, self._size = tuple(self._writes.values()), {}, 0
         return writes
 
     def _added(self, more: Writes) -> int:
-        """By so many bytes it grows: a later value for a key takes the place of an earlier one."""
+        """Return by how many bytes the piece grows; a later change of a key replaces the earlier one."""
         before = sum(self._limits.size(self._writes[key]) for key in more if key in self._writes)
         return sum(map(self._limits.size, more.values())) - before
