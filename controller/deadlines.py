@@ -1,4 +1,4 @@
-"""When something is due next, for many things of which few change at a time."""
+"""Deadlines by name, for many names of which few change at a time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=str)
 
-MOST_STALE = 64  # entries of the heap that are not so any more, beside as many as there are that are
+MOST_STALE = 64  # outdated entries of the heap beyond the number of current ones
 
 
 class Deadlines(Generic[K]):
-    """By name, when something happens by itself (Unix time, s)."""
+    """Priority queue of deadlines by name (Unix time, s)."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
@@ -22,7 +22,7 @@ class Deadlines(Generic[K]):
         return name in self._due
 
     def put(self, name: K, due_s: float | None) -> None:
-        """`name` is due then; None: never."""
+        """Set the deadline of `name`; None: no deadline."""
         if due_s is None:
             self._due.pop(name, None)
         elif self._due.get(name) != due_s:
@@ -33,13 +33,13 @@ class Deadlines(Generic[K]):
                 heapq.heapify(self._heap)
 
     def soonest(self) -> float:
-        """When the first is due; inf: none is."""
+        """Return the earliest deadline; inf if there is none."""
         while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float) -> list[K]:
-        """All that are due, the first first. They stay until they are put anew."""
+        """Return all names that are due, the earliest first. They stay due until `put` changes their deadlines."""
         found: list[K] = []
         again: list[tuple[float, K]] = []
         while self.soonest() <= now:

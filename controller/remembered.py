@@ -1,8 +1,8 @@
-"""Answers to requests that changed something: whoever repeats such a request gets the same answer, and nothing is done twice.
+"""Answers to requests that changed something: a repeated request gets the same answer, and has no effect again.
 
-All principals share one bound. When it is reached, somebody's oldest answer is forgotten: that of the newcomer, if he has more
-than an equal share of what is kept, else that of whoever has most. So nobody who has less than an equal share loses an answer
-to what others ask for.
+All principals share one bound. When it is reached, one principal's oldest answer is forgotten: that of the present requester, if
+he has more than an equal share of the answers, else that of the principal with the most. So a principal with less than an equal
+share loses no answer to the requests of others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KEPT_ANSWERS = 10_000
 
 
 class RememberedAnswers:
-    """By the names of their requests (`ClientRequest.name`)."""
+    """Answers by the names of their requests (`ClientRequest.name`)."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[str, Answer]] = {}  # by principal; the oldest first
@@ -33,7 +33,7 @@ class RememberedAnswers:
         return (known for answers in self._of.values() for known in answers.items())
 
     def put(self, request: str, answer: Answer) -> list[tuple[str, Answer]]:
-        """Remember one more. Returns what is forgotten for it."""
+        """Remember an answer. Returns the requests and answers that are forgotten for it."""
         who = _principal(request)
         own = self._of.setdefault(who, OrderedDict())
         self._count += request not in own
@@ -49,6 +49,6 @@ class RememberedAnswers:
 
 
 def _principal(request: str) -> str:
-    """Who has asked: "ROLE:NAME|ID". Whoever runs a cluster of one machine has no name in it."""
+    """Return the principal in a request's name "ROLE:NAME|ID"; "" for the local operator, who has no name there."""
     who, bar, _ = request.partition("|")
     return who if bar else ""
