@@ -1,8 +1,7 @@
-"""The controller's log has a line for each change of state of a job or a server: what `elasticctl events` shows, as it comes.
+"""Lines in the controller's log for each change of state of a job or a server: the events that `elasticctl events` shows.
 
-Only what is recorded is told: the daemon calls after each commit. However much happens, the log stays bounded: of each kind so
-many lines pass at once, then some in a second, and the next one that passes says how many have not. So a flood of one kind
-never hides another.
+Only recorded events are logged, as the reign calls after each commit. The rate is limited by kind of event: first a burst of
+AT_ONCE lines, then one per INTERVAL_S, with the number of lines suppressed before it. So a flood of one kind never hides another.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ INTERVAL_S = 0.2  # and then one in so many seconds
 
 
 class EventLog:
-    """Tells of each event once."""
+    """Logger of events, each at most once."""
 
     def __init__(
         self,
@@ -33,14 +32,14 @@ class EventLog:
         now: Callable[[], float] = time.monotonic,
         generation: Callable[[JobId], int | None] = lambda job: None,
     ) -> None:
-        """`events`: what has happened before; it is not told again. `generation`: the newest that a job has been ordered."""
+        """`events`: earlier events, which are not logged again. `generation`: returns a job's newest ordered generation."""
         self._generation = generation
         self._newest = events[-1].number if events else 0
         self._now = now
         self._sparing: dict[EventKind, Sparing] = {}
 
     def tell(self, events: deque[EventView]) -> None:
-        """Write down those that are new, the oldest first."""
+        """Log the new ones of `events`, the oldest first."""
         if not events or events[-1].number == self._newest:
             return
         fresh = list(takewhile(lambda event: event.number > self._newest, reversed(events)))

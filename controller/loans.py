@@ -1,4 +1,4 @@
-"""Which GPUs are out of use for a while, and for what: loans, and reservations of the policy file. All are cordons."""
+"""GPUs that are temporarily out of use for loans, or for reservations of the policy file. All of these are cordons."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .bars import NOTHING_OVERRULED
 from .cluster import Cluster
 from .records import Cordon
 
-RESERVATION = "reservation-"  # begins the name of the loan of one
+RESERVATION = "reservation-"  # prefix of the loan's name for a reservation
 
 
 def lent(cluster: Cluster) -> Iterator[tuple[ServerId, Cordon]]:
-    """A cordon for each GPU."""
+    """Yield server and cordon of each loan and reservation, one cordon per GPU."""
     for server, record in cluster.overruled.items():
         for cordon in record.cordons:
             if cordon.loan:
@@ -22,7 +22,7 @@ def lent(cluster: Cluster) -> Iterator[tuple[ServerId, Cordon]]:
 
 
 def use_of(cluster: Cluster, gpu: GpuAddress) -> Use:
-    """Why a GPU that no job holds is not to be had."""
+    """Return why a GPU that no job holds is unavailable."""
     loans = [
         cordon.loan
         for cordon in cluster.overruled.get(gpu.server, NOTHING_OVERRULED).cordons
@@ -34,7 +34,7 @@ def use_of(cluster: Cluster, gpu: GpuAddress) -> Use:
 
 
 def taken(cluster: Cluster) -> dict[str, int]:
-    """By name of a reservation, how many GPUs are out of use for it."""
+    """Return the number of GPUs that are out of use for each reservation, by its name."""
     found: dict[str, int] = {}
     for _, cordon in lent(cluster):
         if cordon.loan.startswith(RESERVATION):

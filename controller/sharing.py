@@ -1,4 +1,4 @@
-"""What a controller needs that shares its store with others: what it says of itself, whom it hears, the secret of jobs' keys."""
+"""Helpers for controllers that share a store: their presence records, the agents they hear, the secret of jobs' keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
-    """What others are told of this controller. since_s: of its start (Unix time)."""
+    """Return the record that presents this controller to the others. `since_s`: its start (Unix time)."""
     return PresenceRecord(
         name=options.own_name,
         version=__version__,
@@ -32,14 +32,18 @@ def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
 
 
 def hearing_of(options: ControllerConfig) -> Hearing:
-    """A leader that is cut off from agents has given its leadership back before their servers are lost."""
+    """Return the count of agents heard, with times so short that a leader cut off from agents resigns before their servers
+    are lost."""
     lease_s = options.server_lease_s
     return Hearing(lease_s * HEARD_WITHIN, lease_s * HEARS_FEWER_FOR)
 
 
 def shared_job_keys(store: Store, state: Path, records: Sequence[tuple[str, bytes]]) -> JobKeys:
-    """Those in the store, of which these are the records. If there are none the secret of `state` goes there: running jobs have
-    its keys, where the cluster has had one controller before. Raises OperatorError, StoreUnavailable, Deposed."""
+    """Return the job keys in the store, of which `records` are all records.
+
+    If there are none, the secret in the directory `state` is written to the store: if the cluster had a single controller before,
+    running jobs use the keys of that secret. Raises OperatorError, StoreUnavailable, Deposed.
+    """
     secret = next((value for key, value in records if key == JOB_KEYS_KEY), None)
     if secret is None:
         secret = JobKeys.kept_in(state).secret
@@ -49,7 +53,7 @@ def shared_job_keys(store: Store, state: Path, records: Sequence[tuple[str, byte
 
 
 def controllers_of(candidacy: Candidacy, now: float) -> Controllers:
-    """The answer to whoever asks which controllers there are."""
+    """Return the answer to a request for the list of controllers."""
     leader = candidacy.name if candidacy.leads() else candidacy.held
     views = tuple(
         ControllerView(

@@ -1,4 +1,4 @@
-"""What is counted of a controller since it started, for whoever watches it (`controller.metrics`). Nothing is decided by it."""
+"""Counts since the controller's start, for its metrics (`controller.metrics`). No decision depends on them."""
 
 from __future__ import annotations
 
