@@ -1,12 +1,14 @@
-"""Records that decide as whom a job runs bear a code that the store cannot make (design: trust). Pure; files: `sealing`.
+"""Seals of the records that decide under which account a job runs; the store cannot forge them (design: trust). Pure.
+
+The files of the secret are the subject of `sealing`.
 
 Theory of operation
 -------------------
-A store that several controllers share is on other machines, and may have other writers than controllers: whoever holds a
-certificate of it, or breaks into one of its members. A record of a submission names the account and the command of a job. So each
-such record is *sealed*: a message authentication code (HMAC-SHA256) of its key and its value stands before the value. The secret
-lies beside the controllers' own keys, and never in the store. A record whose seal is missing or wrong counts as absent: nothing
-starts from it, and the controller tells its operators.
+A store that several controllers share is on other machines, and may have other writers: the holder of a client certificate, or an
+intruder on one of its members. A record of a submission names the account and the command of a job. So each such record is
+*sealed*: a message authentication code (HMAC-SHA256) of its key and its value precedes the value. The secret is kept beside the
+controllers' own keys, and never in the store. A record with a missing or wrong seal counts as absent: no job starts from it, and
+the controller reports it to its operators.
 
 A seal does not show that a record is the latest: an earlier record of the same key passes. Such a record was submitted by its
 owner, with that command.
@@ -23,7 +25,7 @@ from .jobs.archive import PREFIX as ARCHIVE
 from .records import JOBS, POLICY_KEY, job_of_state
 from .snapshots import PREFIX as SNAPSHOTS
 
-SEAL_KEY = "/seal"  # bears a seal itself, and says that this store has been sealed with that secret
+SEAL_KEY = "/seal"  # sealed marker: the store has been sealed with this secret
 MARK = b"\xc1seal\x01"  # MessagePack uses 0xc1 for nothing: no value without a seal begins with it
 _NAME_BYTES = 8
 HEAD_BYTES = len(MARK) + _NAME_BYTES + hashlib.sha256().digest_size  # before the value
@@ -33,21 +35,21 @@ WRONG = "its seal does not fit its contents"
 
 
 def is_sealed(key: str) -> bool:
-    """Do records under `key` decide as whom something runs: submissions, jobs in the archive, the policy set at run time?"""
+    """Return whether records under `key` are sealed: submissions, archived jobs, the policy set at run time, the marker."""
     if key.startswith(JOBS):
         return job_of_state(key) is None
     return key in (POLICY_KEY, SEAL_KEY) or (key.startswith(ARCHIVE) and not key.startswith(SNAPSHOTS))
 
 
 class BrokenSeal(OperatorError):
-    """A record is not as a controller has written it."""
+    """The seal of a record is missing or wrong."""
 
 
 class Seal:
-    """Seals records, and opens them, with one secret."""
+    """Sealer and opener of records with one secret."""
 
     def __init__(self, secret: bytes, where: str = "") -> None:
-        """`where` the secret lies, for people. Raises OperatorError if it has another length."""
+        """`where`: the secret's file, for people. Raises OperatorError if the secret is not SECRET_BYTES long."""
         if len(secret) != SECRET_BYTES:
             raise OperatorError(f"{where}: is no secret for seals: {len(secret)} bytes, not {SECRET_BYTES}")
         self.where = where
@@ -58,11 +60,11 @@ class Seal:
         return f"Seal({self._name.hex()})"
 
     def close(self, key: str, value: bytes) -> bytes:
-        """`value` as it is stored under `key`."""
+        """Return the sealed form of `value` for `key`."""
         return MARK + self._name + self._code(key, value) + value
 
     def open(self, key: str, stored: bytes) -> bytes:
-        """The value under `key`. Raises BrokenSeal."""
+        """Return the value of a sealed record. Raises BrokenSeal if the seal is missing or does not fit."""
         if not stored.startswith(MARK):
             raise BrokenSeal(MISSING)
         if stored[len(MARK) : len(MARK) + _NAME_BYTES] != self._name:
