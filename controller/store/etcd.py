@@ -2,12 +2,13 @@
 
 Theory of operation
 -------------------
-All keys of a cluster lie under one root. Beside the records stands the *fence*, a key that each writer sets at its `begin`. Each
-commit of it holds only if the fence is as that writer has left it. So a commit whose outcome is unknown, as no answer came, can
-no longer take place once `begin` or `probe` has set the fence anew, and a writer that was replaced is told so by its next commit.
+All keys of a cluster lie under one root. Beside the records stands the *fence*, a key that each writer sets in `begin`. Each
+commit of a writer takes place only if the fence is unchanged since that writer set it. A commit that got no answer has an
+unknown outcome; once `begin` or `probe` has set the fence again, such a commit can no longer take place. The next commit of a
+replaced writer raises Deposed.
 
-A commit of more than 128 writes, or of more than 1.5 MiB, is no single transaction in etcd. It is written down first, and
-then carried out (`journal`).
+A commit of more than 128 writes, or of more than 1.5 MiB, does not fit into one transaction of etcd. Such a commit is first
+written to a journal, and then applied in several transactions (`journal`).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from .interface import (
 )
 from .watching import EtcdWatch
 
-HEAD_BYTES = 32_768  # of a request: comparisons, and what etcd adds
-WRITE_BYTES = 48  # of each write, beside key and value
+HEAD_BYTES = 32_768  # of a request, reserved for comparisons and the overhead of etcd
+WRITE_BYTES = 48  # overhead of each write, beside key and value
 FIRST_PAGE = 64  # records
-PAGE_BYTES = 1 << 20  # that a page is to have, so many more or fewer records are asked for then
-MOST_RECORDS = 1024  # of a page
+PAGE_BYTES = 1 << 20  # intended size of a page, from which the number of records of the next page follows
+MOST_RECORDS = 1024  # limit of a page
 KEYS_OF_A_PAGE = 8192
 ATTEMPTS = 5
 REPLACED = "another controller writes to the store now"
@@ -49,21 +50,24 @@ PREFIX_END = b"\xff"  # no byte of UTF-8
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the members take at once, unless they were started with other options."""
+    """Limits of a request to an etcd member; the defaults are those of etcd."""
 
-    operations: int = 128  # of a transaction: --max-txn-ops
-    request_bytes: int = 1_572_864  # --max-request-bytes
-    piece_bytes: int = 1 << 20  # of a commit that is written down first
+    operations: int = 128  # limit of a transaction (--max-txn-ops)
+    request_bytes: int = 1_572_864  # limit of a request (--max-request-bytes)
+    piece_bytes: int = 1 << 20  # of each journal piece of a large commit
 
 
 class EtcdStore:
-    """`interface.SharedStore` in the keys of one etcd cluster that begin with `root` and a slash."""
+    """Implementation of `interface.SharedStore` in the keys of an etcd cluster that begin with `root` and a slash."""
 
     def __init__(
         self, access: Access | Connection, root: str, bounds: Bounds = Bounds(), seals: Sealing | None = None
     ) -> None:
-        """Connects when it is first used, unless it is given a connection, which it closes. `seals`: records that do not count by
-        these are absent. Raises OperatorError if etcd3 is missing, or a file of `access` cannot be used."""
+        """Prepare a connection, which is established by the first call; a connection passed as `access` is closed by the store.
+
+        Records that `seals` reject count as absent. Raises OperatorError if etcd3 is missing, or a file of `access` cannot be
+        used.
+        """
         self._seals = seals
         self._connection = access if isinstance(access, Connection) else Connection(access)
         self._rpc = self._connection.rpc
@@ -77,7 +81,7 @@ class EtcdStore:
         self._limits = Limits(bounds.operations, bounds.request_bytes - HEAD_BYTES, overhead)
         self._piece_bytes = bounds.piece_bytes
         self._writer = secrets.token_bytes(16)
-        self._fence: int | None = None  # the revision of the fence that this writer has set; None: it is not to write
+        self._fence: int | None = None  # revision of the fence set by this writer; None: this writer may not write
         self._guard: If | None = None
         self._watches: list[EtcdWatch] = []
 
@@ -105,11 +109,11 @@ class EtcdStore:
         return self._paged(self._key(first), self._key(end))
 
     def pages_as_stored(self, first: str, end: str) -> Iterator[Listing]:
-        """The same as `pages`, with values as they are in etcd, whatever the seals say."""
+        """Yield the same records as `pages`, but with the values stored in etcd, without checking their seals."""
         return self._paged(self._key(first), self._key(end), as_stored=True)
 
     def is_whole(self, revision: int) -> bool:
-        """Is every commit either made or not, as of `revision`? Of a large one, a part may have been carried out by then."""
+        """Return whether no large commit was only partly applied as of `revision`."""
         asked = self._rpc.RangeRequest(key=self._marker_key, revision=revision, count_only=True)
         return int(self._range(asked).count) == 0
 
@@ -126,13 +130,13 @@ class EtcdStore:
 
     def _paged(self, first: bytes, end: bytes, keys_only: bool = False, as_stored: bool = False) -> Iterator[Listing]:
         most = KEYS_OF_A_PAGE if keys_only else FIRST_PAGE
-        revision = 0  # the newest
+        revision = 0  # etcd reads its newest revision
         while True:
             asked = self._rpc.RangeRequest(
                 key=first, range_end=end, limit=most, revision=revision, keys_only=keys_only,
                 sort_order=self._rpc.RangeRequest.ASCEND, sort_target=self._rpc.RangeRequest.KEY,
             )  # fmt: skip
-            if first >= end:  # etcd takes an end that is not behind for something else
+            if first >= end:  # etcd gives a range_end that is not after the key another meaning
                 asked = self._rpc.RangeRequest(key=first, limit=1, count_only=True)
             answer = self._range(asked)
             revision = revision or answer.header.revision
@@ -155,7 +159,7 @@ class EtcdStore:
         return Record(kv.key[len(self._data) :].decode(), kv.value, kv.mod_revision, kv.lease)
 
     def _opened(self, kvs: Iterable[Any]) -> Iterator[Record]:
-        """Those that count."""
+        """Yield the records that the seals accept, with their opened values."""
         for record in map(self._record, kvs):
             value = record.value if self._seals is None else self._seals.opened(record.key, record.value)
             if value is not None:
@@ -191,9 +195,10 @@ class EtcdStore:
         self._transact(own, [], [self._deletion(self._ballast_key)])
 
     def _set_fence(self, take_over: bool) -> int:
-        """Set the fence anew; unless `take_over`, only if it is still this writer's. Then finish what a writer has left.
+        """Set the fence again, then complete or remove an unfinished commit of an earlier writer. Returns the revision.
 
-        The fence is compared with how it was just before: so an attempt that comes late does nothing.
+        Without `take_over`, raises Deposed if another writer has set the fence. The transaction compares the fence with its
+        revision just before, so an attempt that reaches etcd late has no effect.
         """
         rpc = self._rpc
         for _ in range(ATTEMPTS):
@@ -213,7 +218,7 @@ class EtcdStore:
         raise StoreUnavailable(f"{self._root} in etcd: others begin to write there all the time")
 
     def _tidy(self, fence: int, marker: Any, pieces: Any) -> int:
-        """Carry out a commit that has taken place, and remove one that has not."""
+        """Apply a large commit if its marker was written; otherwise remove its pieces."""
         if marker.kvs:
             return self._finish(fence, marker.kvs[0].value)
         if pieces.count:
@@ -225,7 +230,10 @@ class EtcdStore:
         raise Deposed(REPLACED)
 
     def _fit(self, writes: Sequence[Put | PutLeased | Delete]) -> bool:
-        """Are they one transaction? Raises ValueError, and StoreUnavailable if one of them can be written in no way."""
+        """Return whether the writes fit into one transaction.
+
+        Raises ValueError if two of them have one key, and StoreUnavailable if one is larger than a request may be.
+        """
         if len({write.key for write in writes}) != len(writes):
             raise ValueError("a key is written twice in one commit")
         total = 0
@@ -246,7 +254,7 @@ class EtcdStore:
             for number, piece in enumerate(pieces):
                 self._transact(own, [], [self._putting(self._piece_key(marker, number), piece)])
         except StoreUnavailable as error:
-            raise StoreUnavailable(str(error)) from None  # without the marker nothing has taken place
+            raise StoreUnavailable(str(error)) from None  # without the marker the commit has not taken place
         if self._transact(own, compared, [self._putting(self._marker_key, marker.encode())]) is None:
             self._transact(own, [], [self._deletion(self._pieces, self._pieces + PREFIX_END)])
             return None
@@ -256,7 +264,7 @@ class EtcdStore:
             raise StoreUnavailable(str(error), outcome_unknown=True) from None
 
     def _finish(self, fence: int, found: bytes) -> int:
-        """Carry out what the marker names that is there."""
+        """Apply the commit of the marker `found`, from the journal pieces that are present."""
         marker = journal.Marker.decode(found)
         pieces = []
         for number in range(marker.pieces):
@@ -275,7 +283,10 @@ class EtcdStore:
         return revision
 
     def _transact(self, own: Sequence[Any], compared: Sequence[Any], operations: Sequence[Any]) -> int | None:
-        """One transaction: its revision, or None if one of `compared` does not hold. Raises Deposed if one of `own` does not."""
+        """Execute one transaction and return its revision, or None if a condition of `compared` does not hold.
+
+        Raises Deposed if a condition of `own` does not hold.
+        """
         answer = self._connection.write(lambda at: at.kv.Txn, self._transaction(own, compared, operations))
         if answer.succeeded:
             return int(answer.header.revision)
@@ -288,7 +299,7 @@ class EtcdStore:
         return self._rpc.TxnRequest(compare=[*own, *compared], success=operations, failure=looks)
 
     def _own(self, fence: int) -> Sequence[Any]:
-        """What is compared at each commit of this writer."""
+        """Return the conditions of every commit of this writer: its fence, and the guard if there is one."""
         own = [self._mod_is(self._fence_key, fence)]
         return own if self._guard is None else [*own, self._comparison(self._guard)]
 
@@ -321,7 +332,9 @@ class EtcdStore:
 
     def grant(self, ttl_s: float) -> Lease:
         asked = self._rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
-        answer = self._connection.read(lambda at: at.lease.LeaseGrant, asked)  # one that nobody knows of ends by itself
+        answer = self._connection.read(
+            lambda at: at.lease.LeaseGrant, asked
+        )  # if the answer is lost, the lease expires by itself
         return Lease(answer.ID, float(answer.TTL))
 
     def renew(self, lease: int) -> float:
@@ -345,7 +358,7 @@ class EtcdStore:
         try:
             self._connection.write(lambda at: at.kv.Compact, self._rpc.CompactionRequest(revision=revision))
         except Compacted:
-            pass  # it is forgotten already
+            pass  # an earlier compaction has removed that history already
 
     def close(self) -> None:
         for watch in self._watches:
@@ -354,6 +367,6 @@ class EtcdStore:
 
 
 def _differs(comparisons: Sequence[Any], responses: Sequence[Any]) -> bool:
-    """Does one of these not hold, by what was found there?"""
+    """Return whether a comparison fails for the records found (`responses`)."""
     found = [kvs[0].mod_revision if (kvs := response.response_range.kvs) else 0 for response in responses]
     return any(comparison.mod_revision != revision for comparison, revision in zip(comparisons, found, strict=True))
