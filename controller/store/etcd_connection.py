@@ -1,14 +1,14 @@
-"""The way to an etcd cluster: several endpoints, TLS, a password, a limit for each call, and errors that say what is known.
+"""Connection to an etcd cluster: several endpoints, TLS, a password, a time limit for each call, and errors with their outcome.
 
 Theory of operation
 -------------------
-One endpoint is used until a call to it fails; then the next one is. A call that changes nothing is tried at the next endpoint at
-once, within its time. A commit is not repeated: whether it has taken place is unknown, unless etcd says that it has done nothing.
+One endpoint is used until a call to it fails; then the next endpoint is used. A read is repeated at the next endpoint at once,
+within its time limit. A commit is not repeated: its outcome is unknown, unless etcd reports that nothing was done.
 
-Each call asks for a member that has a leader (`hasleader`): one that is cut off from the others refuses at once, in place of not
-answering. A token that has run out, or that a member has forgotten at its restart, is replaced by a new one.
+Each call requires that the member has a leader (`hasleader`): a member that is cut off from the others then refuses at once,
+instead of not answering. A token that has expired, or that a member lost at its restart, is replaced by a new one.
 
-A member is used only once it has refused a call without credentials (`Endpoint.check_closed`).
+A member is used only after it has refused a call without credentials (`Endpoint.check_closed`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ...protocol.errors import OperatorError
 from . import etcd_api
 from .interface import Compacted, StoreUnavailable
 
-CALL_TIMEOUT_S = 0.5  # for one call; the controller's loop stands still meanwhile
-TOKEN_TIMEOUT_S = 2.0  # at least, for a token: passwords are meant to take a while to check
+CALL_TIMEOUT_S = 0.5  # limit of one call; the controller's loop is blocked meanwhile
+TOKEN_TIMEOUT_S = 2.0  # least limit for fetching a token: password hashes are slow to check by design
 HAS_LEADER = ("hasleader", "true")
 OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # for one attempt, with the handshake of TLS
+    ("grpc.min_reconnect_backoff_ms", 1000),  # limit of one attempt, TLS handshake included
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.max_receive_message_length", -1),  # pages are asked for by their number of records
+    ("grpc.max_receive_message_length", -1),  # unlimited: a page is limited by its number of records, not by bytes
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 6000),  # etcd refuses more than one in 5 s
+    ("grpc.keepalive_time_ms", 6000),  # etcd refuses more than one keepalive ping in 5 s
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -43,23 +43,23 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Access:
-    """Where an etcd cluster is, and how to be let in."""
+    """Addresses of an etcd cluster, and the credentials for it."""
 
     endpoints: tuple[str, ...]  # HOST:PORT
-    ca: Path | None = None  # certificates of those who sign the members'; None: no TLS
-    cert: Path | None = None  # our own, if the members ask for one
+    ca: Path | None = None  # certificates of the authorities that sign the members' certificates; None: no TLS
+    cert: Path | None = None  # certificate of this client, if the members require one
     key: Path | None = None
     user: str = ""
     password: str = ""
     timeout_s: float = CALL_TIMEOUT_S
-    insecure: bool = False  # use a member though it answers whoever asks
+    insecure: bool = False  # use a member even if it answers without credentials
 
-    def __repr__(self) -> str:  # never the password
+    def __repr__(self) -> str:  # the password must not appear in logs
         return f"Access({', '.join(self.endpoints)})"
 
 
 class OpenStore(OperatorError):
-    """A member answers whoever asks: whoever reaches it owns the cluster, and all accounts that jobs run as."""
+    """A member answers without credentials: any host that reaches it controls the cluster, and all accounts that jobs run as."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class OpenStore(OperatorError):
 
 
 class Failure(enum.Enum):
-    """What an error of a call says."""
+    """Outcome of a failed call."""
 
     NOTHING_DONE = "refused by a member that cannot do it now; another one may"
     TOKEN = "refused, as the token is not known"
@@ -82,7 +82,7 @@ _NOTHING_DONE = (
     "etcdserver: no leader",
     "etcdserver: too many requests",
     "etcdserver: not capable",
-    "failed to connect to all addresses",  # of gRPC: the call was not sent
+    "failed to connect to all addresses",  # an error of gRPC: the call was not sent
 )
 _TOKEN = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
 _NO_SPACE = "etcdserver: mvcc: database space exceeded"
@@ -98,7 +98,7 @@ _REFUSED = (
 
 
 def judge(error: Any) -> Failure:
-    """What `error`, a grpc.RpcError, says."""
+    """Return the outcome that `error`, a grpc.RpcError, implies."""
     name, text = error.code().name, error.details() or ""
     if text.startswith(_NOTHING_DONE):
         return Failure.NOTHING_DONE
@@ -108,10 +108,10 @@ def judge(error: Any) -> Failure:
 
 
 class Endpoint:
-    """One member: its channel, the stubs of etcd3, and the token that it has given."""
+    """One member of the etcd cluster: its channel, the stubs of etcd3, and the token that the member has issued."""
 
     def __init__(self, address: str, access: Access) -> None:
-        """Connects when it is first used. Raises OperatorError if a file of `access` cannot be used."""
+        """Prepare a channel, which connects at the first call. Raises OperatorError if a file of `access` cannot be used."""
         etcd3 = etcd_api.load()
         host, _, port = address.rpartition(":")
         files = {"ca_cert": access.ca, "cert_cert": access.cert, "cert_key": access.key}
@@ -132,14 +132,15 @@ class Endpoint:
         self.kv, self.lease, self.watch = self._client.kvstub, self._client.leasestub, rpc.WatchStub(channel)
         self._auth = rpc.AuthStub(channel)
         self._token = ""
-        self._closed = access.insecure  # is known to refuse whoever has no credentials; or that need not be
+        self._closed = access.insecure  # the member refuses calls without credentials, or need not (`insecure`)
         self._lock = threading.Lock()
 
     def check_closed(self, timeout_s: float) -> None:
-        """Once, before it is used: does it refuse whoever has no credentials? Raises OpenStore if it answers, and grpc.RpcError
-        if that cannot be found out.
+        """Check, once and before any other call, that the member refuses calls without credentials.
 
-        It is read from with the credentials first. So a connection without a certificate that comes to nothing then was refused.
+        Raises OpenStore if the member answers such a call, and grpc.RpcError if the check cannot be completed. The member is
+        first read from with the credentials, which shows that it can be reached. So if a connection without a certificate then
+        fails, the member has refused it.
         """
         if self._closed:
             return
@@ -148,7 +149,7 @@ class Endpoint:
         try:
             self.kv.Range(asked, timeout=timeout_s, metadata=self.metadata(timeout_s))
         except grpc_error() as error:
-            if error.code().name != "PERMISSION_DENIED":  # known, and that key is not among those that it may read
+            if error.code().name != "PERMISSION_DENIED":  # the user is authenticated, but may not read this key
                 raise
         anonymous = Endpoint(
             self.address, replace(self._access, cert=None, key=None, user="", password="", insecure=True)
@@ -166,7 +167,7 @@ class Endpoint:
             anonymous.close()
 
     def metadata(self, timeout_s: float) -> tuple[tuple[str, str], ...]:
-        """What goes with each call; a token is fetched if one is needed. Raises grpc.RpcError."""
+        """Return the metadata of a call; a token is fetched if one is needed. Raises grpc.RpcError."""
         if not self._access.user:
             return (HAS_LEADER,)
         with self._lock:
@@ -177,12 +178,12 @@ class Endpoint:
             return (HAS_LEADER, ("token", self._token))
 
     def forget_token(self) -> None:
-        """It is not known to the member."""
+        """Drop a token that the member does not accept, so that the next call fetches a new one."""
         with self._lock:
             self._token = ""
 
     def keep_alive(self, request: Any, timeout: float, metadata: Any) -> Any:
-        """Renew a lease once: etcd has only a stream for that."""
+        """Renew a lease once, through a stream of one request: etcd has no unary call for it."""
         return next(self.lease.LeaseKeepAlive(iter([request]), timeout=timeout, metadata=metadata))
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class Endpoint:
 
 
 def grpc_error() -> type[Any]:
-    """What calls raise; gRPC is loaded by those alone who use etcd."""
+    """Return grpc.RpcError, which calls raise. gRPC is imported here, so that only users of etcd load it."""
     import grpc
 
     return grpc.RpcError  # type: ignore[no-any-return]
@@ -200,10 +201,13 @@ Method: TypeAlias = Callable[[Endpoint], Any]  # a stub's method
 
 
 class Connection:
-    """Calls to whichever member answers. For several threads."""
+    """Connection to the etcd cluster, with each call sent to a member that answers. For several threads."""
 
     def __init__(self, access: Access) -> None:
-        """Connects at the first call. Raises OperatorError if etcd3 is missing or a file of `access` cannot be used."""
+        """Prepare the endpoints, which connect at the first call.
+
+        Raises OperatorError if etcd3 is missing or a file of `access` cannot be used.
+        """
         self.rpc: Any = etcd_api.load().etcdrpc
         self.error: type[Any] = grpc_error()
         self.access = access
@@ -212,21 +216,23 @@ class Connection:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The one in use."""
+        """The endpoint in use."""
         return self._endpoints[self._current]
 
     def leave(self, endpoint: Endpoint) -> None:
-        """It has failed: from now on the next one is used."""
+        """Use the next endpoint from now on, because `endpoint` has failed."""
         if endpoint is self.endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
 
     def read(self, method: Method, request: Any) -> Any:
-        """The answer to a request that may be repeated. Raises StoreUnavailable, Compacted."""
+        """Return the answer to a request that may be repeated. Raises StoreUnavailable, Compacted."""
         return self._call(method, request, repeat=True)
 
     def write(self, method: Method, request: Any) -> Any:
-        """The answer to a request that must not be repeated. Raises StoreUnavailable, which says whether that is known to have
-        done nothing."""
+        """Return the answer to a request that must not be repeated.
+
+        Raises Compacted, or StoreUnavailable, of which `outcome_unknown` is false if the request certainly did nothing.
+        """
         return self._call(method, request, repeat=False)
 
     def _call(self, method: Method, request: Any, repeat: bool) -> Any:
@@ -235,7 +241,9 @@ class Connection:
         while True:
             endpoint, untried = self.endpoint, untried - 1
             left_s = max(0.01, until_s - time.monotonic())
-            share_s = left_s / 2 if repeat and untried > 0 else left_s  # a member that is stopped is silent
+            share_s = (
+                left_s / 2 if repeat and untried > 0 else left_s
+            )  # a stopped member never answers: time is left for the next one
             sent = False
             try:
                 endpoint.check_closed(share_s)
@@ -256,7 +264,7 @@ class Connection:
                 raise self.explained(endpoint, error, unknown=sent and failure is Failure.UNKNOWN) from None
 
     def explained(self, endpoint: Endpoint, error: Any, unknown: bool) -> StoreUnavailable | Compacted:
-        """The error in our words."""
+        """Return the exception to raise for `error`, with a text for operators."""
         text = (error.details() or error.code().name).removeprefix("etcdserver: ")
         if error.details() == _COMPACTED:
             return Compacted(text)
