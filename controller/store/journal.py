@@ -1,11 +1,11 @@
-"""A commit that is larger than one transaction of its store: written down whole before any of it is carried out. Pure.
+"""Journal of a commit that is larger than one transaction: written completely before any of its writes is applied. Pure.
 
 Theory of operation
 -------------------
-The writes are encoded together, and stored in pieces under a number of their own. One small transaction then puts a marker that
-names the pieces: with it the commit has taken place. After that the writes are carried out, as many at a time as one transaction
-may hold, and the last of these transactions removes the marker. To carry them out twice does no harm, since no write depends on
-what was there before. So whoever finds a marker carries out what it names: that may be another process, after a crash.
+The writes are encoded together, and stored in pieces under a random number. One small transaction then puts a marker that names
+the pieces: from then on the commit has taken place. After that the writes are applied, as many at a time as one transaction may
+hold, and the last of these transactions removes the marker. The writes may be applied twice without harm, since no write depends
+on an earlier value. So any process that finds a marker, perhaps another one after a crash, applies the commit of that marker.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ WRITE = Put | PutLeased | Delete
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One write. `value` None: the key is removed."""
+    """One write of the commit. `value` None: the key is removed."""
 
     key: str
     value: bytes | None
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """Names the pieces of a commit that has taken place."""
+    """Marker of a commit that has taken place; names its pieces."""
 
     number: str  # random
     pieces: int
-    digest: bytes  # of all pieces together
+    digest: bytes  # SHA-256 of all pieces together
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> Marker:
-        """Raises StoreUnavailable."""
+        """Return the marker encoded in `data`. Raises StoreUnavailable if it cannot be decoded."""
         try:
             return msgspec.msgpack.decode(data, type=Marker)
         except msgspec.MsgspecError as error:
@@ -47,7 +47,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def written(number: str, writes: Sequence[WRITE], most_bytes: int) -> tuple[Marker, tuple[bytes, ...]]:
-    """The marker of a commit, and its pieces, of up to `most_bytes` each."""
+    """Return the marker of a commit, and its pieces, of up to `most_bytes` bytes each."""
     entries = [Entry(write.key, None if isinstance(write, Delete) else write.value) for write in writes]
     data = msgspec.msgpack.encode(entries)
     pieces = tuple(data[begin : begin + most_bytes] for begin in range(0, len(data), most_bytes))
@@ -55,7 +55,7 @@ def written(number: str, writes: Sequence[WRITE], most_bytes: int) -> tuple[Mark
 
 
 def read(marker: Marker, pieces: Sequence[bytes]) -> tuple[WRITE, ...]:
-    """What a commit writes. Raises StoreUnavailable if the pieces are not those of the marker."""
+    """Return the writes of a commit. Raises StoreUnavailable if the pieces are not those of the marker."""
     data = b"".join(pieces)
     if len(pieces) != marker.pieces or hashlib.sha256(data).digest() != marker.digest:
         raise StoreUnavailable(
@@ -66,7 +66,7 @@ def read(marker: Marker, pieces: Sequence[bytes]) -> tuple[WRITE, ...]:
 
 
 def portions(limits: Limits, writes: Iterable[WRITE], spare: int) -> Iterator[tuple[WRITE, ...]]:
-    """The writes in their order, as many at a time as one transaction may hold beside `spare` other operations."""
+    """Yield the writes in order, as many at a time as one transaction may hold beside `spare` other operations."""
     portion: list[WRITE] = []
     size = 0
     for write in writes:

@@ -1,4 +1,4 @@
-"""The embedded store: SQLite in WAL mode, synced at each commit, one process at a time."""
+"""The embedded store: SQLite in WAL mode, synced to disk at each commit, for one process at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...runtime import locks
 from .interface import Delete, If, Limits, Listing, Put, Record, StoreUnavailable
 
 SCHEMA_VERSION = 1
-# For another process, such as a backup, to let go of the database; the controller stands still meanwhile.
+# How long to wait for another process, such as a backup, to unlock the database; the controller is blocked meanwhile.
 LOCKED_TIMEOUT_S = 0.5
 BALLAST_KEY = "/probe"
 LEAST_BALLAST_BYTES = 4096
@@ -32,10 +32,10 @@ commit;
 
 
 class SqliteStore:
-    """`interface.Store` in one file. For one thread."""
+    """Implementation of `interface.Store` in one file. For one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create. Raises OperatorError if the file is in use, is no store, or is of a newer version."""
+        """Open or create the database. Raises OperatorError if the file is in use, is no store, or is of a newer version."""
         self._path = path
         with ExitStack() as opened:
             opened.callback(os.close, _lock(path))
@@ -96,7 +96,7 @@ class SqliteStore:
 
     @contextmanager
     def _usable(self) -> Iterator[sqlite3.Connection]:
-        """The connection. What SQLite reports becomes StoreUnavailable: a full disk may have room again."""
+        """Yield the connection. Errors of SQLite become StoreUnavailable, as they may pass: a full disk may have room again."""
         if self._db is None:
             raise StoreUnavailable(f"{self._path} is not open")
         try:
@@ -107,11 +107,16 @@ class SqliteStore:
     def _end(self, db: sqlite3.Connection, how: str) -> None:
         try:
             db.execute(how)
-        except sqlite3.Error as error:  # its last page may be in the log already, and count after a crash
+        except (
+            sqlite3.Error
+        ) as error:  # the last page may be in the WAL already, and then the commit counts after a crash
             raise StoreUnavailable(f"{self._path}: {error}", outcome_unknown=True) from None
 
     def _reconnect(self) -> None:
-        """A connection that has met an error of the device may repeat it for ever. A file that has gone is not made anew."""
+        """Open the database again, because a connection that met a device error may report it for ever.
+
+        A missing file is not created again. Raises StoreUnavailable.
+        """
         self._disconnect()
         try:
             db = _connect(self._path, create=False)
@@ -142,7 +147,7 @@ class SqliteStore:
         return (record.mod_revision if record else 0) == condition.mod_revision
 
     def _write(self, db: sqlite3.Connection, writes: Sequence[Put | Delete]) -> int:
-        """Carry the writes out; a commit that changes nothing makes no revision."""
+        """Execute the writes and return the revision, which stays the same if they change nothing."""
         revision = self._revision() + 1
         puts = [(write.key, write.value, revision) for write in writes if isinstance(write, Put)]
         deletes = [(write.key,) for write in writes if isinstance(write, Delete)]
@@ -158,9 +163,9 @@ class SqliteStore:
 
 
 def pages_of(path: Path, first: str, end: str) -> Iterator[Listing]:
-    """`Store.pages` of the database in `path`, which another process may be writing to.
+    """Yield the pages of `Store.pages` from the database in `path`, which another process may be writing to.
 
-    A connection of its own has one state of the database before it until it is closed. Raises StoreUnavailable.
+    A separate connection reads all pages from one snapshot of the database. Raises StoreUnavailable.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCKED_TIMEOUT_S)) as db:
@@ -187,7 +192,10 @@ def _rolled_back_on_error(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _connect(path: Path, create: bool = True) -> sqlite3.Connection:
-    """The database, made for its owner alone: what it holds includes the environments of jobs."""
+    """Return a connection to the database. Only the owner may read a new file, as it contains the environments of jobs.
+
+    Raises OperatorError if the file cannot be opened.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600))
     except OSError as error:
@@ -201,7 +209,7 @@ def _make_durable(db: sqlite3.Connection) -> None:
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Make the schema in an empty database. Raises OperatorError, changing nothing, if it is no store that this version knows."""
+    """Create the schema in an empty database. Raises OperatorError, changing nothing, if the schema is unknown."""
     (version,) = db.execute("pragma user_version").fetchone()
     tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
     if version > SCHEMA_VERSION:
@@ -213,7 +221,7 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """Hold a lock file beside the database."""
+    """Lock a file beside the database, and return its descriptor. Raises OperatorError if another controller holds the lock."""
     try:
         return locks.hold(path.with_name(path.name + ".lock"), f"{path} is in use by another controller")
     except OperatorError as error:
