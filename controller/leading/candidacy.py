@@ -1,6 +1,6 @@
-"""One of several controllers, as its loop sees it: it stands by until it is told to begin a reign, and again when that is over.
+"""The election as seen by the loop of one controller, which stands by until it wins a reign, and again after the reign.
 
-`turn` never waits for the store for longer than one call to it: the mirror and the lease have threads of their own.
+`turn` never waits longer than one call to the store: separate threads keep the mirror and the lease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AGAIN_S = 0.25  # between two attempts to begin a reign
 
 @dataclass(frozen=True)
 class Begin:
-    """Reign, under this term, from these keys and values of the store on."""
+    """Begin to lead with this term, from these keys and values of the store."""
 
     term: int
     records: Sequence[tuple[str, bytes]]
@@ -41,7 +41,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """Stand by."""
+    """End the reign and stand by."""
 
     reason: str
 
@@ -50,7 +50,7 @@ Step: TypeAlias = Begin | End
 
 
 class Candidacy:
-    """For the thread of the controller's loop."""
+    """Candidacy of one controller for leadership; for the thread of the controller's loop."""
 
     def __init__(
         self,
@@ -61,8 +61,11 @@ class Candidacy:
         hearing: Hearing,
         wake: Callable[[], None],
     ) -> None:
-        """`elections`: the same store, which answers or fails within `times.answer_s`; it is closed by `close`. `wake` makes the
-        loop turn, from any thread. Nothing begins before `start`."""
+        """Prepare the candidacy, which begins with `start`.
+
+        `elections` is the same store with a time limit of `times.answer_s` for each call, and is closed by `close`. `wake`
+        makes the loop turn, from any thread.
+        """
         self._times = times
         self._hearing = hearing
         self._belief = Belief(BELIEVED_AGAIN_S)
@@ -84,7 +87,7 @@ class Candidacy:
 
     @property
     def name(self) -> str:
-        """Of this controller."""
+        """Name of this controller."""
         return self._asking.presence.name
 
     @property
@@ -93,26 +96,26 @@ class Candidacy:
 
     @property
     def term(self) -> int:
-        """The highest that the store is known to have; 0: none."""
+        """Highest term known to be in the store; 0: none."""
         last = self._leader()
         return last.term if last is not None else 0
 
     @property
     def present(self) -> tuple[PresenceRecord, ...]:
-        """The controllers that run, this one among them, by name."""
+        """The running controllers, this one included, by name."""
         return self._asking.present
 
     @property
     def trouble(self) -> str:
-        """Why the store does not answer; empty: it does."""
+        """Why the store does not answer; empty if the store answers."""
         return self._asking.trouble
 
     def leads(self) -> bool:
-        """Is what this controller says now a leader's word? To be asked right before it is said."""
+        """Return whether this controller leads now. To be called right before each message that only a leader may send."""
         return self._elector.leads()
 
     def turn(self) -> Step | None:
-        """The loop has gone round: what there is for it to do."""
+        """Note that the loop has turned, and return its next step; None: nothing to do."""
         self._elector.turned()
         if self._follower is not None:
             self._follower.check()
@@ -120,7 +123,7 @@ class Candidacy:
             case StandBy(_, reason):
                 self._won = None
                 self._follow_anew()
-                self._wake()  # there may be more
+                self._wake()  # more notices may wait
                 return End(reason)
             case Lead(reign):
                 self._won, self._handing_over, self._again_s = reign, False, 0.0
@@ -131,11 +134,11 @@ class Candidacy:
         return None
 
     def heard_from(self, server: ServerId) -> None:
-        """An agent has said something, whatever this controller is at present."""
+        """Note that an agent has sent a message, whether this controller leads or stands by."""
         self._hearing.heard(since_boot(), server)
 
     def _compare_hearing(self) -> None:
-        """Tell the others how many agents are heard here, and let one lead that hears more."""
+        """Publish how many agents this controller hears, and resign if another controller hears more."""
         now = since_boot()
         if now < self._count_s:
             return
@@ -154,33 +157,33 @@ class Candidacy:
             self.resign(reign.term, f"it hears {heard} agents, and {best} hears {most}", self._times.rest_s)
 
     def next_deadline(self) -> float | None:
-        """In so many seconds `turn` is wanted (s); None: when it is woken."""
+        """Return the seconds until `turn` must be called; None: not before the next `wake`."""
         waits = self._won is not None and not self._handing_over
         return max(0.0, self._again_s - since_boot()) if waits else None
 
     def built(self, term: int) -> None:
-        """What `Begin` has told is taken in."""
+        """Report that the records of `Begin` are loaded."""
         self._elector.tell(Built(term))
 
     def resign(self, term: int, reason: str, rest_s: float = 0.0) -> None:
-        """The reign with that term cannot go on."""
+        """Report that the reign with this term cannot go on; other controllers go first for `rest_s` seconds."""
         self._elector.tell(Resigned(term, reason, rest_s))
 
     def believes(self, server: ServerId) -> bool:
-        """The agent of `server` tells this leader of a later reign. True: it is to be believed."""
+        """Return whether this leader believes the agent of `server`, which reports a later reign."""
         return self._belief.believes(since_boot(), server)
 
     def heard(self, term: int) -> None:
-        """An agent knows of a reign with this term."""
+        """Report that an agent knows a reign with this term."""
         self._elector.tell(Heard(term))
 
     def standby(self) -> Standby:
-        """The answer to an agent."""
+        """Return the answer of a standby to an agent."""
         last = self._leader()
         return Standby(leader=", ".join(last.agents_at) if last is not None and self.held else "")
 
     def refusal(self) -> Refused:
-        """The answer to a client."""
+        """Return the answer of a standby to a client."""
         last, held = self._leader(), self.held
         text = f"the leader is {held}" if held else "no controller leads at present"
         if self.trouble:
@@ -189,7 +192,7 @@ class Candidacy:
         return Refused(reason=f"stands by; {text}", standby=True, leader=leader)
 
     def close(self) -> None:
-        """Let another one lead, at once if the store answers."""
+        """Leave the election, so that another controller may lead: at once if the store answers."""
         self._elector.close()
         self._elections.close()
         if self._follower is not None:
@@ -197,7 +200,7 @@ class Candidacy:
 
     @property
     def held(self) -> str:
-        """Who leads, as far as is known: empty for nobody, and for this one."""
+        """Name of the other controller that is known to lead; empty if none is, or this one leads."""
         holder = self._elector.holder
         return holder.name if holder is not None and holder.name != self.name else ""
 
@@ -207,7 +210,7 @@ class Candidacy:
         return self._last
 
     def _begin(self, reign: Reign) -> Step | None:
-        """The reign's writes are bound to its key; then what was written before is taken over."""
+        """Bind the writes of the reign to the leadership key, then take over all earlier records."""
         if self._follower is None or not self._elector.leads():
             return None
         if not self._handing_over and since_boot() >= self._again_s:
