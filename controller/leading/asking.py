@@ -1,4 +1,4 @@
-"""What an election asks of the store, and what it answers. Each call here may take as long as the store's limit for one."""
+"""Requests of an election to the store, and the answers. Each call may take as long as the time limit of the store."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from .words import (
 
 
 def since_boot() -> float:
-    """CLOCK_BOOTTIME (s): it runs on while the machine sleeps, and nobody sets it."""
+    """Return CLOCK_BOOTTIME (seconds), which runs on while the machine sleeps, and cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Asking:
-    """The store's side of an election, for the controller that `presence` tells of."""
+    """Requests of one controller's election to the store; `presence` describes the controller."""
 
     def __init__(self, store: SharedStore, presence: PresenceRecord, lease_s: int) -> None:
         self._store = store
         self.presence = presence
-        self._told = presence  # what the store says of us
+        self._told = presence  # the presence record in the store
         self._lease_s = lease_s
         self.present: tuple[PresenceRecord, ...] = ()  # all controllers that run, by name, as of the last renewal
         self.trouble = ""  # why the store did not answer when it was last asked; "": it did
 
     def carry_out(self, ask: Ask) -> list[Event]:
-        """Ask, and tell what has come of it."""
+        """Send the request `ask` to the store, and return the resulting events."""
         try:
             match ask:
                 case Grant():
@@ -61,7 +61,7 @@ class Asking:
         return found
 
     def revoke(self, lease: int) -> None:
-        """It ends by itself, if the store does not answer."""
+        """Revoke the lease; if the store does not answer, the lease expires by itself."""
         try:
             self._store.revoke(lease)
         except StoreUnavailable as error:
@@ -84,7 +84,7 @@ class Asking:
                 self._tell(lease)
             found.append(self._look())
         except StoreUnavailable as error:
-            self.trouble = str(error)  # renewed it is
+            self.trouble = str(error)  # the lease is renewed nevertheless
         return found
 
     def _tell(self, lease: int) -> None:
@@ -93,7 +93,7 @@ class Asking:
         self._told = presence
 
     def _look(self) -> Seen:
-        """Who leads, and who else is there."""
+        """Return which controller leads, and note which controllers run."""
         listing = self._store.list(LEADING_KEY)
         holder = next((Holder(one.value.decode(), one.mod_revision) for one in listing.records), None)
         self.present = tuple(_present(record.value) for record in self._store.list(PRESENT).records)
@@ -119,5 +119,5 @@ class Asking:
 def _present(value: bytes) -> PresenceRecord:
     try:
         return msgspec.msgpack.decode(value, type=PresenceRecord)
-    except msgspec.MsgspecError:  # of a newer version
+    except msgspec.MsgspecError:  # written by a newer version
         return PresenceRecord(name="(unreadable)", version="", since_s=0.0)
