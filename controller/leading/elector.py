@@ -56,7 +56,7 @@ class Elector:
         self._thread.start()
 
     def leads(self) -> bool:
-        """Is what leaves this controller now a leader's word?"""
+        """Return whether this controller leads now."""
         until_s = self._until_s
         return until_s is not None and since_boot() < until_s
 
@@ -66,12 +66,12 @@ class Elector:
 
     @property
     def reign(self) -> Reign | None:
-        """Of this controller; None: it does not lead."""
+        """The reign of this controller; None if another controller or none leads."""
         return self._election.reign
 
     @property
     def holder(self) -> Holder | None:
-        """Who was last seen to lead."""
+        """The controller that was last seen to lead."""
         return self._election.holder
 
     def turned(self) -> None:
@@ -81,11 +81,11 @@ class Elector:
             raise self._failed
 
     def tell(self, event: Event) -> None:
-        """Something has happened that concerns the election."""
+        """Pass an event to the election."""
         self._told.put(event)
 
     def notice(self) -> Lead | StandBy | None:
-        """What the loop has to do next."""
+        """Return the next order to the loop; None: no order waits."""
         return self._notices.popleft() if self._notices else None
 
     def close(self) -> None:
