@@ -1,4 +1,4 @@
-"""A copy of the store in the memory of a controller that stands by: it need not read the store when it comes to lead. Pure.
+"""In-memory copy of the store in a standby controller, which so need not read the store when it begins to lead. Pure.
 
 Of what is in the archive only the keys are kept, as a controller that leads needs no more: so the copy is as large as what
 unfinished jobs and servers need, however many jobs have ended. It is filled by listings, which need not be of one revision, and
@@ -17,13 +17,13 @@ class Mirror:
     """Keys, values, and the revision up to which all changes are known."""
 
     def __init__(self, archived: Iterable[str], records: Iterable[Record], revision: int) -> None:
-        """revision: from which on changes will be told: at most that of the earliest of the listings."""
+        """`revision`: changes after it will be taken in; at most the revision of the earliest listing."""
         self._records = {record.key: record for record in records}
         self._archived = dict.fromkeys(archived)
         self.revision = revision
 
     def take(self, changes: Changes) -> None:
-        """The next revision's."""
+        """Apply the changes of the next revision."""
         for write in changes.writes:
             if write.key.startswith(ARCHIVE):
                 if isinstance(write, Delete):
@@ -33,7 +33,7 @@ class Mirror:
                 continue
             known = self._records.get(write.key)
             if known is not None and known.mod_revision >= changes.revision:
-                continue  # a later listing knew it
+                continue  # a later listing contains this change already
             if isinstance(write, Delete):
                 self._records.pop(write.key, None)
             else:
@@ -41,11 +41,11 @@ class Mirror:
         self.revision = max(self.revision, changes.revision)
 
     def records(self) -> Sequence[tuple[str, bytes]]:
-        """All keys and values; of the archive the keys alone. In the order of keys, as a store lists them."""
+        """Return all records as (key, value), each part in order of keys; archived records have empty values."""
         found = [(key, self._records[key].value) for key in sorted(self._records)]
         return [*found, *((key, b"") for key in sorted(self._archived))]
 
     def value(self, key: str) -> bytes | None:
-        """Of a key that is not in the archive."""
+        """Return the value of a key outside the archive; None if there is no record."""
         record = self._records.get(key)
         return record.value if record is not None else None
