@@ -1,4 +1,4 @@
-"""The controller's process: sockets, keys, the store and the clock around `turn.Turn` (cluster 1, 3, 5)."""
+"""The controller's shell: the door, keys, the store's file and the clock around `turn.Turn` (cluster 1, 3, 5)."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ log = logging.getLogger(__name__)
 STORE_FILE = "cluster.db"
 LOCK_FILE = "controller.lock"
 AUDIT_FILE = "audit.log"
-COLLECT_INTERVAL_S = 3600.0  # between two garbage collections; each takes tenths of a second in a large cluster
-LOOK_INTERVAL_S = 1.0  # between two checks whether the list of known principals has changed
+COLLECT_INTERVAL_S = 3600.0  # between two looks for unreachable cycles, each of tenths of a second in a large cluster
+LOOK_INTERVAL_S = 1.0  # between two looks at the list of those who are known
 
 CLIENTS = Gate(
     name="clients",
     remote=(Role.USER, Role.OPERATOR),
     local=(Role.USER, Role.OPERATOR),
     frame_bytes=MAX_REQUEST_BYTES,
-    waiting_out=64,  # messages; a client sends one request at a time, and repeats it if the answer is lost
+    waiting_out=64,  # a client asks one thing at a time, and repeats it
     visitors=True,
 )
 AGENTS = Gate(
@@ -91,18 +91,16 @@ AGENTS = Gate(
     local=(Role.OPERATOR,),  # on the controller's machine: its own user, or root
     frame_bytes=MAX_MESSAGE_BYTES,
     waiting_out=transport.QUEUE_MESSAGES,
-    # The agent's systemd unit runs it as root without the capability to override file modes. So every local user may connect;
-    # a peer's identity is known, and all others are refused.
-    visitors=True,
+    visitors=True,  # root, as its unit runs the agent, may not pass over modes; who else comes is known, and refused
     repeated=lines.is_repeated,
 )
 
 
 class ControllerDaemon:
-    """Controller process: leader of its cluster, or standby."""
+    """One controller process."""
 
     def __init__(self, configuration: Configuration) -> None:
-        """Open the store, listen and recover; messages that arrive meanwhile wait. Raises OperatorError if a step fails."""
+        """Opens the store, listens, recovers: who speaks meanwhile waits. Raises OperatorError if one of these cannot be done."""
         options = configuration.options
         state = _state_directory(options)
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
@@ -113,7 +111,7 @@ class ControllerDaemon:
         self._watch = Watch()
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
-        self._context = transport.context(io_threads=2)  # the door makes use of a second I/O thread
+        self._context = transport.context(io_threads=2)  # the door has a use for the second
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._keys = KeyDirectory(options.keys)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
@@ -124,26 +122,23 @@ class ControllerDaemon:
         self._sparing = SparingBySubject()
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
-        self._reign: Reign | None = None  # None: this controller is a standby
-        self._candidacy: Candidacy | None = None  # in the leader election; None: this is the only controller
-        self._seals: Seals | None = None  # only of a store that several controllers share
+        self._reign: Reign | None = None  # None: this controller stands by
+        self._candidacy: Candidacy | None = None  # among several; None: it is the only one
+        self._seals: Seals | None = None  # of a store that several share
         self._store: Store = self._open_store(options)
         self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
-        self._changes: list[
-            ClientRequest
-        ] = []  # handled at the end of a turn, so that read-only requests need not wait for a commit
+        self._changes: list[ClientRequest] = []  # for the end of a turn: who only looks need not wait for a commit
         self._exporter = _exporter(options, self._loop.wake)
         log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
 
     def _open_store(self, options: ControllerConfig) -> Store:
-        """Open the store. With a local SQLite store the controller leads at once; with etcd it stands for election."""
+        """Reign at once with a store of one's own; else stand for election."""
         if self._present.etcd is None or options.etcd is None:
             store = SqliteStore(self._state / STORE_FILE)
-            turn = Turn(
-                store, self._build(0), self._clock.now(), self._watch
-            )  # read the clock only now: opening the store took time
-            self._begin(Reign(turn, JobKeys.kept_in(self._state)))
+            steps = StepMeter()
+            turn = Turn(store, self._build(0), self._clock.now(), self._watch)  # now, as agents connect meanwhile
+            self._begin(Reign(turn, JobKeys.kept_in(self._state), steps))
             return store
         access, root = self._present.etcd, options.etcd.root_of(options.cluster)
         times = leadership(options.leader_lease_s)
@@ -157,18 +152,18 @@ class ControllerDaemon:
         return shared
 
     def _build(self, term: int) -> Build:
-        """Return a function that builds the machine of a reign with this term; 0: the next term of the store."""
+        """Makes the machine of a reign with that term; 0: the store's next one."""
 
         def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
             settings = _settings(self._present, secrets.token_hex(16), term)
             log.info("recovering from %d records", len(records))
-            secret = secrets.token_hex(32)  # not the incarnation, which all agents know: job uids are secrets
+            secret = secrets.token_hex(32)  # not the incarnation, which each agent is told: job uids are secrets
             return ControllerMachine(settings, self._present.scheduler, random.Random(secret), now, records)
 
         return build
 
     def run(self, again: Callable[[], Configuration] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT. `again` reads the configuration again, at SIGHUP."""
+        """Serve until SIGTERM or SIGINT. `again` reads the configuration anew, at SIGHUP."""
         self._loop.stop_on_signals()
         self._loop.on_signal(signal.SIGHUP, lambda: self._on_hangup(again))
         readiness.notify("READY=1")
@@ -218,7 +213,7 @@ class ControllerDaemon:
                  reign.machine.cluster.policy.name)  # fmt: skip
 
     def _end_if_over(self, reign: Reign) -> None:
-        """If the reign is over, drop its state and its unsent messages: another controller may lead."""
+        """Drop all that the reign knows and was about to say: another controller may reign."""
         if not reign.over or self._reign is not reign:
             return
         log.warning("term %d is over: %s; stands by", reign.term, reign.over)
@@ -255,7 +250,7 @@ class ControllerDaemon:
                 pass
 
     def _tell_role(self) -> None:
-        """Report the controller's role to systemd, which shows the role in the unit's status."""
+        """The service manager, which shows it to people."""
         text = f"leads with term {self._reign.term}" if self._reign is not None else "stands by"
         readiness.notify(f"STATUS={text}")
 
@@ -293,8 +288,7 @@ class ControllerDaemon:
         self._take(self._reign, AgentMessage(server, message, agent))
 
     def _doubts(self, reign: Reign, server: ServerId, message: ToControllerFromAgent) -> bool:
-        """Return whether to drop a hello that claims a later term: its agent has made such a claim before, and the last
-        election went beyond that claim. So a faulty agent cannot make the leader stand down again and again."""
+        """Does an agent tell of a later reign once more, though the last election has gone beyond the one it told of?"""
         if self._candidacy is None or not isinstance(message, AgentHello):
             return False
         if not reign.term < message.term <= reign.term + terms.MOST_AHEAD or self._candidacy.believes(server):
@@ -307,7 +301,7 @@ class ControllerDaemon:
         return True
 
     def _refer_agent(self, peer: Peer, message: ToControllerFromAgent) -> None:
-        """Refer an agent to the leader, as this controller is a standby. A later term in the agent's hello is noted."""
+        """Another controller is to hear it."""
         assert self._candidacy is not None, "a controller with a store of its own always reigns"
         term = self._candidacy.term
         if isinstance(message, AgentHello) and term < message.term <= term + terms.MOST_AHEAD:
@@ -389,8 +383,7 @@ class ControllerDaemon:
         return [*standby_figures(candidacy.term, not candidacy.trouble), *floods]
 
     def _look_at_keys(self) -> None:
-        """Reload the known principals if their list has changed. If the list cannot be read, the old one holds until the list
-        is mended, which the next check notices."""
+        """Who is known may have changed. If the list cannot be read, nothing changes: whoever has mended it is noticed."""
         if not self._keys.changed():
             return
         try:
@@ -409,7 +402,7 @@ class ControllerDaemon:
         self._door.send(client, _encode_reply(self._from_client, reply))
 
     def _send(self, reign: Reign, actions: list[Outgoing]) -> None:
-        """Write the audit log in any case, as its acts are recorded; send messages only as long as this reign leads."""
+        """What is recorded is written into the audit log in any case; but only who still reigns says anything."""
         self._audit.write([action for action in actions if isinstance(action, Audit)])
         for action in actions:
             if not reign.speaks():
@@ -431,13 +424,13 @@ class ControllerDaemon:
                 generation = reign.generation(JobId(job)) if job else None
                 log.warning("%s", text, extra=about(job=job, generation=generation, server=server))
             case Audit():
-                pass  # `_send` has written it before the first answer
+                pass  # written before the first answer of the turn
             case Record() | Fetch() | StandDown():
                 raise AssertionError("the turn sees to that itself")
 
 
 def _exporter(options: ControllerConfig, wake: Callable[[], None]) -> Exporter | None:
-    """Return the exporter of metrics, or None if none is configured: then its modules are not even imported."""
+    """Whoever does not want figures does not load what serves them."""
     if options.metrics_address is None:
         return None
     from ..runtime.metrics import Exporter, read_token
@@ -473,7 +466,7 @@ def _encode_reply(codec: Codec[Envelope], reply: Reply) -> bytes:
 
 
 class _Identified(msgspec.Struct):
-    """Part that is decoded of a malformed request: its id alone, as the rest may hold millions of values."""
+    """What is read of a request that is not understood: nothing else is made of its bytes, which may hold millions of values."""
 
     id: str
 
@@ -482,10 +475,7 @@ _IDENTIFIED = msgspec.msgpack.Decoder(_Identified)
 
 
 def _readable_id(data: bytes) -> str | None:
-    """Return the id of a request that this version cannot decode, so that its client gets an answer before its timeout.
-
-    None: the id cannot be read either, or is longer than 256 characters.
-    """
+    """The id of a request that is not one of this version, so that its sender need not wait for the timeout."""
     try:
         request = _IDENTIFIED.decode(data).id
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -502,10 +492,7 @@ def _state_directory(options: ControllerConfig) -> Path:
 
 
 def _keys(directory: KeyDirectory, addresses: Sequence[str]) -> tuple[Pair | None, Principals]:
-    """Return the controller's own key pair and the known principals.
-
-    Raises OperatorError if keys are needed, because there is a key directory or a TCP address, and cannot be read.
-    """
+    """The controller's own keys, and who is known. Raises OperatorError if an address needs keys and there are none."""
     if not directory.exists and not any(address.startswith("tcp://") for address in addresses):
         return None, Principals()
     try:

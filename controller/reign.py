@@ -1,8 +1,8 @@
-"""State of a controller while it leads: its turn, the keys of jobs' workers, and the log of its events.
+"""What a controller has while it reigns: its turn, the keys of jobs' workers, and what the log has told of its events.
 
-A controller with a store of its own leads from its start to its end. One of several leads only as long as its lease certainly
-lasts (`leading`). The lease is checked before each message, as a commit or a decision may have outlasted it. A reign that is
-over stays over. Clients that still wait for an answer then repeat their requests to the next leader.
+With a store of its own a controller reigns from its start to its end. One of several does so only as long as its lease certainly
+lasts (`leading`): that is asked before each message, since a commit that was waited for, or a decision, may have taken longer.
+A reign that is over stays over. Whoever waits for an answer then asks the next one who reigns, with the same request.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ LEASE_OVER = "its lease may be over: the store has not renewed it in time"
 
 
 class Reign:
-    """One reign, from the recovery of the recorded state until `over` gives the reason of its end."""
+    """From the recovery from what the reigns before have recorded, until `over` says why it has ended."""
 
-    def __init__(self, turn: Turn, job_keys: JobKeys, leads: Callable[[], bool] = lambda: True) -> None:
-        """Begin with a recovered `turn`. `leads` returns whether this controller's lease certainly lasts now."""
+    def __init__(
+        self, turn: Turn, job_keys: JobKeys, steps: StepMeter, leads: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`steps`: of the clock, since `turn` was made with it: what was set before, another reign's records do not follow.
+        `leads`: is what this controller says now a leader's word?"""
         self.turn = turn
         self.job_keys = job_keys
         self.over = ""
-        self.heard = 0  # the term of the later reign that ended this one; 0: not known
+        self.heard = 0  # the term of the reign that this one has given way to, as far as it was told
+        self._steps = steps
         self._leads = leads
         self._events = EventLog(turn.machine.cluster.events, generation=self.generation)
 
@@ -45,7 +49,7 @@ class Reign:
         return self.turn.machine.term
 
     def speaks(self) -> bool:
-        """Return whether a message may be sent now; call before each message."""
+        """May something be sent now? To be asked before each message."""
         if not self.over and not self._leads():
             self.over = LEASE_OVER
         return not self.over
@@ -58,31 +62,31 @@ class Reign:
             self.take(now, ClockSet(by_s))
 
     def take(self, now: float, event: Event) -> None:
-        """Handle an event (`Turn.take`)."""
+        """Take in something that has happened."""
         self._kept(lambda: self.turn.take(now, event))
 
     def told(self) -> list[Outgoing]:
-        """Return the messages that may be sent at once (`Turn.told`)."""
+        """What can be sent at once (`Turn.told`)."""
         return self._kept(self.turn.told) or []
 
     def finish_ahead(self, now: float) -> list[Outgoing]:
-        """Return the messages to send before a long decision (`Turn.finish_ahead`)."""
+        """What can be sent before a long decision (`Turn.finish_ahead`)."""
         return self._kept(lambda: self.turn.finish_ahead(now)) or []
 
     def finish(self, now: float) -> list[Outgoing]:
-        """End the turn, and return the messages to send (`Turn.finish`)."""
+        """End the turn; what is to be sent (`Turn.finish`)."""
         outgoing = self._kept(lambda: self.turn.finish(now)) or []
         if not self.over and not self.turn.trouble:
             self._events.tell(self.machine.cluster.events)
         return outgoing
 
     def generation(self, job: JobId) -> int | None:
-        """Return the newest generation that was ordered for a job; None: the job is not in memory, or has none."""
+        """The newest that a job has been ordered; None: it is not in memory, or has none."""
         known = self.machine.cluster.jobs.get(job)
         return known.record.generation or None if known is not None else None
 
     def _kept(self, act: Callable[[], list[Outgoing] | None]) -> list[Outgoing] | None:
-        """Return the result of `act`; None if the reign is over before, or ends by it."""
+        """What `act` returns, unless the reign is over before or by it."""
         if self.over:
             return None
         try:
