@@ -38,6 +38,7 @@ from .runtime.loops import ratio
 from .runtime.measurement import Goal, Measurement, number
 from .runtime.pauses import Pause, one_change
 from .runtime.processes import ROOT, Family, MeasurementFailed, end_tree, free_port, module, until
+from .runtime.report import table
 from .runtime.station import Station
 
 RULES = "rules"  # of CUDA and NCCL, checked one by one: `gpu_checks`
@@ -462,7 +463,7 @@ def main() -> int:
     page = options.json.with_suffix(".md")
     page.write_text(gpu_page.page(about, rules, rows, _not_run(setting, names, rows, rules)))
     if rows:
-        print(gpu_page.table(rows))
+        print(table(rows))
     print(f"{', '.join(about.values())}; written to {options.json}, and as a page to {page}")
     return int(failed or any(rule["ok"] is False for rule in rules))
 

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .runtime.measurement import Measurement, number
-
-
-def table(rows: Sequence[Measurement]) -> str:
-    """Return the measurements as a Markdown table."""
-    lines = ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
-    for row in rows:
-        goal = row.goal.words(row.unit) if row.goal else ""
-        value = f"{number(row.value)} {row.unit}"
-        lines.append(f"| {row.what} | {value} | {goal} | {row.verdict} | {row.against} | {row.count} |")
-    return "\n".join(lines)
+from .runtime.measurement import Measurement
+from .runtime.report import table
 
 
 def page(

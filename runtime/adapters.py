@@ -25,12 +25,12 @@ def adapters(root: Path = SYSFS) -> tuple[Adapter, ...]:
     """Return each port of each adapter, by name ("mlx5_0:1"). root: /sys."""
     found = []
     for port in sorted((root / "class/infiniband").glob("*/ports/*")):
-        rate = re.match(r"([0-9.]+) Gb/sec", _word(port / "rate"))  # "200 Gb/sec (4X HDR)"
+        rate = re.match(r"([0-9.]+) Gb/sec", word(port / "rate"))  # "200 Gb/sec (4X HDR)"
         found.append(
             Adapter(
                 name=f"{port.parent.parent.name}:{port.name}",
-                link_layer=_word(port / "link_layer"),
-                state=_word(port / "state").partition(":")[2].strip(),  # "4: ACTIVE"
+                link_layer=word(port / "link_layer"),
+                state=word(port / "state").partition(":")[2].strip(),  # "4: ACTIVE"
                 bytes_per_s=float(rate[1]) * GIGABIT_BYTES if rate else 0.0,
             )
         )
@@ -54,7 +54,7 @@ def _closed(root: Path, dev: Path) -> Iterator[str]:
     """Yield adapters of which this process may not open the device file, as in a container that was given only some."""
     for entry in (root / "class/infiniband_verbs").glob("uverbs*"):
         if not os.access(dev / "infiniband" / entry.name, os.R_OK | os.W_OK):
-            yield _word(entry / "ibdev")
+            yield word(entry / "ibdev")
 
 
 def _is_named(name: str, wanted: str) -> bool:
@@ -86,7 +86,8 @@ def described(found: Iterable[Adapter]) -> str:
     return ", ".join(texts) or "none"
 
 
-def _word(file: Path) -> str:
+def word(file: Path) -> str:
+    """Return the text of one of the kernel's small files; "" if it cannot be read."""
     try:
         return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -53,16 +53,21 @@ def publish(page: Path, groups: Mapping[str, Any]) -> None:
     fill(page, BEGIN, END, tables)
 
 
+def table(rows: Sequence[Measurement]) -> str:
+    """Return the measurements as a Markdown table; a goal has the unit of its measured value."""
+    lines = ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in rows:
+        goal = row.goal.words("") if row.goal else ""
+        value = f"{number(row.value)} {row.unit}"
+        lines.append(f"| {row.what} | {value} | {goal} | {row.verdict} | {row.against} | {row.count} |")
+    return "\n".join(lines)
+
+
 def _table(name: str, entry: Mapping[str, Any]) -> str:
     machine = entry["machine"]
     lines = [f"### {TITLES[name]}", ""]
     if entry["rows"]:
-        lines += ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
-    for document in entry["rows"]:
-        row = Measurement.of(document)
-        goal = row.goal.words("") if row.goal else ""
-        value = f"{number(row.value)} {row.unit}"
-        lines.append(f"| {row.what} | {value} | {goal} | {row.verdict} | {row.against} | {row.count} |")
+        lines.append(table([Measurement.of(document) for document in entry["rows"]]))
     lines += ["", *entry["notes"]] if entry["notes"] else []
     about = ", ".join(machine[key] for key in ("date", "processor", "memory", "system")) + f", torch {machine['torch']}"
     return "\n".join([*lines, "", f"*{about}; load before: {machine['load']}.*"])

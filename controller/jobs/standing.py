@@ -20,7 +20,7 @@ from typing import Any
 from ...protocol.model import GpuAddress, WorkerId, WorkerPhase, WorkerStatus
 from ..deadlines import Deadlines
 from .records import OrderRecord, WorkerRecord, WorkerState
-from .table import WorkerTable
+from .table import WorkerTable, mark
 
 
 class Statuses(dict[WorkerId, WorkerStatus]):
@@ -145,13 +145,13 @@ class Standing:
         may_have = status.phase.may_have_state and status.applied is not None if status is not None else trained
         speaks = phase is not None and entry is not None and not entry.stopping
         newest = self.terms.newest if self.terms is not None else None
-        _mark(self.usable, worker, usable)
-        _mark(self.holding, worker, usable and may_have)
-        _mark(self.finished, worker, phase is WorkerPhase.FINISHED)
-        _mark(self.broken, worker, phase is WorkerPhase.BROKEN)
-        _mark(self.unstarted, worker, entry is not None and status is None and is_unstarted(entry))
+        mark(self.usable, worker, None, usable)
+        mark(self.holding, worker, None, usable and may_have)
+        mark(self.finished, worker, None, phase is WorkerPhase.FINISHED)
+        mark(self.broken, worker, None, phase is WorkerPhase.BROKEN)
+        mark(self.unstarted, worker, None, entry is not None and status is None and is_unstarted(entry))
         late = newest is not None and status is not None and status.order < newest.generation
-        _mark(self.behind, worker, speaks and late and phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED))
+        mark(self.behind, worker, None, speaks and late and phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED))
         if entry is None:
             self.due.put(worker, None)
             return
@@ -210,10 +210,3 @@ def is_unstarted(entry: WorkerRecord) -> bool:
 
 def _workers(order: OrderRecord | None) -> frozenset[WorkerId]:
     return frozenset(order.roster.workers) if order is not None else frozenset()
-
-
-def _mark(table: dict[WorkerId, None], worker: WorkerId, there: bool) -> None:
-    if there:
-        table[worker] = None
-    else:
-        table.pop(worker, None)

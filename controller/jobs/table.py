@@ -15,7 +15,8 @@ from ...protocol.model import GpuAddress, ServerId, WorkerId
 from .records import WorkerRecord, WorkerState
 
 At = TypeVar("At", GpuAddress, ServerId)
-NOBODY: dict[WorkerId, None] = {}
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class WorkerTable:
@@ -57,11 +58,11 @@ class WorkerTable:
 
     def on_gpu(self, gpu: GpuAddress) -> tuple[WorkerRecord, ...]:
         """Return the workers with `gpu` as their first GPU, in the table's order."""
-        return tuple([self._entries[worker] for worker in self._on_gpu.get(gpu, NOBODY)])
+        return tuple([self._entries[worker] for worker in self._on_gpu.get(gpu, ())])
 
     def on_server(self, server: ServerId) -> tuple[WorkerRecord, ...]:
         """Return the workers on `server`, in the table's order."""
-        return tuple([self._entries[worker] for worker in self._on_server.get(server, NOBODY)])
+        return tuple([self._entries[worker] for worker in self._on_server.get(server, ())])
 
     @property
     def servers(self) -> Collection[ServerId]:
@@ -96,8 +97,8 @@ class WorkerTable:
         self._running += (entry.state is WorkerState.RUNNING) - (
             before is not None and before.state is WorkerState.RUNNING
         )
-        _mark(self.ordered, worker, entry.state is WorkerState.ORDERED)
-        _mark(self.stopping, worker, entry.stopping)
+        mark(self.ordered, worker, None, entry.state is WorkerState.ORDERED)
+        mark(self.stopping, worker, None, entry.stopping)
         self._entries[worker] = entry
         self._note(worker)
 
@@ -140,11 +141,12 @@ class WorkerTable:
         self.unwritten[worker] = self.news[worker] = None
 
 
-def _mark(table: dict[WorkerId, None], worker: WorkerId, there: bool) -> None:
+def mark(table: dict[K, V], key: K, value: V, there: bool) -> None:
+    """Store `value` under `key` in `table`, or remove the key."""
     if there:
-        table[worker] = None
+        table[key] = value
     else:
-        table.pop(worker, None)
+        table.pop(key, None)
 
 
 def _take(table: dict[At, dict[WorkerId, None]], at: At, worker: WorkerId) -> None:

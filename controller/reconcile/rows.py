@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +41,11 @@ from ...scheduler.view import (
 )
 from ..jobs.generations import ending
 from ..jobs.job import Job
+from ..jobs.table import mark
 from ..jobs.throughput import Estimated, KindRecord
 
 FIRST_ROWS = 256
 
-V = TypeVar("V")
 
 # The estimate of a job's throughput; the array holds, by share, the number of servers that the share is placed on.
 Estimate = Callable[[Job, Ints], Estimated]
@@ -276,11 +276,11 @@ class Rows:
                 self._kept = self._kept.moved(np.arange(row), 2 * len(self._jobs))
         self._write(row, job)
         held = self._held(job)
-        _mark(self.held, name, held, held != NOWHERE)
-        _mark(self.manual, name, job, job.record.manual_share is not None)
-        _mark(self.ending, name, job, bool(job.workers) and ending(job))
-        _mark(self.gangs, name, job, job.gang)
-        _mark(self.withheld, name, job, job.is_withheld)
+        mark(self.held, name, held, held != NOWHERE)
+        mark(self.manual, name, job, job.record.manual_share is not None)
+        mark(self.ending, name, job, bool(job.workers) and ending(job))
+        mark(self.gangs, name, job, job.gang)
+        mark(self.withheld, name, job, job.is_withheld)
         self._classify(job)
 
     def _write(self, row: int, job: Job) -> None:
@@ -609,10 +609,3 @@ def left_s(job: Job, told: Estimated, share: int) -> float:
     """Return the remaining time (seconds) of `job` with a share of `share` GPUs; UNKNOWN_S if unknown."""
     steps = job.steps_left
     return UNKNOWN_S if math.isnan(steps) or not told.known else steps / float(told.curve[share])
-
-
-def _mark(table: dict[JobId, V], name: JobId, value: V, there: bool) -> None:
-    if there:
-        table[name] = value
-    else:
-        table.pop(name, None)

@@ -12,7 +12,7 @@ import struct
 from collections import Counter
 from pathlib import Path
 
-from ...runtime.adapters import ACTIVE, adapters, described, go_together
+from ...runtime.adapters import ACTIVE, adapters, described, go_together, word
 from .checks import Finding, Register, Subject, absent, ok, warning, worst
 from .places import Place
 
@@ -32,28 +32,20 @@ SENDS_UP = {  # bits that send, or refuse, what goes from one device below a bri
 }
 
 
-def word(path: Path) -> str:
-    """What a file of the kernel says; "": nothing."""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
 def gpus_on(root: Path) -> list[Path]:
-    """NVIDIA's GPUs among the PCI devices. root: /sys."""
+    """Return the PCI devices that are NVIDIA GPUs. root: /sys."""
     devices = sorted((root / "bus/pci/devices").glob("*"))
     return [each for each in devices if word(each / "vendor") == NVIDIA and word(each / "class").startswith(DISPLAY)]
 
 
 def adapters_on(root: Path) -> list[Path]:
-    """InfiniBand and RoCE adapters. root: /sys."""
+    """Return the InfiniBand and RoCE adapters. root: /sys."""
     return sorted((root / "class/infiniband").glob("*"))
 
 
 def access_control(config: bytes) -> int | None:
-    """The ACS control register of a device, from its configuration space; None: it has no ACS, or the space is cut short (256
-    bytes: a machine without extended configuration, as a virtual one)."""
+    """Return the ACS control register of a device with this configuration space. None: the device has no ACS, or the space ends
+    before it, as in virtual machines, which show 256 bytes."""
     at = EXTENDED
     for _ in range(MOST_CAPABILITIES):
         if at + 4 > len(config):
@@ -68,7 +60,7 @@ def access_control(config: bytes) -> int | None:
 
 
 def _bridges_above(device: Path) -> list[str]:
-    """Addresses of the PCI bridges on the way to a device."""
+    """Return the addresses of the PCI bridges between the processor and a device."""
     parts = [part for part in device.resolve().parts if ADDRESS.fullmatch(part)]
     return parts[:-1]
 

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from ...protocol.texts import gpu_count, ranges
 from ...protocol.variables import REPEATABLE
+from ...runtime.adapters import word
 from . import interpreters
-from .buses import gpus_on, word
+from .buses import adapters_on, gpus_on
 from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, Interpreter, numbers
 from .network import owned
@@ -404,7 +405,7 @@ def nccl_variables(place: Place) -> Finding:
             given.setdefault(name, (value, "/etc/nccl.conf"))
     wrong = []
     interfaces = set(psutil.net_if_addrs())
-    tunnel, adapters = _tunnel(place), any((place.machine.sys / "class/infiniband").glob("*"))
+    tunnel, adapters = _tunnel(place), bool(adapters_on(place.machine.sys))
     if tunnel and adapters and given.get("NCCL_IB_DISABLE", ("",))[0] != "1":
         wrong.append(
             failure(

@@ -449,13 +449,19 @@ def test_what_an_elastic_worker_on_a_server_that_is_given_up_held_was_lost():
     assert world.ask(GetJob(job=job.id)).job.gpu_seconds.lost_gpu_s > SILENT_SERVER_S
 
 
-def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begin():
-    world = World({"s1": 1})
-    first = world.submit(command(1))
+def behind_a_cancelled_gang(gpus):
+    """A world with so many GPUs, and a gang that needs all of them and waits for the processes of a cancelled one to end."""
+    world = World({"s1": gpus})
+    first = world.submit(command(gpus))
     world.pass_time(2)
     world.ask(Cancel(job=first.id))
-    job = world.submit(command(1))
-    assert not job.gang, "it waits for the process of the first one to end"
+    job = world.submit(command(gpus))
+    assert not job.gang
+    return world, job
+
+
+def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begin():
+    world, job = behind_a_cancelled_gang(1)
     job.aim(world.now, (GpuAddress(server=ServerId("s2"), index=0),), "it moves")
     step = next_step(job, lambda gpu: True, ())
     assert isinstance(step, GiveOrder)
@@ -465,11 +471,6 @@ def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begi
 
 
 def test_a_gang_that_has_not_begun_is_not_ordered_on_fewer_gpus_than_it_needs():
-    world = World({"s1": 2})
-    first = world.submit(command(2))
-    world.pass_time(2)
-    world.ask(Cancel(job=first.id))
-    job = world.submit(command(2))
-    assert not job.gang, "it waits for the processes of the first one to end"
+    world, job = behind_a_cancelled_gang(2)
     job.aim(world.now, job.record.target[:1], "one GPU does not work any more")
     assert next_step(job, lambda gpu: True, ()) is None
