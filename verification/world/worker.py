@@ -634,8 +634,10 @@ class Worker(Process):
             self.failed(self._group, "connection reset by peer")
 
     def hang(self) -> None:
-        """The training thread does nothing any more; the control thread goes on. Scripts that load for ever have failed."""
-        self._hung = self._arrived
+        """Stop the training thread; the control thread goes on. A script that loads its data for ever fails by another limit. The
+        code behind a script's loop has no limit, since an evaluation may take hours: nothing would end a thread that hangs there.
+        """
+        self._hung = self._arrived and not isinstance(self._doing, w.Continue)
 
     def signalled(self, how: StopSignal) -> None:
         """Its agent has sent a signal."""
