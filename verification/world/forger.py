@@ -70,6 +70,7 @@ class Forger:
     def __init__(self, world: World, agent: Agent, until: float, earlier: Forger | None) -> None:
         """`earlier`: who had taken it over before."""
         self._world, self._agent, self._until = world, agent, until
+        agent.provokes = True
         self._chance = random.Random(f"{world.seed}/forger/{agent.name}/{until}")
         self._named: set[WorkerId] = set() if earlier is None else earlier._named  # that it has made up
         self._lie()

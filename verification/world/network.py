@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 from .plan import Contract, Weather
 from .process import PEER_TIMEOUT_S, Process
 from .timeline import Timeline
+from .violation import Violation
 
+STORM_S = 10.0  # in which a process sends so many messages to another one at most:
+MOST_SENT = {"Controller": 250, "Zombie": 250, "Agent": 250, "Worker": 150}  # some four times what histories have shown
 LATEST_S = 3.0  # a late message is late by at most so much
 
 
@@ -19,6 +23,17 @@ class _Link:
     def __init__(self, seed: int, source: str, target: str) -> None:
         self.chance = random.Random(f"{seed}/link/{source}/{target}").random
         self.last = 0.0  # when the last message arrives
+        self._most = math.inf
+        self._since, self._sent = 0.0, 0
+
+    def count(self, now: float, source: Process, target: Process) -> None:
+        """Count a message. Raises Violation if there are too many between processes that tell the truth."""
+        if now - self._since >= STORM_S:
+            self._since, self._sent, self._most = now, 0, MOST_SENT.get(type(source).__name__, math.inf)
+        self._sent += 1
+        if self._sent > self._most and not source.provokes and not target.provokes:
+            text = f"{source.name} has sent {target.name} {self._sent} messages within {now - self._since:.1f} s"
+            raise Violation("no process floods another with messages", text)
 
 
 class Network:
@@ -55,6 +70,7 @@ class Network:
         if link is None:
             link = self._links[source.name, target.name] = _Link(self._seed, source.name, target.name)
         now, life = self._timeline.now, target.life
+        link.count(now, source, target)
         if source.host == target.host:
             link.last = max(now + 0.0001, link.last + 1e-6)
             self._timeline.at(link.last, link.chance(), target.arrive, life, call, *arguments)

@@ -42,6 +42,7 @@ class Process:
         self.life = 0
         self.clock_ahead_s = 0.0  # of this process's clock
         self.stopped_at = 0.0
+        self.provokes = False  # lies, so that others answer without end; a real door limits its rate
         self.slow = 1.0  # all that it does itself takes so many times longer
         self.chance = random.Random(f"{around.seed}/process/{name}")
         self._inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
