@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import gc
+import io
+import multiprocessing
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 
-from elasticd.worker import warm
 from tests.worker.ranks import DivergenceRanks, Ranks
+from tests.worker.turns import Play, frozen, played
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
-    """A loop that begins looks for optimizers and copies among all objects that are not frozen: the million of PyTorch
-    and pytest would cost half a second each time."""
-    warm.prepare()
-    gc.collect()
-    gc.freeze()
+    frozen()
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,13 @@ def train() -> Iterator[DivergenceRanks]:
     ranks = DivergenceRanks()
     yield ranks
     ranks.close()
+
+
+@pytest.fixture(scope="session")
+def play() -> Iterator[Play]:
+    """`played` in a process of its own, which has not imported the tests."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        with pytest.MonkeyPatch.context() as patched:  # the path that the process begins with
+            patched.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
+            process.submit(frozen).result()
+        yield lambda *job: torch.load(io.BytesIO(process.submit(played, *job).result()), weights_only=False)

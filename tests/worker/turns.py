@@ -1,0 +1,178 @@
+"""A job that is preempted again and again, in a process that has imported no tests.
+
+A run compares every value that its process can reach, and a process of pytest can reach a million.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasticd.protocol.messages import Suspend
+from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
+from elasticd.worker import warm
+from elasticd.worker.driver import LocalControl
+from elasticd.worker.environment import ClusterEnvironment
+from elasticd.worker.events import CheckpointLoaded, CheckpointMissing, Event, StepWanted, SuspendReceived
+from elasticd.worker.machine import WorkerMachine
+from elasticd.worker.run import Run
+from elasticd.worker.trainer import ScriptExit
+
+EPOCHS, STEPS = 3, 4  # steps of an epoch
+
+WHOLE = (10**6,)  # boundaries of a run that nothing interrupts
+
+
+class Turn(LocalControl):
+    """A worker whose job is preempted at its `boundaries`-th boundary; counted from 0."""
+
+    def __init__(self, place: ClusterEnvironment, boundaries: float, saver: WorkerId | None) -> None:
+        member = Member(worker=place.worker, gpu=GpuAddress(server=ServerId("localhost"), index=0))
+        roster = Roster(generation=1, members=(member,), leader=member.worker)
+        self._left = boundaries
+        self._suspend = Suspend(job=place.job, saver=saver)
+        super().__init__(WorkerMachine(place.place(1, ""), 0.0), roster)
+
+    def tell(self, fact: Event) -> None:
+        if isinstance(fact, StepWanted | CheckpointLoaded | CheckpointMissing):
+            if self._left <= 0:
+                super().tell(SuspendReceived(self._suspend))
+            self._left -= 1
+        super().tell(fact)
+
+
+class Turns:
+    """A job, from one process to the next: each ends as a script's does, with what runs at its exit."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.runs = 0
+
+    def train(self, boundaries: float, saver: WorkerId | None = None) -> dict[str, Any] | None:
+        """What the script ends with; None: it was preempted before."""
+        self.runs += 1
+        place = ClusterEnvironment(
+            job=JobId("job"),
+            worker=WorkerId("solo.0"),
+            agent_address="",
+            address="127.0.0.1",
+            gpu_kind=GpuKind.CPU,
+            virtual_workers=2,
+            determinism=Determinism.ELASTIC,
+            checkpoint_directory=str(self._directory),
+            checkpoint_every_s=3600.0,
+            checkpoint_keep=2,
+            max_steps=None,
+        )
+        run = Run(Turn(place, boundaries, saver), place, 2, seed=5)
+        try:
+            return self._script(run)
+        except ScriptExit:
+            run.finish()  # atexit
+            return None
+
+    def _script(self, run: Run) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def whole(self, interrupted: Iterable[int]) -> dict[str, Any]:
+        """What the script ends with after preemptions at these boundaries, one for each run."""
+        for boundaries in interrupted:
+            if (found := self.train(boundaries)) is not None:
+                return found
+        raise AssertionError("it never ends")
+
+
+class Ordinary(Turns):
+    """Ends with the model, the optimizer's state, and what it has kept itself."""
+
+    lbfgs = False
+
+    def _script(self, run: Run) -> dict[str, Any]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if self.lbfgs:
+            optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+        ended: list[int] = []
+        run.register("ended", lambda: list(ended), lambda values: ended.__setitem__(slice(None), values))
+        data = torch.randn(STEPS * 8, 3), torch.randn(STEPS * 8, 1)
+        model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+        for epoch in run.epochs(EPOCHS):
+            with torch.no_grad():
+                model[0].weight.mul_(0.9)  # which the state of a step in this epoch has behind it
+            for x, y in batches:
+
+                def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                    optimizer.zero_grad()
+                    loss = nn.functional.mse_loss(model(x), y)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            ended.append(epoch)
+        kept = {f"optimizer {key}": str(value) for key, value in optimizer.state_dict().items()}
+        return {"ended": ended, "steps": run.steps_done, **model.state_dict(), **kept}
+
+
+class Lbfgs(Ordinary):
+    lbfgs = True
+
+
+class Reads(Turns):
+    """Notes what its script reads of the last step."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.seen: list[dict[str, list[Any]]] = []
+
+    def _script(self, run: Run) -> dict[str, Any]:
+        seen: dict[str, list[Any]] = {}
+        self.seen.append(seen)
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        data = torch.randn(32, 3, generator=torch.Generator().manual_seed(1)), torch.ones(32, 1)
+        run.prepare(model, optimizer, data, batch_size=4, max_grad_norm=math.inf, scheduler=scheduler)
+
+        def note(point: str) -> None:
+            seen[point] = [run.last_lr, run.grad_norm, run.means, run.shared]
+
+        for epoch in run.epochs(3):
+            note(f"begin {epoch}")
+            for step in run.steps():
+                for x, y in step:
+                    note(f"step {step.number}")
+                    loss = torch.nn.functional.mse_loss(model(x), y)
+                    run.share(loss=loss)
+                    loss.backward()
+            note(f"end {epoch}")
+        note("over")
+        return dict(model.state_dict())
+
+
+Play = Callable[[type[Turns], Path, tuple[int, ...]], tuple[int, dict[str, Any], list[dict[str, list[Any]]]]]
+
+
+def played(kind: type[Turns], directory: Path, interrupted: tuple[int, ...]) -> bytes:
+    """One job through its preemptions: how many processes it had, what it ended with and what it noted, by `torch.save`."""
+    turns = kind(directory)
+    kept = io.BytesIO()
+    end = turns.whole(interrupted)
+    torch.save((turns.runs, end, getattr(turns, "seen", [])), kept)
+    return kept.getvalue()
+
+
+def frozen() -> None:
+    """A loop that begins looks for optimizers and copies among all objects that are not frozen: the million of PyTorch
+    and pytest would cost half a second each time."""
+    warm.prepare()
+    gc.collect()
+    gc.freeze()
