@@ -13,6 +13,10 @@ DESTDIR ?=
 EXTRAS ?=
 
 TESTS := seven thousand tests: some ten minutes on two cores, several times as long on a busy machine. Those of tests/worker and tests/cluster, which start processes, take longest. The first half minute collects them.
+# Idle processes take tests from the one that has most left. A process that dies fails its test and is replaced (with
+# `--dist loadfile` the run would hang at its end). A hang in C code, where no signal is handled, ends with its traceback.
+PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
+
 CLUSTER_TESTS := three hundred tests with real processes: a quarter of an hour on two cores, longer on a busy machine.
 
 .PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
@@ -47,10 +51,10 @@ about-test-cluster:
 	@$(if $(ARGS),:,echo "$(CLUSTER_TESTS)")
 
 test: about-test $(STAMP)  ## the tests, five of them with a cluster of real processes: some ten minutes on two cores (ARGS: for pytest)
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster and not campaign" $(ARGS)
+	@$(PYTEST) -m "not cluster and not campaign" $(ARGS)
 
 test-cluster: about-test-cluster $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "cluster and not campaign" $(ARGS)
+	@$(PYTEST) -m "cluster and not campaign" $(ARGS)
 
 test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: half an hour (ARGS: for pytest)
 	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
