@@ -1,4 +1,4 @@
-"""Requests of an election to the store, and the answers. Each call may take as long as the time limit of the store."""
+"""Requests of the leader election to the store, and their answers. Each call may last for the store's time limit."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from .words import (
 
 
 def since_boot() -> float:
-    """Return CLOCK_BOOTTIME (seconds), which runs on while the machine sleeps, and cannot be set."""
+    """Return CLOCK_BOOTTIME (seconds), which runs on while the machine is suspended, and cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Asking:
-    """Requests of one controller's election to the store; `presence` describes the controller."""
+    """Requests of one controller's election to the store. `presence` describes the controller to the others."""
 
     def __init__(self, store: SharedStore, presence: PresenceRecord, lease_s: int) -> None:
         self._store = store
         self.presence = presence
         self._told = presence  # the presence record in the store
         self._lease_s = lease_s
-        self.present: tuple[PresenceRecord, ...] = ()  # all controllers that run, by name, as of the last renewal
-        self.trouble = ""  # why the store did not answer when it was last asked; "": it did
+        self.present: tuple[PresenceRecord, ...] = ()  # all running controllers, by name, as of the last renewal
+        self.trouble = ""  # why the store did not answer the last request; "" if the store answered
 
     def carry_out(self, ask: Ask) -> list[Event]:
-        """Send the request `ask` to the store, and return the resulting events."""
+        """Send the request `ask` to the store, and return the events that result: `Failed` without an answer."""
         try:
             match ask:
                 case Grant():
@@ -93,7 +93,7 @@ class Asking:
         self._told = presence
 
     def _look(self) -> Seen:
-        """Return which controller leads, and note which controllers run."""
+        """Return the controller that leads, and refresh the list `present` of running controllers."""
         listing = self._store.list(LEADING_KEY)
         holder = next((Holder(one.value.decode(), one.mod_revision) for one in listing.records), None)
         self.present = tuple(_present(record.value) for record in self._store.list(PRESENT).records)
@@ -119,5 +119,5 @@ class Asking:
 def _present(value: bytes) -> PresenceRecord:
     try:
         return msgspec.msgpack.decode(value, type=PresenceRecord)
-    except msgspec.MsgspecError:  # written by a newer version
+    except msgspec.MsgspecError:  # the record is of a newer version
         return PresenceRecord(name="(unreadable)", version="", since_s=0.0)

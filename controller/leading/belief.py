@@ -1,11 +1,12 @@
-"""Whether a leader believes an agent that has heard of a later reign. Pure.
+"""Rate limit of the elections that one agent can cause by reporting a later reign. Pure.
 
-A leader that hears of a higher term than its own gives its leadership back: it may have been replaced while it slept. The next
-leader reigns above the term that was told, so an agent that has told the truth is content then. An agent that tells of a higher
-term again and again would bring one election after the other. So each server is believed once in a while only.
+A leader to which an agent reports a higher term than its own resigns: the leader may have been replaced while its
+machine was suspended. The next leader's term is higher than the reported one, so an agent that has reported the truth
+follows that leader. A faulty agent that reports ever higher terms would cause one election after another. So a leader
+believes the agent of each server only once in a while.
 
-Not to believe is safe: an agent that has truly heard of a later reign ignores this leader, whose lease and whose guard in the
-store hold whatever agents say (`machine`).
+Disbelief is safe. An agent that truly knows a later reign ignores this leader, and this leader's lease and its guard in
+the store do not depend on agents (`machine`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from ...protocol.model import ServerId
 
 
 class Belief:
-    """Of one controller, through all of its reigns. Times: of one clock that only runs forward (s)."""
+    """Record of the reports that one controller has believed, across its reigns. Times: a monotonic clock (seconds)."""
 
     def __init__(self, again_s: float) -> None:
-        """again_s: between two times that the same server is believed."""
+        """Believe the agent of each server at most once in `again_s` seconds."""
         self._again_s = again_s
         self._believed_s: dict[ServerId, float] = {}
 
     def believes(self, now: float, server: ServerId) -> bool:
-        """`server` tells a leader of a later reign. True: it is believed, this time."""
+        """Return whether the leader believes the agent of `server`, which reports a later reign, and record a belief."""
         self._believed_s = {one: then for one, then in self._believed_s.items() if now - then < self._again_s}
         if server in self._believed_s:
             return False

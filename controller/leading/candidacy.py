@@ -1,6 +1,6 @@
-"""The election as seen by the loop of one controller, which stands by until it wins a reign, and again after the reign.
+"""Candidacy of one controller, for its loop: standby until the controller is elected, and again after its reign.
 
-`turn` never waits longer than one call to the store: separate threads keep the mirror and the lease.
+`turn` never waits longer than one call to the store: separate threads keep the mirror of the store and the lease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AGAIN_S = 0.25  # between two attempts to begin a reign
 
 @dataclass(frozen=True)
 class Begin:
-    """Begin to lead with this term, from these keys and values of the store."""
+    """Order to begin to lead with this term, from these keys and values of the store."""
 
     term: int
     records: Sequence[tuple[str, bytes]]
@@ -41,7 +41,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """End the reign and stand by."""
+    """Order to end the reign and to stand by."""
 
     reason: str
 
@@ -50,7 +50,7 @@ Step: TypeAlias = Begin | End
 
 
 class Candidacy:
-    """Candidacy of one controller for leadership; for the thread of the controller's loop."""
+    """Candidacy of one controller for leadership. All methods are for the thread of the controller's loop."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Candidacy:
     ) -> None:
         """Prepare the candidacy, which begins with `start`.
 
-        `elections` is the same store with a time limit of `times.answer_s` for each call, and is closed by `close`. `wake`
-        makes the loop turn, from any thread.
+        `elections` is a second connection to the same store, with a time limit of `times.answer_s` for each call;
+        `close` closes this connection. `wake` makes the controller's loop turn, and may be called from any thread.
         """
         self._times = times
         self._hearing = hearing
@@ -77,7 +77,7 @@ class Candidacy:
         self._elector = Elector(self._asking, times, wake)
         self._follower: Follower | None = None
         self._last: LeaderRecord | None = None
-        self._won: Reign | None = None  # not begun yet
+        self._won: Reign | None = None  # a reign that was won and has not begun yet
         self._handing_over = False
         self._again_s = 0.0
 
@@ -96,13 +96,13 @@ class Candidacy:
 
     @property
     def term(self) -> int:
-        """Highest term known to be in the store; 0: none."""
+        """Highest term known to be recorded in the store; 0: none."""
         last = self._leader()
         return last.term if last is not None else 0
 
     @property
     def present(self) -> tuple[PresenceRecord, ...]:
-        """The running controllers, this one included, by name."""
+        """All running controllers, this one included, by name."""
         return self._asking.present
 
     @property
@@ -111,11 +111,11 @@ class Candidacy:
         return self._asking.trouble
 
     def leads(self) -> bool:
-        """Return whether this controller leads now. To be called right before each message that only a leader may send."""
+        """Return whether this controller leads now. Call this right before each message that only a leader may send."""
         return self._elector.leads()
 
     def turn(self) -> Step | None:
-        """Note that the loop has turned, and return its next step; None: nothing to do."""
+        """Record that the controller's loop has turned, and return the loop's next step; None: nothing to do."""
         self._elector.turned()
         if self._follower is not None:
             self._follower.check()
@@ -123,7 +123,7 @@ class Candidacy:
             case StandBy(_, reason):
                 self._won = None
                 self._follow_anew()
-                self._wake()  # more notices may wait
+                self._wake()  # more notices may be queued
                 return End(reason)
             case Lead(reign):
                 self._won, self._handing_over, self._again_s = reign, False, 0.0
@@ -134,11 +134,11 @@ class Candidacy:
         return None
 
     def heard_from(self, server: ServerId) -> None:
-        """Note that an agent has sent a message, whether this controller leads or stands by."""
+        """Record that the agent of `server` has sent a message, whether this controller leads or stands by."""
         self._hearing.heard(since_boot(), server)
 
     def _compare_hearing(self) -> None:
-        """Publish how many agents this controller hears, and resign if another controller hears more."""
+        """Publish how many agents this controller hears, and resign if another controller hears more (`hearing`)."""
         now = since_boot()
         if now < self._count_s:
             return
@@ -157,7 +157,7 @@ class Candidacy:
             self.resign(reign.term, f"it hears {heard} agents, and {best} hears {most}", self._times.rest_s)
 
     def next_deadline(self) -> float | None:
-        """Return the seconds until `turn` must be called; None: not before the next `wake`."""
+        """Return the seconds until `turn` must be called; None: only after the next `wake`."""
         waits = self._won is not None and not self._handing_over
         return max(0.0, self._again_s - since_boot()) if waits else None
 
@@ -170,20 +170,20 @@ class Candidacy:
         self._elector.tell(Resigned(term, reason, rest_s))
 
     def believes(self, server: ServerId) -> bool:
-        """Return whether this leader believes the agent of `server`, which reports a later reign."""
+        """Return whether this leader believes the agent of `server`, which reports a later reign (`belief`)."""
         return self._belief.believes(since_boot(), server)
 
     def heard(self, term: int) -> None:
-        """Report that an agent knows a reign with this term."""
+        """Report that an agent knows of a reign with this term."""
         self._elector.tell(Heard(term))
 
     def standby(self) -> Standby:
-        """Return the answer of a standby to an agent."""
+        """Return the answer of a standby to an agent, with the addresses of the leader."""
         last = self._leader()
         return Standby(leader=", ".join(last.agents_at) if last is not None and self.held else "")
 
     def refusal(self) -> Refused:
-        """Return the answer of a standby to a client."""
+        """Return the answer of a standby to a client: the refusal of the request, with the leader to ask instead."""
         last, held = self._leader(), self.held
         text = f"the leader is {held}" if held else "no controller leads at present"
         if self.trouble:
@@ -192,7 +192,10 @@ class Candidacy:
         return Refused(reason=f"stands by; {text}", standby=True, leader=leader)
 
     def close(self) -> None:
-        """Leave the election, so that another controller may lead: at once if the store answers."""
+        """Leave the election.
+
+        Another controller may then lead: at once if the store answers, else after the lease has expired.
+        """
         self._elector.close()
         self._elections.close()
         if self._follower is not None:
@@ -200,7 +203,7 @@ class Candidacy:
 
     @property
     def held(self) -> str:
-        """Name of the other controller that is known to lead; empty if none is, or this one leads."""
+        """Name of the other controller that is known to lead; empty if there is none, or this controller leads."""
         holder = self._elector.holder
         return holder.name if holder is not None and holder.name != self.name else ""
 
@@ -210,7 +213,10 @@ class Candidacy:
         return self._last
 
     def _begin(self, reign: Reign) -> Step | None:
-        """Bind the writes of the reign to the leadership key, then take over all earlier records."""
+        """Bind the writes of the reign to the leadership key, then take over all earlier records from the follower.
+
+        Returns None if the reign cannot begin yet, or ends at once because another controller leads.
+        """
         if self._follower is None or not self._elector.leads():
             return None
         if not self._handing_over and since_boot() >= self._again_s:

@@ -1,7 +1,8 @@
-"""The thread in which a controller stands for election: it asks the store, and lets `machine` decide.
+"""Thread of a controller in the leader election: `machine` decides, and the thread sends the requests.
 
-The controller's loop may take seconds for one turn, and leases must be renewed meanwhile. What the loop has to do, to lead or to
-stand by, waits for it in a queue. What it may not do any more it knows at once, by its look at `leads`.
+The election has its own thread because the controller's loop may take seconds for one turn, and the lease must be
+renewed meanwhile. Orders to the loop, to lead or to stand by, wait in a queue. The end of the leadership takes effect
+before the loop reads that queue: the loop calls `leads` before each message.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ CLOSED_WITHIN_S = 5.0
 
 
 class Elector:
-    """One controller in the election. All methods are for other threads."""
+    """Participation of one controller in the election. All public methods are for other threads."""
 
     def __init__(self, asking: Asking, times: Leadership, wake: Callable[[], None]) -> None:
-        """`wake` is called when something waits in `notices`. Nothing begins before `start`."""
+        """Prepare the thread, which begins with `start`.
+
+        The thread calls `wake` when `notice` has an order, and when the thread fails.
+        """
         self._asking = asking
         self._election = Election(times, since_boot())
         self._wake = wake
@@ -56,7 +60,7 @@ class Elector:
         self._thread.start()
 
     def leads(self) -> bool:
-        """Return whether this controller leads now."""
+        """Return whether this controller leads now, by the margin rule (`machine`)."""
         until_s = self._until_s
         return until_s is not None and since_boot() < until_s
 
@@ -66,30 +70,36 @@ class Elector:
 
     @property
     def reign(self) -> Reign | None:
-        """The reign of this controller; None if another controller or none leads."""
+        """The reign of this controller; None if this controller does not lead."""
         return self._election.reign
 
     @property
     def holder(self) -> Holder | None:
-        """The controller that was last seen to lead."""
+        """The controller that was last seen to lead; None: no controller, or none seen yet."""
         return self._election.holder
 
     def turned(self) -> None:
-        """The loop that acts has gone round. Raises what has ended the thread: without it nobody renews."""
+        """Record that the controller's loop has turned.
+
+        Raises the exception that has ended the elector's thread, if any: without the thread, the lease is not renewed.
+        """
         self._turned_s = since_boot()
         if self._failed is not None:
             raise self._failed
 
     def tell(self, event: Event) -> None:
-        """Pass an event to the election."""
+        """Queue an event for the election."""
         self._told.put(event)
 
     def notice(self) -> Lead | StandBy | None:
-        """Return the next order to the loop; None: no order waits."""
+        """Return the next order to the controller's loop; None: no order is queued."""
         return self._notices.popleft() if self._notices else None
 
     def close(self) -> None:
-        """Leave the election: whatever this controller holds in the store goes at once, if the store answers."""
+        """Leave the election, and revoke the lease with all keys bound to it.
+
+        Waits for up to `CLOSED_WITHIN_S`. If the store does not answer, the lease expires.
+        """
         if self._thread.is_alive():
             self.tell(Closed())
             self._thread.join(CLOSED_WITHIN_S)
@@ -104,7 +114,7 @@ class Elector:
                 waiting += self._carry_out(actions)
                 if isinstance(event, Closed):
                     return
-        except BaseException as error:  # the loop raises it
+        except BaseException as error:  # raised again in the controller's loop, by `turned`
             self._until_s = None
             self._failed = error
             self._wake()
@@ -118,7 +128,7 @@ class Elector:
             return TimePassed(self._turned_s)
 
     def _carry_out(self, actions: list[Action]) -> list[Event]:
-        for action in actions:  # at once; what is asked of the store may take a while
+        for action in actions:  # before any request to the store, which may take a while
             if isinstance(action, Lead | StandBy):
                 self._notices.append(action)
                 self._wake()
@@ -135,7 +145,7 @@ class Elector:
         return found
 
     def _tell_trouble(self, found: list[Event]) -> None:
-        """Once when the store does not answer any more, and once when it does again."""
+        """Log once that the store has stopped answering, and once that it answers again."""
         failed = next((event for event in found if isinstance(event, Failed)), None)
         if failed is not None and not self._trouble:
             log.warning("the store does not answer: %s", failed.reason)

@@ -1,8 +1,11 @@
-"""The thread that keeps a `Mirror` of the store while a controller stands by, and hands it over when it comes to lead.
+"""Thread that keeps a `Mirror` of the store in a standby, and hands the records over when the standby is elected.
 
-It begins with a listing and goes on with a watch. Where the store has forgotten what the watch would have told, it begins anew.
-Handed over is a mirror that has reached the revision at which the new reign has begun to write; or, if the watch does not get
-there soon, what a listing says: from the beginning of the reign on nobody else writes.
+The follower lists the store once, and then watches its changes. If the store has compacted changes that the watch has
+not reported, the follower lists the store again.
+
+When a reign begins at some revision, the follower hands over the mirror as soon as it has reached that revision. If the
+watch does not reach it within `PATIENCE_S`, the follower hands over a new listing instead. That listing is final,
+because from the beginning of the reign on no other controller writes.
 """
 
 from __future__ import annotations
@@ -26,27 +29,30 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 RETRY_S = 1.0
-PATIENCE_S = 2.0  # for a watch to get to where the reign begins, before the store is listed
+PATIENCE_S = 2.0  # for the watch to reach the revision of the reign's beginning; then the store is listed instead
 CLOSED_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
 class Followed:
-    """All that the store holds, as of the beginning of a reign."""
+    """All records of the store as of the beginning of a reign; archived records have empty values."""
 
     records: Sequence[tuple[str, bytes]]
-    listed: bool  # the store had to be read for it
+    listed: bool  # the records were read from the store, because the mirror was not up to date in time
 
 
 class Follower:
-    """Follows from its making on, until `close`."""
+    """Follower of one store, from its construction until `close` or the handover."""
 
     def __init__(self, store: SharedStore, seen: Callable[[Seen], None], wake: Callable[[], None]) -> None:
-        """`seen` is told, in this object's thread, who leads whenever that changes. `wake` is called when `followed` is there."""
+        """Start the thread.
+
+        The thread calls `seen` whenever the leader changes, and `wake` when `followed` is set or the thread fails.
+        """
         self._store = store
         self._seen = seen
         self._wake = wake
-        self.last: LeaderRecord | None = None  # the last reign that the store knows of
+        self.last: LeaderRecord | None = None  # of the last reign recorded in the store
         self.followed: Followed | None = None
         self.revision = 0
         self._wanted: int | None = None
@@ -57,12 +63,12 @@ class Follower:
         self._thread.start()
 
     def hand_over(self, revision: int) -> None:
-        """All that was written up to `revision` is wanted, at which a reign has begun that nobody else writes in."""
+        """Request the handover of all records written up to `revision`, from which on only this controller writes."""
         self._wanted_s = since_boot()
         self._wanted = revision
 
     def check(self) -> None:
-        """Raises what has ended the thread, if it was no order."""
+        """Raise the exception that has ended the thread, if any."""
         if self._failed is not None:
             raise self._failed
 
@@ -78,13 +84,13 @@ class Follower:
                 except Compacted:
                     log.info("the store has forgotten what was not followed yet: lists it anew")
                 except StoreUnavailable:
-                    self._closed.wait(RETRY_S)  # the elector tells of it
-        except BaseException as error:  # the loop raises it
+                    self._closed.wait(RETRY_S)  # the elector logs the reason
+        except BaseException as error:  # raised again in the controller's loop, by `check`
             self._failed = error
             self._wake()
 
     def _follow(self) -> None:
-        """One listing, and all changes from there on. Raises Compacted, StoreUnavailable."""
+        """List the store, then follow its changes until `close` or the handover. Raises Compacted, StoreUnavailable."""
         beginning = self._store.list(LEADING_KEY)
         watch = self._store.watch("", beginning.revision + 1)
         try:
@@ -104,15 +110,19 @@ class Follower:
             _end(watch)
 
     def _listed(self, since: int) -> tuple[Mirror, int]:
-        """A mirror, and the newest of the revisions that it was listed at."""
+        """Return a mirror that takes changes after `since`, and the newest of the revisions at which it was listed."""
         archived = self._store.keys(ARCHIVE)
         first = self._store.between("", ARCHIVE)
         second = self._store.between(ARCHIVE + AFTER_ALL, AFTER_ALL)
         return Mirror(archived, (*first.records, *second.records), since), second.revision
 
     def _handed_over(self, mirror: Mirror, wanted: int, listed: int) -> bool:
-        """Is it done? A mirror whose listings are newer than that is as good, once it has been told all up to them; but it may
-        never be told of revisions in which nothing of ours was changed."""
+        """Set `followed` if the records up to the revision `wanted` are available, and return whether it was set.
+
+        A mirror with a listing newer than `wanted` would be consistent only after all changes up to that listing. The
+        watch may never report that revision, as it may have changed no watched key. So the store is listed again in
+        this case.
+        """
         if listed < wanted <= mirror.revision:
             self.followed = Followed(mirror.records(), listed=False)
         elif listed >= wanted or since_boot() >= self._wanted_s + PATIENCE_S:
@@ -137,5 +147,5 @@ class Follower:
 
 
 def _end(watch: Watch) -> None:
-    """In a thread of its own, as that may take seconds where the store does not answer."""
+    """Close the watch in a separate thread, because closing may take seconds if the store does not answer."""
     threading.Thread(target=watch.close, name="watch-end", daemon=True).start()

@@ -1,11 +1,13 @@
-"""Which agents a controller hears, and whether another one would hear more of them. Pure.
+"""Count of the agents that a controller hears, and the decision to resign to a controller that hears more. Pure.
 
-A leader may be cut off from agents, and not from the store. Then it gives up servers that are well, and another controller could
-lead them. So all controllers tell each other, in the store, how many agents have lately said something to them; and a leader that
-hears fewer than a standby, for a while, gives its leadership back before it would take these servers for lost.
+A leader may be cut off from agents, but not from the store. Such a leader would declare healthy servers
+lost, although another controller could lead them. So each controller publishes in the store how many agents it hears:
+how many have sent a message to it lately. A leader that hears fewer agents than a standby, for a while, resigns before
+the time limit after which it would declare these servers lost.
 
-An agent that has a session with the leader says nothing to others. So a standby hears those alone that the leader does not. Two
-controllers that each hear some agents do not take turns: whoever leads hears those that can reach both, too.
+An agent that has a session with the leader sends nothing to the standbys. So a standby hears only the agents that the
+leader does not hear. Two controllers that each hear some of the agents do not alternate as leaders: the one that leads
+also hears the agents that can reach both.
 """
 
 from __future__ import annotations
@@ -16,21 +18,24 @@ from ...protocol.model import ServerId
 
 
 class Hearing:
-    """Of one controller, in either role. Times: of one clock that only runs forward (s)."""
+    """Agents that one controller hears, as a leader or a standby. Times are of a monotonic clock (seconds)."""
 
     def __init__(self, window_s: float, patience_s: float) -> None:
-        """An agent counts that has spoken within `window_s`. Others may hear more for `patience_s`."""
+        """Count an agent for `window_s` after each message.
+
+        Another controller may hear more agents for `patience_s`.
+        """
         self._window_s, self._patience_s = window_s, patience_s
-        self._spoke: OrderedDict[ServerId, float] = OrderedDict()  # the one that has been silent for longest first
+        self._spoke: OrderedDict[ServerId, float] = OrderedDict()  # longest silent first
         self._fewer_since_s: float | None = None
 
     def heard(self, now: float, server: ServerId) -> None:
-        """The agent of `server` has spoken."""
+        """Record that the agent of `server` has sent a message."""
         self._spoke[server] = now
         self._spoke.move_to_end(server)
 
     def count(self, now: float) -> int:
-        """How many agents are heard."""
+        """Return the number of agents heard within the window."""
         while self._spoke:
             server, spoke_s = next(iter(self._spoke.items()))
             if now - spoke_s < self._window_s:
@@ -39,7 +44,10 @@ class Hearing:
         return len(self._spoke)
 
     def others_hear_more(self, now: float, most: int) -> bool:
-        """Has another controller heard more for so long that it should lead? most: what the best of the others hears."""
+        """Return whether another controller has heard more agents for `patience_s`, and should lead instead.
+
+        `most`: the greatest number of agents that any other controller hears.
+        """
         if most <= self.count(now):
             self._fewer_since_s = None
             return False
@@ -48,5 +56,5 @@ class Hearing:
         return now - self._fewer_since_s >= self._patience_s
 
     def begin(self) -> None:
-        """A reign begins: it has its own time to be heard."""
+        """Restart the patience, so that a new reign has the full time to be heard."""
         self._fewer_since_s = None

@@ -1,28 +1,29 @@
-"""The election of a leader among controllers that share a store, for one of them. Pure (survival: Term; Elan V-D).
+"""State machine of one controller in the leader election. Pure (survival: Term; Elan V-D).
 
 Theory of operation
 -------------------
-Each controller holds a **lease** in the store, and renews it. The leader has bound the leadership key to its lease, in the
-transaction that recorded its **term**, a number that only grows. When the lease ends, the store removes the key; all other
-controllers see that, and the fastest takes the key.
+Each controller holds a **lease** in the store, and renews it. The leader has bound the leadership key to its lease, in
+the transaction that recorded its **term**, a number that only grows. When the lease ends, the store removes the key;
+all other controllers see the removal, and the fastest of them takes the key.
 
-**The margin rule.** The store counts a lease's time from the arrival of a request. The controller counts from when it *sent*
-the request, and subtracts a margin. So the controller's count ends first, however late messages are: from `leads_until_s` on no
-message may leave this controller. The clocks need not agree; they must only run about equally fast. An answer that arrives too
-late does not revive a lease.
+**The margin rule.** The store counts a lease's time from the arrival of a request. The controller counts from when it
+*sent* the request, and subtracts a margin. So the controller's count ends first, however late messages are: from
+`leads_until_s` on no message may leave this controller. The clocks need not agree; they must only run about equally
+fast. An answer that arrives too late does not revive a lease.
 
-The rule alone is not safe, because a process may sleep between reading the clock and sending a message. So each write is
-conditional on the leadership key, and each agent remembers the highest term and ignores lower ones. The model checker searches
-the three together exhaustively (`verification/leadership.pml`).
+The rule alone is not safe, because a process may sleep between reading the clock and sending a message. So each write
+is conditional on the leadership key, and each agent remembers the highest term and ignores lower ones. The model
+checker verifies the three measures together exhaustively (`verification/leadership.pml`).
 
-**Unknown outcomes.** A campaign without an answer may have been won. Its lease is revoked in any case, and the next campaign
-uses another lease.
+**Unknown outcomes.** A campaign without an answer may have been won. Its lease is revoked in any case, and the next
+campaign uses another lease.
 
-**Catching up.** Who has won may not act yet: it first has to know all that was recorded before. If that takes too long, another
-one may do better.
+**Catching up.** The winner of a campaign may not act before it has loaded all records of the earlier reigns. If loading
+takes longer than `catch_up_s`, the winner resigns, and other controllers go first.
 
-**A loop that hangs.** Leases are renewed by a thread of their own, since a large decision takes seconds. That thread stops when
-the loop that would act has not turned for long: a leader that does nothing must not keep others from leading.
+**A hanging loop.** A separate thread renews the lease, since a large scheduling decision takes seconds. The thread
+gives the lease up when the controller's loop has not turned for `stall_s`: a leader that does nothing must not keep
+others from leading.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Cause(enum.Enum):
 
 TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.FOLLOWING, Cause.VACANT): State.CAMPAIGNING,
-    (State.FOLLOWING, Cause.LOST): State.FOLLOWING,  # only the lease was lost
+    (State.FOLLOWING, Cause.LOST): State.FOLLOWING,  # only the lease was lost: this controller did not lead
     (State.CAMPAIGNING, Cause.BEATEN): State.FOLLOWING,
     (State.CAMPAIGNING, Cause.WON): State.CATCHING_UP,
     (State.CAMPAIGNING, Cause.LOST): State.FOLLOWING,
@@ -92,7 +93,7 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
 
 @dataclass(frozen=True)
 class _Lease:
-    """This controller's lease in the store, which counts by the margin rule until `until_s`."""
+    """This controller's lease in the store, which is valid by the margin rule until `until_s`."""
 
     id: int
     sent_s: float
@@ -100,10 +101,10 @@ class _Lease:
 
 
 class Election:
-    """State machine of one controller in an election, with at most one request to the store outstanding."""
+    """State machine of one controller in the election, with at most one outstanding request to the store."""
 
     def __init__(self, times: Leadership, now: float) -> None:
-        """Begin as a follower without a lease. `now` and all later times are of CLOCK_BOOTTIME (s)."""
+        """Begin as a follower without a lease. `now` and all later times are of CLOCK_BOOTTIME (seconds)."""
         self._times = times
         self._state = State.FOLLOWING
         self._lease: _Lease | None = None
@@ -133,13 +134,13 @@ class Election:
 
     @property
     def leads_until_s(self) -> float | None:
-        """Until when this controller may send as the leader (CLOCK_BOOTTIME, s). None: it does not lead."""
+        """Time until which this controller may send as the leader (CLOCK_BOOTTIME, seconds); None: it does not lead."""
         if self._reign is None or self._lease is None:
             return None
         return self._lease.until_s
 
     def next_deadline(self) -> float | None:
-        """Return when `TimePassed` is due without other events (CLOCK_BOOTTIME, s); None: no deadline."""
+        """Return when `TimePassed` is due if no event comes before (CLOCK_BOOTTIME, seconds); None: no deadline."""
         if self._closed:
             return None
         found = [self._lease.until_s] if self._lease is not None else []
@@ -152,7 +153,10 @@ class Election:
         return min(found, default=None)
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Handle one event, and return the actions to carry out, in order."""
+        """Handle one event, and return the actions to carry out, in order.
+
+        Raises InvalidTransition if the event does not fit the state, which only a bug can cause.
+        """
         if self._closed:
             return []
         actions: list[Action] = []
@@ -224,7 +228,7 @@ class Election:
         self._seen = seen
         reign = self._reign
         if reign is None or seen.revision < reign.revision:
-            return  # read before this controller won
+            return  # the store was read before this controller won
         if seen.holder is None or seen.holder.revision != reign.revision:
             who = (
                 f"{seen.holder.name} leads" if seen.holder is not None else "its leadership was removed from the store"
@@ -233,7 +237,7 @@ class Election:
 
     def _win(self, now: float, actions: list[Action], lease: int, reign: Reign) -> None:
         if self._state is not State.CAMPAIGNING or self._lease is None or self._lease.id != lease:
-            actions.append(Revoke(lease))  # won too late
+            actions.append(Revoke(lease))  # the answer came too late
             return
         self._move(Cause.WON)
         self._reign, self._won_s = reign, now
@@ -255,7 +259,7 @@ class Election:
             self._rest_until_s = now + self._times.rest_s
 
     def _lose(self, now: float, actions: list[Action], reason: str, revoke: bool = True) -> None:
-        """Become a standby without a lease; the next lease is a new one."""
+        """Become a standby without a lease. The next lease is a new one."""
         if self._reign is not None:
             actions.append(StandBy(self._reign.term, reason))
         if self._lease is not None:

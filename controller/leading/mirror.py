@@ -1,8 +1,10 @@
-"""In-memory copy of the store in a standby controller, which so need not read the store when it begins to lead. Pure.
+"""In-memory copy of the store in a standby, which then need not read the store when it is elected. Pure.
 
-Of what is in the archive only the keys are kept, as a controller that leads needs no more: so the copy is as large as what
-unfinished jobs and servers need, however many jobs have ended. It is filled by listings, which need not be of one revision, and
-followed by changes from the first listing's revision on. A change that a listing knew already is left out.
+Of archived records the mirror keeps only the keys, as a leader needs no more. So the size of the mirror depends on the
+unfinished jobs and the servers, not on the number of finished jobs.
+
+The mirror is filled from listings, which need not be of one revision. It then applies the changes from the first
+listing's revision on, and skips changes that a later listing contains already.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from ..store.interface import Changes, Delete, Record
 
 
 class Mirror:
-    """Keys, values, and the revision up to which all changes are known."""
+    """Keys and values of the store, and the revision up to which all changes are applied."""
 
     def __init__(self, archived: Iterable[str], records: Iterable[Record], revision: int) -> None:
-        """`revision`: changes after it will be taken in; at most the revision of the earliest listing."""
+        """Begin with the listed keys and records, and apply changes after `revision`.
+
+        `revision` is at most that of the earliest listing.
+        """
         self._records = {record.key: record for record in records}
         self._archived = dict.fromkeys(archived)
         self.revision = revision
 
     def take(self, changes: Changes) -> None:
-        """Apply the changes of the next revision."""
+        """Apply the changes of the next revision. Revisions must come in order."""
         for write in changes.writes:
             if write.key.startswith(ARCHIVE):
                 if isinstance(write, Delete):

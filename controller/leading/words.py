@@ -1,6 +1,6 @@
-"""The words of an election: what happens to a controller that would lead (facts), and what it wants done (imperatives).
+"""Events and actions of the leader election (`machine`): events are facts, actions are imperatives.
 
-Times are of CLOCK_BOOTTIME, in seconds: it runs on while the machine sleeps, and nobody sets it.
+Times are of CLOCK_BOOTTIME, in seconds: this clock runs on while the machine is suspended, and cannot be set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the leadership key: `revision` is that of the transaction that has set it, and no other reign has the same."""
+    """Holder of the leadership key. The revision of the transaction that set the key identifies the reign."""
 
     name: str
     revision: int
@@ -21,7 +21,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Reign:
-    """The time for which one controller leads: its term, and the revision of the transaction that has begun it."""
+    """Period in which one controller leads: its term, and the revision of the transaction that began it."""
 
     term: int
     revision: int
@@ -32,7 +32,7 @@ class Reign:
 
 @dataclass(frozen=True)
 class LeaseGranted:
-    """The store has granted a lease of `ttl_s` to the request that was sent at `asked_s`."""
+    """The store has granted a lease of `ttl_s` seconds; the request was sent at `asked_s`."""
 
     lease: int
     ttl_s: float
@@ -41,7 +41,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True)
 class Renewed:
-    """The store has renewed the lease for `ttl_s`; that was asked for at `asked_s`."""
+    """The store has renewed the lease for `ttl_s` seconds; the request was sent at `asked_s`."""
 
     lease: int
     ttl_s: float
@@ -50,14 +50,14 @@ class Renewed:
 
 @dataclass(frozen=True)
 class LeaseGone:
-    """The store does not know the lease any more."""
+    """The lease has ended in the store."""
 
     lease: int
 
 
 @dataclass(frozen=True)
 class Seen:
-    """As of `revision` of the store this controller leads; None: none does."""
+    """The controller `holder` leads as of `revision` of the store; None: no controller leads."""
 
     holder: Holder | None
     revision: int
@@ -65,7 +65,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Won:
-    """The leadership key is bound to our lease, and the term is recorded."""
+    """This controller has won its campaign: the leadership key is bound to its lease, and the term is recorded."""
 
     lease: int
     reign: Reign
@@ -73,14 +73,14 @@ class Won:
 
 @dataclass(frozen=True)
 class Beaten:
-    """Somebody else was faster."""
+    """Another controller was faster: the campaign with this lease is lost."""
 
     lease: int
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What was asked of the store may or may not have been done: it has not answered."""
+    """The store has not answered the request `what`, of which the outcome is unknown."""
 
     what: Ask
     reason: str
@@ -88,15 +88,17 @@ class Failed:
 
 @dataclass(frozen=True)
 class Built:
-    """This controller knows all that the reigns before its own have recorded, and begins to act."""
+    """This controller has loaded all records of the earlier reigns, and begins to act."""
 
     term: int
 
 
 @dataclass(frozen=True)
 class Resigned:
-    """The reign with this term is to end: its writes are refused, or it can do nothing for its cluster. Others go first for
-    `rest_s`."""
+    """The controller ends its reign with this term, as its writes are refused, or it can do nothing for its cluster.
+
+    The controller does not campaign for `rest_s` seconds, so that other controllers go first.
+    """
 
     term: int
     reason: str
@@ -105,21 +107,21 @@ class Resigned:
 
 @dataclass(frozen=True)
 class Heard:
-    """Somebody knows of a reign with this term."""
+    """An agent has reported a reign with this term."""
 
     term: int
 
 
 @dataclass(frozen=True)
 class TimePassed:
-    """`next_deadline` has come. The loop that would act as a leader has last turned at `turned_s`."""
+    """`next_deadline` has come. The controller's loop, which acts as the leader, last turned at `turned_s`."""
 
     turned_s: float
 
 
 @dataclass(frozen=True)
 class Closed:
-    """This process ends."""
+    """The process of this controller ends."""
 
 
 Event: TypeAlias = (
@@ -131,20 +133,22 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True)
 class Grant:
-    """Ask the store for a lease, and bind to it that this controller is there."""
+    """Request a lease from the store, and bind the presence record of this controller to the lease."""
 
 
 @dataclass(frozen=True)
 class Renew:
-    """Ask the store to renew the lease, and look who leads."""
+    """Request the renewal of the lease, and read which controller leads."""
 
     lease: int
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """In one transaction, if nobody leads: bind the leadership key to the lease, and record a term that is greater than the last
-    one, and than `above`."""
+    """If no controller leads, bind the leadership key to the lease and record a new term, in one transaction.
+
+    The new term is greater than the last recorded one, and greater than `above`.
+    """
 
     lease: int
     above: int
@@ -152,21 +156,21 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Revoke:
-    """Tell the store that the lease is not needed any more; all that is bound to it goes at once. No answer is waited for."""
+    """End the lease, which removes all keys bound to it. If the store does not answer, the lease expires by itself."""
 
     lease: int
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Catch up with the store up to the revision of this reign, then act."""
+    """Load all records of the store up to the revision of this reign, then act as the leader."""
 
     reign: Reign
 
 
 @dataclass(frozen=True)
 class StandBy:
-    """Drop what is known and what was to be sent, at once, and follow the store again."""
+    """Drop the state of the reign and all unsent messages at once, and follow the store again."""
 
     term: int
     reason: str
