@@ -1,4 +1,4 @@
-"""Where the controller keeps what must survive it."""
+"""Durable stores of the controller's state: SQLite for a single controller, etcd for several."""
 
 from .interface import (
     Changes,

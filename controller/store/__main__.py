@@ -1,4 +1,4 @@
-"""``python -m elasticd.controller.store COMMAND``: what `elasticctl store` does, without a controller."""
+"""``python -m elasticd.controller.store COMMAND``: the commands of `elasticctl store`, without a controller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESTORED = """It is the past of that cluster, as it was at {time}. When a contro
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or that of an error, of which there is one sentence on stderr."""
+    """Run one command, and return the exit code: 0, or that of an error, which is written to stderr in one sentence."""
     parser = argparse.ArgumentParser(prog="elasticd.controller.store", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, places in (
@@ -52,14 +52,17 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def copy(source: str, target: str) -> None:
-    """Bring all records from one store to another, which is empty. No controller can write to `source` meanwhile."""
+    """Copy all records from the store `source` into the empty store `target`.
+
+    No controller can write to `source` meanwhile.
+    """
     with _read_for_good(source) as found, _empty(target) as store, _naming(target):
         copying.fill(store, found)
     print(f"{found}\n{target} holds all of it. {source} is as it was: start no controller on that one any more.")
 
 
 def backup(source: str, file: Path) -> None:
-    """Keep all records in a file; a controller may be using the store."""
+    """Write all records of the store `source` to a new file. A controller may be using the store."""
     with _naming(source):
         kind, path = _parsed(source)
         if kind == "sqlite":
@@ -75,7 +78,7 @@ def backup(source: str, file: Path) -> None:
 
 
 def restore(file: Path, target: str) -> None:
-    """Bring all records from a file into a store, which is empty."""
+    """Copy all records from a backup file into the empty store `target`."""
     found = copying.read_backup(file)
     print(f"{found}")
     with _empty(target) as store, _naming(target):
@@ -86,7 +89,11 @@ def restore(file: Path, target: str) -> None:
 
 @contextmanager
 def _read_for_good(name: str) -> Iterator[copying.Contents]:
-    """What a store holds that no controller writes to: SQLite is locked meanwhile, and who writes to etcd is deposed."""
+    """Yield all records of a store while no controller can write to it.
+
+    A SQLite file stays locked until the end of the block; in etcd, the writer is deposed. Raises OperatorError if a
+    controller uses the store, or the store holds no cluster.
+    """
     with _naming(name):
         kind, path = _parsed(name)
         store, seals = (_sqlite(_existing(path)), None) if kind == "sqlite" else _etcd(path)
@@ -94,12 +101,12 @@ def _read_for_good(name: str) -> Iterator[copying.Contents]:
         with _naming(name):
             if isinstance(store, EtcdStore):
                 copying.check_unused(store)
-                copying.contents(store).cluster()  # nobody is deposed for nothing
+                copying.contents(store).cluster()  # checked first, so that no controller is deposed in vain
                 store.begin()
             found = copying.contents(store)
             found.cluster()
             if isinstance(store, EtcdStore):
-                copying.check_unused(store)  # nor has one come meanwhile
+                copying.check_unused(store)  # a controller may have started meanwhile
             if seals is not None:
                 seals.check_whole()
         yield found
@@ -107,7 +114,7 @@ def _read_for_good(name: str) -> Iterator[copying.Contents]:
 
 @contextmanager
 def _empty(name: str) -> Iterator[Store]:
-    """A store that is empty, and may be written to."""
+    """Yield an empty store that can be written to. Raises OperatorError if the store is not empty."""
     with _naming(name):
         kind, path = _parsed(name)
         store, _ = (_sqlite(_database(path)), None) if kind == "sqlite" else _etcd(path)
@@ -129,7 +136,7 @@ def _parsed(name: str) -> tuple[str, Path]:
 
 
 def _database(path: Path) -> Path:
-    """`path` itself, or the database in that state directory."""
+    """Return `path`, or the database in it if `path` is a state directory."""
     return path / DATABASE if path.is_dir() else path
 
 
@@ -141,8 +148,11 @@ def _existing(path: Path) -> Path:
 
 
 def _sqlite(path: Path) -> SqliteStore:
-    """The database in `path`. Where root opens it in somebody else's directory, its files belong to the owner of the directory
-    from the beginning: the controller, which runs as that user, has to read them."""
+    """Open the database in `path`. Raises OperatorError if the database cannot be used.
+
+    All its files are given to the owner of the directory. So the controller, which runs as that user, can read a
+    database that root has created.
+    """
     try:
         store = SqliteStore(path)
         for name in (path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}.lock"):
@@ -153,7 +163,7 @@ def _sqlite(path: Path) -> SqliteStore:
 
 
 def _etcd(path: Path) -> tuple[EtcdStore, Seals]:
-    """The store that the configuration in `path` names in its section `etcd`, whether or not it is the one in use."""
+    """Open the store of the section `etcd` in the controller configuration `path`, even if that selects SQLite."""
     import msgspec
 
     options = config.load(path)
@@ -174,7 +184,7 @@ def _closing(store: SqliteStore | EtcdStore) -> Iterator[SqliteStore | EtcdStore
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """An error says which store it is about."""
+    """Prefix the text of an OperatorError with the name of the store."""
     try:
         yield
     except OperatorError as error:

@@ -1,7 +1,7 @@
-"""All that a store holds: brought into another one, kept in a file, brought back from there.
+"""Copies of all records of a store: into another store, into a backup file, and from that file into a store.
 
-A copy is made whole or not at all: the target is empty at first, and all records are one commit of it. What belongs to a lease is
-left out, as it says who is there at the moment.
+A copy is atomic: the target is empty at first, and all records form one commit. Records that are bound to a lease are
+left out, because they only list the running controllers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ READ_AGAIN_S = 0.25
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything that a store held at one moment."""
+    """All records of a store as of one moment, without those bound to leases."""
 
     records: tuple[tuple[str, bytes], ...]
     read_s: float  # Unix time
 
     def cluster(self) -> str:
-        """The id of the cluster. Raises OperatorError if there is none: then no controller has ever used the store."""
+        """Return the id of the cluster.
+
+        Raises OperatorError if there is none: then no controller has ever used the store.
+        """
         for key, value in self.records:
             if key == CLUSTER_KEY:
                 return msgspec.msgpack.decode(value, type=ClusterRecord).id
@@ -45,7 +48,7 @@ class Contents:
 
     @property
     def jobs(self) -> tuple[int, int]:
-        """How many jobs there are, and how many of them are in the archive."""
+        """Number of all jobs, and the number of archived jobs among them."""
         archived = sum(key.startswith(ARCHIVE) for key, _ in self.records)
         return archived + sum(key.startswith(JOBS) and key.endswith(STATE) for key, _ in self.records), archived
 
@@ -55,14 +58,18 @@ class Contents:
 
 
 def contents(store: Store) -> Contents:
-    """What a store holds, as of one revision. Raises StoreUnavailable."""
+    """Return all records of a store as of one revision.
+
+    The reading is repeated while a large commit is only partly applied, or the history is compacted during the reading.
+    Raises StoreUnavailable after `READ_TRIED` attempts.
+    """
     for _ in range(READ_TRIED):
         try:
             pages = list(store.pages("", AFTER_ALL))
             if not isinstance(store, EtcdStore) or store.is_whole(pages[0].revision):
                 return _of(pages)
         except Compacted:
-            pass  # a long reading, and a short history
+            pass  # the history was compacted during the reading
         time.sleep(READ_AGAIN_S)
     raise StoreUnavailable(
         "it does not come to rest: a large commit there is unfinished, or its history is kept too briefly"
@@ -70,7 +77,7 @@ def contents(store: Store) -> Contents:
 
 
 def contents_of_file(path: Path) -> Contents:
-    """What the SQLite database in `path` holds, though a controller may be using it. Raises StoreUnavailable."""
+    """Return all records of the SQLite database in `path`, which a controller may be using. Raises StoreUnavailable."""
     return _of(pages_of(path, "", AFTER_ALL))
 
 
@@ -80,20 +87,23 @@ def _of(pages: Iterable[Listing]) -> Contents:
 
 
 def check_empty(store: Store) -> None:
-    """Raises OperatorError if anything is in the store."""
+    """Raise OperatorError if the store has any record."""
     if found := store.keys(""):
         raise OperatorError(f"it is not empty: it has {len(found)} records, such as {found[0]}; nothing was changed")
 
 
 def check_unused(store: Store) -> None:
-    """Raises OperatorError if a controller uses the store: it keeps a lease there for as long as it runs."""
+    """Raise OperatorError if a controller uses the store: each running controller keeps a lease there."""
     leased = [record.key for record in store.list("").records if record.lease]
     if leased:
         raise OperatorError(f"controllers use it ({', '.join(leased[:5])}): stop all of them first")
 
 
 def fill(store: Store, found: Contents) -> None:
-    """Put everything into a store that is empty and may be written to. Raises OperatorError, StoreUnavailable."""
+    """Write all records into an empty store in one commit, and read them back.
+
+    Raises StoreUnavailable, and OperatorError if the store is not empty or the records read differ from those written.
+    """
     check_empty(store)
     store.commit((), [Put(key, value) for key, value in found.records])
     if contents(store).records != found.records:
@@ -104,18 +114,21 @@ def fill(store: Store, found: Contents) -> None:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line of a backup, for people and programs."""
+    """First line of a backup file, as JSON. The records follow in MessagePack."""
 
     format: str
     cluster: str
-    read_s: float
-    version: str  # of the program that wrote it
+    read_s: float  # Unix time of the reading
+    version: str  # of the program that wrote the file
     records: int
-    sha256: str  # of all that follows
+    sha256: str  # of the rest of the file
 
 
 def write_backup(path: Path, found: Contents) -> None:
-    """Write a file that only its owner may read: there are environments of jobs in it. Raises OperatorError."""
+    """Write a new backup file, which only its owner may read, because it contains the environments of jobs.
+
+    Raises OperatorError if the file exists or cannot be written.
+    """
     body = msgspec.msgpack.encode(found.records)
     head = Head(
         format=FORMAT,
@@ -129,7 +142,10 @@ def write_backup(path: Path, found: Contents) -> None:
 
 
 def read_backup(path: Path) -> Contents:
-    """Raises OperatorError if the file is no backup, or not all of one."""
+    """Return the records of a backup file.
+
+    Raises OperatorError if the file is no backup, or is incomplete or damaged.
+    """
     try:
         line, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:

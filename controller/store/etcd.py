@@ -1,14 +1,14 @@
-"""The shared store: etcd, for several controllers (Elan V-D keeps its master's state there).
+"""Shared store in etcd, for several controllers (Elan V-D keeps the state of its master in etcd).
 
 Theory of operation
 -------------------
-All keys of a cluster lie under one root. Beside the records stands the *fence*, a key that each writer sets in `begin`. Each
-commit of a writer takes place only if the fence is unchanged since that writer set it. A commit that got no answer has an
-unknown outcome; once `begin` or `probe` has set the fence again, such a commit can no longer take place. The next commit of a
-replaced writer raises Deposed.
+All keys of a cluster lie under one root. Beside the records, there is the *fence*, a key that each writer sets in
+`begin`. Each commit of a writer takes place only if the fence is unchanged since that writer set it. A commit that got
+no answer has an unknown outcome; once `begin` or `probe` has set the fence again, such a commit can no longer take
+place. The next commit of a replaced writer raises Deposed.
 
-A commit of more than 128 writes, or of more than 1.5 MiB, does not fit into one transaction of etcd. Such a commit is first
-written to a journal, and then applied in several transactions (`journal`).
+A commit of more than 128 writes, or of more than 1.5 MiB, does not fit into one transaction of etcd. Such a commit is
+first written to a journal, and then applied in several transactions (`journal`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_RECORDS = 1024  # limit of a page
 KEYS_OF_A_PAGE = 8192
 ATTEMPTS = 5
 REPLACED = "another controller writes to the store now"
-PREFIX_END = b"\xff"  # no byte of UTF-8
+PREFIX_END = b"\xff"  # greater than any byte of UTF-8
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class EtcdStore:
     def __init__(
         self, access: Access | Connection, root: str, bounds: Bounds = Bounds(), seals: Sealing | None = None
     ) -> None:
-        """Prepare a connection, which is established by the first call; a connection passed as `access` is closed by the store.
+        """Prepare a connection, which the first call establishes. `close` also closes a connection passed as `access`.
 
-        Records that `seals` reject count as absent. Raises OperatorError if etcd3 is missing, or a file of `access` cannot be
-        used.
+        Records that `seals` reject count as absent. Raises OperatorError if etcd3 is missing, or a file of `access`
+        cannot be used.
         """
         self._seals = seals
         self._connection = access if isinstance(access, Connection) else Connection(access)
@@ -197,8 +197,8 @@ class EtcdStore:
     def _set_fence(self, take_over: bool) -> int:
         """Set the fence again, then complete or remove an unfinished commit of an earlier writer. Returns the revision.
 
-        Without `take_over`, raises Deposed if another writer has set the fence. The transaction compares the fence with its
-        revision just before, so an attempt that reaches etcd late has no effect.
+        Without `take_over`, raises Deposed if another writer has set the fence. The transaction compares the fence with
+        its revision just before, so an attempt that reaches etcd late has no effect.
         """
         rpc = self._rpc
         for _ in range(ATTEMPTS):
@@ -334,7 +334,7 @@ class EtcdStore:
         asked = self._rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
         answer = self._connection.read(
             lambda at: at.lease.LeaseGrant, asked
-        )  # if the answer is lost, the lease expires by itself
+        )  # may be repeated: a lease without an answer expires by itself
         return Lease(answer.ID, float(answer.TTL))
 
     def renew(self, lease: int) -> float:

@@ -1,8 +1,8 @@
-"""The etcd3 package, made to load under any protobuf.
+"""Loader of the etcd3 package that works with any version of protobuf.
 
-etcd3 0.12.0 brings message classes that were generated for a protobuf before version 4, and refuse to load under a later one. The
-descriptions of the messages inside those files are still right. So the classes are made from these descriptions, in a pool of
-their own, before etcd3 asks for them: its files are parsed for that, not executed.
+The generated message classes in etcd3 0.12.0 fail to load with protobuf 4 and later. The message descriptors inside the
+generated files are still correct. So this module builds the classes from these descriptors, in a separate descriptor
+pool, before etcd3 imports them. The generated files are parsed, not executed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import Any
 
 from ...protocol.errors import OperatorError
 
-VERSION = "0.12.0"  # that this was written for
-MODULES = ("kv_pb2", "auth_pb2", "rpc_pb2")  # the last needs the others
+VERSION = "0.12.0"  # the only version that this loader supports
+MODULES = ("kv_pb2", "auth_pb2", "rpc_pb2")  # in this order: the last one depends on the others
 LACKING = "etcd as the store needs a Python package that is missing: pip install 'elasticctl[etcd]'"
 
 
 def load() -> ModuleType:
-    """The module `etcd3`. Raises OperatorError if it, or what it needs, is not installed, or is of another version."""
+    """Return the module `etcd3`.
+
+    Raises OperatorError if etcd3 or a dependency of it is not installed, or etcd3 has another version than `VERSION`.
+    """
     if (loaded := sys.modules.get("etcd3")) is not None:
         return loaded
     spec = importlib.util.find_spec("etcd3")
@@ -43,7 +46,7 @@ def _make_messages(folder: Path) -> None:
     from google.protobuf import descriptor_pool
     from google.protobuf.internal import builder
 
-    pool = descriptor_pool.DescriptorPool()  # its own, as "rpc.proto" is a name that others use
+    pool = descriptor_pool.DescriptorPool()  # separate, because other packages register a file "rpc.proto" too
     for name in MODULES:
         module = ModuleType(f"etcd3.etcdrpc.{name}")
         described = pool.AddSerializedFile(_description(folder / f"{name}.py"))
@@ -53,7 +56,10 @@ def _make_messages(folder: Path) -> None:
 
 
 def _description(path: Path) -> bytes:
-    """The serialized file descriptor in a generated file: `serialized_pb=_b('...')`."""
+    """Return the serialized file descriptor of a generated file: the argument `serialized_pb=_b('...')`.
+
+    Raises ImportError if the file has none.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.keyword) and node.arg == "serialized_pb":
             value: Any = node.value

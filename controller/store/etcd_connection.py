@@ -1,12 +1,14 @@
-"""Connection to an etcd cluster: several endpoints, TLS, a password, a time limit for each call, and errors with their outcome.
+"""Connection to an etcd cluster: several endpoints, TLS, a password, time limits of calls, and outcomes of errors.
 
 Theory of operation
 -------------------
-One endpoint is used until a call to it fails; then the next endpoint is used. A read is repeated at the next endpoint at once,
-within its time limit. A commit is not repeated: its outcome is unknown, unless etcd reports that nothing was done.
+One endpoint is used until a call to it fails; then the next endpoint is used. A read is repeated at the next endpoint
+at once, within its time limit. A commit is not repeated: its outcome is unknown, unless etcd reports that nothing was
+done.
 
-Each call requires that the member has a leader (`hasleader`): a member that is cut off from the others then refuses at once,
-instead of not answering. A token that has expired, or that a member lost at its restart, is replaced by a new one.
+Each call requires that the member has a leader (`hasleader`): a member that is cut off from the others then refuses at
+once, instead of not answering. A token that has expired, or that a member lost at its restart, is replaced by a new
+one.
 
 A member is used only after it has refused a call without credentials (`Endpoint.check_closed`).
 """
@@ -59,7 +61,10 @@ class Access:
 
 
 class OpenStore(OperatorError):
-    """A member answers without credentials: any host that reaches it controls the cluster, and all accounts that jobs run as."""
+    """A member of etcd answers without credentials.
+
+    Any host that reaches the member could control the cluster, and all accounts under which jobs run.
+    """
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -111,7 +116,10 @@ class Endpoint:
     """One member of the etcd cluster: its channel, the stubs of etcd3, and the token that the member has issued."""
 
     def __init__(self, address: str, access: Access) -> None:
-        """Prepare a channel, which connects at the first call. Raises OperatorError if a file of `access` cannot be used."""
+        """Prepare a channel, which connects at the first call.
+
+        Raises OperatorError if a file of `access` cannot be used.
+        """
         etcd3 = etcd_api.load()
         host, _, port = address.rpartition(":")
         files = {"ca_cert": access.ca, "cert_cert": access.cert, "cert_key": access.key}
@@ -138,9 +146,9 @@ class Endpoint:
     def check_closed(self, timeout_s: float) -> None:
         """Check, once and before any other call, that the member refuses calls without credentials.
 
-        Raises OpenStore if the member answers such a call, and grpc.RpcError if the check cannot be completed. The member is
-        first read from with the credentials, which shows that it can be reached. So if a connection without a certificate then
-        fails, the member has refused it.
+        Raises OpenStore if the member answers such a call, and grpc.RpcError if the check cannot be completed. The
+        member is first read from with the credentials, which shows that it can be reached. So if a connection without a
+        certificate then fails, the member has refused it.
         """
         if self._closed:
             return
@@ -243,7 +251,7 @@ class Connection:
             left_s = max(0.01, until_s - time.monotonic())
             share_s = (
                 left_s / 2 if repeat and untried > 0 else left_s
-            )  # a stopped member never answers: time is left for the next one
+            )  # a stopped member never answers: the rest of the time is for the next member
             sent = False
             try:
                 endpoint.check_closed(share_s)
@@ -268,7 +276,7 @@ class Connection:
         text = (error.details() or error.code().name).removeprefix("etcdserver: ")
         if error.details() == _COMPACTED:
             return Compacted(text)
-        if error.details() == _NO_SPACE:  # raised both before and after the change is made
+        if error.details() == _NO_SPACE:  # etcd reports this both before and after making the change
             text = "its space is used up (alarm NOSPACE). Compact and defragment it, then `etcdctl alarm disarm`"
         elif text.startswith("failed to connect to all addresses"):
             text = f"it cannot be reached: {text.rpartition('last error: ')[2].removeprefix('UNKNOWN: ')}"

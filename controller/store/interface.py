@@ -1,9 +1,9 @@
-"""What a controller keeps, behind one interface (design: survival): revisioned keys and atomic, conditional commits.
+"""Interface of the controller's durable stores: keys with revisions, atomic conditional commits (design: survival).
 
-Keys are text, values bytes. Every commit that changes something makes one new revision.
+Keys are text, values are bytes. Every commit that changes a record makes one new revision.
 
-A `Store` is all that a controller needs which is alone. A `SharedStore` is one that several processes use at the same time. It
-has what they need to agree on who writes: leases, comparisons that each commit bears, and watches.
+A `Store` suffices for a single controller. A `SharedStore` serves several processes at the same time. It adds the means
+by which they agree on one writer: leases, a condition that guards each commit, and watches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ...protocol.errors import OperatorError
 
-AFTER_ALL = "\U0010ffff"  # no key begins with it: it stands after all of them
+AFTER_ALL = "\U0010ffff"  # sorts after all keys: no key begins with this character
 
 
 class StoreUnavailable(OperatorError):
@@ -48,7 +48,7 @@ class Record:
 
 @dataclass(frozen=True)
 class If:
-    """Condition that the key's `mod_revision` equals this one; 0: that there is no such key."""
+    """Condition that the key has this `mod_revision`; 0: that the key does not exist."""
 
     key: str
     mod_revision: int
@@ -114,7 +114,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of one revision. Without writes: no watched key changed, and all revisions up to this one were reported."""
+    """Changes of one revision.
+
+    Without writes: no watched key changed, and all revisions up to this one were reported.
+    """
 
     revision: int
     writes: tuple[Put | Delete, ...]
@@ -165,7 +168,8 @@ class Store(Protocol):
     def probe(self, size: int) -> None:
         """Make sure, after a StoreUnavailable, that a commit of about `size` bytes can be made again.
 
-        Results of `get` and `list` are final afterwards: no earlier commit of unknown outcome can still appear. Raises Deposed.
+        Results of `get` and `list` are final afterwards: no earlier commit of unknown outcome can still appear. Raises
+        Deposed.
         """
 
     def close(self) -> None:
@@ -188,7 +192,10 @@ class Watch(Protocol):
     """Stream of the changes of a store, revision by revision, each exactly once, also across lost connections."""
 
     def next(self, timeout_s: float) -> Changes | None:
-        """Return the next revision's changes; None after `timeout_s` without any. Raises Compacted, and then has ended."""
+        """Return the next revision's changes; None after `timeout_s` without any.
+
+        Raises Compacted if those changes are no longer kept; the watch has ended then.
+        """
 
     def close(self) -> None:
         """End the watch."""
@@ -203,16 +210,18 @@ class SharedStore(Store, Protocol):
     def begin(self, guard: If | None = None) -> int:
         """Become the store's writer, and depose the previous one: none of its commits can appear any more.
 
-        `guard` is a condition of this call and of each later commit; Deposed is raised where it fails. A large commit that the
-        previous writer had begun, and that had to be completed, is completed. Returns a revision: a reader that has received
-        all changes up to it knows all earlier writes.
+        `guard` is a condition of this call and of each later commit; Deposed is raised if it fails. If the previous
+        writer has left a large commit unfinished, the call completes the commit, or removes it if it had not taken
+        place. Returns a revision: a reader that has received all changes up to it knows all earlier writes.
         """
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | PutLeased | Delete]) -> int | None:
         """Commit as `Store.commit` does. A large commit returns its last revision."""
 
     def claim(self, conditions: Sequence[If], writes: Sequence[Put | PutLeased | Delete]) -> int | None:
-        """Make a small commit without `begin`, deposing no writer: for keys by which processes agree on the next writer."""
+        """Make a small commit without `begin`, deposing no writer.
+
+        It is for the keys by which processes agree on the next writer. Returns and raises as `Store.commit` does."""
 
     def grant(self, ttl_s: float) -> Lease:
         """Grant a new lease; the store may give it more time than `ttl_s` seconds."""

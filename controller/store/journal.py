@@ -1,11 +1,12 @@
-"""Journal of a commit that is larger than one transaction: written completely before any of its writes is applied. Pure.
+"""Journal of a commit larger than one transaction: written completely before any of its writes is applied. Pure.
 
 Theory of operation
 -------------------
-The writes are encoded together, and stored in pieces under a random number. One small transaction then puts a marker that names
-the pieces: from then on the commit has taken place. After that the writes are applied, as many at a time as one transaction may
-hold, and the last of these transactions removes the marker. The writes may be applied twice without harm, since no write depends
-on an earlier value. So any process that finds a marker, perhaps another one after a crash, applies the commit of that marker.
+The writes are encoded together, and stored in pieces under a random number. One small transaction then puts a marker
+that names the pieces: from then on the commit has taken place. After that the writes are applied, as many at a time as
+one transaction may hold, and the last of these transactions removes the marker. The writes may be applied twice without
+harm, since no write depends on an earlier value. So any process that finds a marker, perhaps another one after a crash,
+applies the commit of that marker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lease that is kept alive by a thread of its own, however long the process's loop stands still."""
+"""Lease that a separate thread renews, even while the loop of the process is blocked."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from collections.abc import Callable
 
 from .interface import Lease, SharedStore, StoreUnavailable
 
-RENEWALS = 3  # in the time of a lease
-ATTEMPTS = 12  # in that time, after one that has failed
+RENEWALS = 3  # per lifetime of the lease
+ATTEMPTS = 12  # per lifetime of the lease, after a failed renewal
 
 
 class KeptLease:
-    """Renews `lease` until it is closed or lost.
+    """Lease that is renewed until `close`, or until the store has ended it.
 
-    A lease certainly lasts for its time from when its last renewal was *asked for*. So whoever asks `holds` before each act of
-    its own, acts by no lease that has ended, provided that clocks of this machine and of etcd's run equally fast.
+    A lease lasts at least for its lifetime from the *sending* of its last renewal. So a process that checks `holds`
+    before each action never acts under an ended lease, provided that the clocks of its machine and of etcd's run
+    equally fast.
     """
 
     def __init__(
         self, store: SharedStore, lease: Lease, asked_s: float, on_end: Callable[[], None] | None = None
     ) -> None:
-        """`asked_s`: when it was asked for (`time.monotonic`). `on_end` is called in that thread, once, when it has been lost."""
+        """Start the renewals of `lease`, which was requested at `asked_s` (`time.monotonic`, seconds).
+
+        The thread calls `on_end` once if the store has ended the lease.
+        """
         self._store, self.lease = store, lease
         self._until_s = asked_s + lease.ttl_s
         self._on_end = on_end
@@ -31,16 +35,16 @@ class KeptLease:
         self._thread.start()
 
     def holds(self) -> bool:
-        """Is it certain that the lease has not ended?"""
+        """Return whether the lease certainly has not ended."""
         return time.monotonic() < self._until_s
 
     @property
     def until_s(self) -> float:
-        """Until then it certainly lasts (`time.monotonic`)."""
+        """Time until which the lease certainly lasts (`time.monotonic`, seconds)."""
         return self._until_s
 
     def close(self, revoke: bool = True) -> None:
-        """Renew it no more; and end it now, if the store can be reached."""
+        """Stop the renewals; with `revoke`, end the lease at once if the store answers."""
         self._closed.set()
         self._thread.join()
         if revoke:
@@ -48,7 +52,7 @@ class KeptLease:
             try:
                 self._store.revoke(self.lease.id)
             except StoreUnavailable:
-                pass  # it ends by itself
+                pass  # the lease expires by itself
 
     def _run(self) -> None:
         wait_s = self.lease.ttl_s / RENEWALS
@@ -58,7 +62,7 @@ class KeptLease:
             try:
                 left_s = self._store.renew(self.lease.id)
             except StoreUnavailable:
-                continue  # it may still last, and another member may answer
+                continue  # the lease may still last, and another member may answer
             if left_s <= 0:
                 self._until_s = 0.0
                 if self._on_end is not None:

@@ -1,4 +1,4 @@
-"""Which store a controller uses, by its configuration, and how it is opened."""
+"""Options of a controller's configuration for an etcd cluster, and the access that they give."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Root = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._-]{1,64}){1,8}$")]
 
 
 class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where an etcd cluster is, and how a controller is let in; the comments are in `configs/controller.yaml`."""
+    """Addresses of an etcd cluster, and the credentials for it. `configs/controller.yaml` explains the options."""
 
     endpoints: Annotated[tuple[Endpoint, ...], msgspec.Meta(min_length=1, max_length=15)]
     root: Root | None = None
@@ -31,11 +31,14 @@ class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     insecure: bool = False
 
     def root_of(self, cluster: str) -> str:
-        """What the keys of this cluster begin with."""
+        """Return the prefix of all keys of `cluster`."""
         return self.root or f"/elasticctl/{cluster}"
 
     def access(self, directory: Path) -> Access:
-        """With the password that is in its file; relative paths start at `directory`. Raises OperatorError, naming the option."""
+        """Return the access, with the password read from its file. Relative paths start at `directory`.
+
+        Raises OperatorError, which names the option, if an option or a file cannot be used.
+        """
         for place in self.endpoints:
             host_and_port("etcd.endpoints", place)
         if self.ca is None and (self.cert, self.key, self.user) != (None, None, None):

@@ -35,7 +35,10 @@ class SqliteStore:
     """Implementation of `interface.Store` in one file. For one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the database. Raises OperatorError if the file is in use, is no store, or is of a newer version."""
+        """Open or create the database.
+
+        Raises OperatorError if the file is in use, is no store, or is of a newer version.
+        """
         self._path = path
         with ExitStack() as opened:
             opened.callback(os.close, _lock(path))
@@ -96,7 +99,10 @@ class SqliteStore:
 
     @contextmanager
     def _usable(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection. Errors of SQLite become StoreUnavailable, as they may pass: a full disk may have room again."""
+        """Yield the connection.
+
+        Errors of SQLite become StoreUnavailable, as they may pass: a full disk may have room again.
+        """
         if self._db is None:
             raise StoreUnavailable(f"{self._path} is not open")
         try:
@@ -221,7 +227,10 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """Lock a file beside the database, and return its descriptor. Raises OperatorError if another controller holds the lock."""
+    """Lock a file beside the database, and return its descriptor.
+
+    Raises OperatorError if another controller holds the lock.
+    """
     try:
         return locks.hold(path.with_name(path.name + ".lock"), f"{path} is in use by another controller")
     except OperatorError as error:

@@ -1,7 +1,8 @@
-"""What changes in etcd, told in the order of revisions through lost connections and members.
+"""Watch of changes in etcd, reported in the order of revisions, also across lost connections and members.
 
-A thread of its own reads the stream and puts what comes into a bounded queue. When the stream breaks, another one is asked for,
-from the first revision that has not been told. When that is no longer kept, the watch ends with `Compacted`.
+A separate thread reads the stream of etcd, and puts the changes into a bounded queue. When the stream breaks, the
+thread opens another one, from the first unreported revision on. If etcd has compacted that revision, the watch ends
+with `Compacted`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from typing import Any
 from .etcd_connection import TOKEN_TIMEOUT_S, Connection, Endpoint, Failure, OpenStore, judge
 from .interface import Changes, Compacted, Delete, Put, Sealing
 
-MOST_WAITING = 1024  # revisions; beyond, etcd keeps them
-AGAIN_S = 0.2  # between two streams
-DELETED = 1  # the type of an event
+MOST_WAITING = 1024  # revisions in the queue; etcd keeps further ones
+AGAIN_S = 0.2  # pause before the next stream
+DELETED = 1  # type of an event in etcd's API
 
 
 class EtcdWatch:
-    """`interface.Watch` of the keys from `first` up to `end`; of those that begin with `data`, what follows is told."""
+    """Implementation of `interface.Watch` for the keys k with first <= k < end.
+
+    Only keys that begin with `data` are reported, without this prefix. Changes of other keys appear as revisions
+    without writes.
+    """
 
     def __init__(
         self,
@@ -34,7 +39,7 @@ class EtcdWatch:
         self._seals = seals
         self._connection, self._rpc = connection, connection.rpc
         self._first, self._end, self._data = first, end, data
-        self._revision = revision  # the next
+        self._revision = revision  # the next one to report
         self._waiting: queue.Queue[Changes | Compacted] = queue.Queue(MOST_WAITING)
         self._closed = threading.Event()
         self._stream: Any = None
@@ -48,7 +53,7 @@ class EtcdWatch:
         except queue.Empty:
             return None
         if isinstance(found, Compacted):
-            self._waiting.put(found)  # for whoever asks again
+            self._waiting.put(found)  # for the next call
             raise found
         return found
 
@@ -68,7 +73,7 @@ class EtcdWatch:
                 self._put(error)
                 return
             except OpenStore:
-                self._connection.leave(endpoint)  # the next call to it tells
+                self._connection.leave(endpoint)  # the next call to this member reports the error
             except self._connection.error as error:
                 if self._closed.is_set():
                     return
@@ -79,7 +84,7 @@ class EtcdWatch:
             self._closed.wait(AGAIN_S)
 
     def _follow(self, endpoint: Endpoint) -> None:
-        """One stream, to its end. Raises grpc.RpcError, Compacted."""
+        """Read one stream to its end. Raises grpc.RpcError, Compacted, OpenStore."""
         wanted = self._rpc.WatchRequest(
             create_request=self._rpc.WatchCreateRequest(
                 key=self._first, range_end=self._end, start_revision=self._revision
@@ -96,7 +101,7 @@ class EtcdWatch:
                 if answer.compact_revision:
                     raise Compacted(f"the history before revision {answer.compact_revision} is not kept any more")
                 if answer.canceled:
-                    endpoint.forget_token()  # the reason may be that it has run out
+                    endpoint.forget_token()  # the token may have expired
                     return
                 for revision, events in itertools.groupby(answer.events, key=lambda event: event.kv.mod_revision):
                     self._put(Changes(int(revision), tuple(self._writes(events))))
@@ -124,6 +129,6 @@ class EtcdWatch:
 
 
 def _asking(wanted: Any, ended: threading.Event) -> Any:
-    """A stream of requests that stays open for as long as its answers are wanted."""
+    """Yield the one request of a watch, and keep the stream of requests open until `ended` is set."""
     yield wanted
     ended.wait()
