@@ -1,4 +1,9 @@
-"""The controller's shell: the door, keys, the store's file and the clock around `turn.Turn` (cluster 1, 3, 5)."""
+"""Controller process: sockets, keys, the store and the clock around `turn.Turn` (cluster 1, 3, 5).
+
+With a store of its own (SQLite) the controller reigns from its start to its end. Several controllers that share a store
+(etcd) elect a leader (`leading`). A standby refers agents to the leader, and refuses requests of clients with the
+leader's address.
+"""
 
 from __future__ import annotations
 
@@ -74,33 +79,36 @@ log = logging.getLogger(__name__)
 STORE_FILE = "cluster.db"
 LOCK_FILE = "controller.lock"
 AUDIT_FILE = "audit.log"
-COLLECT_INTERVAL_S = 3600.0  # between two looks for unreachable cycles, each of tenths of a second in a large cluster
-LOOK_INTERVAL_S = 1.0  # between two looks at the list of those who are known
+COLLECT_INTERVAL_S = 3600.0  # between two collections of garbage, which take tenths of a second in a large cluster
+LOOK_INTERVAL_S = 1.0  # between two checks of the list of known principals
 
 CLIENTS = Gate(
     name="clients",
     remote=(Role.USER, Role.OPERATOR),
     local=(Role.USER, Role.OPERATOR),
     frame_bytes=MAX_REQUEST_BYTES,
-    waiting_out=64,  # a client asks one thing at a time, and repeats it
+    waiting_out=64,  # a client sends one request at a time, and repeats it
     visitors=True,
 )
 AGENTS = Gate(
     name="agents",
     remote=(Role.SERVER,),
-    local=(Role.OPERATOR,),  # on the controller's machine: its own user, or root
+    local=(Role.OPERATOR,),  # on the controller's machine: the controller's user, or root
     frame_bytes=MAX_MESSAGE_BYTES,
     waiting_out=transport.QUEUE_MESSAGES,
-    visitors=True,  # root, as its unit runs the agent, may not pass over modes; who else comes is known, and refused
+    visitors=True,  # because a root agent's unit lacks CAP_DAC_OVERRIDE; other users are identified, and refused
     repeated=lines.is_repeated,
 )
 
 
 class ControllerDaemon:
-    """One controller process."""
+    """Controller process: accepts messages of agents and clients, and applies them to the reign while it leads."""
 
     def __init__(self, configuration: Configuration) -> None:
-        """Opens the store, listens, recovers: who speaks meanwhile waits. Raises OperatorError if one of these cannot be done."""
+        """Listen, open the store and recover from its records. Messages that arrive meanwhile wait.
+
+        Raises OperatorError if the state directory, the keys, an address or the store cannot be used.
+        """
         options = configuration.options
         state = _state_directory(options)
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
@@ -111,7 +119,7 @@ class ControllerDaemon:
         self._watch = Watch()
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
-        self._context = transport.context(io_threads=2)  # the door has a use for the second
+        self._context = transport.context(io_threads=2)  # one for the network, one for local peers
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._keys = KeyDirectory(options.keys)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
@@ -122,22 +130,22 @@ class ControllerDaemon:
         self._sparing = SparingBySubject()
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
-        self._reign: Reign | None = None  # None: this controller stands by
-        self._candidacy: Candidacy | None = None  # among several; None: it is the only one
-        self._seals: Seals | None = None  # of a store that several share
+        self._reign: Reign | None = None  # None: this controller is a standby
+        self._candidacy: Candidacy | None = None  # None: this is the only controller of the cluster
+        self._seals: Seals | None = None  # of a store that several controllers share
         self._store: Store = self._open_store(options)
         self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
-        self._changes: list[ClientRequest] = []  # for the end of a turn: who only looks need not wait for a commit
+        self._changes: list[ClientRequest] = []  # of this turn, taken last: read-only requests wait for no commit
         self._exporter = _exporter(options, self._loop.wake)
         log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
 
     def _open_store(self, options: ControllerConfig) -> Store:
-        """Reign at once with a store of one's own; else stand for election."""
+        """Open the store. With SQLite, begin to reign at once; with etcd, stand for election."""
         if self._present.etcd is None or options.etcd is None:
             store = SqliteStore(self._state / STORE_FILE)
             steps = StepMeter()
-            turn = Turn(store, self._build(0), self._clock.now(), self._watch)  # now, as agents connect meanwhile
+            turn = Turn(store, self._build(0), self._clock.now(), self._watch)  # recovers while agents connect
             self._begin(Reign(turn, JobKeys.kept_in(self._state), steps))
             return store
         access, root = self._present.etcd, options.etcd.root_of(options.cluster)
@@ -152,18 +160,21 @@ class ControllerDaemon:
         return shared
 
     def _build(self, term: int) -> Build:
-        """Makes the machine of a reign with that term; 0: the store's next one."""
+        """Return the function that builds the machine of a reign with `term`; 0: the next term of the store."""
 
         def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
             settings = _settings(self._present, secrets.token_hex(16), term)
             log.info("recovering from %d records", len(records))
-            secret = secrets.token_hex(32)  # not the incarnation, which each agent is told: job uids are secrets
+            secret = secrets.token_hex(32)  # separate from the incarnation, which agents know: job uids are secrets
             return ControllerMachine(settings, self._present.scheduler, random.Random(secret), now, records)
 
         return build
 
     def run(self, again: Callable[[], Configuration] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT. `again` reads the configuration anew, at SIGHUP."""
+        """Serve until SIGTERM or SIGINT.
+
+        At SIGHUP, read the list of keys again, and the configuration by calling `again`.
+        """
         self._loop.stop_on_signals()
         self._loop.on_signal(signal.SIGHUP, lambda: self._on_hangup(again))
         readiness.notify("READY=1")
@@ -213,7 +224,7 @@ class ControllerDaemon:
                  reign.machine.cluster.policy.name)  # fmt: skip
 
     def _end_if_over(self, reign: Reign) -> None:
-        """Drop all that the reign knows and was about to say: another controller may reign."""
+        """If the reign is over, drop its state and all its unsent messages, because another controller may reign."""
         if not reign.over or self._reign is not reign:
             return
         log.warning("term %d is over: %s; stands by", reign.term, reign.over)
@@ -233,7 +244,7 @@ class ControllerDaemon:
                     assert isinstance(self._store, EtcdStore), "several controllers share etcd"
                     anew = self._seals is not None and self._seals.settle(self._store)
                     known = None if anew else records
-                    steps = StepMeter()  # what was set while another one led is none of this reign's
+                    steps = StepMeter()  # a clock set under another leader does not concern this reign
                     turn = Turn(self._store, self._build(term), self._clock.now(), self._watch, known)
                 except (Compacted, Deposed, StoreUnavailable) as error:
                     log.warning("term %d cannot begin: %s", term, error)
@@ -250,7 +261,7 @@ class ControllerDaemon:
                 pass
 
     def _tell_role(self) -> None:
-        """The service manager, which shows it to people."""
+        """Report the role of this controller to the service manager, which shows the role to operators."""
         text = f"leads with term {self._reign.term}" if self._reign is not None else "stands by"
         readiness.notify(f"STATUS={text}")
 
@@ -288,7 +299,7 @@ class ControllerDaemon:
         self._take(self._reign, AgentMessage(server, message, agent))
 
     def _doubts(self, reign: Reign, server: ServerId, message: ToControllerFromAgent) -> bool:
-        """Does an agent tell of a later reign once more, though the last election has gone beyond the one it told of?"""
+        """Return whether to drop a hello that reports a later reign, as its agent is not believed again yet (`belief`)."""
         if self._candidacy is None or not isinstance(message, AgentHello):
             return False
         if not reign.term < message.term <= reign.term + terms.MOST_AHEAD or self._candidacy.believes(server):
@@ -301,7 +312,10 @@ class ControllerDaemon:
         return True
 
     def _refer_agent(self, peer: Peer, message: ToControllerFromAgent) -> None:
-        """Another controller is to hear it."""
+        """Answer the agent as a standby, with the leader's addresses.
+
+        If a hello reports a later term than the store's, the next reign gets a greater term.
+        """
         assert self._candidacy is not None, "a controller with a store of its own always reigns"
         term = self._candidacy.term
         if isinstance(message, AgentHello) and term < message.term <= term + terms.MOST_AHEAD:
@@ -383,7 +397,10 @@ class ControllerDaemon:
         return [*standby_figures(candidacy.term, not candidacy.trouble), *floods]
 
     def _look_at_keys(self) -> None:
-        """Who is known may have changed. If the list cannot be read, nothing changes: whoever has mended it is noticed."""
+        """Load the list of known principals again if it has changed.
+
+        If the list cannot be read, the present principals stay, and the next change of the list is noticed.
+        """
         if not self._keys.changed():
             return
         try:
@@ -402,7 +419,10 @@ class ControllerDaemon:
         self._door.send(client, _encode_reply(self._from_client, reply))
 
     def _send(self, reign: Reign, actions: list[Outgoing]) -> None:
-        """What is recorded is written into the audit log in any case; but only who still reigns says anything."""
+        """Write the audit entries, then send the messages as long as this controller still leads.
+
+        The audit entries are written in any case, because the records of their requests are durable.
+        """
         self._audit.write([action for action in actions if isinstance(action, Audit)])
         for action in actions:
             if not reign.speaks():
@@ -424,13 +444,16 @@ class ControllerDaemon:
                 generation = reign.generation(JobId(job)) if job else None
                 log.warning("%s", text, extra=about(job=job, generation=generation, server=server))
             case Audit():
-                pass  # written before the first answer of the turn
+                pass  # written by `_send`, before the first message
             case Record() | Fetch() | StandDown():
                 raise AssertionError("the turn sees to that itself")
 
 
 def _exporter(options: ControllerConfig, wake: Callable[[], None]) -> Exporter | None:
-    """Whoever does not want figures does not load what serves them."""
+    """Return the exporter of metrics, or None without an address.
+
+    Only a controller with metrics imports the HTTP server.
+    """
     if options.metrics_address is None:
         return None
     from ..runtime.metrics import Exporter, read_token
@@ -466,7 +489,7 @@ def _encode_reply(codec: Codec[Envelope], reply: Reply) -> bytes:
 
 
 class _Identified(msgspec.Struct):
-    """What is read of a request that is not understood: nothing else is made of its bytes, which may hold millions of values."""
+    """Part of a malformed request that is decoded. The rest is skipped, as its bytes may encode millions of values."""
 
     id: str
 
@@ -475,7 +498,10 @@ _IDENTIFIED = msgspec.msgpack.Decoder(_Identified)
 
 
 def _readable_id(data: bytes) -> str | None:
-    """The id of a request that is not one of this version, so that its sender need not wait for the timeout."""
+    """Return the id of a request that cannot be decoded, so that its client gets a refusal instead of a timeout.
+
+    Returns None if there is no id, or the id has more than 256 characters.
+    """
     try:
         request = _IDENTIFIED.decode(data).id
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -492,7 +518,11 @@ def _state_directory(options: ControllerConfig) -> Path:
 
 
 def _keys(directory: KeyDirectory, addresses: Sequence[str]) -> tuple[Pair | None, Principals]:
-    """The controller's own keys, and who is known. Raises OperatorError if an address needs keys and there are none."""
+    """Return the controller's own key pair and the known principals; None and no principals without keys and TCP
+    addresses.
+
+    Raises OperatorError if the keys cannot be read, or are missing although an address is TCP.
+    """
     if not directory.exists and not any(address.startswith("tcp://") for address in addresses):
         return None, Principals()
     try:

@@ -1,8 +1,9 @@
-"""What a controller has while it reigns: its turn, the keys of jobs' workers, and what the log has told of its events.
+"""State of a controller while it reigns: its turn, the keys of jobs' workers, and the events that it has logged.
 
-With a store of its own a controller reigns from its start to its end. One of several does so only as long as its lease certainly
-lasts (`leading`): that is asked before each message, since a commit that was waited for, or a decision, may have taken longer.
-A reign that is over stays over. Whoever waits for an answer then asks the next one who reigns, with the same request.
+A controller with a store of its own reigns from its start to its end. A controller among several reigns only as long as
+its lease certainly lasts (`leading`). The lease is checked before each message, since a commit or a decision may have
+outlasted the lease. A reign that is over stays over. A client that waits for an answer then repeats its request to the
+next leader.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ LEASE_OVER = "its lease may be over: the store has not renewed it in time"
 
 
 class Reign:
-    """From the recovery from what the reigns before have recorded, until `over` says why it has ended."""
+    """One reign: from the recovery of the earlier reigns' records until `over`, the reason of its end, is not empty."""
 
     def __init__(
         self, turn: Turn, job_keys: JobKeys, steps: StepMeter, leads: Callable[[], bool] = lambda: True
     ) -> None:
-        """`steps`: of the clock, since `turn` was made with it: what was set before, another reign's records do not follow.
-        `leads`: is what this controller says now a leader's word?"""
+        """Begin the reign with a recovered turn.
+
+        `steps` must be created right before `turn`: a clock set earlier does not concern the times in this reign.
+        `leads` returns whether this controller leads now.
+        """
         self.turn = turn
         self.job_keys = job_keys
         self.over = ""
-        self.heard = 0  # the term of the reign that this one has given way to, as far as it was told
+        self.heard = 0  # the later term that an agent has reported, to which this reign gave way; 0: none
         self._steps = steps
         self._leads = leads
         self._events = EventLog(turn.machine.cluster.events, generation=self.generation)
@@ -49,44 +53,44 @@ class Reign:
         return self.turn.machine.term
 
     def speaks(self) -> bool:
-        """May something be sent now? To be asked before each message."""
+        """Return whether a message may be sent now. Call this before each message."""
         if not self.over and not self._leads():
             self.over = LEASE_OVER
         return not self.over
 
     def look_at_clock(self, now: float) -> None:
-        """Take in by how much the machine's clock was set, if it was. To be called before anything else is taken in."""
+        """Handle a setting of the machine's clock, if any. Call this before handling any other event."""
         by_s = self._steps.step()
         if by_s:
             log.warning("the clock of this machine was set by %+.1f s", by_s)
             self.take(now, ClockSet(by_s))
 
     def take(self, now: float, event: Event) -> None:
-        """Take in something that has happened."""
+        """Handle an event, unless the reign is over."""
         self._kept(lambda: self.turn.take(now, event))
 
     def told(self) -> list[Outgoing]:
-        """What can be sent at once (`Turn.told`)."""
+        """Return the messages that may be sent at once (`Turn.told`)."""
         return self._kept(self.turn.told) or []
 
     def finish_ahead(self, now: float) -> list[Outgoing]:
-        """What can be sent before a long decision (`Turn.finish_ahead`)."""
+        """Commit before a long scheduling decision, and return the messages to send (`Turn.finish_ahead`)."""
         return self._kept(lambda: self.turn.finish_ahead(now)) or []
 
     def finish(self, now: float) -> list[Outgoing]:
-        """End the turn; what is to be sent (`Turn.finish`)."""
+        """End the turn, log its events, and return the messages to send (`Turn.finish`)."""
         outgoing = self._kept(lambda: self.turn.finish(now)) or []
         if not self.over and not self.turn.trouble:
             self._events.tell(self.machine.cluster.events)
         return outgoing
 
     def generation(self, job: JobId) -> int | None:
-        """The newest that a job has been ordered; None: it is not in memory, or has none."""
+        """Return the newest generation of a job; None: the job is not in memory, or has no generation."""
         known = self.machine.cluster.jobs.get(job)
         return known.record.generation or None if known is not None else None
 
     def _kept(self, act: Callable[[], list[Outgoing] | None]) -> list[Outgoing] | None:
-        """What `act` returns, unless the reign is over before or by it."""
+        """Return the result of `act`; None if the reign is over, or ends during `act`."""
         if self.over:
             return None
         try:

@@ -221,7 +221,9 @@ class SharedStore(Store, Protocol):
     def claim(self, conditions: Sequence[If], writes: Sequence[Put | PutLeased | Delete]) -> int | None:
         """Make a small commit without `begin`, deposing no writer.
 
-        It is for the keys by which processes agree on the next writer. Returns and raises as `Store.commit` does."""
+        Such a commit sets the keys by which processes agree on the next writer. Returns its revision, or None if a
+        condition fails. Raises ValueError if the commit is larger than one transaction.
+        """
 
     def grant(self, ttl_s: float) -> Lease:
         """Grant a new lease; the store may give it more time than `ttl_s` seconds."""
