@@ -299,7 +299,7 @@ class ControllerDaemon:
         self._take(self._reign, AgentMessage(server, message, agent))
 
     def _doubts(self, reign: Reign, server: ServerId, message: ToControllerFromAgent) -> bool:
-        """Return whether to drop a hello that reports a later reign, as its agent is not believed again yet (`belief`)."""
+        """Return whether to drop a hello that reports a later reign, as its agent is not believed yet (`belief`)."""
         if self._candidacy is None or not isinstance(message, AgentHello):
             return False
         if not reign.term < message.term <= reign.term + terms.MOST_AHEAD or self._candidacy.believes(server):
@@ -518,8 +518,7 @@ def _state_directory(options: ControllerConfig) -> Path:
 
 
 def _keys(directory: KeyDirectory, addresses: Sequence[str]) -> tuple[Pair | None, Principals]:
-    """Return the controller's own key pair and the known principals; None and no principals without keys and TCP
-    addresses.
+    """Return the controller's key pair, or None, and the known principals. Keys are optional without TCP addresses.
 
     Raises OperatorError if the keys cannot be read, or are missing although an address is TCP.
     """

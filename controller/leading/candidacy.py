@@ -82,6 +82,7 @@ class Candidacy:
         self._again_s = 0.0
 
     def start(self) -> None:
+        """Start to follow the store, and to take part in the election."""
         self._follower = self._following()
         self._elector.start()
 
@@ -92,6 +93,7 @@ class Candidacy:
 
     @property
     def state(self) -> State:
+        """State of this controller in the election."""
         return self._elector.state
 
     @property

@@ -57,6 +57,7 @@ class Elector:
         self._thread = threading.Thread(target=self._run, name="elector", daemon=True)
 
     def start(self) -> None:
+        """Start the thread, which requests a lease first."""
         self._thread.start()
 
     def leads(self) -> bool:
@@ -66,6 +67,7 @@ class Elector:
 
     @property
     def state(self) -> State:
+        """State of this controller in the election."""
         return self._election.state
 
     @property

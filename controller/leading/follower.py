@@ -63,16 +63,20 @@ class Follower:
         self._thread.start()
 
     def hand_over(self, revision: int) -> None:
-        """Request the handover of all records written up to `revision`, from which on only this controller writes."""
+        """Request the handover of all records written up to `revision`, from which on only this controller writes.
+
+        The thread sets `followed` and calls `wake` once the records are available.
+        """
         self._wanted_s = since_boot()
         self._wanted = revision
 
     def check(self) -> None:
-        """Raise the exception that has ended the thread, if any."""
+        """Raise the exception that has ended the thread, if any. For the controller's loop, at each turn."""
         if self._failed is not None:
             raise self._failed
 
     def close(self) -> None:
+        """End the thread, and wait for its end for up to `CLOSED_WITHIN_S`."""
         self._closed.set()
         self._thread.join(CLOSED_WITHIN_S)
 

@@ -120,6 +120,7 @@ class Election:
 
     @property
     def state(self) -> State:
+        """State of this controller in the election."""
         return self._state
 
     @property

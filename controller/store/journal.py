@@ -31,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """Marker of a commit that has taken place; names its pieces."""
 
-    number: str  # random
+    number: str  # random hexadecimal number, which is part of the keys of the pieces
     pieces: int
     digest: bytes  # SHA-256 of all pieces together
 

@@ -44,7 +44,7 @@ class KeptLease:
         return self._until_s
 
     def close(self, revoke: bool = True) -> None:
-        """Stop the renewals; with `revoke`, end the lease at once if the store answers."""
+        """Stop the renewals, and with `revoke` end the lease: at once if the store answers, else when it expires."""
         self._closed.set()
         self._thread.join()
         if revoke:
