@@ -314,7 +314,7 @@ class ControllerDaemon:
     def _refer_agent(self, peer: Peer, message: ToControllerFromAgent) -> None:
         """Answer the agent as a standby, with the leader's addresses.
 
-        If a hello reports a later term than the store's, the next reign gets a greater term.
+        A later term in a hello raises the term of this controller's next campaign.
         """
         assert self._candidacy is not None, "a controller with a store of its own always reigns"
         term = self._candidacy.term
