@@ -111,12 +111,17 @@ class SqliteStore:
             raise StoreUnavailable(f"{self._path}: {error}") from None
 
     def _end(self, db: sqlite3.Connection, how: str) -> None:
+        """End the transaction. Raises StoreUnavailable.
+
+        After most errors the last page may be in the WAL already, and then the commit counts after a crash. A full disk is
+        different: a write to the WAL was cut short. The last page, which alone makes the others count, is written last, so it
+        is not whole, and recovery ignores the pages before it ("The WAL file format" in SQLite's documentation).
+        """
         try:
             db.execute(how)
-        except (
-            sqlite3.Error
-        ) as error:  # the last page may be in the WAL already, and then the commit counts after a crash
-            raise StoreUnavailable(f"{self._path}: {error}", outcome_unknown=True) from None
+        except sqlite3.Error as error:
+            unknown = getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL
+            raise StoreUnavailable(f"{self._path}: {error}", outcome_unknown=unknown) from None
 
     def _reconnect(self) -> None:
         """Open the database again, because a connection that met a device error may report it for ever.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -28,6 +29,36 @@ while True:
     store.commit((), tuple(Put(f"/b/{key}", str(batch).encode()) for key in range(5)))
     print(batch, flush=True)
     batch += 1
+"""
+# Prints a line for each commit that met the full disk: the reason, whether its outcome is unknown, and whether a crash would
+# show it. The free space differs by a page each time, so that another write of the commit fails.
+FILLED = """
+import os, shutil, sys
+from pathlib import Path
+from elasticd.controller.store import Put, SqliteStore, StoreUnavailable
+here, elsewhere = Path(sys.argv[1]), Path(sys.argv[2])
+store = SqliteStore(here / "db")
+for page in range(12):
+    store.commit((), (Put("/a", b"1"),))
+    (here / "spare").write_bytes(bytes(4096 * page))
+    with (here / "rest").open("wb", buffering=0) as rest:
+        try:
+            while rest.write(bytes(512)):
+                pass
+        except OSError:
+            os.unlink(here / "spare")
+    try:
+        store.commit((), (Put("/new", bytes(20_000)),))
+    except StoreUnavailable as error:
+        for name in ("db", "db-wal"):
+            shutil.copy(here / name, elsewhere / name)
+        crashed = SqliteStore(elsewhere / "db")
+        print(error.outcome_unknown, crashed.get("/new") is not None, store.get("/a").value, error, sep="|")
+        crashed.close()
+        for file in elsewhere.iterdir():
+            file.unlink()
+    os.unlink(here / "rest")
+    store.probe(20_000)
 """
 
 
@@ -184,6 +215,27 @@ def test_a_full_disk_loses_the_commit_and_nothing_else(tmp_path: Path, monkeypat
     store.probe(100_000)
     assert store.commit([], [Put("/b", bytes(100_000))]) is not None
     store.close()
+
+
+def test_a_commit_that_a_full_disk_ended_is_known_to_have_failed_wherever_it_was(tmp_path: Path) -> None:
+    """So the request is refused at once: with an unknown outcome its client would wait in vain."""
+    mounts = ["unshare", "--mount"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*mounts, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("a small file system cannot be mounted here: root is needed")
+    full, elsewhere = tmp_path / "full", tmp_path / "elsewhere"
+    full.mkdir()
+    elsewhere.mkdir()
+    mounted = 'mount -t tmpfs -o size=1m none "$0" && exec "$@"'
+    line = [*mounts, "sh", "-c", mounted, full, sys.executable, "-c", FILLED, full, elsewhere]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    met = [line.split("|") for line in done.stdout.splitlines()]
+    assert len(met) >= 5, done.stdout
+    for unknown, after_a_crash, before, reason in met:
+        assert (unknown, after_a_crash, before) == ("False", "False", "b'1'")
+        assert reason.endswith("database or disk is full")
 
 
 def test_a_database_that_has_gone_is_not_made_anew_while_the_controller_runs(tmp_path: Path) -> None:
