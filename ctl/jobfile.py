@@ -45,7 +45,7 @@ from ..protocol.model import (
 )
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml, repeated
-from . import commands, shellwords
+from . import commands, resuming, shellwords
 from .jobgpus import GpuOptions, wanted_gpus
 
 Wait = TypeVar("Wait", float, None)
@@ -106,6 +106,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     load_timeout: str | int | float | None = None
     step_timeout: str | int | float | None = None
     pause_timeout: str | int | float | None = None
+    resume: str | None = None
+    with_new_code: bool | None = None
 
 
 class Overrides(msgspec.Struct, frozen=True):
@@ -207,6 +209,7 @@ def build(
         load_timeout_s=wait_s("load_timeout", written.load_timeout, LOAD_TIMEOUT_S),
         step_timeout_s=wait_s("step_timeout", written.step_timeout, None),
         pause_timeout_s=wait_s("pause_timeout", written.pause_timeout, PAUSE_TIMEOUT_S),
+        resume=resuming.of_file(source, written.resume, written.with_new_code, _directory(cwd, file)),
     )
     _, wanted = pick("snapshot", options.snapshot, written.snapshot)
     return snapshot(spec) if wanted and snapshot is not None else spec
@@ -520,12 +523,16 @@ def _variable(where: str, key: str) -> str:
     return key
 
 
+def _directory(cwd: Path, file: Path | None) -> Path:
+    """Return the directory that relative paths in `file` start at."""
+    return cwd if file is None else (cwd / file).parent
+
+
 def _workdir(where: str, given: str | None, cwd: Path, file: Path | None) -> Path:
     """Return the job's working directory: as its file says, relative to that file's directory; else where the job is
     submitted.
     """
-    begin = cwd if file is None else (cwd / file).parent
-    workdir = (begin / Path(_text(where, given)).expanduser()) if given else cwd
+    workdir = (_directory(cwd, file) / Path(_text(where, given)).expanduser()) if given else cwd
     if not workdir.is_dir():
         raise UserError(f"{where}: {workdir} is not a directory")
     return Path(_text(where, str(workdir.resolve())))

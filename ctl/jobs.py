@@ -220,7 +220,7 @@ def submit(
     elif sentence:
         doubts.append(sentence)
     if dry_run:
-        _say_all(doubts)
+        _say_all([*doubts, *goes_on.unwritten(file, spec, os.environ)])
         _forecast(shared, spec, as_json)
         return
     packed.send(shared, spec)
@@ -262,18 +262,21 @@ def unchecked(spec: JobSpec) -> list[str]:
 
 
 def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
-    """Show the job as it would be; with a deadline also the cluster's forecast. Raises RequestRefused if the cluster
-    would refuse it.
+    """Show the job as it would be; with a deadline, or a checkpoint to go on from, also the cluster's forecast. Raises
+    RequestRefused if the cluster would refuse it.
     """
-    if spec.deadline is None:
+    if spec.deadline is None and spec.resume is None:
         _show_spec(spec, as_json)
         return
     answer = shared.ask(Forecast(spec=spec), Forecasted)
     if as_json:
         told = {"reason": answer.reason, "promise": answer.promise, "offer": answer.offer, "time_s": answer.time_s}
-        print_json({**render.plain(spec), "forecast": render.plain(told)})
+        filled = msgspec.structs.replace(spec, resume=answer.resume or spec.resume)
+        print_json({**render.plain(filled), "forecast": render.plain(told)})
     else:
         _show_spec(spec, as_json)
+        if answer.resume is not None:
+            say(f"elasticctl: goes on from {render.goes_on_from(answer.resume)}")
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, answer.time_s)}")
     if answer.reason:

@@ -1,19 +1,23 @@
-"""`submit --resume`: a new job that starts from the checkpoint of a finished job, or from a directory of checkpoints."""
+"""`submit --resume`, and `resume` in a job file: a new job that starts from the checkpoint of a finished job, or from a
+directory of checkpoints.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from ..protocol.errors import UserError
 from ..protocol.messages import JobView
-from ..protocol.model import JobSpec, ResumeFrom
-from .jobfile import Overrides
+from ..protocol.model import CAPTURED_VARIABLES, JobId, JobSpec, ResumeFrom
+
+if TYPE_CHECKING:
+    from .jobfile import Overrides
 
 _CHECKPOINT = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # names of `worker.state.lineages`
 _OF_A_JOB = re.compile(r"([a-z0-9-]+-\d+)\.([0-9a-f]+)")  # name of the directory of a job's checkpoints
@@ -24,22 +28,41 @@ def is_directory(given: str) -> bool:
     return "/" in given or Path(given).is_dir()
 
 
-def of_directory(given: str, any_code: bool) -> ResumeFrom:
-    """Return the newest checkpoint in a directory. Raises UserError if there is none."""
-    directory = Path(given).expanduser().absolute()
+def of_directory(given: str, any_code: bool, where: str = "--resume", begin: Path = Path()) -> ResumeFrom:
+    """Return the newest checkpoint in a directory. Raises UserError, naming `where` it is `given`, if there is none.
+
+    begin: the directory that a relative path starts at.
+    """
+    directory = (begin / Path(given).expanduser()).absolute()
     try:
         files = os.listdir(directory)
     except OSError as error:
-        raise UserError(f"--resume {given}: {error.strerror}") from None
+        raise UserError(f"{where} {given}: {error.strerror}") from None
     names = [match for name in files if (match := _CHECKPOINT.fullmatch(name))]
     if not names:
         inside = sorted(filter(_OF_A_JOB.fullmatch, files))
         hint = f"; it holds directories of jobs, such as {inside[0]}" if inside else ""
-        raise UserError(f"--resume {given}: holds no checkpoint (generation-...-step-....pt){hint}")
+        raise UserError(f"{where} {given}: holds no checkpoint (generation-...-step-....pt){hint}")
     _, step = max((int(match[1] or 0), int(match[2])) for match in names)
     job = _OF_A_JOB.fullmatch(directory.name)
     seeds = f"{job[1]} {job[2]}" if job else ""
     return ResumeFrom(directory=str(directory), step=step, any_code=any_code, seeds=seeds)
+
+
+def of_file(source: str, given: str | None, any_code: bool | None, begin: Path) -> ResumeFrom | None:
+    """Return the checkpoint that the fields `resume` and `with_new_code` of a job file say; None: none. Raises UserError.
+
+    A directory is written with a slash, so that the file means the same wherever it is read. begin: the file's directory.
+    """
+    if given is None:
+        if any_code is not None:
+            raise UserError(
+                f"{source}: with_new_code: goes with resume, which names a job or a directory of checkpoints"
+            )
+        return None
+    if "/" in given:
+        return of_directory(given, any_code or False, f"{source}: resume:", begin)
+    return ResumeFrom(job=JobId(given), any_code=any_code or False)
 
 
 class GoingOn:
@@ -50,7 +73,7 @@ class GoingOn:
         the view of a job. Raises UserError.
         """
         if any_code and given is None:
-            raise UserError("--with-new-code goes with --resume")
+            raise UserError("--with-new-code goes with --resume; in a job file: with_new_code: true")
         self.source = None if given is None or is_directory(given) else view_of(given)
         self._resume: ResumeFrom | None = None
         if self.source is not None:
@@ -73,7 +96,20 @@ class GoingOn:
     def job(self, file: Path | None, options: Overrides, built: JobSpec) -> JobSpec:
         """Return the job to submit. `built`: the job of file and options, or of the options alone."""
         spec = as_before(self.source.spec, built, options) if self.source is not None and file is None else built
-        return replace(spec, resume=self._resume)
+        return spec if self._resume is None else replace(spec, resume=self._resume)
+
+    def unwritten(self, file: Path | None, spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
+        """Return sentences about facts of the job that a job file cannot express. environ: of the submission."""
+        if self.source is None or file is not None:
+            return []
+        found = []
+        if spec.snapshot is not None:
+            found.append(f"the file takes a new snapshot of {spec.workdir}; --resume keeps that of {self.source.job}")
+        if more := [name for name in CAPTURED_VARIABLES if name in environ and name not in spec.env]:
+            found.append(
+                f"submitted here, the file adds {', '.join(more)}; --resume keeps the environment of {self.source.job}"
+            )
+        return found
 
 
 def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:

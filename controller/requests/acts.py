@@ -127,27 +127,29 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     return Submitted(job=job.id, promise=promise_view(job), notes=(note,) if note else ())
 
 
-def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
+def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fetched: Fetched) -> Answer | None:
     """Return the outcome that a submission would have.
 
-    Return None if the controller has just started, and cannot tell before its servers are back.
+    Return None if the controller has just started, and cannot tell before its servers are back. Raises UserError, and
+    RequestRefused if there is no checkpoint that the job could go on from.
     """
     who, spec = asked.who, signed(asked.who, told)
     if reason := refusal(spec):
         raise UserError(reason)
+    spec = resuming.going_on(cluster, who, spec, fetched)
     if cluster.awaited:
         return None
     if reason := _refusal(cluster, who, spec):
         return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {reason}")
     if spec.deadline is None:
-        return Forecasted(time_s=now)
+        return Forecasted(time_s=now, resume=spec.resume)
     job = Job(Submission(job=JobId(spec.name), request="", spec=spec, submitted_s=now, owner=who.name))
     (found,) = judged(cluster, now, [job])
     if found.reason:
         return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {found.reason}", offer=found.offer)
     job.planned = found.planned
     job.update(promise=found.state, by_s=found.by_s)
-    return Forecasted(time_s=now, promise=promise_view(job))
+    return Forecasted(time_s=now, promise=promise_view(job), resume=spec.resume)
 
 
 def _refusal(cluster: Cluster, who: Principal, spec: JobSpec) -> str:

@@ -216,7 +216,7 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
         case PutSnapshot() as request:
             return snapshots.put(cluster, now, asked.who, request)
         case Forecast(spec=spec):
-            return forecast(cluster, now, asked, spec)
+            return forecast(cluster, now, asked, spec, fetched)
         case Scale() as request:
             return scale(cluster, now, asked, request, fetched)
         case Profile(job=name):

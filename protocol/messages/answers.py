@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model import CordonKind, GpuAddress, JobId, ServerId
+from ..model import CordonKind, GpuAddress, JobId, ResumeFrom, ServerId
 from .base import Message
 from .views import (
     ControllerView,
@@ -36,6 +36,8 @@ class Forecasted(Message, frozen=True, kw_only=True):
     reason: str = ""
     promise: PromiseView | None = None  # of a job with a deadline that would be admitted
     offer: CounterOffer | None = None  # for a job with a deadline that cannot be kept
+    # The checkpoint that the job would go on from, with all that the controller knows of it; None from older controllers
+    resume: ResumeFrom | None = None
 
 
 class Jobs(Message, frozen=True, kw_only=True):

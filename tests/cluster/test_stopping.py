@@ -80,7 +80,17 @@ def test_what_is_stopped_goes_on_with_equal_bits(make_cluster: Callable[..., Any
     enough.touch()
     assert not cluster.job(paused).workers, "it does not run by itself"
     desk("resume", paused)
-    goes_on = desk("submit", "--resume", cancelled).stdout.strip()
+    shown = tmp_path / "shown.yaml"
+    done = desk("submit", "--resume", cancelled, "--dry-run")
+    assert "the file adds PATH" in done.stderr, "the other job has no variables"
+    shown.write_text(done.stdout)
+    document = json.loads(desk("submit", "--resume", cancelled, "--dry-run", "--json").stdout)
+    assert document["resume"]["step"] == cluster.job(cancelled).saved_step
+    goes_on = desk("submit", str(shown)).stdout.strip()
+    recorded = json.loads(desk("status", goes_on, "--json").stdout)["spec"]
+    assert {field: document[field] for field in recorded if field != "env"} == {
+        field: value for field, value in recorded.items() if field != "env"
+    }, "what the dry run shows is what is submitted"
     python = ("--", sys.executable, str(SCRIPT))
     moved = desk(
         *("submit", "--resume", str(directory), "--name", "moved", "--virtual-workers", "4", "--gpus", "1:2"),
@@ -89,6 +99,7 @@ def test_what_is_stopped_goes_on_with_equal_bits(make_cluster: Callable[..., Any
     first = cluster.submit(str(outputs["finished"]), "--epochs", "10", "--size", "128", gpus=(1, 1), name="first")
     cluster.until_final(first)
     assert "has finished: give it more to do" in desk("submit", "--resume", first, code=1).stderr
+    assert "has finished: give it more to do" in desk("submit", "--resume", first, "--dry-run", code=1).stderr
     more = desk("submit", "--resume", first, *python, str(outputs["finished"]), *EPOCHS).stdout.strip()
     for job in (paused, goes_on, moved, more):
         view = cluster.until_final(job)

@@ -16,6 +16,7 @@ from elasticd.protocol.messages import (
     Checkpoint,
     Checkpointed,
     EventKind,
+    Forecast,
     GetJob,
     Pause,
     Paused,
@@ -370,6 +371,16 @@ def test_a_job_goes_on_from_the_checkpoint_of_one_that_is_over_and_needs_it():
     assert job.uid != before.uid
     texts = [event.text for event in world.machine.cluster.events if event.job == job.id]
     assert texts[0] == f"submitted by alice: 1 to 2 GPUs, goes on after 11 steps of {before.id}"
+
+
+def test_a_forecast_tells_which_checkpoint_a_submission_would_go_on_from():
+    world = World({"s1": 2})
+    before = ended(world)
+    spec = job_spec("second", 1, 2, resume=ResumeFrom(job=before.id))
+    told = world.ask(Forecast(spec=spec), who=ALICE)
+    assert told.resume == world.job(world.ask(Submit(spec=spec), who=ALICE).job).spec.resume
+    assert (told.reason, told.resume.step) == ("", 10)
+    assert world.ask(Forecast(spec=spec), who=BOB).not_allowed, "as the submission would be"
 
 
 def test_a_job_that_goes_on_twice_has_the_seeds_of_the_first():

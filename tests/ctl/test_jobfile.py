@@ -18,7 +18,7 @@ from elasticd.ctl.render import length, point_line
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.limits import COMPARE_EVERY
 from elasticd.protocol.messages import CurvePoint, JobLength, LengthSource
-from elasticd.protocol.model import Deadline, JobPhase, JobSpec, OnDivergence, Until
+from elasticd.protocol.model import Deadline, JobId, JobPhase, JobSpec, OnDivergence, ResumeFrom, Until
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -337,16 +337,33 @@ def test_a_shells_word_after_the_options_is_refused_with_what_to_type(tmp_path: 
         ("compare_every: 1\non_divergence: fail\ndeterminism: none\nname: x", Overrides()),
         ("env: {A: 010, B: '', C: '12:30', D: \"a\\tb\\u00e9\", E: 'null', F: ' x ', G: '~'}", Overrides()),
         ("", Overrides(command=("sleep", "010", "", "a b", "{x: 1}", "- y", "é\n"))),
+        ("resume: digits-3", Overrides()),
+        ("resume: ./digits-3.ab12\nwith_new_code: true", Overrides()),
     ],
 )
 def test_the_file_that_a_dry_run_prints_submits_the_same_job(tmp_path: Path, text: str, options: Overrides) -> None:
     (tmp_path / "job.yaml").write_text(f"command: sleep 1\n{text}\n")
+    (tmp_path / "digits-3.ab12").mkdir()
+    (tmp_path / "digits-3.ab12" / "generation-00000002-step-000000000041.pt").touch()
     environ = {**ENVIRON, "HOME": "/home/me", "USER": "me"}
     spec = build(tmp_path / "job.yaml", options, tmp_path, environ)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "again.yaml").write_text(text_of(spec))
     again = build(tmp_path / "elsewhere" / "again.yaml", Overrides(), tmp_path / "elsewhere", {"USER": "me"})
     assert again == spec
+
+
+def test_a_file_says_which_checkpoint_the_job_goes_on_from(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("command: sleep 1\nresume: digits-3\nwith_new_code: true\n")
+    (tmp_path / "digits-3").mkdir()
+    assert build(file, Overrides(), tmp_path, ENVIRON).resume == ResumeFrom(job=JobId("digits-3"), any_code=True)
+    file.write_text("command: sleep 1\nresume: ./digits-3\n")
+    with pytest.raises(UserError, match=r"job\.yaml: resume: \./digits-3: holds no checkpoint"):
+        build(file, Overrides(), tmp_path, ENVIRON)
+    file.write_text("command: sleep 1\nwith_new_code: true\n")
+    with pytest.raises(UserError, match=r"job\.yaml: with_new_code: .*resume"):
+        build(file, Overrides(), tmp_path, ENVIRON)
 
 
 @given(
