@@ -48,7 +48,27 @@ def _standing(promise: PromiseView, now_s: float) -> str:
             late = f"ends {span(promise.planned_s - promise.deadline_s)} late" if promise.planned_s else "ends late"
             return f"{late}, as things are" + (f"; {printable(promise.saved_by)}" if promise.saved_by else "")
         case PromiseState.NONE:
-            return "not promised: there is no room for it beside the promises to other jobs"
+            why = printable(promise.saved_by) or "there is no room for it beside the promises to other jobs"
+            return f"not promised: {why}{_would_save(promise, now_s)}"
+
+
+def _would_save(promise: PromiseView, now_s: float) -> str:
+    """Return the changes that would have saved a deadline that is not promised, and when; "": none are known."""
+    offer = promise.offer
+    if offer is None or promise.offered_s is None:
+        return ""
+    ways = []
+    if offer.deadline_s is not None:
+        ways.append(f"a deadline of {moment(offer.deadline_s, now_s)}")
+    if offer.steps is not None:
+        ways.append(f"at most {many(offer.steps, 'step')} left")
+    if offer.more_gpus is not None:
+        ways.append(f"{gpu_count(offer.more_gpus)} more in the cluster")
+    if offer.consent:
+        ways.append(f"{', '.join(offer.consent)} going on without a promise")
+    if not ways:
+        return ""
+    return f"; what would have saved it at {moment(promise.offered_s, now_s)}: {'; or '.join(ways)}"
 
 
 def slack(promise: PromiseView | None, now_s: float, eta_s: float | None) -> Cell:

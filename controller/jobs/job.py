@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import InvalidTransition
-from ...protocol.messages import PromiseState, ShareChange, Withholding
+from ...protocol.messages import CounterOffer, PromiseState, ShareChange, Withholding
 from ...protocol.model import (
     Fault,
     GpuAddress,
@@ -207,6 +207,8 @@ class Planned:
     final_by_s: float | None = None  # expected time at which that information is known
     saved_by: str = ""  # a change that would save a breaking promise; without a promise, the obstacle to one
     gpu_s: float = 0.0  # GPU time that is kept for the job (GPU-seconds)
+    offer: CounterOffer | None = None  # changes with which a hard deadline would be promised that is not
+    offered_s: float | None = None  # when `offer` was found; None: none was looked for
 
 
 @dataclass(frozen=True)

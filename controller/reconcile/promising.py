@@ -20,7 +20,7 @@ from ...protocol.model import JobId, ServerId
 from ...protocol.texts import gpu_count, many, span
 from ...scheduler.deadlines.keeping import Busy, Deadlines, Kept
 from ...scheduler.deadlines.promises import Promise, settle
-from ...scheduler.deadlines.table import Terms, situation, told_deadline_s
+from ...scheduler.deadlines.table import Terms, promises, situation, told_deadline_s
 from ...scheduler.deadlines.verdict import Offer, Situation, Verdict, counter_offer, decide, within
 from ...scheduler.quotas.hours import Hours
 from ...scheduler.quotas.reservations import busy
@@ -36,7 +36,9 @@ from .snapshot import Snapshot, fewest, snapshot
 STARTING_SERVER = ServerId("")  # a server of the view that holds the GPUs of jobs that have not joined yet
 STARTED_S = 10.0  # expected time from a job's start to its first step
 REVIEW_S = 30.0  # interval of checks of promises without events
+OFFERED_S = 300.0  # age at which a `Planned.offer` is renewed, for one job in each decision
 AS_IT_CAN = "--soft runs it as it can"
+ALONE = "the GPUs that may be promised do not end it in time"
 LENGTH, THROUGHPUT = "its length (max_steps, or epochs over data of known length)", "its throughput"
 
 
@@ -205,8 +207,16 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         saved_by = _saved_by(wide, asked, one) if is_new else job.planned.saved_by
         end_s = _end_s(wide.view, one.key, _share(kept, wide, one.key))
         _note(cluster, now, job, PromiseState.BREAKS, Planned(end_s, saved_by=saved_by))
+    looked, why = False, "" if kept.plan.found or kept.plan.broken else ALONE
     for row in kept.unkept:
-        _note(cluster, now, wide.jobs[row], PromiseState.NONE, Planned(_end_s(wide.view, row, _share(kept, wide, row))))
+        job = wide.jobs[row]
+        offer, offered_s = job.planned.offer, job.planned.offered_s
+        turns_out = job.record.promise is PromiseState.PROVISIONAL
+        old = now < job.deadline_s and (offered_s is None or now - offered_s >= OFFERED_S)
+        if _is_new(job) and (turns_out or (old and not looked)):
+            offer, offered_s, looked = _offered(wide, asked, kept, row, terms), now, True
+        end_s = _end_s(wide.view, row, _share(kept, wide, row))
+        _note(cluster, now, job, PromiseState.NONE, Planned(end_s, saved_by=why, offer=offer, offered_s=offered_s))
     for row in kept.unknown:
         job = wide.jobs[row]
         waits_for = _length_of(job) if math.isnan(job.steps_left) else THROUGHPUT
@@ -258,6 +268,8 @@ def promise_view(job: Job) -> PromiseView | None:
         waits_for=planned.waits_for,
         final_by_s=planned.final_by_s,
         saved_by=planned.saved_by,
+        offer=planned.offer,
+        offered_s=planned.offered_s,
     )
 
 
@@ -431,11 +443,13 @@ def _sentence(now: float, job: Job, offer: CounterOffer, others: bool) -> str:
     return f"{what}; any of these would: {instead}" if instead else f"{what}, and nothing that could be changed helps"
 
 
-def _instead(now: float, offer: CounterOffer) -> Iterator[str]:
+def _instead(now: float, offer: CounterOffer, of_steps: float | None = None) -> Iterator[str]:
+    """Yield the changes in words. of_steps: the steps left of a job that has begun; None: it is a newcomer."""
     if offer.deadline_s is not None:
         yield f"a deadline in {span(math.ceil(offer.deadline_s - now))}"
     if offer.steps is not None:
-        yield f"at most {many(offer.steps, 'step')}"
+        left = f" of the {of_steps:,.0f} left" if of_steps is not None else ""
+        yield f"at most {many(offer.steps, 'step')}{left}"
     if offer.more_gpus is not None:
         yield f"{gpu_count(offer.more_gpus)} more in the cluster"
     if offer.consent:
@@ -477,7 +491,9 @@ def _told(now: float, job: Job, state: PromiseState, before: PromiseState | None
             return f"its deadline will be missed, as things are: {end}, {deadline}{rest}"
         case PromiseState.NONE:
             because = f": {planned.saved_by}" if planned.saved_by else ""
-            return f"its deadline cannot be promised{because}: {end}, {deadline}; it goes on as it can"
+            ways = "; or ".join(_instead(now, planned.offer, job.steps_left)) if planned.offer is not None else ""
+            saves = f"; what would save it: {ways}" if ways else ""
+            return f"its deadline cannot be promised{because}: {end}, {deadline}{saves}; it goes on as it can"
     return ""
 
 
@@ -506,6 +522,20 @@ def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
     if math.floor(job.steps_left * part) >= 1:
         ways.append(f"at most {math.floor(job.steps_left * part):,} of the {job.steps_left:,.0f} steps left")
     return f"what would save it: {'; or '.join(ways)}" if ways else ""
+
+
+def _offered(wide: _Wide, asked: Situation, kept: Kept, row: int, terms: Terms) -> CounterOffer | None:
+    """Return changes with which the deadline of `row` would be promised beside the promises that hold; None: it would be
+    promised as it is, if it were asked for now, or those promises leave no plan to try with.
+
+    The job counts as one that has to start first, as it does if it is submitted again with a later deadline.
+    """
+    beside = replace(asked, promised=[kept.promised[key] for key in kept.plan.found])
+    (one,) = promises(wide.view.jobs, [row], asked.gpus, wide.view.now, terms, new=True)
+    one = structs.replace(one, share=0, lead_s=max(one.lead_s, terms.start_s))
+    if beside.plan() is None or beside.plan([one]) is not None:
+        return None
+    return _offer(wide, wide.jobs[row].steps_left, one, counter_offer(beside, one), terms)
 
 
 def _last_looks(now: float, kept: Kept, terms: Terms) -> Iterator[float]:

@@ -106,7 +106,7 @@ class PromiseState(enum.Enum):
     HOLDS = "holds"  # with the GPUs that are reserved for it the job ends in time
     PROVISIONAL = "provisional"  # its throughput or its length is not known yet
     BREAKS = "breaks"  # by the present forecast the job ends late
-    NONE = "none"  # a soft deadline without room beside the promises to other jobs
+    NONE = "none"  # a soft or provisional deadline without room beside the promises to other jobs
 
     @classmethod
     def _missing_(cls, value: object) -> PromiseState:
@@ -123,7 +123,10 @@ class PromiseView(msgspec.Struct, frozen=True, kw_only=True):
     least_gpus: int = 0  # its minimum satisfactory share: the most GPUs that it needs at a time to end in time
     waits_for: str = ""  # missing knowledge behind a provisional promise
     final_by_s: float | None = None  # when that knowledge will be complete, if the job starts now
-    saved_by: str = ""  # remedy for a promise that breaks
+    saved_by: str = ""  # remedy for a promise that breaks; the obstacle to one that is not given
+    # For a hard deadline that is not promised: changes with which it would be, and when that was so. Steps are of those left
+    offer: CounterOffer | None = None
+    offered_s: float | None = None
 
 
 class CounterOffer(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,17 @@ from elasticd.protocol.messages import (
     Submit,
     Submitted,
 )
-from elasticd.protocol.model import Deadline, JobPhase, Steady, Until, WorkerPhase
+from elasticd.protocol.model import (
+    Deadline,
+    Gpu,
+    GpuKind,
+    JobPhase,
+    Server,
+    ServerId,
+    Steady,
+    Until,
+    WorkerPhase,
+)
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -180,9 +190,53 @@ def test_a_provisional_promise_that_proves_wrong_is_told_and_the_job_goes_on() -
     job = world.submit(spec(in_s=100.0, steps=10_000, low=1, high=1, throughput={}))
     train(world, job, 40, 1.0)
     world.pass_time(1.0)
-    assert promise(world, job).state is PromiseState.NONE
-    assert "its deadline cannot be promised" in world.story()
+    told = promise(world, job)
+    assert told.state is PromiseState.NONE
+    assert "its deadline cannot be promised: the GPUs that may be promised do not end it in time" in world.story()
+    assert told.saved_by in world.story(), "no promises to other jobs are in its way"
+    assert (told.offer.deadline_s > told.deadline_s, told.offer.more_gpus) == (True, None)
     assert job.record.phase is JobPhase.RUNNING
+
+
+def test_a_job_whose_deadline_proves_wrong_is_told_what_would_save_it() -> None:
+    world = World({"s1": 4})
+    first = world.submit(spec("first", in_s=1000.0, steps=900, low=1, high=1))
+    train(world, first, 5)
+    job = world.submit(spec("second", in_s=1000.0, steps=3500, throughput={}, command=("python", "new.py")))
+    train(world, job, 40, 1.0 / len(job.record.target))
+    told = promise(world, job)
+    assert told.state is PromiseState.NONE
+    (text,) = [event.text for event in world.machine.cluster.events if "cannot be promised" in event.text]
+    left = job.steps_left
+    assert told.offer.deadline_s > told.deadline_s
+    assert 0 < told.offer.steps < left
+    assert told.offer.more_gpus >= 1
+    assert told.offered_s <= world.now
+    for part in ("a deadline in ", f"at most {told.offer.steps:,} steps of the 3,459 left", "more in the cluster"):
+        assert part in text
+    later = Deadline(at_s=told.offer.deadline_s)
+    rest = job_spec("rest", throughput=LINEAR, max_steps=int(left), deadline=later)
+    assert not world.ask(Forecast(spec=rest)).reason, "the admission promises the rest of it by then"
+    rest = spec("rest", steps=told.offer.steps, in_s=job.deadline_s - world.now)
+    assert not world.ask(Forecast(spec=rest)).reason, "and so much of it in time"
+    world.restart()
+    world.settle(job.id, 41)
+    again = promise(world, world.job(job.id))
+    assert (again.state, again.offer.more_gpus) == (PromiseState.NONE, told.offer.more_gpus)
+
+
+def test_more_gpus_than_were_told_to_save_a_deadline_save_it() -> None:
+    world = World({"s1": 4})
+    first = world.submit(spec("first", in_s=1000.0, steps=900, low=1, high=1))
+    train(world, first, 5)
+    job = world.submit(spec("second", in_s=1000.0, steps=3500, throughput={}, command=("python", "new.py")))
+    train(world, job, 40, 1.0 / len(job.record.target))
+    more = promise(world, job).offer.more_gpus
+    gpus = tuple(Gpu(index=index, kind=GpuKind.CPU, name="CPU slot") for index in range(more))
+    world.agents[ServerId("s2")] = _module.Agent(Server(server=ServerId("s2"), address="127.0.0.1", gpus=gpus))
+    world.hello("s2")
+    world.turn()
+    assert promise(world, job).state is PromiseState.HOLDS
 
 
 def test_a_provisional_deadline_takes_nothing_from_others_while_it_is_not_known_to_hold() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticd.ctl.promises import deadline_line, slack
-from elasticd.protocol.messages import PromiseState, PromiseView
+from elasticd.protocol.messages import CounterOffer, PromiseState, PromiseView
+from elasticd.protocol.model import JobId
 
 NOW = 1_800_000_000.0
 
@@ -37,6 +38,24 @@ def view(state: PromiseState, **changes: object) -> PromiseView:
         ),
         (view(PromiseState.BREAKS), ("ends late, as things are",), "none"),
         (view(PromiseState.NONE, soft=True), (", soft: not promised: there is no room",), "none"),
+        (
+            view(PromiseState.NONE, saved_by="bob has 2 GPU-hours left"),
+            ("not promised: bob has 2 GPU-hours left",),
+            "none",
+        ),
+        (
+            view(
+                PromiseState.NONE,
+                offer=CounterOffer(deadline_s=NOW + 9000.0, steps=1200, more_gpus=1, consent=(JobId("first-1"),)),
+                offered_s=NOW - 60.0,
+            ),
+            (
+                "; what would have saved it at ",
+                ": a deadline of ",
+                "; or at most 1,200 steps left; or 1 GPU more in the cluster; or first-1 going on without a promise",
+            ),
+            "none",
+        ),
         (view(PromiseState.HOLDS, planned_s=NOW - 10.0, deadline_s=NOW - 5.0), ("5s ago: holds",), "5s"),
     ],
 )
