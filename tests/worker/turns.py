@@ -163,6 +163,7 @@ Play = Callable[[type[Turns], Path, tuple[int, ...]], tuple[int, dict[str, Any],
 
 def played(kind: type[Turns], directory: Path, interrupted: tuple[int, ...]) -> bytes:
     """One job through its preemptions: how many processes it had, what it ended with and what it noted, by `torch.save`."""
+    frozen()  # runs stay in the memory of their process: one at its end, in the product
     turns = kind(directory)
     kept = io.BytesIO()
     end = turns.whole(interrupted)
