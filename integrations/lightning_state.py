@@ -64,6 +64,8 @@ class HostState:
         trainer.fit_loop.load_state_dict(arrived["loops"])
         if not begins:
             trainer.fit_loop.restarting = False
+            # The host recognizes the last batch of an epoch by this number: that of the position, not of its own batches
+            trainer.fit_loop._data_fetcher.fetched = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         for callback in trainer.callbacks:
             if callback.state_key in arrived["callbacks"]:
                 callback.load_state_dict(arrived["callbacks"][callback.state_key])
