@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,28 +17,18 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 800.0  # on a machine that does much else
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """What `verification.scripts --quick` says, and prints."""
-    path = tmp_path_factory.mktemp("scripts") / "scripts.json"
+def test_each_script_ends_as_it_does_alone_and_one_of_ddp_as_under_torchrun(tmp_path: Path) -> None:
+    """All in one test: `verification.scripts --quick` plays them together."""
+    path = tmp_path / "scripts.json"
     command = [sys.executable, "-m", "verification.scripts", "--quick", "--json", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-    assert path.exists(), done.stdout + done.stderr
-    return json.loads(path.read_text()), done.stdout
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_ends_as_it_does_alone(script: str, found: tuple[dict[str, Any], str]) -> None:
-    if why := missing(script):
-        pytest.skip(why)
-    document, printed = found
-    (verdict,) = (each for each in document["histories"] if each["script"] == script)
-    assert verdict["problems"] == [], printed
-    assert (verdict["differing_bits"], verdict["differing_logs"], verdict["samples"]) == (0, 0, []), printed
-    assert verdict["kills"] >= 1, printed
-    assert verdict["restarts"] >= 1, printed
-
-
-def test_a_ddp_script_ends_as_it_did_under_torchrun(found: tuple[dict[str, Any], str]) -> None:
-    document, printed = found
+    printed = done.stdout
+    assert path.exists(), printed + done.stderr
+    document = json.loads(path.read_text())
+    for verdict in document["histories"]:
+        assert verdict["problems"] == [], printed
+        assert (verdict["differing_bits"], verdict["differing_logs"], verdict["samples"]) == (0, 0, []), printed
+        assert verdict["kills"] >= 1, printed
+        assert verdict["restarts"] >= 1, printed
+    assert {verdict["script"] for verdict in document["histories"]} == {each for each in SCRIPTS if not missing(each)}
     assert document["ddp"] == {"ddp": 0}, printed
