@@ -12,12 +12,12 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-TESTS := seven thousand tests: some ten minutes on two cores, several times as long on a busy machine. Those of tests/worker and tests/cluster, which start processes, take longest. The first half minute collects them.
+TESTS := seven and a half thousand tests: some nine minutes on two cores, several times as long on a busy machine. The first half minute collects them.
 # Idle processes take tests from the one that has most left. A process that dies fails its test and is replaced (with
 # `--dist loadfile` the run would hang at its end). A hang in C code, where no signal is handled, ends with its traceback.
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
-CLUSTER_TESTS := three hundred tests with real processes: a quarter of an hour on two cores, longer on a busy machine.
+CLUSTER_TESTS := three hundred tests with real processes: twenty minutes on two cores, longer on a busy machine.
 
 .PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
