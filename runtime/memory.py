@@ -34,10 +34,14 @@ def trim() -> bool:
 
 
 class Keeper:
-    """Trims a process's memory when it has grown and may have shrunk since."""
+    """Trims a process's memory when it has grown and may have shrunk since.
+
+    Made at the process's start: a flood may keep it from its first `look` until the memory has grown.
+    """
 
     def __init__(self) -> None:
-        self._least: int | None = None  # smallest resident size seen (bytes)
+        """Raises OSError where there is no /proc."""
+        self._least = resident_bytes()  # smallest resident size seen (bytes)
         self._left = 0  # resident bytes after the last trim
         self._pause_s = INTERVAL_S
         self._again_at_s = 0.0  # monotonic
@@ -45,7 +49,7 @@ class Keeper:
     def look(self, now_s: float) -> None:
         """Trim if the resident size has grown enough. Call it about once a second, while the process is idle."""
         before = resident_bytes()
-        self._least = min(before, self._least or before)
+        self._least = min(before, self._least)
         more = before - self._left >= WORTH_BYTES
         if before - self._least < WORTH_BYTES or (now_s < self._again_at_s and not more) or not trim():
             return
