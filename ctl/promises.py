@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..protocol.messages import CounterOffer, PromiseState, PromiseView
-from ..protocol.texts import gpu_count, many
+from ..protocol.texts import changes, gpu_count, many
 from .tables import Cell
 from .words import printable, span
 
@@ -57,18 +57,9 @@ def _would_save(promise: PromiseView, now_s: float) -> str:
     offer = promise.offer
     if offer is None or promise.offered_s is None:
         return ""
-    ways = []
-    if offer.deadline_s is not None:
-        ways.append(f"a deadline of {moment(offer.deadline_s, now_s)}")
-    if offer.steps is not None:
-        ways.append(f"at most {many(offer.steps, 'step')} left")
-    if offer.more_gpus is not None:
-        ways.append(f"{gpu_count(offer.more_gpus)} more in the cluster")
-    if offer.consent:
-        ways.append(f"{', '.join(offer.consent)} going on without a promise")
-    if not ways:
-        return ""
-    return f"; what would have saved it at {moment(promise.offered_s, now_s)}: {'; or '.join(ways)}"
+    deadline = f"of {moment(offer.deadline_s, now_s)}" if offer.deadline_s is not None else ""
+    ways = "; or ".join(changes(offer, deadline, " left"))
+    return f"; what would have saved it at {moment(promise.offered_s, now_s)}: {ways}" if ways else ""
 
 
 def slack(promise: PromiseView | None, now_s: float, eta_s: float | None) -> Cell:

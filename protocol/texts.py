@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from .messages import CounterOffer
 from .model import JobPhase
 
 RELEASED = "released: it was told to end"  # reason of the end of a worker that its job needs no more
@@ -55,3 +56,17 @@ def steps_kept(done: int, saved: int) -> str:
     if saved >= done:
         return f"{after}, its state is saved"
     return f"{after}; " + (f"what is saved is the state after {saved:,}" if saved else "nothing of that is saved")
+
+
+def changes(offer: CounterOffer, deadline: str, left: str = "") -> list[str]:
+    """Return the changes with which a deadline would be promised. deadline: the offered one in words; left: of which steps
+    those of the offer are a part.
+    """
+    found = [f"a deadline {deadline}"] if offer.deadline_s is not None else []
+    if offer.steps is not None:
+        found.append(f"at most {many(offer.steps, 'step')}{left}")
+    if offer.more_gpus is not None:
+        found.append(f"{gpu_count(offer.more_gpus)} more in the cluster")
+    if offer.consent:
+        found.append(f"{', '.join(offer.consent)} going on without a promise")
+    return found

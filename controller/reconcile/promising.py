@@ -17,7 +17,7 @@ from msgspec import structs
 
 from ...protocol.messages import CounterOffer, EventKind, PromiseState, PromiseView
 from ...protocol.model import JobId, ServerId
-from ...protocol.texts import gpu_count, many, span
+from ...protocol.texts import changes, gpu_count, span
 from ...scheduler.deadlines.keeping import Busy, Deadlines, Kept
 from ...scheduler.deadlines.promises import Promise, settle
 from ...scheduler.deadlines.table import Terms, promises, situation, told_deadline_s
@@ -443,17 +443,10 @@ def _sentence(now: float, job: Job, offer: CounterOffer, others: bool) -> str:
     return f"{what}; any of these would: {instead}" if instead else f"{what}, and nothing that could be changed helps"
 
 
-def _instead(now: float, offer: CounterOffer, of_steps: float | None = None) -> Iterator[str]:
-    """Yield the changes in words. of_steps: the steps left of a job that has begun; None: it is a newcomer."""
-    if offer.deadline_s is not None:
-        yield f"a deadline in {span(math.ceil(offer.deadline_s - now))}"
-    if offer.steps is not None:
-        left = f" of the {of_steps:,.0f} left" if of_steps is not None else ""
-        yield f"at most {many(offer.steps, 'step')}{left}"
-    if offer.more_gpus is not None:
-        yield f"{gpu_count(offer.more_gpus)} more in the cluster"
-    if offer.consent:
-        yield f"{', '.join(offer.consent)} going on without a promise"
+def _instead(now: float, offer: CounterOffer, of_steps: float | None = None) -> list[str]:
+    """Return the changes in words. of_steps: the steps left of a job that has begun; None: it is a newcomer."""
+    deadline = f"in {span(math.ceil(offer.deadline_s - now))}" if offer.deadline_s is not None else ""
+    return changes(offer, deadline, f" of the {of_steps:,.0f} left" if of_steps is not None else "")
 
 
 # -- promises that have been given
