@@ -20,10 +20,8 @@ from .history import Outcome, play, shrink
 from .plan import STORM_S, WEATHERS, Plan, Shape
 
 WEEK_S = 7 * 86400.0
-SHOWN = 5  # kinds of failures whose shortest story is looked for
-CAMPAIGN = (
-    1000  # histories; as many or more are written down, so that the same command goes on where it was interrupted
-)
+SHOWN = 5  # kinds of failures for which the shortest story is searched
+CAMPAIGN = 1000  # histories; campaigns of this size or more keep a journal, so that an interrupted one continues
 console = Console(soft_wrap=True, highlight=False)
 
 
@@ -130,7 +128,7 @@ def _print_shortest(outcome: Outcome, settings: Settings, options: argparse.Name
 
 
 def _of_its_kind(options: argparse.Namespace) -> str:
-    """What else has to be said for a seed to mean the same history."""
+    """The command-line options, besides the seed, that a seed needs to give the same history."""
     usual = _parser().parse_args([])
     names = ("weather", "policy", "servers", "gpus", "jobs", "storm_s")
     told = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(usual, name)}

@@ -1,4 +1,4 @@
-"""A server: its agent's process, its disk and its workers' processes. The machine is the product's."""
+"""A server: its agent's process, its disk and its workers' processes. The agent's state machine is the product's."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ T = TypeVar("T")
 
 START_S = 0.05  # to start a process
 NOTICE_S = 0.002  # until an agent notices that a process has ended
-HANG_LOOK_S = 0.5  # whether a file system that hangs still does
-RESTART_S = 3.0  # after a crash, as systemd has it
-KEPT_WORDS = 10_000  # of workers, while their agent is away
+HANG_LOOK_S = 0.5  # between two checks whether a file system still hangs
+RESTART_S = 3.0  # until systemd restarts an agent that has crashed
+KEPT_WORDS = 10_000  # statuses of workers, buffered while their agent is away
 
 
 @dataclass
 class _Record:
-    """What the server's disk has of a worker."""
+    """The durable record of a worker on the server's disk."""
 
     start: StartWorker
-    begun: bool = False  # there has been a process; before, only what was about to be started is written down
+    begun: bool = False  # False: the start is recorded, no process has run yet
     end: tuple[int | None, str] | None = None
 
     def found(self, runs: bool) -> Found:
-        """What an agent that starts makes of it. The world's shims never end before their workers."""
+        """The view of a restarting agent. Simulated shims never end before their workers."""
         start = self.start
         shim, worker = (1, 2) if self.begun else (None, None)
         record = Record(
@@ -95,37 +95,39 @@ class Agent(Process):
     """One server with its agent."""
 
     def __init__(self, world: World, name: str, server: str, gpus: int, identity: str, kind: str = "") -> None:
-        """`server`: the name that the agent goes by; `name`: the world's own for this machine; `kind`: what its GPUs are called,
-        empty: it has CPU slots."""
+        """`server`: the agent's name in the protocol; `name`: the simulation's name of this machine; `kind`: the model of its
+        GPUs, empty: CPU slots.
+        """
         super().__init__(world, name, name)
         self._world = world
         self.gpu_name = kind or "CPU slot"
         slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name=self.gpu_name) for i in range(gpus))
         self.server = Server(server=ServerId(server), address="127.0.0.1", gpus=slots)
-        self.record = Identity(agent=identity, start=0)  # on its disk
+        self.record = Identity(agent=identity, start=0)  # on the server's disk
         self.workers: dict[WorkerId, Worker] = {}
         self.powered = True
         self.disk_full = False
         self.black_hole = False
-        self.storage_hidden = False  # nothing here sees the directories of checkpoints
-        self.storage_hangs = False  # neither reading nor writing comes to an end here
-        self.clock_of_new_s = 0.0  # so far ahead is the clock of processes that start now; each reads it once
+        self.storage_hidden = False  # checkpoint directories are not visible on this server
+        self.storage_hangs = False  # reads and writes never return on this server
+        self.clock_of_new_s = 0.0  # clock offset that processes started from now on read once
         self._troubled_until = 0.0
         self.troubles: tuple[Trouble, ...] = ()
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
-        self._starting: dict[WorkerId, float] = {}  # told to start, and not started yet: since when
-        self.session = ""  # that its newest hello asks for
+        # start times (s) of starts that have been ordered and have not finished
+        self._starting: dict[WorkerId, float] = {}
+        self.session = ""  # the session that the newest hello asks for
         self._heard: dict[JobId, Order] = {}  # the newest order of each job
-        self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
-        self._kept_term = 0  # the highest that it has heard while it could write it down
-        self.highest_term = 0  # that it has heard, since its start or durably before
-        self._unwritten: Identity | None = None  # waits for a file system that hangs
-        self._kept_in_vain = False  # it could not be written when that was wanted last
+        self._words: list[WorkerStatus] = []  # statuses of workers, sent while the agent was away
+        self._kept_term = 0  # the highest term that is written to disk
+        self.highest_term = 0  # the highest term heard since the start, or read from disk at it
+        self._unwritten: Identity | None = None  # an identity that waits for a hanging file system
+        self._kept_in_vain = False  # the last attempt to write the identity failed
         self._doubles = random.Random(f"{world.seed}/doubles/{name}")
         self._machine: AgentMachine
 
     def boot(self) -> None:
-        """Start, unless it runs or its server is off."""
+        """Start the agent, unless it runs or its server is off."""
         if self.alive or not self.powered:
             return
         self.born()
@@ -154,7 +156,7 @@ class Agent(Process):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the agent's tables."""
+        """Sizes of the agent's tables."""
         return self._machine.sizes
 
     def deadline(self) -> float | None:
@@ -164,16 +166,16 @@ class Agent(Process):
         self._dispatch(TimePassed())
 
     def go_on(self, life: int) -> None:
-        if self.state is State.STOPPED:  # it has not watched its starts
+        if self.state is State.STOPPED:  # a stopped agent does not watch its starts
             self._starting = dict.fromkeys(self._starting, self.timeline.now)
         super().go_on(life)
         self._tell_troubles()
 
     def hanging(self, patience_s: float) -> int:
-        """How many starts have not come to an end for so long."""
+        """Number of starts that have taken longer than `patience_s`."""
         return sum(self.timeline.now - since > patience_s for since in self._starting.values())
 
-    # -- facts in
+    # -- events in
 
     def from_controller(self, message: ToAgentFromController, term: int) -> None:
         if term < self.highest_term:
@@ -189,7 +191,7 @@ class Agent(Process):
         self._dispatch(ControllerMessage(message, term))
 
     def _refuses(self, message: ToAgentFromController, term: int) -> None:
-        """Another controller has reigned since."""
+        """A message of a deposed controller: the agent must warn, and do nothing else."""
         sizes = self.sizes
         actions = self._machine.handle(self.now, ControllerMessage(message, term))
         done = [type(action).__name__ for action in actions if not isinstance(action, Warn)]
@@ -207,13 +209,13 @@ class Agent(Process):
             doubles.heard_again(self.name, status, self._machine.handle(self.now, again))
 
     def hear(self, worker: Worker, status: WorkerStatus) -> None:
-        """A worker says something; while the agent is away its socket keeps it."""
+        """Receive a worker's status; while the agent is away, the socket buffers it."""
         if self.alive:
             self._world.network.send(worker, self, self.from_worker, status)
         elif len(self._words) < KEPT_WORDS:
             self._words.append(status)
 
-    # -- effects out
+    # -- actions out
 
     def _dispatch(self, event: Event) -> None:
         events = deque([event])
@@ -227,7 +229,7 @@ class Agent(Process):
             self._crash()
 
     def _durably(self, what: str, act: Callable[[], T]) -> T:
-        """Change something that survives this process. Raises Crashed where it is to die at that."""
+        """Make a durable change. Raises Crashed if the plan kills the process at this operation."""
         operations = self._world.operations
         return act() if operations is None else operations.run(self.name, what, PROCESS, act)
 
@@ -301,14 +303,14 @@ class Agent(Process):
     # -- processes
 
     def _check_written(self, start: StartWorker) -> None:
-        """What an agent that dies now has to know after it has started this worker."""
+        """Before a worker starts, the disk must hold all that a restarted agent needs to know of it."""
         known = self.record
         if not self._kept_in_vain and (known.highest_job < job_number(start.job) or known.term < self.highest_term):
             text = f"{self.name} starts {start.worker}, and has written down job {known.highest_job}, term {known.term}"
             raise Violation("an agent writes down what it has been told before it acts", text)
 
     def _signal(self, worker: WorkerId, how: StopSignal) -> None:
-        if worker in self._starting:  # one errand for a worker is done after the other
+        if worker in self._starting:  # starts and stops of one worker are serialized
             self.later(START_S, self._signal, worker, how)
         elif worker in self.workers:
             self.workers[worker].signalled(how)
@@ -335,7 +337,7 @@ class Agent(Process):
         self._disk[record.start.uid, record.start.worker] = record
 
     def _begin(self, record: _Record) -> None:
-        """A process is there from now on, and its shim writes itself down."""
+        """Start the process; its shim records it on disk."""
         start, record.begun = record.start, True
         worker = Worker(self._world, self, start)
         self.workers[start.worker] = worker
@@ -351,7 +353,7 @@ class Agent(Process):
             worker.begin()
 
     def process_ended(self, worker: Worker, code: int | None, reason: str) -> None:
-        """A worker's process has ended; the agent notices, now or when it is back."""
+        """End a worker's process. The agent notices now, or when it runs again."""
         name = WorkerId(worker.name)
         del self.workers[name]
         self._world.oracle.process_ended(worker.devices, name, code)
@@ -361,10 +363,12 @@ class Agent(Process):
         if self.alive:
             self.later(NOTICE_S, self._dispatch, ProcessExited(name, code, reason))
 
-    # -- what happens to the server
+    # -- faults of the server
 
     def trouble(self, for_s: float) -> None:
-        """A fault hits this server: jobs that have workers there now, or get some meanwhile, may have to go back."""
+        """Note for the oracle: a fault hits this server, so its jobs, and jobs placed here during `for_s`, may have to repeat
+        steps.
+        """
         self._troubled_until = max(self._troubled_until, self.timeline.now + for_s)
         self._world.oracle.hit(self.name, for_s)
         for worker in self.workers.values():
@@ -372,7 +376,7 @@ class Agent(Process):
             self._world.oracle.hit(worker.name, for_s)
 
     def begin_trouble(self, trouble: Trouble) -> None:
-        """The agent finds it, when it runs."""
+        """Report a hardware trouble as soon as the agent runs."""
         self.troubles = (*self.troubles, trouble)
         self._tell_troubles()
 
@@ -387,7 +391,7 @@ class Agent(Process):
                 self.settle()
 
     def power_off(self) -> None:
-        """The server vanishes, with all its processes."""
+        """Power off: all processes of the server end without resetting their connections."""
         self.powered = False
         self.die()
         self._words.clear()

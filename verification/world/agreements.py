@@ -1,13 +1,13 @@
 """Scripts whose workers take decisions together between two steps, and communicators that fail while they do.
 
-A worker that has heard a decision is further than one that has applied the same step and has not: only those who know the most
-decisions hold the state (`worker.between`). So a link fails, or a worker dies, just while a decision arrives. The state of such a
-job is that of its steps and of the last decision: members that do not know the same one do not agree on the state.
+Of two workers that have applied the same step, the one that has heard the decision after it is ahead: only the workers that know
+the most decisions hold the state (`worker.between`). So a link fails, or a worker dies, just while a decision arrives. The state
+of such a job is that of its steps and of its last decision: members that know different decisions disagree about the state.
 
-The communicators of the same histories stand at some members and fail at one, so that the next attempt begins while words of the
-one before are on their way; where lines are bad, many words are late and doubled.
+In the same histories communicators complete at some members and fail at one, so that the next attempt begins while messages of
+the previous one are in flight; in bad weather, many messages are late and duplicated.
 
-Three remainders of seeds have such scripts. What is drawn for them comes from a stream of its own.
+Seeds with three of the remainders have such scripts. Their random numbers come from a separate stream.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import replace
 
 from .plan import BAD_LINES, Contract, Ending, Fault, Kind, Moment, Plan
 
-EVERY, SEEDS = 40, (21, 22, 23)  # of so many seeds these
-BREAKS, BUILDS, RESIZES = 20, 20, 16  # times that something fails, that a communicator is not built, that users resize
+EVERY, SEEDS = 40, (21, 22, 23)  # seeds with these remainders modulo EVERY
+BREAKS, BUILDS, RESIZES = 20, 20, 16  # numbers of: failures; communicators that are not built; resizes by users
 DRAWN = (Kind.BREAK_LINK, Kind.BREAK_LINK, Kind.KILL_WORKER)
 
 
 def with_agreements(plan: Plan) -> Plan:
-    """The plan of a history with such scripts, if its seed is that of one; else `plan` itself."""
+    """`plan` with such scripts if its seed has one of the remainders, else `plan` unchanged."""
     if plan.seed % EVERY not in SEEDS or not plan.faults:
         return plan
     chance = random.Random(f"{plan.seed}/agreements")

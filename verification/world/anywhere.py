@@ -1,13 +1,13 @@
-"""Crash anywhere: one history again and again, in which another operation on what is durable fails each time.
+"""Crash anywhere: one history is repeated, and in each repetition another durable operation fails.
 
-Histories draw when a controller dies. What happens between two particular writes, which hardly any of them meets, is looked for
-here in order. A *life* is a scenario without what happens in it (`lives/`): jobs are submitted, resized, preempted, cancelled,
-and end. It is played once undisturbed, which counts what controllers ask of their store, and agents of their disks. Then it is
-played for each of these operations, and for each that can happen there (`operations.How`). Who has died starts again after three
-seconds; where two controllers share a store, the other one takes over. At last all must have ended as in any other history, and
-the oracle watches as usual.
+Random histories draw when a controller dies, and so rarely hit the moment between two particular writes; this module enumerates
+them. A *life* is a workload (`lives/`): jobs are submitted, resized, preempted, cancelled, and end. One undisturbed run counts
+the store operations of the controllers and the disk operations of the agents. The life is then run once for each operation and
+each failure that is possible there (`operations.How`). A process that died restarts after three seconds; where two controllers
+share a store, the standby takes over. In the end all jobs must have ended as in any other history, and the oracle watches as
+usual.
 
-A command of a life waits for what it names: for its job to be submitted, for its worker to run.
+A command of a life waits for its subject: for its job to be submitted, for its worker to run.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .violation import Violation
 
 FOLDER = Path(__file__).parent / "lives"
 STORES = ("sqlite", "etcd")
-WAITS_S = 60.0  # a command, for what it names
+WAITS_S = 60.0  # that a command waits for its subject
 LOOK_S = 0.5
 Strikes = Mapping[int, How]
 
 
 @dataclass(frozen=True)
 class Life:
-    """Which history is played on which store, and what happens at which operations."""
+    """One run: a workload, a store, and the failures at given operations."""
 
     name: str
     store: str
     strikes: tuple[tuple[int, How], ...] = ()
 
     def __str__(self) -> str:
-        """As it is named on the command line."""
+        """The name on the command line."""
         return f"{self.name}/{self.store}" + "".join(f"/{number}:{how.value}" for number, how in self.strikes)
 
     @staticmethod
     def of(text: str) -> Life:
-        """Raises ValueError if `text` names none."""
+        """Parse a name. Raises ValueError."""
         name, store, *strikes = text.split("/")
         if name not in names():
             raise ValueError(f"a life is one of {', '.join(names())}, not {name!r}")
@@ -60,7 +60,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a life went. `invariant` is empty if it went well."""
+    """The result of a life. `invariant` is empty if none was broken."""
 
     life: Life
     invariant: str = ""
@@ -75,13 +75,14 @@ class Ended:
 
 
 def names() -> list[str]:
-    """All lives, by name."""
+    """Names of all lives, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
 def play(life: Life, tell: bool = False) -> Ended:
-    """Play a life. What a machine raises counts as a broken invariant, too. Raises OperatorError if etcd's messages are not
-    installed and it needs them."""
+    """Play a life. An exception of a state machine counts as a broken invariant, too. Raises OperatorError if etcd's messages are
+    needed and not installed.
+    """
     began = time.process_time()
     make = partial(World, tell=tell, strikes=dict(life.strikes), shared=life.store == "etcd")
     stage = Stage(make)
@@ -108,7 +109,7 @@ def _carry_out(stage: Stage, text: str) -> None:
 
 
 def _patiently(stage: Stage, line: str) -> None:
-    """Carry a command out as soon as what it names is there; leave it out if that never comes, as its job has ended before."""
+    """Carry a command out once its subject exists; skip it if its job ends first."""
     for _ in range(int(WAITS_S / LOOK_S)):
         try:
             command(stage, line)
@@ -119,9 +120,9 @@ def _patiently(stage: Stage, line: str) -> None:
 
 
 def lives(name: str, store: str, twice: int = 0) -> Iterator[Life]:
-    """Each operation of an undisturbed life with each that can happen there.
+    """Each operation of an undisturbed life with each failure that is possible there.
 
-    `twice`: also with the death of whoever asks for one of the next so many operations, before it and after it.
+    `twice`: number of following operations of the same process at which a second crash is tried, before and after each.
     """
     whole = play(Life(name, store))
     if whole.failed:
@@ -138,7 +139,7 @@ def lives(name: str, store: str, twice: int = 0) -> Iterator[Life]:
 
 
 def sample(chosen: Sequence[Life], count: int) -> list[Life]:
-    """So many of them, evenly."""
+    """`count` lives, evenly spaced."""
     if count >= len(chosen):
         return list(chosen)
     return [chosen[round(i * (len(chosen) - 1) / (count - 1))] for i in range(count)] if count > 1 else [chosen[0]]

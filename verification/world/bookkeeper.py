@@ -1,8 +1,8 @@
-"""Keeps books of its own about the GPUs that jobs hold, and compares them with what the controller has recorded.
+"""Checks the GPU time that the controller accounts to jobs against an independent integral.
 
-It is told of each commit, and integrates over the world's own time how many GPUs the committed records say that a job holds. The
-controller reckons with its own clock, which jumps. Both must come to the same, whatever happens to the controller, its clock and
-its store; and what users have had in all months must be what all jobs have had.
+The bookkeeper sees each commit, and integrates the committed number of GPUs of each job over virtual time, while the controller
+integrates over its own clock, which jumps. Both must agree, whatever happens to the controller, its clock and its store; and the
+sum over users of all months must equal the sum over jobs.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .violation import Violation
 
 RIGHT = "GPU-seconds are what was held"
 WHOLE = "what users have had is what their jobs have had"
-MOST_ODD = 0.05  # GPU-seconds, as floating-point sums may differ
+MOST_ODD = 0.05  # GPU-seconds, tolerance for the rounding of floating-point sums
 
 
 @dataclass
 class _Book:
-    """Of one job."""
+    """Account of one job."""
 
     held_gpu_s: float = 0.0  # up to `at`
-    holds: int = 0  # GPUs since then
+    holds: int = 0  # GPUs held since `at`
     at: float = 0.0
-    sure: bool = False  # else what is recorded next is believed
+    sure: bool = False  # False: the next recorded value is taken as the truth
 
 
 @dataclass
 class Bookkeeper:
-    """The books of all jobs."""
+    """The accounts of all jobs."""
 
     timeline: Timeline
     _books: dict[JobId, _Book] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Bookkeeper:
     _months: dict[str, dict[int, GpuSeconds]] = field(default_factory=dict)
 
     def committed(self, writes: Iterable[Put | Delete], clock_ahead_s: float) -> None:
-        """The controller, whose clock is so far ahead, has made this durable."""
+        """Update the accounts after a commit. `clock_ahead_s`: offset of the controller's clock."""
         booked = False
         changed: dict[JobId, None] = {}
         for write in writes:
@@ -71,7 +71,7 @@ class Bookkeeper:
             self._sum_up()
 
     def unsure(self, by_s: float | None = None) -> None:
-        """The controller cannot know how long it was away: its clock is `by_s` ahead since then; None: nobody knows."""
+        """The controller cannot know how long it was away. `by_s`: how far its clock has jumped meanwhile; None: unknown."""
         for book in self._books.values():
             if by_s is None:
                 book.sure = False
@@ -79,7 +79,7 @@ class Bookkeeper:
                 book.held_gpu_s += book.holds * by_s
 
     def store_changed(self, contents: Sequence[tuple[str, bytes]]) -> None:
-        """Another store is there, with these contents."""
+        """The store was replaced; the accounts start from its contents."""
         self.unsure()
         self._spent, self._months, self._states = {}, {}, States(contents)
         for key, value in contents:
@@ -94,7 +94,7 @@ class Bookkeeper:
 
     @property
     def held_gpu_s(self) -> float:
-        """By all jobs, as far as it has been recorded."""
+        """GPU-seconds of all jobs, as far as recorded."""
         return sum(spent.held_gpu_s for spent in self._spent.values())
 
     def _compare(self, job: JobId, record: JobRecord, clock_ahead_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Many histories, in several processes. What was played is written down, so that a campaign can be interrupted and go on."""
+"""Many histories, in several processes. A journal keeps their outcomes, so that an interrupted campaign continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .history import Outcome, play
 from .plan import WEATHERS, Plan, Shape, draw
 from .zombies import with_zombies
 
-CHUNK = 4  # histories that a process takes at a time
+CHUNK = 4  # histories per task of a process
 ROOT = Path(__file__).parents[2]
 PLAYED = (
     "protocol",
@@ -27,12 +27,12 @@ PLAYED = (
     "agent",
     "worker",
     "verification/world",
-)  # whose code decides what happens in a history
+)  # folders with the code that determines a history
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a campaign plays. `weather` empty: TCP for even seeds, hostile for odd ones."""
+    """Parameters of a campaign. `weather` empty: TCP for even seeds, hostile for odd ones."""
 
     weather: str = ""
     shape: Shape = field(default_factory=Shape)
@@ -45,7 +45,7 @@ class Settings:
 
     @property
     def mark(self) -> str:
-        """The same for campaigns whose histories can be counted together: of one kind, and of the same code."""
+        """Identifies the kind and the code of a campaign: only histories with equal marks may be counted together."""
         digest = hashlib.sha256(repr(self).encode())
         for path in sorted(path for folder in PLAYED for path in (ROOT / folder).rglob("*.py")):
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
@@ -61,7 +61,7 @@ def _play(settings: Settings, seed: int) -> Outcome:
 
 
 def outcomes(settings: Settings, seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
-    """Play all seeds, in `processes` processes, as they come."""
+    """Play all seeds in `processes` processes; yields outcomes in the order of completion."""
     if processes <= 1:
         yield from map(partial(_play, settings), seeds)
         return
@@ -70,13 +70,10 @@ def outcomes(settings: Settings, seeds: Iterable[int], processes: int) -> Iterat
 
 
 class Journal:
-    """A campaign's file: a line that tells which campaign it is, and one for each history that has been played.
-
-    Without a path nothing is kept.
-    """
+    """A campaign's file: a line with its mark, then a line for each history. Without a path nothing is kept."""
 
     def __init__(self, path: Path | None, settings: Settings) -> None:
-        """Raises OtherCampaign if there is such a file and it is another campaign's, OSError if it cannot be read or made."""
+        """Raises OtherCampaign if the file belongs to another campaign, OSError if it cannot be read or made."""
         self._path = path
         self.known: dict[int, Outcome] = {}
         if path is None:
@@ -92,11 +89,10 @@ class Journal:
             try:
                 outcome = Outcome(**{**json.loads(line), "story": ()})
             except (ValueError, TypeError):
-                continue  # the last line, when the campaign was killed while it wrote
+                continue  # a truncated last line: the campaign was killed while it wrote
             self.known[outcome.seed] = outcome
 
     def note(self, outcome: Outcome) -> None:
-        """Write an outcome down."""
         self.known[outcome.seed] = outcome
         if self._path is not None:
             with self._path.open("a") as file:
@@ -113,7 +109,7 @@ def first_failures(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def cores() -> int:
-    """How many processes may run at once."""
+    """Number of processes that may run at once."""
     return len(os.sched_getaffinity(0))
 
 
@@ -121,7 +117,7 @@ Watch = Callable[[Outcome], None]
 
 
 def run(settings: Settings, seeds: range, processes: int, journal: Journal, watch: Watch, fail_fast: bool) -> None:
-    """Play what the journal does not have yet."""
+    """Play the histories that are not in the journal yet."""
     left = [seed for seed in seeds if seed not in journal.known]
     for outcome in outcomes(settings, left, processes):
         journal.note(outcome)

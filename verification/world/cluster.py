@@ -1,4 +1,4 @@
-"""The simulated cluster: all processes, the network between them, and what is to happen."""
+"""The simulated cluster: all processes, the network between them, and the planned events."""
 
 from __future__ import annotations
 
@@ -43,26 +43,28 @@ QUIET_S = 2400.0
 LOOK_EVERY_S = 10.0
 WELL_EVERY_S = 10.0
 EXPLAINED_EVERY_S = 60.0
-HANGING_S = START_PATIENCE_S + 10.0  # after which a start that has not come to an end is given up
+HANGING_S = START_PATIENCE_S + 10.0  # after which a hanging start is given up
 SIZES_EVERY_S = 60.0
-OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost
-MOST_OF_AN_AGENT = {"orders": MAX_ORDERS, "ends that are forgotten": MAX_FORGOTTEN, "processes": 64}  # others: MOST
+OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # interval and number of an operator's checks after the store was lost
+# other tables: MOST
+MOST_OF_AN_AGENT = {"orders": MAX_ORDERS, "ends that are forgotten": MAX_FORGOTTEN, "processes": 64}
 MOST_OF_A_WORKER = {"early words": MAX_EARLY}
-SPARED_S = 1.0  # between two faults that have waited for the same moment
-WEIGHED = 16  # every so many messages one is weighed
-STRUCK_S = 5.0  # so long a process is away, or without its store, after one of its operations has failed
-ELECTED_S = 7.0  # and until another one is elected, where there is one
-ARMED_S = 60.0  # a fault that waits for a moment strikes after so long all the same
+SPARED_S = 1.0  # least time between two faults that wait for the same moment
+WEIGHED = 16  # one message of so many has its size checked
+STRUCK_S = 5.0  # that a process is away, or without its store, after one of its operations has failed
+ELECTED_S = 7.0  # until another controller is elected, where there is a second one
+ARMED_S = 60.0  # after which a fault that waits for a moment strikes anyway
 
 
 class World:
-    """One history's cluster. `run` lets time pass."""
+    """One history's cluster. `run` advances time."""
 
     def __init__(
         self, plan: Plan, tell: bool = False, strikes: Mapping[int, How] | None = None, shared: bool = False
     ) -> None:
-        """`tell`: write the story down. `strikes`: operations are counted, and this happens at which of them. `shared`: two
-        controllers share a store, and take turns."""
+        """`tell`: write the story down. `strikes`: count operations, and fail these (by number). `shared`: two controllers
+        share a store, one leads and one stands by.
+        """
         self.plan, self.seed = plan, plan.seed
         self.timeline = Timeline()
         self.story = Story(self.timeline, tell)
@@ -71,12 +73,12 @@ class World:
         self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers, self.people)
         self.books = Bookkeeper(self.timeline)
         self.cordons = Cordons(self)
-        self.removed: set[str] = set()  # servers whose agents have to be started anew to be taken in
+        self.removed: set[str] = set()  # servers that are admitted again only after a restart of their agents
         self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge, plan.connect_s)
         self.operations = Operations(strikes, self._struck) if strikes is not None else None
         self.disk = Disk(self.timeline)
         if shared:
-            from .etcd import SharedDisk  # needs the package of etcd's messages, which histories do without
+            from .etcd import SharedDisk  # needs the package of etcd's messages, which other histories do without
 
             assert self.operations is not None, "what a shared store is asked for is counted"
             self.disk = SharedDisk(self.timeline, self.operations)
@@ -98,9 +100,9 @@ class World:
         for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):
             agent.clock_of_new_s = ahead_s
         self.twins: list[Agent] = []
-        self.zombies: list[Zombie] = []  # controllers whose reign is over
+        self.zombies: list[Zombie] = []  # deposed controllers that still run
         self.taken_over: dict[str, Forger] = {}  # by the identity of the agent
-        self.forgers: set[ServerId] = set()  # whose agents have lied
+        self.forgers: set[ServerId] = set()  # servers whose agents have lied
         self.network.doubled = partial(doubles.doubled, self)
         self.after(0.0, self.controller.boot)
         for agent in self.agents:
@@ -157,7 +159,7 @@ class World:
     # -- time
 
     def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call after a while. Nothing here depends on the order of two such calls at one instant."""
+        """Call after `delay_s`. The order of two such calls at one instant does not matter."""
         self.timeline.at(self.timeline.now + delay_s, 0.5, call, *arguments)
 
     def run(self, seconds: float) -> None:
@@ -170,7 +172,7 @@ class World:
     # -- faults
 
     def _struck(self, operation: Operation, how: How) -> None:
-        """Something happens at an operation, just now."""
+        """Apply a failure at an operation that is being carried out."""
         self.story.say(f"* {operation.who} {operation.what}: {how.value}")
         if any(operation.who == agent.name for agent in self.agents):
             self.oracle.hit(operation.who, STRUCK_S)
@@ -186,9 +188,10 @@ class World:
         self.after(ARMED_S, self._strike_armed, number, fault)
 
     def moment(self, moment: Moment, job: JobId | None = None) -> None:
-        """One of the faults that wait for this strikes now: when who acts has done so. It hits workers of `job`.
+        """Trigger one of the faults that wait for this moment, right after the acting process has acted. It hits workers of
+        `job`.
 
-        The next one waits for another such moment: else one moment would see all, and most would see none.
+        The next waiting fault needs another such moment; otherwise one moment would take all faults, and most would take none.
         """
         armed = self._armed.get(moment)
         if armed and self.timeline.now >= self._spared_until.get(moment, 0.0):
@@ -202,7 +205,7 @@ class World:
             strike(self, number, fault, job)
 
     def clear(self) -> None:
-        """The weather clears: everything that is broken is mended, and nothing breaks any more."""
+        """End all faults: everything broken is repaired, and nothing breaks any more."""
         self.story.say("the weather clears")
         self._armed.clear()
         self.network.weather, self.network.peer_loss = Weather(contract=self.network.weather.contract), 0.0
@@ -232,7 +235,7 @@ class World:
         self.disk.trouble = Trouble.NONE
 
     def start_twin(self, agent: Agent, for_s: float) -> None:
-        """Another machine whose agent goes by the same name."""
+        """Start a second machine whose agent uses the same name."""
         name = f"{agent.name}twin{len(self.twins)}"
         kind = agent.gpu_name if self.plan.types else ""
         twin = Agent(self, name, agent.server.server, len(agent.server.gpus), name, kind)
@@ -241,25 +244,25 @@ class World:
         self.after(for_s, self._end_twin, twin)
 
     def _end_twin(self, twin: Agent) -> None:
-        twin.trouble(LASTS_S)  # jobs that it was given lose their workers
+        twin.trouble(LASTS_S)  # jobs placed on the twin lose their workers
         twin.power_off()
 
     def operator_is_called(self) -> None:
-        """The store has been lost or restored: an operator looks what is foreign, once in a while."""
+        """After the store was lost or restored, an operator repeatedly checks for foreign workers."""
         for round_ in range(1, OPERATOR_LOOKS + 1):
             self.after(round_ * OPERATOR_EVERY_S, self.users.adopt)
 
-    # -- who is there
+    # -- processes
 
     def workers(self) -> list[Worker]:
-        """All worker processes that run, in a stated order."""
+        """All running worker processes, in a stated order."""
         return [worker for agent in (*self.agents, *self.twins) for worker in agent.workers.values()]
 
     def next_pid(self) -> int:
         self.pids += 1
         return self.pids
 
-    # -- lines between the processes
+    # -- connections between the processes
 
     def to_agent(self, peer: ServerId, message: ToAgentFromController, identity: str, term: int) -> None:
         self._weigh(message)
@@ -268,7 +271,7 @@ class World:
                 self.network.send(self.controller, agent, agent.from_controller, message, term)
 
     def to_controller(self, agent: Agent, message: ToControllerFromAgent) -> bool:
-        """Send to the controller. False: no connection stands."""
+        """Send to the controller. False: there is no connection."""
         self._weigh(message)
         for zombie in self.zombies:
             self.network.send(agent, zombie, zombie.heard, agent.server.server, message, agent.identity)
@@ -284,7 +287,7 @@ class World:
             self.oracle.weighed(message)
 
     def stored(self, reply: Reply) -> bool:
-        """Is what this reply promises in the store?"""
+        """Does the store hold all that this reply promises?"""
         answer = reply.answer
         if not isinstance(answer, Submitted):
             return True
@@ -298,10 +301,10 @@ class World:
         for job in self.oracle.recorded(writes, cluster.awaited, present):
             self.moment(Moment.END, job)
 
-    # -- in the end
+    # -- the end
 
     def left_to_do(self) -> list[str]:
-        """What has not ended as it should, in words."""
+        """Descriptions of all that has not ended as it should."""
         if self.controller.state is not State.RUNNING:
             return ["the controller does not run"]
         gpus = sum(len(agent.server.gpus) for agent in self.agents)
@@ -321,7 +324,7 @@ class World:
         return left
 
     def run_until_quiet(self) -> None:
-        """Let time pass until all is done. Raises Violation if that takes too long."""
+        """Advance time until all jobs are done. Raises Violation after a limit."""
         until = self.timeline.now + QUIET_S
         while left := self.left_to_do():
             if self.timeline.now >= until:

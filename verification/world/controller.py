@@ -1,4 +1,4 @@
-"""The controller's process: its turn, its store, its sockets. The machine is the product's."""
+"""The controller's process: its turn, its store, its sockets. The controller's state machine is the product's."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ if TYPE_CHECKING:
 
 YEAR_S = 3.2e7
 COMPARE_EVERY = 50  # commits
-RESERVE_AFTER_S = 20.0  # histories last minutes
-WHOLE_WORKERS = 1  # of a job whose state is one record: as few, that most are parted, and whole again, in each history
-RECENT = 1  # so many jobs that are over stay in the controller's memory: as few, that archived ones are met
+RESERVE_AFTER_S = 20.0  # short, since histories last minutes
+# workers up to which the state of a job is one record; so few that most jobs cross the limit in both directions
+WHOLE_WORKERS = 1
+RECENT = 1  # finished jobs kept in memory; so few that archived jobs occur in histories
 KEPT_SAID = 40  # messages to agents
-RESTART_S = 3.0  # after a crash, as systemd has it
+RESTART_S = 3.0  # until systemd restarts a controller that has crashed
 RENEW_S = 1.0  # between two renewals of a lease, where there is one
-STANDBY_LOOK_S = 0.5  # who stands by looks whether anybody leads
+STANDBY_LOOK_S = 0.5  # between two checks of the standby whether a leader exists
 
 _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
 
 
 class Controller(Process):
-    """One controller, started again by whoever supervises it."""
+    """One controller, restarted by a supervisor."""
 
     def __init__(self, world: World, disk: Disk, scheduler: Scheduler) -> None:
         super().__init__(world, "controller", "controller")
@@ -67,25 +68,23 @@ class Controller(Process):
         self._disk = disk
         self._scheduler = scheduler
         self._turn: Turn
-        self._made = 0  # machines, by this process
-        self._between_turns = False  # no turn was interrupted
-        self._found = 0  # which disk its life began with
+        self._made = 0  # number of state machines made by this process
+        self._between_turns = False  # False: a turn was interrupted
+        self._found = 0  # number of the disk that this life began with
         self._compare_at = COMPARE_EVERY  # commits
-        self._clock_set_s = 0.0  # by so much its clock has been set, as it knows
+        self._clock_set_s = 0.0  # sum of the jumps that its clock has noticed
         self.said: deque[tuple[ServerId, ToAgentFromController, str]] = deque(maxlen=KEPT_SAID)  # in this life
-        self._told = 0  # events of the cluster's history that the story has
-        self._barred: dict[
-            ServerId, frozenset[tuple[int | None, str, float]]
-        ] = {}  # as it was known after the last turn
+        self._told = 0  # number of cluster events that the story already has
+        self._barred: dict[ServerId, frozenset[tuple[int | None, str, float]]] = {}  # state after the last turn
 
     @property
     def _reign(self) -> str:
-        """An elected controller has one reign, though it makes a new machine when its store comes back."""
+        """Identifies the reign: with an election, all state machines of one process share it, also after a loss of the store."""
         return f"c{self.life}" if self._disk.leases else self.machine.cluster.settings.incarnation
 
     @property
     def has_reigned(self) -> bool:
-        """Has any of its lives come to its first turn?"""
+        """Has any life of this controller completed its recovery?"""
         return hasattr(self, "_turn")
 
     @property
@@ -93,7 +92,7 @@ class Controller(Process):
         return self._turn.machine
 
     def boot(self) -> None:
-        """Start, unless it runs."""
+        """Start, unless the controller runs."""
         if self.alive:
             return
         if not self._disk.vacant():
@@ -126,7 +125,7 @@ class Controller(Process):
     def die(self) -> None:
         self._compare()
         if self.has_reigned and not (self._turn.clock_recorded and self._clock_set_s == self.clock_ahead_s):
-            self._world.books.unsure()  # the next one cannot know that the clock was set
+            self._world.books.unsure()  # a restarted controller cannot know that the clock was set
         super().die()
         if self._disk.leases:
             self._world.after(RESTART_S, self._disk.follow)
@@ -138,16 +137,18 @@ class Controller(Process):
             self._crash()
 
     def _compare(self) -> None:
-        """Between two turns, whoever would recover now must know as much as this one, and let as much happen by itself."""
+        """Between two turns, a controller that recovers from the store must have the same state and the same timers as this
+        one.
+        """
         if not self._between_turns or self._turn.trouble or self._disk.replaced != self._found:
             return
-        later = self.now + YEAR_S  # by no clock of this world is anything in its future
+        later = self.now + YEAR_S  # past every time that a record can hold
         other = self._make(later, self._disk.contents())
         if odd := differences(self.machine.cluster, other.cluster):
             raise Violation("the store, replayed, equals the live state", "; ".join(odd[:3]))
 
     def _build(self, term: int) -> Build:
-        """Makes the machines of a reign."""
+        """The factory of a reign's state machines."""
 
         def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
             self._made += 1
@@ -173,7 +174,7 @@ class Controller(Process):
         return self._turn.next_deadline()
 
     def settle(self) -> None:
-        self.turn()  # whatever has come: it commits, and sends
+        self.turn()  # process all input: commit, and send
         if self.state is State.RUNNING:
             self._wait(self.deadline())
 
@@ -238,7 +239,7 @@ class Controller(Process):
             raise Violation("what belongs to no job here is left alone", text)
 
     def _check_start(self, server: ServerId, start: StartWorker) -> None:
-        """By what the server's agent and operators have said, which is reckoned anew here."""
+        """Check a start against the statements of the agent and of operators, computed independently of the controller."""
         wrong = [
             text
             for gpu, text, since_s in self._barred_on(server) & self._barred.get(server, frozenset())
@@ -261,9 +262,9 @@ class Controller(Process):
         return frozenset([*cordoned, *troubled])
 
     def _look(self) -> None:
-        """Tell the story what the controller has told."""
+        """Add the controller's new cluster events to the story."""
         cluster = self.machine.cluster
-        if not self._world.story.on or self._turn.trouble:  # what is not recorded has not happened
+        if not self._world.story.on or self._turn.trouble:  # events of an uncommitted turn do not count
             return
         self._told = min(self._told, cluster.next_event)
         fresh = cluster.next_event - self._told
@@ -275,7 +276,7 @@ class Controller(Process):
 
     @property
     def trouble(self) -> str:
-        """Why it cannot record anything at present; empty: it can."""
+        """Reason why the controller cannot commit at present; empty: it can."""
         return self._turn.trouble
 
     def from_agent(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
@@ -288,7 +289,7 @@ class Controller(Process):
         self.take(ClientRequest(client, envelope, who))
 
     def take(self, event: Event) -> None:
-        self._between_turns = False  # what it brings about is not recorded yet
+        self._between_turns = False  # effects of this input are not committed yet
         self._look_at_clock()
         try:
             self._turn.take(self.now, event)

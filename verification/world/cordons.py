@@ -1,8 +1,8 @@
-"""What operators have said about servers, as they know it: the controller's own word counts for nothing here.
+"""Cordons and drains as operators know them: the oracle's own record, independent of the controller's.
 
-* Once a cordon or a drain is acknowledged, no worker is started there until somebody has asked to take it back.
-* What is acknowledged is in the store.
-* A job is moved off what is drained, where there is room for all of it elsewhere and nothing else has happened.
+* After a cordon or drain is acknowledged, no worker is started there until an operator asks to lift it.
+* An acknowledged cordon or drain is in the store.
+* A job leaves a drained server if another place has room for all of it and nothing has disturbed it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from .cluster import World
     from .worker import Worker
 
-MOVED_S = 40.0  # in which a job leaves what is drained, besides the times of its own script
-CALM_S = 20.0  # after a fault
-SHRINKS = "max-min"  # under this policy a job can do with fewer GPUs whenever that is more than its least
+MOVED_S = 40.0  # within which a job leaves a drained server, besides the times of its own script
+CALM_S = 20.0  # after a fault, before the next check
+SHRINKS = "max-min"  # under this policy a job can shrink whenever it has more than its minimum
 
 
 @dataclass
 class _Said:
-    """What is known of one server. `cordons`: by GPU (None: the whole server), whether its work is to go."""
+    """Known state of one server. `cordons`: by GPU (None: the whole server); True: a drain."""
 
     cordons: dict[int | None, bool] = field(default_factory=dict)
-    lifted_s: float = float("-inf")  # when somebody last asked to take something back
-    lifting: int = 0  # such requests that are not answered yet
+    lifted_s: float = float("-inf")  # time of the last request to lift something
+    lifting: int = 0  # requests to lift that are not answered yet
 
     def cordoned(self, gpu: int) -> bool:
         return None in self.cordons or gpu in self.cordons
@@ -53,17 +53,17 @@ class _Said:
 
 
 class Cordons:
-    """Told of each request, answer and start."""
+    """Checks cordons and drains at each request, answer and start."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._said: dict[ServerId, _Said] = {}
         self._asked_s: dict[str, float] = {}
-        self._since: dict[tuple[JobId, ServerId], float] = {}  # a job could have been moved off a server all the time
-        self.drains_left = 0  # jobs that have been seen to leave a drained server
+        self._since: dict[tuple[JobId, ServerId], float] = {}  # since when the job could have been moved off the server
+        self.drains_left = 0  # number of jobs that have left a drained server
 
     def asked(self, name: str, request: Request) -> None:
-        """An operator asks."""
+        """An operator sends a request."""
         self._asked_s[name] = self._world.timeline.now
         if isinstance(request, UncordonServer | RemoveServer):
             said = self._said.setdefault(request.server, _Said())
@@ -76,13 +76,13 @@ class Cordons:
                 said.cordons.pop(gpu, None)
 
     def answered(self, name: str, request: Request | None, answer: Answer) -> None:
-        """He is answered."""
+        """An operator's request is answered."""
         if isinstance(request, UncordonServer | RemoveServer):
             self._said.setdefault(request.server, _Said()).lifting -= 1
         elif isinstance(request, CordonServer) and isinstance(answer, ServerCordoned):
             said = self._said.setdefault(request.server, _Said())
             if said.lifting or said.lifted_s >= self._asked_s.get(name, 0.0):
-                return  # which of them came first is not known
+                return  # their order is unknown
             self._check_stored(name, request)
             said.cordons[request.gpu] = request.kind.drains
 
@@ -93,11 +93,11 @@ class Cordons:
             raise Violation("record, then act", f"{name} is acknowledged, and the store has {record}")
 
     def store_changed(self) -> None:
-        """The store was lost or restored: what was acknowledged may be forgotten."""
+        """The store was lost or restored: acknowledged cordons may be forgotten."""
         self._said.clear()
 
     def starting(self, server: ServerId, start: StartWorker) -> None:
-        """The controller tells an agent to start a worker."""
+        """The controller orders an agent to start a worker."""
         said = self._said.get(server)
         wrong = [gpu for gpu in start.gpus or (start.gpu,) if said is not None and said.cordoned(gpu)]
         if wrong:
@@ -107,7 +107,7 @@ class Cordons:
     # -- drains
 
     def look(self) -> None:
-        """Now and then: is everybody being moved who could be?"""
+        """Check periodically that all jobs that can leave drained servers do."""
         now, found = self._world.timeline.now, {}
         for worker in self._world.workers() if any(map(self._drains, self._said.values())) else ():
             key = worker.job, worker.gpu.server
@@ -132,7 +132,7 @@ class Cordons:
         return MOVED_S + 2 * script.start_s + 4 * script.step_s + script.evaluate_s
 
     def _could_move(self, job: JobId, said: _Said) -> bool:
-        """Is nobody waiting, and is there room for the whole job, where nothing has happened for a while?"""
+        """Is no job waiting, and is there room for the whole job where no fault has struck for a while?"""
         world, known = self._world, self._world.oracle.job(job)
         record = known.record
         if record is None or known.uncertain or not known.joined or record.phase is not JobPhase.RUNNING:
@@ -156,7 +156,7 @@ class Cordons:
         return shrinks or own + free >= len(record.target)
 
     def _gpus(self, drained: _Said, calm_s: float) -> frozenset[GpuAddress]:
-        """Where a job may go: what may be used, on other servers that have been well for a while."""
+        """GPUs that the job may move to: usable ones on other servers without a fault for `calm_s`."""
         world, cluster = self._world, self._world.controller.machine.cluster
         return frozenset(
             agent.gpu(gpu.index)

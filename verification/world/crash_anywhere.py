@@ -1,6 +1,6 @@
 """python -m verification.world.crash_anywhere [--life life] [--store etcd] [--twice 2] [--play life/etcd/17:after]
 
-Exit code 0: no life broke an invariant. 1: some did; each is printed with what plays it again.
+Exit code 0: no life broke an invariant. 1: some did; each is printed with the command that replays it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from .anywhere import STORES, Ended, Life, lives, names, play, sample
 from .campaign import cores
 
-CHUNK = 4  # lives that a process takes at a time
+CHUNK = 4  # lives per task of a process
 SHOWN = 20  # failures
 
 

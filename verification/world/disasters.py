@@ -1,12 +1,11 @@
-"""Histories of disasters: what single faults bring about only when two or three of them meet, one such meeting after the other.
+"""Histories of disasters: failures that need two or three coinciding faults, one such coincidence after the other.
 
-A tenth of the histories (by their seeds) has these in place of its other faults: all workers of a job die while a server does not
-see the checkpoints; a server is cut off for so long that its jobs go on elsewhere, and trains on; the controller's disk is full
-just when a user has asked for something; the store is lost or restored while jobs train; data between one server and the others
-gets through no more, for good; communicators take long to be built. Or nothing breaks, and jobs that need all GPUs make others
-save that are evaluating.
+A tenth of the histories (by their seeds) has disasters in place of its other faults: all workers of a job die while a server does
+not see the checkpoints; a partitioned server trains on while its jobs continue elsewhere; the controller's disk is full just when
+a user sends a request; the store is lost or restored while jobs train; data between one server and the others is blocked for
+good; building a communicator takes long. Or, without any fault, jobs that need all GPUs preempt others during their evaluation.
 
-All comes from a stream of random numbers of its own: the other histories know nothing of it.
+All random numbers come from a separate stream, so that the other histories stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 
 from .plan import CONNECT_S, LIMITS, Fault, JobPlan, Kind, Moment, Plan, Script
 
-EVERY, SEEDS = 20, (8, 19)  # of so many seeds these: one of each weather
+EVERY, SEEDS = 20, (8, 19)  # seeds with these remainders modulo EVERY: one of each weather
 DISASTERS, BETWEEN_S = 8, 60.0
-AT_LAST_S = 490.0  # after the others: nobody knows afterwards what jobs have been promised
+AT_LAST_S = 490.0  # last, since a lost store has no promises to jobs
 LONG_JOBS, STEPS, STEP_S = 3, 120, 4.0
 GANG_STEPS = 20
 FOR_GOOD_S = 1e5
-SLOW_CONNECT_S = 22.0  # within the time that a communicator may take to be built
+SLOW_CONNECT_S = 22.0  # within the limit for building a communicator
 
 Disaster = Callable[[random.Random, float], list[Fault]]
 
 
 def with_disasters(plan: Plan) -> Plan:
-    """The plan of a history of disasters, if its seed is that of one; else `plan` itself."""
+    """The plan of a history of disasters if the seed has one of the remainders, else `plan` unchanged."""
     if plan.seed % EVERY not in SEEDS or not plan.faults:
         return plan
     chance = random.Random(f"{plan.seed}/disasters")
@@ -78,14 +77,14 @@ def _long_job(chance: random.Random, name: str, evaluates: bool) -> JobPlan:
         start_s=chance.uniform(1, 8),
         save_s=chance.uniform(0.1, 3.0),
         evaluate_every=10 if evaluates else 0,
-        evaluate_s=60.0,  # longer than a worker may take to end that has measured nothing
+        evaluate_s=60.0,  # longer than the grace period of a worker without a measured evaluation
         registers=chance.random() < 0.4,
     )
     return JobPlan(round(chance.uniform(1, 10 if evaluates else 200), 3), spec, script)
 
 
 def _gang(chance: random.Random, at: float, name: str, gpus: int) -> JobPlan:
-    """A short job that needs every GPU: all others make room."""
+    """A short job that needs every GPU: all other jobs are preempted."""
     job = _long_job(chance, name, evaluates=False)
     spec = msgspec.structs.replace(
         job.spec, gpus=GpuRange(min=gpus, max=gpus), virtual_workers=max(8, gpus), max_steps=GANG_STEPS
@@ -101,7 +100,7 @@ def _who(chance: random.Random) -> int:
 
 
 def _everybody(chance: random.Random) -> int:
-    """A server that is cut off from the other servers, too."""
+    """The `who` of a cut that separates a server from the other servers, too."""
     return 2 * chance.randrange(500) + 1
 
 
@@ -144,5 +143,5 @@ _DISASTERS: tuple[Disaster, ...] = (_unseen, _unseen, _cut_off, _cut_off, _store
 
 
 def _apart(chance: random.Random) -> list[Fault]:
-    """Messages get from one server to the others and back, and data never again."""
+    """Messages between one server and the others pass, data never again."""
     return [Fault(round(chance.uniform(10, 300), 3), Kind.CUT_DATA, _who(chance), FOR_GOOD_S)]

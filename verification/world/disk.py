@@ -1,4 +1,4 @@
-"""The controller's store in memory, and what can happen to it. The same promises as `controller.store`."""
+"""The controller's store in memory, and its faults. It keeps the promises of `controller.store`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKUP_EVERY_S = 45.0
 
 
 class Trouble(enum.Enum):
-    """What the disk answers at present."""
+    """The present failure of the disk."""
 
     NONE = ""
     FULL = "database or disk is full"
@@ -23,7 +23,7 @@ class Trouble(enum.Enum):
 
 
 class Disk:
-    """What survives the controller."""
+    """The controller's durable storage."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -31,30 +31,31 @@ class Disk:
         self._revision = 0
         self._backup: tuple[float, dict[str, Record]] = (0.0, {})
         self.trouble = Trouble.NONE
-        self.replaced = 0  # how often it has become another one: lost, or restored from a backup
-        self.tear_next: bool | None = None  # the next commit fails with its outcome unknown: True: it has taken place
-        self.crash_next: bool | None = None  # the controller dies at its next commit: True: after it, False: before
+        self.replaced = 0  # number of replacements: the store was lost, or restored from a backup
+        self.tear_next: bool | None = None  # the next commit fails with unknown outcome; True: it was applied
+        self.crash_next: bool | None = None  # the controller dies at its next commit; True: after it, False: before
         self.on_commit: Callable[[Sequence[Put | Delete]], None] = lambda writes: None
-        self.operations: Operations | None = None  # counts what is asked for; None: nobody counts
+        self.operations: Operations | None = None  # counts operations; None: not counted
 
-    # -- who reigns
+    # -- leadership
 
-    leases = False  # does who reigns have to renew a lease?
+    leases = False  # must the leading controller renew a lease?
 
     def vacant(self) -> bool:
-        """May a controller begin to reign? A store of one's own has nobody else."""
+        """May a controller become leader? A store that is not shared has no other leader."""
         return True
 
     def begin(self, life: int, build: Callable[[int], Build], now: float) -> Turn:
-        """The controller that has been started so often recovers. `build`: makes machines of the reign with that term; 0: the
-        store's next one. Raises StoreUnavailable."""
+        """Recover, as the controller's start number `life`. `build`: makes the state machines of a term; 0: the store's next
+        term. Raises StoreUnavailable.
+        """
         return Turn(self, build(0), now)
 
     def follow(self) -> None:
-        """A controller that has died is there again."""
+        """A restarted controller stands by."""
 
     def renew(self) -> bool:
-        """Renew what the reign depends on, if anything. False: the reign is over."""
+        """Renew the leader's lease, if there is one. False: the leadership is over."""
         return True
 
     # -- the store's interface
@@ -130,18 +131,18 @@ class Disk:
         pass
 
     def contents(self) -> Sequence[tuple[str, bytes]]:
-        """What would be found on it, whatever its trouble."""
+        """Contents, readable also while the disk fails."""
         return [(key, self._records[key].value) for key in sorted(self._records)]
 
-    # -- what happens to it
+    # -- faults
 
     def lose(self) -> None:
-        """A new disk, with nothing on it."""
+        """Replace the disk by an empty one."""
         self.replaced += 1
         self._records, self._backup = {}, (self._timeline.now, {})
 
     def restore(self) -> None:
-        """The last backup."""
+        """Replace the contents by the last backup."""
         self.replaced += 1
         self._records = dict(self._backup[1])
 
@@ -151,5 +152,5 @@ class Disk:
 
 
 def unavailable(trouble: Trouble) -> StoreUnavailable:
-    """What a store in trouble raises."""
+    """The error that a failing store raises."""
     return StoreUnavailable(trouble.value)

@@ -1,7 +1,7 @@
-"""Statuses that come twice: the second one bears the number of the first, and says something else.
+"""Duplicate statuses: the second one has the number of the first and other contents.
 
-A status is known by its number, which grows with each that a worker tells. What a number has said first stands, at the agent and
-at the controller: whatever says it once more, by a fault or on purpose, changes nothing.
+A status is identified by its number, which grows with each status of a worker. The first contents of a number stand, at the agent
+and at the controller: a repetition, by a fault or on purpose, changes nothing.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .violation import Violation
 if TYPE_CHECKING:
     from .cluster import World
 
-PID = 999  # by which the second one is known
+PID = 999  # marks the second status
 INVARIANT = "of two statuses with one number the first counts"
 
 
 def other_contents(status: WorkerStatus) -> WorkerStatus:
-    """What comes in the place of a status that comes twice."""
+    """The same number with other contents."""
     return msgspec.structs.replace(status, pid=PID, phase=WorkerPhase.FINISHED, applied=10**6, saved=10**6)
 
 
 def doubled(world: World, call: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:
-    """What a message does that comes for the second time."""
+    """The call that delivers a duplicated message for the second time."""
     if call == world.controller.from_agent:
         server, message, identity = arguments
         match message:
@@ -49,7 +49,9 @@ def _other(report: WorkerReport) -> WorkerReport:
 
 
 def _again(world: World, server: ServerId, message: ToControllerFromAgent, identity: str) -> None:
-    """Raises Violation if the controller takes in what it knows by its number. What it does not know is left out."""
+    """Deliver a known status again, with other contents. Raises Violation if the controller uses it; unknown statuses are left
+    out.
+    """
     controller = world.controller
     if controller.state is not State.RUNNING:
         return
@@ -70,7 +72,7 @@ def _again(world: World, server: ServerId, message: ToControllerFromAgent, ident
 
 
 def heard_again(agent: str, status: WorkerStatus, actions: list[Action]) -> None:
-    """What an agent does with a status that comes twice. Raises Violation if it is more than an answer."""
+    """Check an agent's actions after a duplicate status. Raises Violation if they are more than an answer."""
     received = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
     done = [type(action).__name__ for action in actions if action not in received]
     if done:

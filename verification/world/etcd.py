@@ -1,12 +1,12 @@
-"""etcd in memory, as far as the product's `EtcdStore` uses it: transactions of bounded size, leases that end, nothing else.
+"""etcd in memory, as far as the product's `EtcdStore` uses it: transactions of bounded size, leases that expire, nothing else.
 
-`EtcdStore` itself is the product's, and so are the questions of an election (`Asking`): each of their calls is an operation at
-which something can happen (`operations`). The transactions that members take here are small, so that most of what a controller
-records at once is more than one of them, and is written down first (`controller.store.journal`).
+`EtcdStore` is the product's, and so are the election's requests (`Asking`): each of their calls is an operation that can fail
+(`operations`). The model's limit on transactions is small, so that most commits need several, and are first written to the
+journal (`controller.store.journal`).
 
-Two controllers take turns. When one dies, its lease ends after a while; then the other one is elected, and begins with the mirror
-that it has kept. What is true of the store as a whole is looked at after each transaction: a large commit has taken place as soon
-as its marker stands, and where no marker stands, what is there is what was committed, and nothing else.
+Two controllers share the store. When the leader dies, its lease expires; then the standby is elected, and starts from the mirror
+that it has kept. After each transaction the store's atomicity is checked: a large commit is visible in full as soon as its marker
+stands, and without a marker the store holds the last commit and nothing else.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .violation import Violation
 ROOT = "/elasticctl/world"
 BOUNDS = Bounds(operations=3, request_bytes=96 << 10, piece_bytes=2 << 10)
 LEASE_S = 5
-BEGINNINGS = 3  # attempts to begin a reign, as `Candidacy` makes them
+BEGINNINGS = 3  # attempts to become leader, as `Candidacy` makes them
 NAMES = ("c1", "c2")
 WHOLE = "a commit is made whole, or not at all"
 
 
 @dataclass(frozen=True)
 class _Value:
-    """What stands at a key."""
+    """Value and metadata of a key."""
 
     value: bytes
     revision: int
@@ -49,25 +49,25 @@ class _Value:
 
 
 class Members:
-    """All members of an etcd cluster, as one. Calls are answered with etcd's own messages."""
+    """All members of an etcd cluster, modelled as one. Calls return etcd's own messages."""
 
     def __init__(self, timeline: Timeline, rpc: Any, on_change: Callable[[int, Sequence[bytes], bool], None]) -> None:
-        """`on_change` is told after each transaction: its revision, which keys have changed, and whether a fence was compared."""
+        """`on_change` is called after each transaction with its revision, the changed keys, and whether it compared a fence."""
         self._timeline, self._rpc, self._on_change = timeline, rpc, on_change
         self.values: dict[bytes, _Value] = {}
         self.revision = 1
-        self._leases: dict[int, tuple[float, float]] = {}  # how long each lasts, and until when
+        self._leases: dict[int, tuple[float, float]] = {}  # duration (s) and expiry of each
         self._granted = 0
         self.kv = SimpleNamespace(Range=self.range, Txn=self.transact)
         self.lease = SimpleNamespace(LeaseGrant=self._grant, LeaseRevoke=self._revoke)
 
     def range(self, asked: Any) -> Any:
-        """RangeRequest. Revisions of the past are not asked for within one call of a store."""
+        """RangeRequest. A store never asks for past revisions."""
         self._end_leases()
         return self._found(asked)
 
     def transact(self, asked: Any) -> Any:
-        """TxnRequest. Raises StoreUnavailable as etcd refuses what is too large."""
+        """TxnRequest. Raises StoreUnavailable if it is too large, as etcd does."""
         self._end_leases()
         rpc = self._rpc
         if len(asked.success) > BOUNDS.operations or asked.ByteSize() > BOUNDS.request_bytes:
@@ -162,7 +162,7 @@ class Members:
 
 
 class Line(Connection):
-    """From one controller to the members. What changes something is an operation."""
+    """Connection of one controller to the members. Each write is an operation that can fail."""
 
     def __init__(self, members: Members, rpc: Any, operations: Operations, who: str) -> None:
         self.rpc, self.access = rpc, Access(("etcd:2379",))
@@ -180,7 +180,7 @@ class Line(Connection):
 
 
 def _words(rpc: Any, request: Any) -> str:
-    """What a request changes; empty: nothing."""
+    """Describes the writes of a request; empty: it is a read."""
     if isinstance(request, rpc.LeaseGrantRequest):
         return "is granted a lease"
     if isinstance(request, rpc.LeaseRevokeRequest):
@@ -199,7 +199,7 @@ def _words(rpc: Any, request: Any) -> str:
 
 
 class SharedDisk(Disk):
-    """A store that two controllers share. What `Disk` tells of its contents is what was committed."""
+    """A store that two controllers share. The contents that `Disk` shows are the committed ones."""
 
     def __init__(self, timeline: Timeline, operations: Operations) -> None:
         """Raises OperatorError if the package of etcd's messages is not installed."""
@@ -210,11 +210,11 @@ class SharedDisk(Disk):
         self._rpc: Any = etcd_api.load().etcdrpc
         self.members = Members(timeline, self._rpc, self._changed)
         self._data, self._marker = f"{ROOT}/data".encode(), f"{ROOT}/marker".encode()
-        self._store: EtcdStore | None = None  # of the controller that reigns, as the lease
+        self._store: EtcdStore | None = None  # of the leading controller, as the lease
         self._lease = 0
-        self._mirrors: dict[str, Mirror] = {name: Mirror((), (), 0) for name in NAMES}  # of those that stand by
+        self._mirrors: dict[str, Mirror] = {name: Mirror((), (), 0) for name in NAMES}  # of the standbys
 
-    # -- who reigns
+    # -- leadership
 
     leases = True
 
@@ -222,12 +222,12 @@ class SharedDisk(Disk):
         return self._present(LEADING_KEY) is None
 
     def _present(self, key: str) -> bytes | None:
-        self.members.range(self._rpc.RangeRequest(key=b"\0"))  # leases that are over end
+        self.members.range(self._rpc.RangeRequest(key=b"\0"))  # expires leases that are over
         found = self.members.values.get(self._data + key.encode())
         return found.value if found is not None else None
 
     def begin(self, life: int, build: Callable[[int], Build], now: float) -> Turn:
-        """The next controller is elected, and recovers. Raises StoreUnavailable if it cannot: then another one tries."""
+        """The next controller is elected, and recovers. Raises StoreUnavailable if that fails: then another one tries."""
         name = NAMES[life % len(NAMES)]
         store = EtcdStore(Line(self.members, self._rpc, self._counting, name), ROOT, BOUNDS)
         asking = Asking(store, PresenceRecord(name=name, version="0", since_s=now), LEASE_S)
@@ -255,7 +255,7 @@ class SharedDisk(Disk):
         return Turn(store, build(won.reign.term), now, records=mirror.records())
 
     def follow(self) -> None:
-        """A controller that has died stands by again: it lists the store, and follows it from then on."""
+        """A restarted controller stands by again: it lists the store, and follows its changes."""
         records = [record for record in self._physical() if not record.key.startswith(ARCHIVE)]
         archived = [record.key for record in self._physical() if record.key.startswith(ARCHIVE)]
         for name in NAMES:
@@ -263,7 +263,7 @@ class SharedDisk(Disk):
                 self._mirrors[name] = Mirror(archived, records, self.members.revision)
 
     def renew(self) -> bool:
-        """Renew the lease of the controller that reigns. False: it has ended."""
+        """Renew the leader's lease. False: it has expired."""
         assert self._store is not None, "nobody has begun to reign"
         return self._store.renew(self._lease) > 0
 
@@ -272,7 +272,7 @@ class SharedDisk(Disk):
         kept = [(record.key, record.value) for record in records if not record.key.startswith(ARCHIVE)]
         return [*kept, *((record.key, b"") for record in records if record.key.startswith(ARCHIVE))]
 
-    # -- what is there
+    # -- contents
 
     def _physical(self) -> list[Record]:
         found = []
@@ -283,7 +283,7 @@ class SharedDisk(Disk):
         return found
 
     def _changed(self, revision: int, keys: Sequence[bytes], fenced: bool) -> None:
-        """A transaction was made: what was committed by it, and is the store whole?"""
+        """After a transaction: determine the committed contents, and check that the store equals them."""
         writes = [self._change(key) for key in keys if key.startswith(self._data)]
         for mirror in self._mirrors.values():
             mirror.take(Changes(revision, tuple(writes)))
@@ -292,7 +292,7 @@ class SharedDisk(Disk):
             self._commit(revision, self._written_down(marker.value), tell=True)
         elif self._of_elections(writes):
             self._commit(revision, writes, tell=False)
-        elif marker is None and self._marker not in keys:  # else it is a portion of what was committed before
+        elif marker is None and self._marker not in keys:  # else it is a part of an earlier commit
             self._commit(revision, writes, tell=fenced and bool(writes))
         if marker is None and (odd := self._odd()):
             raise Violation(WHOLE, f"{odd} after revision {revision}, though no commit is under way")
@@ -323,7 +323,7 @@ class SharedDisk(Disk):
             self.on_commit(writes)
 
     def _odd(self) -> str:
-        """In what the store differs from what was committed, in words."""
+        """The difference between the store and the committed contents, in words."""
         there = {record.key: record.value for record in self._physical()}
         committed = {key: record.value for key, record in self._records.items()}
         odd = [key for key in sorted({*there, *committed}) if there.get(key) != committed.get(key)]

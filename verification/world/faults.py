@@ -1,4 +1,4 @@
-"""What each fault does."""
+"""The effect of each kind of fault."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from .cluster import World
     from .worker import Worker
 
-BETWEEN_BLACK_HOLES_S = 60.0  # in which a job that has failed in one is tried elsewhere
-DIES_AFTER_S = 0.3  # a worker, after its GPU
-REBOOT_JUMP_S = 1800.0  # by which a controller's clock is ahead after it was started anew
-LEASE_S = 10.0  # a server's; one whose agent is away for longer is given up
+BETWEEN_BLACK_HOLES_S = 60.0  # within which a job that has failed on a black hole starts elsewhere
+DIES_AFTER_S = 0.3  # from a GPU's failure to the death of its worker
+REBOOT_JUMP_S = 1800.0  # how far a controller's clock jumps ahead at a reboot
+LEASE_S = 10.0  # of a server; longer absences of its agent lose its workers
 
 
 def strike(world: World, number: int, fault: Fault, job: JobId | None = None) -> None:
-    """Let a fault happen now. `number`: among the faults of its plan. `job`: one that something happens to at this moment."""
+    """Apply a fault now. `number`: its index in the plan. `job`: the job of the awaited moment, if any."""
     kind, for_s = fault.kind, fault.for_s
     agent = world.agents[fault.who % len(world.agents)]
     workers = [worker for worker in world.workers() if worker.job == job] or world.workers()
@@ -93,7 +93,7 @@ _TROUBLES: dict[Kind, Severity] = {
 
 
 def _trouble(world: World, agent: Agent, number: int, fault: Fault) -> None:
-    """The agent finds something. But for a dead GPU that costs nobody a step."""
+    """The agent reports a hardware trouble. Only a dead GPU may cost steps."""
     gpu: int | None = fault.who // 8 % len(agent.server.gpus)
     if fault.kind is Kind.SERVER_BARRED:
         gpu = None
@@ -220,7 +220,8 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
             agent.disk_full = True
             world.after(for_s, agent.empty_disk)
         case Kind.BLACK_HOLE:
-            if world.timeline.now >= world.next_black_hole_at:  # a job that cannot start on two servers has failed
+            # two at once could fail a job, which is allowed two servers
+            if world.timeline.now >= world.next_black_hole_at:
                 world.next_black_hole_at = world.timeline.now + for_s + BETWEEN_BLACK_HOLES_S
                 agent.black_hole = True
                 world.after(for_s, agent.close_black_hole)

@@ -1,13 +1,12 @@
-"""A server that somebody has taken over: its agent speaks of workers that run elsewhere, or nowhere.
+"""A compromised server: its agent reports workers that run elsewhere, or nowhere.
 
-What it does otherwise is right: its own workers train, and its own reports are true. Every second it adds a lie, as a message of
-its own, and its hellos name workers of others. It knows the uids of all jobs, as if it had run them. Only its first hello to a
-new controller does not show them, since such a hello is how a controller learns that its store was restored (`forgery`).
+The agent is otherwise correct: its own workers train, and its own reports are true. Every second it adds a forged message, and
+its hellos name workers of other servers. It knows the uids of all jobs, as if it had run them. Only its first hello to a new
+controller is honest, since from such hellos a controller learns that its store was restored (`forgery`).
 
-A lie changes nothing that is recorded of any job. One about a worker that the records have on another server is counted.
+A forgery changes no record of any job. A forged status of a worker that is recorded on another server is counted.
 
-Two remainders of seeds have such a server, besides all else that their histories have. What is drawn for it comes from a stream
-of its own.
+Seeds with two of the remainders have such a server, besides their other entries. Its random numbers come from a separate stream.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
     from .agent import Agent
     from .cluster import World
 
-EVERY, SEEDS = 20, (5, 16)  # of so many seeds these: one of each weather
-FORGERIES = 4  # times that somebody takes a server over
+EVERY, SEEDS = 20, (5, 16)  # seeds with these remainders modulo EVERY: one of each weather
+FORGERIES = 4  # times that a server is compromised
 SHORTEST_S, LONGEST_S = 30.0, 120.0
 LIES_EVERY_S = 1.0
-PID, REASON = 666, "it is not so"  # by which a lie is known
+PID, REASON = 666, "it is not so"  # marks a forgery
 STEP, GENERATION, NUMBER = 10**6, 10**5, 10**4
 NOTHING = "a forged report changes nothing"
 
 
 def with_forger(plan: Plan) -> Plan:
-    """The plan of a history with a server that lies, if its seed is that of one; else `plan` itself."""
+    """`plan` with a compromised server if its seed has one of the remainders, else `plan` unchanged."""
     if plan.seed % EVERY not in SEEDS or not plan.faults:
         return plan
     chance = random.Random(f"{plan.seed}/forger")
@@ -65,14 +64,14 @@ def with_forger(plan: Plan) -> Plan:
 
 
 class Forger:
-    """Whoever has taken a server over."""
+    """The attacker on a compromised server."""
 
     def __init__(self, world: World, agent: Agent, until: float, earlier: Forger | None) -> None:
-        """`earlier`: who had taken it over before."""
+        """`earlier`: the previous attacker on the same server."""
         self._world, self._agent, self._until = world, agent, until
         agent.provokes = True
         self._chance = random.Random(f"{world.seed}/forger/{agent.name}/{until}")
-        self._named: set[WorkerId] = set() if earlier is None else earlier._named  # that it has made up
+        self._named: set[WorkerId] = set() if earlier is None else earlier._named  # workers that it has made up
         self._lie()
 
     @property
@@ -98,7 +97,7 @@ class Forger:
         return known.uid if known is not None else ""
 
     def _made_up(self) -> WorkerStatus | None:
-        """Of a worker that runs elsewhere, or of one that nobody has named."""
+        """A forged status of a worker that runs elsewhere, or that does not exist."""
         others = [worker for worker in self._world.workers() if worker.host != self._agent.host]
         if not others:
             return None
@@ -114,7 +113,7 @@ class Forger:
         )  # fmt: skip
 
     def _arrives(self, lie: ToControllerFromAgent, status: WorkerStatus) -> None:
-        """At the controller. Raises Violation if a job's record changes by it, or if it is not counted."""
+        """The forgery reaches the controller. Raises Violation if a job's record changes by it, or if it is not counted."""
         controller, server = self._world.controller, self._agent.server.server
         if controller.state is not State.RUNNING or controller.trouble:
             return
@@ -130,13 +129,14 @@ class Forger:
         text = f"{server} says of {status.worker}: {type(lie).__name__}"
         if changed:
             raise Violation(NOTHING, f"{text}; it changes {', '.join(changed)}")
-        lost = job is not None and job.record.lost_generations != (0, 0)  # then it may be nobody's lie
+        # then the status may be true of a lost generation, and no forgery
+        lost = job is not None and job.record.lost_generations != (0, 0)
         if speaks and is_others and not lost and forged(self._world, server) == counted:
             raise Violation("a forged report is counted", text)
 
     def hello(self, hello: AgentHello, first: bool) -> AgentHello:
-        """A hello of its agent, with lies. `first`: to this controller."""
-        if first:  # its agent was told to stop what it had made up, and says since that it has ended
+        """A hello of the agent with forgeries. `first`: to this controller."""
+        if first:  # honest: the made-up workers were ordered to stop, and reported as ended
             kept = tuple(ended for ended in hello.exited if ended.worker not in self._named)
             hello = msgspec.structs.replace(hello, exited=kept)
         status = self._made_up()
@@ -155,20 +155,20 @@ class Forger:
 
 
 def forged(world: World, server: ServerId) -> int:
-    """How many reports of a server the controller has refused."""
+    """Number of reports of a server that the controller has rejected as forged."""
     found = world.controller.machine.cluster.forged.get(server)
     return found.count if found is not None else 0
 
 
 def is_believed(job: Job) -> bool:
-    """Does a lie stand anywhere in what is known of a job?"""
+    """Has a forgery entered the controller's state of a job?"""
     entries = (*job.workers, *job.record.past)
     told = any(status.pid == PID or status.note == REASON for status in job.statuses.values())
     return told or any(entry.pid == PID or REASON in entry.reason for entry in entries)
 
 
 def _records(jobs: dict[JobId, Job]) -> dict[JobId, object]:
-    """What a lie could change; a controller that has been away also moves the times of all jobs."""
+    """The parts of jobs that a forgery could change; without times, which move for all jobs while a controller is away."""
     return {
         name: (
             *(job.record.phase, job.record.generation, job.record.committed, job.record.target, job.record.overtaken),

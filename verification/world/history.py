@@ -1,4 +1,4 @@
-"""One history, from its plan to the verdict; and how a failing one is made short."""
+"""One history, from its plan to the verdict; and the shrinking of a failing one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .violation import Violation
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a history went. `invariant` is empty if it went well."""
+    """The result of a history. `invariant` is empty if none was broken."""
 
     seed: int
     invariant: str = ""
@@ -32,12 +32,12 @@ class Outcome:
 
     @property
     def digest(self) -> str:
-        """Of the story: the same seed gives the same one, byte for byte."""
+        """Digest of the story: equal for equal seeds, byte for byte."""
         return hashlib.sha256("\n".join(self.story).encode()).hexdigest()
 
 
 def play(plan: Plan, tell: bool = False) -> Outcome:
-    """Run a history. What a machine raises counts as a broken invariant, too."""
+    """Run a history. An exception of a state machine counts as a broken invariant, too."""
     began = time.process_time()
     world = World(plan, tell)
     invariant = text = ""
@@ -50,7 +50,7 @@ def play(plan: Plan, tell: bool = False) -> Outcome:
         invariant, text = violation.invariant, violation.text
     except (
         Exception
-    ) as error:  # the edge of a history: whatever a machine raises is a finding, not the end of the search
+    ) as error:  # the edge of a history: an exception of a state machine is a finding, not the end of the search
         where = traceback.extract_tb(error.__traceback__)[-1]
         file = "/".join(where.filename.split("/")[-2:])
         invariant = "no machine raises"
@@ -72,9 +72,10 @@ def play(plan: Plan, tell: bool = False) -> Outcome:
 def shrink(
     plan: Plan, invariant: str, on_try: Callable[[int], None] = lambda left: None
 ) -> tuple[Plan, frozenset[int]]:
-    """The shortest plan found that breaks the same invariant, and which entries it keeps (their numbers in `plan`).
+    """The shortest plan found that breaks the same invariant, and the numbers (in `plan`) of the entries that it keeps.
 
-    Entries are left out by halves, then one by one (Zeller's ddmin, without its complements). `on_try`: told how many are left.
+    Entries are left out by halves, then one by one (Zeller's ddmin, without its complements). `on_try`: called with the number
+    left.
     """
     kept = list(range(len(plan.entries)))
     size = max(1, len(kept) // 2)

@@ -1,7 +1,7 @@
-"""Users and servers that ask for what they may not have.
+"""Unauthorized requests of users and servers; none may succeed.
 
-Whenever a user asks for something, an intruder may try the like with a job of somebody else, or with the cluster. Or he looks at
-what is not his, or repeats the id of that request. Nothing may come of it. He uses a connection of his own, and does not insist.
+After some requests of users, an intruder tries something similar with another user's job or with the cluster, reads data of
+others, or repeats the id of that request. He uses a separate connection, and does not retry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .violation import Violation
 if TYPE_CHECKING:
     from .cluster import World
 
-TRIES = 0.5  # of the requests of users give an intruder an idea
+TRIES = 0.5  # probability that a user's request provokes an intruder
 INTRUDER = b"intruder"
 NOT_OTHERS = "nobody does what he may not"
 
@@ -63,7 +63,7 @@ class Intruders(Process):
         pass
 
     def watch(self, name: str, request: Request, by: Principal) -> None:
-        """Somebody asks for something, by a request with this id."""
+        """A user sends a request with this id."""
         people, chance = self._world.people, random.Random(f"{self._world.seed}/intruder/{name}")
         if not people.users or chance.random() >= TRIES:
             return
@@ -97,7 +97,7 @@ class Intruders(Process):
         return chance.choice(jobs) if jobs else None
 
     def _ask(self, who: Principal, request: Request, name: str = "") -> None:
-        """`name`: the id of somebody else's request."""
+        """`name`: the id of another user's request."""
         name = name or f"intruder-{next(self._numbers)}"
         if self._world.story.on:
             self._world.story.say(f"{who} asks: {type(request).__name__} ({name})")
@@ -108,7 +108,7 @@ class Intruders(Process):
         )
 
     def answered(self, reply: Reply) -> None:
-        """Raises Violation if an intruder has got what he may not have."""
+        """Raises Violation if an intruder's request succeeded."""
         found = self._waiting.get(reply.id)
         if found is None:
             return
@@ -129,5 +129,5 @@ class Intruders(Process):
 
 
 def is_intruders(request: str) -> bool:
-    """Is this the id of such a request?"""
+    """Is this the id of an intruder's request?"""
     return request.startswith("intruder-")

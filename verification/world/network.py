@@ -1,4 +1,4 @@
-"""The network between processes: one directed link for each pair, with its own stream of chance."""
+"""The network between processes: one directed link for each pair, with a random stream per link."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from .process import PEER_TIMEOUT_S, Process
 from .timeline import Timeline
 from .violation import Violation
 
-STORM_S = 10.0  # in which a process sends so many messages to another one at most:
-MOST_SENT = {"Controller": 250, "Zombie": 250, "Agent": 250, "Worker": 150}  # some four times what histories have shown
-LATEST_S = 3.0  # a late message is late by at most so much
+STORM_S = 10.0  # window of MOST_SENT
+# messages of one process to another within STORM_S; about four times the most seen in histories
+MOST_SENT = {"Controller": 250, "Zombie": 250, "Agent": 250, "Worker": 150}
+LATEST_S = 3.0  # most that a late message is delayed
 
 
 class _Link:
-    """From one process to another."""
+    """Directed link between two processes."""
 
     def __init__(self, seed: int, source: str, target: str) -> None:
         self.chance = random.Random(f"{seed}/link/{source}/{target}").random
-        self.last = 0.0  # when the last message arrives
+        self.last = 0.0  # arrival time of the last message
         self._most = math.inf
         self._since, self._sent = 0.0, 0
 
     def count(self, now: float, source: Process, target: Process) -> None:
-        """Count a message. Raises Violation if there are too many between processes that tell the truth."""
+        """Count a message. Raises Violation if there are too many between honest processes."""
         if now - self._since >= STORM_S:
             self._since, self._sent, self._most = now, 0, MOST_SENT.get(type(source).__name__, math.inf)
         self._sent += 1
@@ -37,33 +38,33 @@ class _Link:
 
 
 class Network:
-    """Delivers calls to processes. Hosts can be cut from each other, one way or both ways."""
+    """Delivers calls to processes. Hosts can be partitioned, in one direction or both."""
 
     def __init__(self, timeline: Timeline, seed: int, weather: Weather, peer_loss: float = 0.0) -> None:
-        """`peer_loss`: of messages among workers, instead of the weather's."""
+        """`peer_loss`: loss rate of messages among workers, instead of the weather's."""
         self._timeline = timeline
         self._seed = seed
         self.weather, self.peer_loss = weather, peer_loss
         self._links: dict[tuple[str, str], _Link] = {}
-        self._cuts: dict[tuple[str, str], float] = {}  # (from host, to host): since when
+        self._cuts: dict[tuple[str, str], float] = {}  # (from host, to host): time of the cut
         self.doubled: Callable[[Callable[..., None], tuple[Any, ...]], Callable[[], None]] | None = None
         self._held: list[tuple[str, str, Process, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def connected(self, one: str, other: str) -> bool:
-        """Do connections between two hosts stand? They break when either way has been cut for long."""
+        """Do connections between two hosts stand? They break after either direction has been cut for `PEER_TIMEOUT_S`."""
         if not self._cuts:
             return True
         since = min(self._cuts.get((one, other), float("inf")), self._cuts.get((other, one), float("inf")))
         return self._timeline.now - since < PEER_TIMEOUT_S
 
     def cut_among(self, hosts: frozenset[str]) -> bool:
-        """Is any way between two of these hosts cut?"""
+        """Is any direction between two of these hosts cut?"""
         return any(source in hosts and target in hosts for source, target in self._cuts)
 
     def send(
         self, source: Process, target: Process, call: Callable[..., None], *arguments: Any, peers: bool = False
     ) -> None:
-        """Call `call(*arguments)` in `target`, a method of it, if and when the network lets it. `peers`: both are workers."""
+        """Call `call(*arguments)`, a method of `target`, if and when the network delivers it. `peers`: both are workers."""
         if not target.alive:
             return
         link = self._links.get((source.name, target.name))
@@ -100,11 +101,11 @@ class Network:
                 self._timeline.at(again, tie, target.arrive, life, call, *arguments)
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing comes through from one host to another from now on."""
+        """Block messages from one host to another from now on."""
         self._cuts.setdefault((source, target), self._timeline.now)
 
     def heal(self, source: str, target: str) -> None:
-        """The way is free again. What was on it arrives, unless the connection has broken meanwhile."""
+        """Unblock messages. Messages in flight arrive, unless the connection has broken meanwhile."""
         since = self._cuts.pop((source, target), None)
         if since is None:
             return

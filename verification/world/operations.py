@@ -1,8 +1,8 @@
-"""Operations on what survives a process: of a controller on its store, of an agent on its disk. Each is counted, and some fail.
+"""Durable operations: of a controller on its store, of an agent on its disk. Each is counted, and given ones fail.
 
-*Crash anywhere* (`anywhere`) plays one history again and again, and lets another of its operations fail each time. A process may
-die before it or after it. Of the store, an answer may also get lost, whether or not the operation was carried out; it may be
-carried out late, when its process has gone on; or it may be refused.
+*Crash anywhere* (`anywhere`) replays one history, and fails another of its operations each time. A process may die before the
+operation or after it. For a store behind a network, the answer may also get lost, with or without effect; the operation may be
+applied late, after its process has continued; or it may be refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class How(enum.Enum):
-    """What happens at an operation."""
+    """The failure at an operation."""
 
-    BEFORE = "before"  # its process dies, and nothing is done
-    AFTER = "after"  # it is done, and its process dies before it hears that
-    LOST = "lost"  # nothing is done, and its process hears nothing
-    UNHEARD = "unheard"  # it is done, and its process hears nothing
-    LATE = "late"  # its process hears nothing; it is carried out after the next operation on that store
-    REFUSED = "refused"  # nothing is done, and its process is told so
+    BEFORE = "before"  # the process dies, and nothing is done
+    AFTER = "after"  # it is done, and the process dies before the answer
+    LOST = "lost"  # nothing is done, and no answer arrives
+    UNHEARD = "unheard"  # it is done, and no answer arrives
+    LATE = "late"  # no answer arrives; it is done after the next operation on that store
+    REFUSED = "refused"  # nothing is done, and the answer says so
 
     @property
     def kills(self) -> bool:
@@ -38,35 +38,35 @@ REFUSAL = StoreUnavailable("it takes nothing at present")
 
 
 class Crashed(Exception):
-    """The process is to die at this operation."""
+    """The process must die at this operation."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One that was asked for."""
+    """A durable operation."""
 
     who: str
     what: str
-    hows: frozenset[How]  # what can happen at it
+    hows: frozenset[How]  # failures that are possible at it
 
 
-PROCESS = frozenset((How.BEFORE, How.AFTER))  # of a disk of one's own
+PROCESS = frozenset((How.BEFORE, How.AFTER))  # of a local disk
 STORE = frozenset(How) - {How.LATE}
 SHARED = frozenset(How)  # of a store behind a network
 
 
 class Operations:
-    """Of one history."""
+    """Counts the operations of one history, and fails given ones."""
 
     def __init__(self, strikes: Mapping[int, How], on_strike: Callable[[Operation, How], None]) -> None:
-        """`strikes`: what happens at which operation; the first is number 1. `on_strike` is told just before."""
+        """`strikes`: failure by the operation's number, from 1. `on_strike` is called just before a failure."""
         self._strikes = dict(strikes)
         self._on_strike = on_strike
         self._late: list[Callable[[], object]] = []
         self.log: list[Operation] = []
 
     def run(self, who: str, what: str, hows: Iterable[How], act: Callable[[], T]) -> T:
-        """Carry an operation out: what `act` returns. Raises Crashed, StoreUnavailable, and what `act` raises."""
+        """Carry an operation out; returns the result of `act`. Raises Crashed, StoreUnavailable, and the exceptions of `act`."""
         operation = Operation(who, what, frozenset(hows))
         self.log.append(operation)
         how = self._strikes.get(len(self.log))

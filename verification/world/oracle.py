@@ -1,4 +1,4 @@
-"""The invariants. The oracle is told of each event; it knows everything, and tells nobody but by raising `Violation`."""
+"""The invariants. The oracle sees every event of a history, and raises `Violation` when an invariant is broken."""
 
 from __future__ import annotations
 
@@ -46,77 +46,80 @@ from .story import Story
 from .timeline import Timeline
 from .violation import Violation
 
-DISTURBED_S = 20.0  # after the end of a fault that hit a job, in which it may still lose what it has
-CALM_S = 5.0  # after a fault, in which those that it has hit may still be misjudged
-LASTS_S = 60.0  # of faults that have no end of their own
+DISTURBED_S = 20.0  # after the end of a fault that hit a job, within which the job may still lose processes or steps
+CALM_S = 5.0  # after a fault, within which its targets may still be misjudged
+LASTS_S = 60.0  # duration of faults without an end
 ODD_S = 60.0
-OVER_S = 60.0  # after which nobody trains for a job that has failed or was cancelled
-TOLD_S = 45.0  # in which an agent has heard who is to stop, and the controller who has ended
-APART_S = 60.0  # in which an agent and a controller that hear each other begin a session
-WELL_S = 25.0  # in which workers that nothing hits apply a step, if that does not take longer
-REVIEWED_S = 40.0  # in which a controller has looked at all promises
-LONG_STEP_S = 60.0  # longer than a server is slow: a step of such a length takes `SLOWER` times as long to its end
-MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
+OVER_S = 60.0  # after which no worker trains for a job that has failed or was cancelled
+TOLD_S = 45.0  # within which an agent has heard of stops, and the controller of ends
+APART_S = 60.0  # within which an agent and a controller that are connected begin a session
+WELL_S = 25.0  # within which undisturbed workers apply a step, if a step does not take longer
+REVIEWED_S = 40.0  # within which a controller has reviewed all promises
+LONG_STEP_S = 60.0  # longer than a slow spell of a server; a step this long keeps the factor `SLOWER` to its end
+MOST_WORKERS = 64  # of one job: more than all GPUs of the cluster
 MOST = 256  # entries of a table of an agent or a worker
 MOST_BYTES = 256 << 10  # of a record, of a message
-STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # on one GPU
-MOST_UNLIKE = 16  # newcomers of one job that differ, without a share by hand or a start from a checkpoint between them
-MISFITS_WITHIN_S, MOST_MISFITS = 120.0, 60  # likewise, that end while they receive the state
+STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # starts on one GPU within the window
+MOST_UNLIKE = 16  # newcomers of one job that differ, without a fixed share or a start from a checkpoint between them
+MISFITS_WITHIN_S, MOST_MISFITS = 120.0, 60  # likewise, within the window, that end while they receive the state
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.FAILS_UNJOINED, Ending.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True)
 class _Preempted:
-    """A job has given all its GPUs back."""
+    """A job has given back all its GPUs."""
 
     at: float
-    step: int  # the furthest that was applied
-    holders: tuple[tuple[WorkerId, ServerId], ...]  # who had that state, or that of the step before, and where
+    step: int  # the last applied step
+    # workers that had the state of that step or of the one before, with their servers
+    holders: tuple[tuple[WorkerId, ServerId], ...]
 
 
 @dataclass
 class _Known:
-    """What the oracle knows of one job."""
+    """The oracle's state of one job."""
 
     plan: JobPlan
     submission: Submission | None = None
     record: JobRecord | None = None
-    states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # the hash chain: after each step
-    decided: dict[int, int] = field(default_factory=dict)  # by generation: the step that has carried a decision
-    follows: dict[int, int] = field(default_factory=dict)  # by generation: the one that was decided
-    rosters: dict[int, tuple[WorkerId, ...]] = field(default_factory=dict)  # by generation: who is ordered to be in it
-    epochs: set[int] = field(default_factory=set)  # whose last lines have run
-    frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # furthest applied step, by lineage
+    states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # hash chain: state after each step
+    decided: dict[int, int] = field(default_factory=dict)  # by generation: the step that decided on its successor
+    follows: dict[int, int] = field(default_factory=dict)  # by generation: the successor that was decided on
+    rosters: dict[int, tuple[WorkerId, ...]] = field(default_factory=dict)  # by generation: workers in its order
+    epochs: set[int] = field(default_factory=set)  # epochs whose last lines have run
+    frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # last applied step, by lineage
     generation: int = 0  # the newest that has applied a step
-    lineage: int = 0  # the newest: a start from a checkpoint begins another one
-    checkpoint_of: int = 0  # the newest generation that has gone on from a checkpoint
-    disturbed_at: float = float("-inf")  # until then the last fault has lasted
-    applied_at: float = 0.0  # the last step
-    cancelled: bool = False  # a user has asked for it
-    uncertain: bool = False  # the store was lost or restored after it had been submitted
-    odd_since: float | None = None  # its share is none that it has asked for
-    answered: list[int | None] = field(default_factory=list)  # shares by hand that were acknowledged in this turn
-    saver: WorkerId | None = None  # who is to save the state, since it is preempted
-    newest_of: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)  # lineage and step that each has applied
-    preempted: _Preempted | None = None  # the last time, if it has not begun again since
-    told_at: float = 0.0  # the newest order
-    over_at: float | None = None  # its end was recorded
+    lineage: int = 0  # the newest; each start from a checkpoint begins another one
+    checkpoint_of: int = 0  # the newest generation that has continued from a checkpoint
+    disturbed_at: float = float("-inf")  # end of the last fault
+    applied_at: float = 0.0  # time of the last applied step
+    cancelled: bool = False  # a user has requested it
+    uncertain: bool = False  # the store was lost or restored after the submission
+    odd_since: float | None = None  # since when the share is one that the job cannot use
+    answered: list[int | None] = field(default_factory=list)  # fixed shares that were acknowledged in this turn
+    saver: WorkerId | None = None  # the worker that must save the state, since the job is preempted
+    # last applied lineage and step of each worker
+    newest_of: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)
+    preempted: _Preempted | None = None  # the last preemption, if the job has not started since
+    told_at: float = 0.0  # time of the newest order
+    over_at: float | None = None  # time at which its end was recorded
     stopped: dict[WorkerId, float] = field(
         default_factory=dict
-    )  # who has been told to stop, with nothing to save: when
-    began_on: str = ""  # the name of the GPUs that it has first applied a step on
-    repeated: int = 0  # steps done again, in all
-    unlike: int = 0  # newcomers that have differed since it was last right to try any
-    misfits: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_MISFITS))  # when newcomers have not fitted
+    )  # workers that were ordered to stop without saving, and when
+    began_on: str = ""  # model of the GPUs that it first applied a step on
+    repeated: int = 0  # number of repeated steps
+    unlike: int = 0  # differing newcomers since the last event that allows new attempts
+    misfits: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_MISFITS))  # ends during the transfer
     joined: bool = False  # a worker has called `elastic.join()`
     runs: dict[int, dict[WorkerId, int | None]] = field(
         default_factory=dict
-    )  # by the generation that has begun before it was: its processes and, once they have ended, their exit codes
-    living: dict[WorkerId, int] = field(default_factory=dict)  # processes, and their generations, until then
+    )  # by generation: its processes and, once they have ended, their exit codes; until `elastic.join()`
+    # running processes, and their generations; until `elastic.join()`
+    living: dict[WorkerId, int] = field(default_factory=dict)
 
 
 class Oracle:
-    """Checks what happens against what must be true."""
+    """Checks each event against the invariants."""
 
     def __init__(
         self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], servers: int, people: People
@@ -129,59 +132,60 @@ class Oracle:
         self._jobs: dict[JobId, _Known] = {}
         self._requests: dict[str, JobId] = {}
         self._made_by: dict[str, JobId] = {}  # the job that a request has made, in the present store
-        self._numbers: dict[int, JobId] = {}  # that jobs have had, in any store
-        self._started: dict[ServerId, int] = {}  # the greatest number of a job that a server has been told to start
+        self._numbers: dict[int, JobId] = {}  # numbers that jobs have had, in any store
+        self._started: dict[ServerId, int] = {}  # the greatest job number that a server was ordered to start
         self._present: frozenset[ServerId] = frozenset()
         self._store_replaced = False
-        self._rescaled: set[JobId] = set()  # in this turn
+        self._rescaled: set[JobId] = set()  # jobs rescaled in this turn
         self._on_gpu: dict[str, list[WorkerId]] = {}
         self._starts: dict[str, deque[float]] = {}
         self._states = States()
         self.commits = 0
-        self.turning = False  # a timer has begun or ended that follows from what is recorded
+        # a commit has ended a job, or changed whether its growth is held back: timers follow from both
+        self.turning = False
         self._well_since: dict[str, float] = {}  # by worker
-        self._hit_until: dict[str, float] = {}  # by worker or server: until then the last fault has lasted that hit it
-        self._name_of: dict[WorkerId, str] = {}  # of the GPU where each worker was started last
-        self._ended_at: dict[WorkerId, float] = {}  # processes
+        self._hit_until: dict[str, float] = {}  # by worker or server: end of the last fault that hit it
+        self._name_of: dict[WorkerId, str] = {}  # model of the GPU where each worker was started last
+        self._ended_at: dict[WorkerId, float] = {}  # of processes
         self._controller_hit_until = float("-inf")
         self._apart_since: dict[str, float] = {}  # by server
         self._reigns: dict[
             int, str
-        ] = {}  # by term: which machine of the controller has spoken in it, in the present store
+        ] = {}  # by term: the controller's state machine that has sent messages in it, in the present store
 
     def add_plan(self, plan: JobPlan) -> None:
-        """A job that users may submit from now on."""
+        """Allow users to submit this job from now on."""
         self._plans[plan.spec.name] = plan
 
-    # -- what the world tells
+    # -- inputs from the simulation
 
     def job(self, job: JobId) -> _Known:
-        """What is known of a job that has been submitted."""
+        """The state of a submitted job."""
         known = self._jobs.get(job)
         if known is None:
             known = self._jobs[job] = _Known(self._plans[job.rpartition("-")[0]])
         return known
 
     def disturbed(self, job: JobId, for_s: float = 0.0) -> None:
-        """A fault hits workers of this job, or what they need, for so long."""
+        """A fault hits workers of this job, or their resources, for `for_s`."""
         known = self.job(job)
         known.disturbed_at = max(known.disturbed_at, self._timeline.now + for_s)
 
     def hit(self, who: str, for_s: float = 0.0) -> None:
-        """A fault hits this server, or this worker itself or with its server, for so long."""
+        """A fault hits this server or worker for `for_s`."""
         until = self._timeline.now + for_s
         self._hit_until[who] = max(until, self._hit_until.get(who, until))
 
     def controller_hit(self, for_s: float = 0.0) -> None:
-        """A fault hits the controller or its store, for so long."""
+        """A fault hits the controller or its store, for `for_s`."""
         self._controller_hit_until = max(self._controller_hit_until, self._timeline.now + for_s)
 
     def _hit(self, who: str) -> float:
-        """Until when the last fault lasted that hit this worker or server."""
+        """End of the last fault that hit this worker or server."""
         return self._hit_until.get(who, float("-inf"))
 
     def calm_since(self, *who: str) -> float:
-        """When the last fault ended that hit any of these workers or servers, or the controller."""
+        """End of the last fault that hit any of these workers or servers, or the controller."""
         return max(self._controller_hit_until, *map(self._hit, who))
 
     def all_disturbed(self) -> None:
@@ -189,7 +193,7 @@ class Oracle:
             known.disturbed_at = self._timeline.now + LASTS_S
 
     def store_changed(self, contents: Iterable[tuple[str, bytes]]) -> None:
-        """The store was lost or restored, and holds this: what was acknowledged since may be forgotten, and only that."""
+        """The store was lost or restored. Only acknowledgements that are newer than `contents` may be forgotten."""
         self._states = States(contents)
         self._made_by.clear()
         self._reigns.clear()
@@ -199,7 +203,7 @@ class Oracle:
             known.disturbed_at = self._timeline.now + LASTS_S
 
     def reigns(self, term: int, incarnation: str) -> None:
-        """A machine of the controller says something to an agent."""
+        """A controller's state machine sends a message to an agent."""
         if self._reigns.setdefault(term, incarnation) != incarnation:
             text = f"{incarnation} speaks in term {term}, in which {self._reigns[term]} has spoken"
             raise Violation("a term is of one reign", text)
@@ -207,7 +211,7 @@ class Oracle:
     # -- processes
 
     def start_asked(self, gpu: str, worker: WorkerId) -> None:
-        """An agent is about to start a worker's process; it may fail."""
+        """An agent is about to start a worker's process; the start may fail."""
         server, number = ServerId(gpu.partition("/")[0]), job_number(JobId(worker.rpartition(".")[0]))
         self._started[server] = max(number, self._started.get(server, 0))
         starts = self._starts.setdefault(gpu, deque(maxlen=MOST_STARTS))
@@ -217,7 +221,7 @@ class Oracle:
         starts.append(self._timeline.now)
 
     def process_started(self, gpus: Sequence[str], worker: WorkerId, name: str) -> None:
-        """A worker's process has been started on these GPUs, which are called so."""
+        """A worker's process has started on these GPUs, of the model `name`."""
         for gpu in gpus:
             there = self._on_gpu.setdefault(gpu, [])
             there.append(worker)
@@ -235,14 +239,14 @@ class Oracle:
             self._begin_in_gang(job, known, worker)
 
     def _begin_in_gang(self, job: JobId, known: _Known, worker: WorkerId) -> None:
-        """A process of a job that has not called `elastic.join()` begins: with all of its fellows, and not too often."""
+        """A process of a job without `elastic.join()` starts: only as a whole gang, and no more often than `restarts` allows."""
         generation = max((g for g, roster in known.rosters.items() if worker in roster), default=0)
         strangers = [other for other, theirs in known.living.items() if theirs != generation]
         allowed = known.plan.spec.restarts
         if strangers and allowed is not None:
             text = f"{worker} of generation {generation} begins beside {', '.join(strangers)}"
             raise Violation("a gang is never resized", text)
-        # One that may be run again as often as it takes does not wait for a server that is silent, where it may have succeeded.
+        # With unlimited restarts the controller does not wait for a silent server, where the command may have succeeded.
         for before, codes in known.runs.items() if allowed is not None else ():
             if before != generation and set(known.rosters.get(before, ())) == set(codes) and set(codes.values()) == {0}:
                 text = f"{worker} begins, and all of generation {before} have ended with exit code 0"
@@ -263,11 +267,13 @@ class Oracle:
             known.runs[generation][worker] = code
 
     def joined(self, job: JobId) -> None:
-        """A worker calls `elastic.join()`: from now on the job is resized and goes on as others do."""
+        """A worker calls `elastic.join()`: from now on the job is elastic."""
         self.job(job).joined = True
 
     def differed(self, job: JobId) -> None:
-        """A newcomer does not compute what the others do, and ends. Nobody is to follow it, as long as they have the state."""
+        """A newcomer's results differ from the others', and it ends. No other newcomer is to follow while the others have the
+        state.
+        """
         known = self.job(job)
         known.unlike += 1
         if known.unlike > MOST_UNLIKE:
@@ -283,7 +289,7 @@ class Oracle:
         known.misfits.append(now)
 
     def passed_on(self, server: str, order: Order, heard: Order) -> None:
-        """An agent tells a worker an order. `heard`: the newest one of this job that it has been told."""
+        """An agent passes an order to a worker. `heard`: the newest order of this job that the agent has."""
         if order.uid == heard.uid and order.roster.generation < heard.roster.generation:
             text = f"{server} passes on order {order.roster.generation} of {order.job}, and has heard {heard.roster.generation}"
             raise Violation("what is overtaken is not passed on", text)
@@ -291,7 +297,7 @@ class Oracle:
     # -- training
 
     def judge(self, group: Group, parts: dict[str, Part]) -> tuple[int, int]:
-        """All members have brought their part of a step: which step is it, and which state comes of it?"""
+        """All members have brought their part of a step. Returns the step and the state after it."""
         job = JobId(group.roster.leader.rpartition(".")[0])
         known = self.job(job)
         name = f"{job}, generation {group.roster.generation}"
@@ -318,7 +324,7 @@ class Oracle:
         return step, hash((state, step, wanted))
 
     def _check_stopped(self, job: JobId, known: _Known, group: Group, generation: int) -> None:
-        """A step has decided that this generation follows: all of it must be there."""
+        """A step has decided on this next generation: none of its members may have been ordered to stop."""
         concerned = {*group.roster.workers, *known.rosters.get(generation, ())}
         hit_at = max(self._controller_hit_until, *map(self._hit, concerned))
         if hit_at > self._timeline.now - CALM_S or known.uncertain:
@@ -335,7 +341,7 @@ class Oracle:
         if known.states.setdefault(step, state) != state:
             raise Violation("all apply the same", f"{worker} has other bits after step {step} of {job}")
         if generation < known.generation:
-            return  # whoever was left out may go on for a while; nothing comes of it
+            return  # a worker that was left out may continue for a while, without effect
         known.generation, known.applied_at = generation, self._timeline.now
         known.began_on = known.began_on or self._name_of[worker]
         known.newest_of[worker] = lineage, step
@@ -352,7 +358,7 @@ class Oracle:
         known.frontier[lineage] = max(furthest, step)
 
     def steps_on(self, job: JobId, worker: WorkerId, generation: int, step: int) -> None:
-        """A worker begins a step: not in a generation that it has seen end."""
+        """A worker begins a step. Its generation must not have ended at this worker."""
         decided = self.job(job).decided.get(generation)
         if decided is not None and step > decided:
             text = (
@@ -361,12 +367,12 @@ class Oracle:
             raise Violation("all switch at the same boundary", text)
 
     def is_to_leave(self, job: JobId, worker: str) -> bool:
-        """Does the newest order that the controller has told not name this worker?"""
+        """Does the newest order of the controller leave this worker out?"""
         rosters = self.job(job).rosters
         return bool(rosters) and worker not in rosters[max(rosters)]
 
     def left(self, job: JobId, worker: WorkerId, generation: int) -> None:
-        """A worker ends because no roster names it any more. Its generation counts on it until a step has said so."""
+        """A worker ends since it is in no roster. Its generation needs it until a step has decided on the next."""
         known = self.job(job)
         if generation not in known.decided:
             raise Violation("nobody leaves before everybody knows", f"{worker} leaves generation {generation}")
@@ -376,19 +382,21 @@ class Oracle:
             raise Violation("nobody leaves who is in the generation that follows", text)
 
     def epoch_ended(self, job: JobId, worker: WorkerId, epoch: int, least: int) -> None:
-        """A script has run the last lines of an epoch: evaluation, schedulers. `least`: the epoch that its state came with."""
+        """A script has run the last lines of an epoch: evaluation, schedulers. `least`: the epoch of the state that it started
+        with.
+        """
         if epoch < least:
             text = f"{worker} runs the last lines of epoch {epoch} of {job}, and has a state of epoch {least}"
             raise Violation("what a state contains is not done again", text)
         self.job(job).epochs.add(epoch)
 
     def goes_on(self, job: JobId, generation: int) -> None:
-        """A generation goes on from a checkpoint: from now on those before it leave the job's checkpoints alone."""
+        """A generation continues from a checkpoint: from now on earlier generations must not touch the job's checkpoints."""
         known = self.job(job)
         known.checkpoint_of = max(known.checkpoint_of, generation)
 
     def saved(self, job: JobId, worker: WorkerId, step: int, epoch: int, generation: int) -> None:
-        """A worker has written a checkpoint, from which a script would begin with this epoch."""
+        """A worker has written a checkpoint, from which a script would continue with this epoch."""
         known = self.job(job)
         if generation < known.checkpoint_of and not known.uncertain:
             text = f"{worker} of generation {generation} of {job} writes, and {known.checkpoint_of} goes on from a checkpoint"
@@ -400,9 +408,9 @@ class Oracle:
             raise Violation("an epoch is over when its last lines have run", text)
 
     def begins(self, job: JobId, worker: WorkerId, step: int, state: int, least: int) -> int:
-        """A first holder begins after `step`, from a checkpoint or (-1) from nothing. Returns its lineage.
+        """A first holder of the state begins after `step`: from a checkpoint, or (-1) from scratch. Returns its lineage.
 
-        `least`: the controller knows of a checkpoint of this step, or -1.
+        `least`: step of the newest checkpoint that the controller knows of, or -1.
         """
         known = self.job(job)
         resume = known.plan.spec.resume
@@ -424,7 +432,7 @@ class Oracle:
         known.repeated += max(0, lost)
         if self._story.on:
             self._story.say(f"{worker} begins after step {step}" + (f": {lost} steps are lost" if lost > 0 else ""))
-        calm_s = known.applied_at - known.disturbed_at  # when it was last whole
+        calm_s = known.applied_at - known.disturbed_at  # length of the undisturbed time before the last step
         if lost > 0 and calm_s > DISTURBED_S and known.plan.script.ending not in FAILING:
             text = (
                 f"{worker} begins {job} after step {step}: {lost} steps are lost, {calm_s:.0f} s after the last fault"
@@ -433,8 +441,9 @@ class Oracle:
         return known.lineage
 
     def _check_preemption(self, job: JobId, known: _Known, step: int) -> None:
-        """A job that gave its GPUs back begins again, or is cancelled, and `step` is saved. What a worker had that
-        nothing has hit must have been saved."""
+        """A preempted job starts again, or is cancelled, with `step` saved. The state of undisturbed workers must have been
+        saved.
+        """
         preempted, known.preempted = known.preempted, None
         if preempted is None or preempted.step - step <= 1 or known.plan.script.ending in FAILING:
             return
@@ -442,7 +451,7 @@ class Oracle:
         if self._controller_hit_until > calm_at:
             return
         able = [name for name, at in preempted.holders if max(self._hit(name), self._hit(at)) <= calm_at]
-        if able and len(preempted.holders) - len(able) < 2:  # else who saves and who stands by may both be lost
+        if able and len(preempted.holders) - len(able) < 2:  # else the saver and its standby may both be lost
             text = (
                 f"{job} has step {step} left, and was preempted after step {preempted.step}; {able[0]} had that state"
             )
@@ -451,7 +460,7 @@ class Oracle:
     # -- the controller
 
     def told_to_stop(self, server: ServerId, stop: StopWorker) -> None:
-        """The controller tells an agent to stop a worker; perhaps one that only a stranger has seen there."""
+        """The controller orders an agent to stop a worker, which may be known only from a forged status."""
         known = self._jobs.get(stop.job)
         if known is None or known.record is None:
             return
@@ -461,7 +470,7 @@ class Oracle:
             known.stopped.setdefault(stop.worker, self._timeline.now)
 
     def is_to_save(self, job: JobId, worker: str) -> bool:
-        """Was this worker named as the one that saves the state of its job?"""
+        """Was this worker named as the saver of its job's state?"""
         return self.job(job).saver == worker
 
     def _note_preemption(self, known: _Known, before: JobRecord, record: JobRecord) -> None:
@@ -483,10 +492,10 @@ class Oracle:
         awaited: Collection[ServerId] = (),
         present: Collection[ServerId] = (),
     ) -> tuple[JobId, ...]:
-        """The controller has made these writes durable. Returns the jobs that have ended by that.
+        """The controller has committed these writes. Returns the jobs that have ended in them.
 
-        `awaited`: servers that it knows from its store, and has not heard of since its start; `present`: those whose agents
-        are in a session with it.
+        `awaited`: servers that are in the controller's store, and have not been heard of since its start; `present`: servers in a
+        session with it.
         """
         self.commits += 1
         self._present = frozenset(present)
@@ -525,7 +534,7 @@ class Oracle:
         self._check_record(job, known, record)
 
     def _archived(self, write: Put | Delete) -> JobId:
-        """A job has been moved to the archive, as it was: over, and without workers."""
+        """A job has been moved to the archive: finished, unchanged and without workers."""
         if isinstance(write, Delete):
             raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
         kept = msgspec.msgpack.decode(write.value, type=ArchivedJob)
@@ -544,7 +553,7 @@ class Oracle:
         number = job_number(job)
         other = self._numbers.setdefault(number, job)
         if other != job and self._store_replaced and not any(self._started.get(s, 0) >= number for s in self._present):
-            self._numbers[number] = other = job  # the store has lost it, and those who have run it are away
+            self._numbers[number] = other = job  # the store has lost it, and the servers that ran it are away
         if other != job:
             raise Violation("an id is never used again", f"{other} and {job} have one number")
         self._check_owner(submission)
@@ -593,7 +602,7 @@ class Oracle:
             self._check_withheld(job, before, record, record.withheld.how)
 
     def _check_withheld(self, job: JobId, before: JobRecord | None, record: JobRecord, how: Withholding) -> None:
-        """Of a job that a user keeps from running, processes are left only to save its state; one that is held may run on."""
+        """Of a paused job only processes that save its state may be left; a held one may run on."""
         if how is Withholding.HOLD:
             held = before is not None and before.withheld == record.withheld and not before.target
             started = held and bool(record.target)
@@ -604,14 +613,16 @@ class Oracle:
             raise Violation("a job that a user stops does not run", text)
 
     def _check_share(self, job: JobId, known: _Known, record: JobRecord) -> None:
-        """A share that nobody has asked for may last only until the scheduler has looked at it again. One that is set by hand may
-        be beyond the job's own maximum, and the job has as much of it as there is."""
+        """A share outside the job's range may last only until the scheduler's next review. A fixed share may exceed the job's
+        maximum, and is filled as far as GPUs are free.
+        """
         share, gpus, by_hand = len(record.target), known.plan.spec.gpus, record.manual_share or 0
         each = known.plan.spec.gpus_per_server
         there = Counter(gpu.server for gpu in record.target)
         whole = each is None or set(there.values()) <= {each}
         begun = any(entry.state is not WorkerState.ORDERED for entry in workers_of(record))
-        fixed = begun and not record.joined and not record.committed  # as it has begun, whatever has been said since
+        # fixed from its start on, whatever was recorded since
+        fixed = begun and not record.joined and not record.committed
         if not share or fixed or (whole and (share == by_hand or gpus.min <= share <= max(gpus.max, by_hand))):
             known.odd_since = None
         elif known.odd_since is None:
@@ -648,8 +659,9 @@ class Oracle:
                 raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
 
     def _may_fail(self, known: _Known) -> bool:
-        """Is it a command that may not be run as often as it takes, and that something has hit? Or does it need more workers
-        than have its state, and newcomers that never become such?"""
+        """May the job fail? A disturbed command with limited restarts may; so may a job that needs more workers than hold its
+        state, while its newcomers never get the state.
+        """
         needs_more = known.plan.script.ending in (Ending.UNLIKE, Ending.MISFITS) and known.plan.spec.gpus.min > 1
         return needs_more or (known.plan.spec.restarts is not None and known.disturbed_at > float("-inf"))
 
@@ -658,7 +670,7 @@ class Oracle:
         for job, known in self._jobs.items():
             record = known.record
             if record is None or known.uncertain:
-                continue  # an old record may still speak of workers that have ended since
+                continue  # an old record may name workers that have ended since
             for entry in workers_of(record):
                 if entry.state is WorkerState.ORDERED:
                     continue
@@ -669,7 +681,7 @@ class Oracle:
                     )
 
     def told(self, message: Order | StartWorker) -> None:
-        """The controller tells an agent something that it must have recorded before."""
+        """The controller sends an agent a message whose contents must be committed."""
         known = self.job(message.job)
         record = known.record
         if isinstance(message, StartWorker):
@@ -692,7 +704,7 @@ class Oracle:
             raise Violation("record, then act", f"{message.job} is told of what is not in the store: {message}"[:200])
 
     def answered(self, request: Request | None, reply: Reply, stored: bool, name: str = "") -> None:
-        """A client has its answer. `request`: None if it was answered before. `name`: what the controller calls it.
+        """A client receives its answer. `request`: None if it was answered before. `name`: the controller's key of the request.
 
         `stored`: of a submission, whether the store has the job.
         """
@@ -710,7 +722,7 @@ class Oracle:
             known = self.job(reply.answer.job)
             known.cancelled = True
             if reply.answer.saving and known.record is not None and known.record.withheld is not None:
-                return  # it is over when its state is saved
+                return  # it ends once its state is saved
             if known.record is not None and known.record.phase is not JobPhase.CANCELLED:
                 text = f"{reply.answer.job} is said to be cancelled, and is {known.record.phase.value}"
                 raise Violation("record, then act", text)
@@ -725,7 +737,7 @@ class Oracle:
             raise Violation(NOT_OTHERS, f"the audit log says: {line}")
 
     def shares_are_recorded(self) -> None:
-        """The controller has answered whoever asked in this turn: of several shares for one job the last one asked for stands."""
+        """All requests of this turn are answered: of several fixed shares for one job, the last one must be recorded."""
         for job in self._rescaled:
             known = self.job(job)
             answered, known.answered = known.answered, []
@@ -736,12 +748,12 @@ class Oracle:
         self._rescaled.clear()
 
     def is_over(self, job: JobId) -> bool:
-        """Has it ended, as is recorded?"""
+        """Is the job's end recorded?"""
         record = self.job(job).record
         return record is not None and record.phase.final
 
     def can_be_gone_on_from(self, job: JobId) -> bool:
-        """Was this job cancelled, with a checkpoint that is known of? Under some policies several with long steps never end."""
+        """Was this job cancelled with a known checkpoint? (Under some policies, several jobs with long steps never end.)"""
         known = self.job(job)
         record, is_long = known.record, known.plan.script.step_s > LONG_STEP_S
         over = record is not None and record.phase is JobPhase.CANCELLED and record.saved_step is not None
@@ -751,7 +763,7 @@ class Oracle:
         self.job(job).cancelled = True
 
     def forgeries(self, cluster: Cluster, liars: Collection[ServerId]) -> None:
-        """No lie stands in what the controller knows, and nobody else is taken for a liar."""
+        """The controller's state holds no forgery, and it counts forgeries only of servers that forge."""
         for name, job in cluster.jobs.items():
             if is_believed(job):
                 raise Violation("a forged report changes nothing", f"a lie is believed of {name}")
@@ -764,7 +776,7 @@ class Oracle:
             raise Violation("an honest server is believed", "; ".join(honest))
 
     def sizes(self, cluster: Cluster) -> None:
-        """Every table of the controller is bounded, whatever has happened."""
+        """Every table of the controller is bounded."""
         jobs = [job.record for job in cluster.jobs.values()]
         bounds = {
             "answers": (len(cluster.answers), KEPT_ANSWERS),
@@ -786,19 +798,19 @@ class Oracle:
             raise Violation("every table is bounded", "; ".join(over))
 
     def bounded(self, who: str, sizes: Mapping[str, int], most: Mapping[str, int]) -> None:
-        """The tables of an agent or a worker have so many entries. `most`: where it is not `MOST`."""
+        """Check the table sizes of an agent or a worker. `most`: limits other than `MOST`."""
         over = [f"{size} {what}" for what, size in sizes.items() if size > most.get(what, MOST)]
         if over:
             raise Violation("every table is bounded", f"{who}: {'; '.join(over)}")
 
     def weighed(self, message: msgspec.Struct) -> None:
-        """A message is on its way between the controller and an agent."""
+        """A message is sent between the controller and an agent; its size is limited."""
         size = len(msgspec.msgpack.encode(message))
         if size > MOST_BYTES:
             raise Violation("every message is bounded", f"{size} bytes, at most {MOST_BYTES}: {message}"[:200])
 
     def well(self, well: Collection[str]) -> None:
-        """A job's workers train, if nothing has hit any of them, nor the controller, for a while. `well`: who could."""
+        """Undisturbed jobs with an undisturbed controller make progress. `well`: workers that could train."""
         now = self._timeline.now
         self._well_since = {worker: self._well_since.get(worker, now) for worker in sorted(well)}
         for job, known in self._jobs.items():
@@ -817,9 +829,10 @@ class Oracle:
                 raise Violation("workers that are well train", text)
 
     def deadlines(self, now: float, jobs: Iterable[Job]) -> None:
-        """A promised deadline is missed only after that was told of. `now`: by the controller's clock, which decides.
+        """A promised deadline is missed only after an announcement. `now`: by the controller's clock, which decides.
 
-        A controller that was away at the deadline tells of it when it is back."""
+        A controller that was away at the deadline announces it on its return.
+        """
         calm_s = self._timeline.now - self._controller_hit_until
         for job in jobs:
             late_s = now - job.deadline_s
@@ -827,7 +840,7 @@ class Oracle:
                 raise Violation("a deadline is missed only after that was told of", f"{job.id}, {late_s:.0f} s late")
 
     def in_session(self, server: str, running: Collection[str]) -> None:
-        """A server whose agent and the controller are in one session has these workers."""
+        """A server in a session with the controller has these workers."""
         now = self._timeline.now
         if max(self._hit(server), self._controller_hit_until) > now - TOLD_S or server in self._apart_since:
             return
@@ -845,14 +858,14 @@ class Oracle:
                     raise Violation("who is told to stop ends", text)
 
     def start_hangs(self, server: str, hanging: int, given_up: int) -> None:
-        """So many starts on a server have taken too long; its agent has given so many up."""
+        """`hanging` starts on a server have taken too long; its agent has given up `given_up` of them."""
         if hanging > given_up:
             raise Violation(
                 "what is waited for has a limit", f"{hanging - given_up} starts on {server} are not given up"
             )
 
     def session(self, server: str, stands: bool) -> None:
-        """Are an agent that could speak with the controller and the controller in one session?"""
+        """Are the agent and the controller, which are connected, in a session?"""
         now = self._timeline.now
         if stands or self._controller_hit_until > now:
             self._apart_since.pop(server, None)
@@ -860,20 +873,20 @@ class Oracle:
             text = f"{server} and the controller run, hear each other, and have not been in one session for {APART_S:.0f} s"
             raise Violation("a server that can be reached is taken in", text)
 
-    # -- in the end
+    # -- the end
 
     def submitted(self) -> dict[str, JobId]:
-        """Requests that were acknowledged, and their jobs."""
+        """Acknowledged requests, and their jobs."""
         return dict(self._requests)
 
     def wrong_end(self, job: JobId, cluster_gpus: int, why_it_waits: str) -> str:
-        """Why this job has not ended as it should; empty if it has. A job that can never run waits with a reason."""
+        """Reason why this job has not ended as it should; empty if it has. A job that can never run must wait with a reason."""
         known = self.job(job)
         record = known.record
         if record is None:
             return "" if known.uncertain else f"{job} is acknowledged and forgotten"
         if known.plan.spec.gpus.max > cluster_gpus and record.phase is JobPhase.PENDING and why_it_waits:
-            return ""  # some policies give a job the most that it asks for, or nothing
+            return ""  # some policies give a job its maximum, or nothing
         if not record.phase.final:
             return f"{job} is {record.phase.value}"
         if known.cancelled and record.phase is JobPhase.CANCELLED:
@@ -885,11 +898,11 @@ class Oracle:
 
     @property
     def repeated_steps(self) -> int:
-        """Steps that were done again after a start from a checkpoint, in all jobs."""
+        """Number of steps repeated after starts from checkpoints, in all jobs."""
         return sum(known.repeated for known in self._jobs.values())
 
     def at_end(self) -> None:
-        """What must be true of a whole history."""
+        """Check the invariants of a whole history."""
         for job, known in self._jobs.items():
             finished = known.record is not None and known.record.phase is JobPhase.FINISHED
             if finished and known.plan.script.ending.joins:

@@ -1,6 +1,6 @@
-"""Who there is: users, an operator, and who may do what, written once more, so that the product's own rule is not its judge.
+"""Users, an operator and their permissions: an independent statement of the access rules, to check the product's.
 
-Each job belongs to one of them, by its name and the history's seed. Histories written by hand have only whoever runs the cluster.
+Each job belongs to one principal, by its name and the history's seed. Histories written by hand have only the administrator.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from elasticd.protocol.principals import LOCAL_OPERATOR, Principal, Role
 
 USERS = ("alice", "bob", "carol")
 OPERATOR = Principal(role=Role.OPERATOR, name="olga", account="olga")
-SAID_USER = "root"  # who each client says that its user is
+SAID_USER = "root"  # the user name that each client claims
 SECRETS = {"TOKEN": "secret"}  # in the environment of each job
-OPERATOR_ACTS = 3  # every so many times it is the operator who acts on a job
+OPERATOR_ACTS = 3  # one of so many acts on jobs is the operator's
 
 
 def user(name: str) -> Principal:
@@ -41,21 +41,21 @@ class People:
     """The principals of one history."""
 
     def __init__(self, seed: int, users: Sequence[str]) -> None:
-        """`users`: their names; without any there is only whoever runs the cluster."""
+        """`users`: their names; without any, only the administrator exists."""
         self._seed = seed
         self.users = tuple(map(user, users))
         self.operator = OPERATOR if users else LOCAL_OPERATOR
 
     def owner(self, name: str) -> Principal:
-        """Of the jobs of this name."""
+        """The owner of the jobs of this name."""
         return random.Random(f"{self._seed}/owner/{name}").choice((*self.users, self.operator))
 
     def actor(self, job: str, number: int) -> Principal:
-        """Who acts on a job: its owner, or the operator."""
+        """The principal that acts on a job: its owner, or the operator."""
         return self.operator if number % OPERATOR_ACTS == 0 else self.owner(job.rpartition("-")[0])
 
     def may(self, who: Principal, request: Request) -> bool:
-        """Is that allowed?"""
+        """Does this principal have the permission for the request?"""
         if who.role is Role.OPERATOR:
             return True
         if who.role is not Role.USER:

@@ -1,6 +1,6 @@
-"""What will happen in a history: jobs, faults and wishes of users, drawn from a seed before anything begins.
+"""The plan of a history: jobs, faults and requests of users, drawn from a seed before anything begins.
 
-The list is kept apart from all other randomness, so that entries can be left out one by one while the rest stays the same.
+The plan uses no random stream of the simulation itself, so that entries can be left out one by one while the rest stays the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elasticd.protocol.model import CheckpointSpec, Deadline, Determinism, GpuRa
 from .people import USERS
 
 STORM_S = 600.0  # how long the weather lasts
-SLOWER = 8.0  # times, what a slow server takes for anything
+SLOWER = 8.0  # factor on all durations of a slow server
 CONNECT_S = 0.02
 POLICIES = (
     "max-min", "fifo", "backfill", "elastic-fifo", "elastic-backfill", "srtf", "srsf", "srtf-e", "srsf-e", "optimus",
@@ -27,7 +27,7 @@ POLICIES = (
 )  # fmt: skip
 
 
-LIMITS: dict[str, Any] = {  # of all jobs, shorter than usual, so that histories are, too
+LIMITS: dict[str, Any] = {  # of all jobs; shorter than the defaults, so that histories are short
     "start_timeout_s": 120.0,
     "must_join": True,
     "load_timeout_s": 240.0,
@@ -37,7 +37,7 @@ LIMITS: dict[str, Any] = {  # of all jobs, shorter than usual, so that histories
 
 
 class Ending(enum.Enum):
-    """How a script ends, if nothing disturbs it."""
+    """How an undisturbed script ends."""
 
     TRAINS = "trains to its end"
     RAISES = "raises an exception at a step"
@@ -57,33 +57,33 @@ class Ending(enum.Enum):
         return self not in (Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.FAILS_UNJOINED)
 
 
-DRAWN_ENDINGS = tuple(Ending)[:8]  # of jobs in general
+DRAWN_ENDINGS = tuple(Ending)[:8]  # of ordinary jobs
 
 
 @dataclass(frozen=True)
 class Script:
-    """Stands for a user's script."""
+    """The model of a user's script."""
 
     steps: int
     step_s: float  # of a step in which one worker hosts all virtual workers
     start_s: float  # imports, model, data
-    save_s: float  # for one checkpoint to be written
+    save_s: float  # to write one checkpoint
     evaluate_every: int = 0  # steps; 0: never
     evaluate_s: float = 0.0
     ending: Ending = Ending.TRAINS
     ends_at: int = 0  # the step at which it raises, exits or runs out of memory
-    registers: bool = False  # values of its own
-    after_s: float = 0.2  # of its own code after the training, where it does not lead
+    registers: bool = False  # has registered values
+    after_s: float = 0.2  # of code after the training, where that code does not run on the leader only
     odd_metrics: bool = False  # it reports NaN and infinity
-    sequential: bool = False  # nobody knows how many steps its epochs have, before the last
-    agrees_every: int = 0  # steps, after which its workers take a decision together; 0: never
+    sequential: bool = False  # the number of steps per epoch is unknown until the last step of the epoch
+    agrees_every: int = 0  # steps between two collective decisions; 0: never
 
 
 @dataclass(frozen=True)
 class JobPlan:
     """A user submits a job."""
 
-    at: float  # seconds after the beginning, as all times here
+    at: float  # seconds since the beginning of the history, as all times here
     spec: JobSpec
     script: Script
 
@@ -94,7 +94,7 @@ class JobPlan:
 
 
 class Moment(enum.Enum):
-    """When a fault strikes, once its time has come."""
+    """The moment that a due fault waits for."""
 
     AT_ONCE = ""
     START = "just after a worker is told to start"
@@ -111,11 +111,11 @@ class Moment(enum.Enum):
     AGREE = "while a decision that the workers take together arrives"
 
 
-DRAWN_MOMENTS = tuple(Moment)[:12]  # of faults in general
+DRAWN_MOMENTS = tuple(Moment)[:12]  # of ordinary faults
 
 
 class Kind(enum.Enum):
-    """What a fault is. `controller`, `agent`, `server`, `worker`, `link` and `user` say what it hits."""
+    """The kind of a fault. The prefixes `controller`, `agent`, `server`, `worker`, `link` and `user` name the target."""
 
     KILL_CONTROLLER = "kill controller"
     CRASH_BEFORE_COMMIT = "kill controller before its next commit"
@@ -178,7 +178,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Drawn:
-    """How often a kind of fault is drawn, and how long it lasts."""
+    """Weight and duration of a kind of fault."""
 
     weight: float
     shortest_s: float = 0.0
@@ -246,11 +246,11 @@ _NETWORK = (Kind.CUT_IN, Kind.CUT_OUT, Kind.CUT_BOTH, Kind.CUT_PEERS, Kind.CUT_D
 _USERS = (Kind.SCALE, Kind.CANCEL, Kind.SET_POLICY)  # in every history
 GROUPS = (_CONTROLLER, _STORE, _AGENTS, _SERVERS, _WORKERS, _NETWORK)
 
-# Histories of resizes: workers die at the moments of resizes that users ask for, again and again, and nothing else happens.
-RESIZES = 0.25  # which part of the histories
+# Histories of resizes: workers die again and again during resizes requested by users; there are no other faults.
+RESIZES = 0.25  # share of all histories
 RESIZES_JOBS, RESIZES_STEP_S, RESIZES_STEPS = 2, 4.0, 300
-SLOW_START = 6  # times the time that a script takes otherwise
-PREEMPTED_JOBS, PREEMPTED_S = 4, 300.0  # so long each would take on one GPU
+SLOW_START = 6  # factor on a script's start
+PREEMPTED_JOBS, PREEMPTED_S = 4, 300.0  # number of jobs, and duration of each on one GPU
 RESIZES_DRAWN: dict[Kind, Drawn] = {
     Kind.SCALE: Drawn(4),
     Kind.KILL_WORKER: Drawn(2),
@@ -261,13 +261,13 @@ RESIZES_DRAWN: dict[Kind, Drawn] = {
 }
 RESIZES_FAULTS = 2  # times as many as in other histories
 
-# Other histories that are about one thing: those whose seeds, divided by 20, leave this remainder (even ones have TCP).
+# Other histories with one subject: seeds with these remainders modulo 20 (even ones have TCP).
 FOCUS_OF = 20
-BAD_LINES = 0.15  # of all messages are doubled, and as many late: more than in other weather
+BAD_LINES = 0.15  # share of messages that are duplicated, and share that is late; more than in other weather
 
 
 class Focus(enum.Enum):
-    """What goes wrong again and again in a history."""
+    """The subject of a history: the situation that its faults target."""
 
     PREEMPTIONS = "users preempt jobs that take long to save, and savers are lost"
     LINES = "messages are doubled and late"
@@ -296,10 +296,10 @@ FOCUS: dict[int, Focus] = {
 WITH_DEADLINES = (
     24,
     2 * FOCUS_OF,
-)  # the remainder, and what seeds are divided by: every other history of a plain remainder
-WITH_LOANS, LOANS = (20, 23), 6  # seeds of histories with loans and priorities besides, and how many loans
-WITH_NEWCOMERS = (25, 2 * FOCUS_OF)  # likewise
-WITH_STOPS = (20, 2 * FOCUS_OF)  # likewise
+)  # (remainder, divisor) of the seeds: every other history with a plain remainder
+WITH_LOANS, LOANS = (20, 23), 6  # seeds of histories with loans and priorities besides; number of loans
+WITH_NEWCOMERS = (25, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds
+WITH_STOPS = (20, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds
 KEEP_DEADLINES = ("max-min", "optimus", "afs-l", "afs-p", "elastic", "elasticflow")
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
     Focus.DEADLINES: {
@@ -452,21 +452,21 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
     },
 }
 
-# Histories of clusters with several types of GPUs: those whose seeds, divided by 20, leave these remainders.
+# Histories of clusters with several types of GPUs: seeds with these remainders modulo 20.
 MIXED = (6, 7)
-TYPES = {"NVIDIA A100-SXM4-40GB": "A100", "Tesla V100-SXM2-16GB": "V100"}  # and what users call them
+TYPES = {"NVIDIA A100-SXM4-40GB": "A100", "Tesla V100-SXM2-16GB": "V100"}  # models, and users' names of them
 
-WAIT = 0.4  # this part of the faults waits for a moment
-BURSTS, BURST_S, IN_BURSTS = 6, 5.0, 0.4  # how many there are, how long each lasts, which part of the faults they have
+WAIT = 0.4  # share of faults that wait for a moment
+BURSTS, BURST_S, IN_BURSTS = 6, 5.0, 0.4  # number of bursts, their length, and the share of faults in them
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, or one wish of a user."""
+    """One fault, or one request of a user."""
 
     at: float
     kind: Kind
-    who: int  # which of those that it can hit; which share or policy
+    who: int  # selects the target among possible ones; or the share, or the policy
     for_s: float
     moment: Moment = Moment.AT_ONCE
 
@@ -477,15 +477,15 @@ class Fault:
 
 
 class Contract(enum.Enum):
-    """What the network between servers promises."""
+    """The guarantees of the network between servers."""
 
-    TCP = "tcp"  # between two live processes order is kept, and nothing is lost but by a cut or a death
-    HOSTILE = "hostile"  # anything may be lost, late, doubled, out of order
+    TCP = "tcp"  # between two live processes messages stay in order, and only cuts and deaths lose any
+    HOSTILE = "hostile"  # messages may be lost, late, duplicated, out of order
 
 
 @dataclass(frozen=True)
 class Weather:
-    """Rates of what goes wrong."""
+    """Rates of network faults."""
 
     contract: Contract = Contract.TCP
     loss: float = 0.0  # per message
@@ -507,7 +507,7 @@ WEATHERS: dict[str, Weather] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A history before it has happened."""
+    """The drawn entries and parameters of a history."""
 
     seed: int
     weather: Weather = WEATHERS["calm"]
@@ -517,19 +517,19 @@ class Plan:
     jobs: tuple[JobPlan, ...] = ()
     faults: tuple[Fault, ...] = ()
     storm_s: float = STORM_S
-    peer_loss: float = 0.0  # of messages among the workers of a job
-    clocks_ahead_s: tuple[float, ...] = ()  # of the servers' clocks, at the beginning; empty: they show the same
-    connect_s: float = CONNECT_S  # for the members of a communicator to connect
-    types: tuple[str, ...] = ()  # what the GPUs of each server are called; empty: all have CPU slots
-    users: tuple[str, ...] = ()  # besides an operator; empty: only whoever runs the cluster
+    peer_loss: float = 0.0  # loss rate of messages among the workers of a job
+    clocks_ahead_s: tuple[float, ...] = ()  # offsets of the servers' clocks at the beginning; empty: none
+    connect_s: float = CONNECT_S  # until the members of a communicator are connected
+    types: tuple[str, ...] = ()  # GPU model of each server; empty: all have CPU slots
+    users: tuple[str, ...] = ()  # besides an operator; empty: only the administrator
 
     @property
     def entries(self) -> tuple[JobPlan | Fault, ...]:
-        """What can be left out, in a stated order: jobs, then faults."""
+        """The entries that can be left out, in a stated order: jobs, then faults."""
         return (*self.jobs, *self.faults)
 
     def keep(self, kept: frozenset[int]) -> Plan:
-        """The plan with these of its entries only."""
+        """The plan with only these entries."""
         jobs = tuple(job for i, job in enumerate(self.jobs) if i in kept)
         faults = tuple(fault for i, fault in enumerate(self.faults, len(self.jobs)) if i in kept)
         return replace(self, jobs=jobs, faults=faults)
@@ -537,25 +537,25 @@ class Plan:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large histories are."""
+    """Size and variety of histories."""
 
     servers: int = 3
-    gpus: int | None = None  # of each server; None: drawn
+    gpus: int | None = None  # per server; None: drawn
     jobs: int = 5
     storm_s: float = STORM_S
-    submit_s: float = 300.0  # in which jobs are submitted
-    faults: int | None = None  # None: as many as the weather has
+    submit_s: float = 300.0  # within which jobs are submitted
+    faults: int | None = None  # None: the weather's number
     policy: str = ""  # empty: drawn
-    absurd: bool = True  # valid but absurd jobs among the others
-    mixed: bool = True  # some are about servers of several types
-    focus: bool = True  # some histories are about one thing
+    absurd: bool = True  # some jobs are valid but absurd
+    mixed: bool = True  # some histories have servers of several types
+    focus: bool = True  # some histories have one subject
 
 
 def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     """The plan of `seed`.
 
-    Faults come from some groups of kinds only, which are drawn for each history: what goes wrong in a resize shows sooner where
-    nothing else disturbs it (swarm testing: Groce et al., ISSTA 2012). Some come in bursts, so that they meet.
+    Each history draws its faults from a few groups of kinds only, since a fault of resizes shows sooner without other
+    disturbances (swarm testing: Groce et al., ISSTA 2012). Some faults come in bursts, so that they coincide.
     """
     chance = random.Random(f"{seed}/plan")
     policy = shape.policy or chance.choice(POLICIES)
@@ -578,7 +578,7 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     if focus is not None:
         drawn = FOCUS_DRAWN[focus]
     if focus is Focus.DRAINS and seed // FOCUS_OF % 2 == 0 and not shape.policy:
-        policy = "max-min"  # under which it is plain where there is room
+        policy = "max-min"  # under which free room is easy to determine
     if focus is Focus.DEADLINES and not shape.policy:
         policy = random.Random(f"{seed}/deadlines").choice(KEEP_DEADLINES)
     if focus in (Focus.LINES, Focus.RESIZES):
@@ -661,10 +661,10 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
             high, virtual = 4096, 4096
         elif which == 4:
             step_s = 0.0
-        elif which == 5:  # minutes
+        elif which == 5:  # duration in minutes
             step_s, steps, ending = 150.0, 4, Ending.TRAINS
             limits = {**LIMITS, "step_timeout_s": 600.0, "pause_timeout_s": 900.0}
-        elif which == 6:  # these five are refused
+        elif which == 6:  # these five are rejected
             throughput = {1: float("nan")}
         elif which == 7:
             throughput = {1: 0.0}
@@ -698,20 +698,20 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
         registers=registers,
         after_s=after_s,
         odd_metrics=chance.random() < 0.2,
-        sequential=steps % 3 == 0,  # nothing is drawn: recorded histories stay what they are
+        sequential=steps % 3 == 0,  # not drawn, so that recorded histories stay the same
     )
     return JobPlan(at, spec, script)
 
 
 def _types(chance: random.Random, servers: int) -> tuple[str, ...]:
-    """Of each server; there is at least one of each type."""
+    """GPU model of each server; each model occurs."""
     found = [*TYPES, *(chance.choice(list(TYPES)) for _ in range(servers - len(TYPES)))][:servers]
     chance.shuffle(found)
     return tuple(found)
 
 
 def _typed(chance: random.Random, job: JobPlan, types: Sequence[str], gpus: int) -> JobPlan:
-    """The job, which may ask for a type, for so many GPUs on each server, or be able to use several types at once."""
+    """The job; it may ask for a type, for GPUs per server, or be able to use several types at once."""
     asked, least, most = job.spec.gpus, job.spec.gpus.min, job.spec.gpus.max
     enough = [name for name in TYPES if types.count(name) * gpus >= least]
     word, mixes, gang = chance.random() < 0.5, chance.random() < 0.4, chance.random() < 0.25
@@ -724,7 +724,7 @@ def _typed(chance: random.Random, job: JobPlan, types: Sequence[str], gpus: int)
 
 
 def _with_deadline(chance: random.Random, job: JobPlan) -> JobPlan:
-    """The job, most often with a deadline. What its steps take is told, or found out."""
+    """The job, most often with a deadline. The duration of its steps is given, or measured."""
     has, soft, told = chance.random() < 0.8, chance.random() < 0.25, chance.random() < 0.6
     alone_s = job.script.steps * job.script.step_s
     in_s = chance.uniform(0.2, 3.0) * max(alone_s, 10.0)
@@ -745,7 +745,7 @@ def _with_priority(chance: random.Random, job: JobPlan) -> JobPlan:
 
 
 def _with_newcomers(chance: random.Random, job: JobPlan) -> JobPlan:
-    """A job that trains for a while, whose newcomers most often differ from the others, or do not fit on all servers."""
+    """A job that trains for a while, with newcomers that mostly differ from the others, or do not fit on all servers."""
     ending = chance.choice((Ending.UNLIKE, Ending.UNLIKE, Ending.MISFITS, Ending.MISFITS, Ending.TRAINS))
     low, step_s = chance.choice((1, 1, 1, 2)), chance.choice((1.0, 2.0, 4.0))
     steps = int(chance.uniform(150, 600) / step_s)
@@ -763,7 +763,7 @@ def _with_newcomers(chance: random.Random, job: JobPlan) -> JobPlan:
 
 
 def _for_resizes(job: JobPlan) -> JobPlan:
-    """A job that trains for long, and that asks for nothing odd."""
+    """A job that trains for long, without odd parameters."""
     script = replace(job.script, ending=Ending.TRAINS, step_s=RESIZES_STEP_S, steps=RESIZES_STEPS)
     spec = msgspec.structs.replace(
         job.spec, gpus=GpuRange(min=1, max=8), virtual_workers=8, throughput={}, max_steps=RESIZES_STEPS, **LIMITS
@@ -772,12 +772,12 @@ def _for_resizes(job: JobPlan) -> JobPlan:
 
 
 def _slow_to_start(job: JobPlan) -> JobPlan:
-    """Its script takes long to load, so that a controller that starts meets it at that."""
+    """Its script loads slowly, so that a restarted controller meets it while it loads."""
     return replace(job, script=replace(job.script, start_s=SLOW_START * job.script.start_s))
 
 
 def _command(chance: random.Random, job: JobPlan, server_gpus: int) -> JobPlan:
-    """Mostly a command that never calls `elastic.join()`; now and then one that does, and may not be known to."""
+    """Mostly a command that never calls `elastic.join()`; now and then one that does without `must_join`."""
     ending = chance.choices((Ending.EXITS_UNJOINED, Ending.FAILS_UNJOINED, Ending.TRAINS), (6, 1, 2))[0]
     restarts, most = chance.choice((0, 0, 1, 3, None)), chance.choice((1, 1, 2, 3, 5))
     least = most if restarts is not None or chance.random() < 0.5 else 1
@@ -798,7 +798,7 @@ def _command(chance: random.Random, job: JobPlan, server_gpus: int) -> JobPlan:
 
 
 def _for_preemptions(chance: random.Random, job: JobPlan) -> JobPlan:
-    """A job that trains for long, saves seldom and takes long to save; its epochs are short."""
+    """A job that trains for long, and saves seldom and slowly; its epochs are short."""
     step_s, evaluates = chance.choice((1.0, 2.0, 8.0)), chance.random() < 0.6
     ending = chance.choices((Ending.TRAINS, Ending.IGNORES_SIGNAL), (3, 1))[0]
     steps, low = int(PREEMPTED_S / step_s), chance.choice((1, 1, 2, 3))

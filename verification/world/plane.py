@@ -1,10 +1,10 @@
-"""Stands for NCCL and Gloo: communicators are built by their members, and each step is a meeting of all of them.
+"""Model of NCCL and Gloo: members build communicators, and each step is a meeting of all members.
 
 A meeting completes for all, or for some, or hangs: a member that dies resets its connections, which the others may notice before
-or after the step's result has reached them; a server that vanishes resets nothing.
+or after the step's result has reached them; a server that loses power resets nothing.
 
-The state travels from its source to each joiner while the others compute: first a header, then all the rest, if the source (and
-whoever relays) lives so long.
+The state transfer from a source to each joiner runs while the others compute: first a header, then the rest, if the source (and
+each relay) lives so long.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from .timeline import Timeline
 
 EXCHANGE_S = 0.01
 HEADER_S = 0.02  # for the first bytes of the state
-TRANSFER_S = 0.4  # for the rest of it
+TRANSFER_S = 0.4  # for the rest of the state
 BROKEN_BUILD = "connection timed out"
-LOOK_AGAIN_S = 0.25  # TCP waits for a peer that is stopped or cut off
+LOOK_AGAIN_S = 0.25  # between two checks of a meeting with a stopped or partitioned peer, since TCP waits
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a member brings to a step."""
+    """A member's contribution to a step."""
 
     step: int
     word: int  # the control word
-    hosted: range  # virtual workers whose gradients it has computed
-    state: int | None  # before the step; None: a joiner, who does not have it yet
+    hosted: range  # virtual workers with gradients from this member
+    state: int | None  # before the step; None: of a joiner that does not have it yet
 
 
 @dataclass(frozen=True)
 class Carried:
-    """A state on its way to joiners."""
+    """A state in transfer to joiners."""
 
     applied: int
     state: int
     epoch: int
-    where: int = 0  # the number of the server that it comes from
-    agreed: int = -1  # the step after which the last decision that is known was taken
+    where: int = 0  # number of the server that it comes from
+    agreed: int = -1  # the step after which the last known decision was taken
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a step brings to each member."""
+    """The result of a step at each member."""
 
     step: int
     state: int
@@ -59,7 +59,7 @@ class Result:
 
 
 class Member(Protocol):
-    """A worker, as the plane knows it."""
+    """The plane's interface to a worker."""
 
     name: str
     host: str
@@ -70,28 +70,28 @@ class Member(Protocol):
     def process(self) -> Process: ...
 
     def built(self, generation: int, attempt: int, group: Group | None, reason: str) -> None:
-        """A communicator stands, or could not be built."""
+        """A communicator is ready, or could not be built."""
 
     def state_begins(self, group: Group, carried: Carried) -> None:
-        """The header of the state has come."""
+        """The header of the state has arrived."""
 
     def state_came(self, group: Group, carried: Carried) -> None:
-        """All of it is there."""
+        """All of the state has arrived."""
 
     def state_sent(self, group: Group) -> None:
         """All that this member had to send has arrived."""
 
     def values_came(self, group: Group, carried: Carried) -> None:
-        """The source's registered values are there."""
+        """The source's registered values have arrived."""
 
     def step_completed(self, group: Group, index: int, result: Result) -> None:
-        """The step's sums are there."""
+        """The sums of the step have arrived."""
 
     def agreed(self, group: Group, step: int) -> None:
-        """What all have brought to the decision after this step is there."""
+        """The contributions to the decision after this step have arrived."""
 
     def failed(self, group: Group, reason: str) -> None:
-        """The communicator is of no use any more."""
+        """The communicator has failed."""
 
 
 Judge = Callable[["Group", dict[str, Part]], tuple[int, int]]
@@ -99,15 +99,15 @@ Judge = Callable[["Group", dict[str, Part]], tuple[int, int]]
 
 @dataclass
 class _Joining:
-    """How far the state has come on its way to one joiner."""
+    """Progress of the state transfer to one joiner."""
 
-    source: str  # who holds the state, at the beginning of the way
+    source: str  # the holder at the start of the relay chain
     relays: tuple[str, ...]
-    carried: Carried | None = None  # the source sends this
+    carried: Carried | None = None  # the state that the source sends
     waits: bool = False  # the joiner waits for the header
     told: bool = False  # the joiner has the header
     came: bool = False
-    values: Carried | None = None  # the source has handed its registered values over
+    values: Carried | None = None  # the registered values, once the source has handed them over
     wants_values: bool = False
 
 
@@ -117,21 +117,21 @@ class Group:
     def __init__(self, plane: Plane, roster: Roster, attempt: int, members: dict[str, Member]) -> None:
         self.roster, self.attempt, self.members = roster, attempt, members
         self.hosts = frozenset(member.host for member in members.values())
-        self.lineage = 0  # of the state of those that hold it
+        self.lineage = 0  # of the holders' state
         self._plane = plane
         self._parts: dict[int, dict[str, Part]] = {}
         self._sums: dict[int, Result] = {}
-        self._decisions: dict[int, dict[str, Member]] = {}  # by step: who waits for the others
-        self._reset = False  # a member's connections were reset
-        self._gone: set[str] = set()  # members that have given it up, or have gone on to another
+        self._decisions: dict[int, dict[str, Member]] = {}  # by step: members that wait for the others
+        self._reset = False  # the connections of a member were reset
+        self._gone: set[str] = set()  # members that have abandoned it, or have moved to another
         self._joining: dict[str, _Joining] = {}
         names = "/".join(members)
         self._chance = random.Random(f"{plane.seed}/group/{roster.generation}/{attempt}/{names}").random
 
-    # -- the beginning and the end
+    # -- begin and end
 
     def plan(self, transfers: tuple[Transfer, ...]) -> None:
-        """Who sends the state to whom; all members say the same."""
+        """Set the transfers, source to joiner; all members give the same."""
         if self._joining or not transfers:
             return
         names = self.roster.workers
@@ -144,13 +144,13 @@ class Group:
             self._joining[target] = _Joining(source, tuple(relays))
 
     def leave(self, member: Member) -> None:
-        """This member has gone on to another communicator, or given this one up."""
+        """This member has moved to another communicator, or abandoned this one."""
         self._gone.add(member.name)
 
     def lost(self, dead: Member, in_order: bool) -> None:
-        """A member's process has ended on a server that lives: its connections are reset.
+        """A member's process has ended on a running server, which resets its connections.
 
-        `in_order`: it has ended by itself, and all that it had sent arrives before the others notice.
+        `in_order`: it ended by itself, and all its messages arrive before the others notice.
         """
         self._reset = True
         self._gone.add(dead.name)
@@ -167,7 +167,7 @@ class Group:
     # -- steps
 
     def offer(self, member: Member, index: int, part: Part) -> None:
-        """A member has computed its part of the step with this number in the group."""
+        """A member has computed its part of the group's step `index`."""
         parts = self._parts.setdefault(index, {})
         parts[member.name] = part
         self._parts.pop(index - 3, None)
@@ -183,7 +183,7 @@ class Group:
 
     @property
     def _waits(self) -> bool:
-        """Is a member stopped, or cut off from another?"""
+        """Is a member stopped, or partitioned from another?"""
         stopped = any(member.process.state is State.STOPPED for member in self.members.values())
         return stopped or self._plane.cut_among(self.hosts)
 
@@ -195,7 +195,7 @@ class Group:
             self._later(LOOK_AGAIN_S, self._meet, index)
             return
         if self._gone and self._chance() < 0.5:
-            return  # somebody has given up; what it had sent may still complete the step for the others
+            return  # a member has abandoned the group; its earlier messages may still complete the step for the others
         step, state = self._plane.judge(self, parts)
         self._sums[index] = Result(step, state, max(part.word for part in parts.values()))
         for member in self.members.values():
@@ -203,7 +203,7 @@ class Group:
                 self._deliver(member, index)
 
     def _must_wait(self, name: str) -> bool:
-        """Must a member that has the sums still wait for the state, as its target or its source?"""
+        """Must a member that has the sums still wait for the transfer, as its target or its source?"""
         joining = self._joining.get(name)
         mine = joining is not None and not joining.came
         return mine or any(other.source == name and not other.came for other in self._joining.values())
@@ -215,7 +215,7 @@ class Group:
     # -- decisions between two steps
 
     def decide(self, member: Member, step: int) -> None:
-        """A member comes to a decision after a step, for which it needs all others that have the state."""
+        """A member reaches the decision after a step, for which all other holders of the state are needed."""
         waiting = self._decisions.setdefault(step, {})
         waiting[member.name] = member
         if self._reset and self._chance() < 0.8:
@@ -267,7 +267,7 @@ class Group:
         self._later(TRANSFER_S * (1 + len(joining.relays)) * (0.5 + self._chance()), self._come, name)
 
     def _passes(self, joining: _Joining) -> bool:
-        """Do all live who have a part in this transfer?"""
+        """Are all members of this transfer alive?"""
         return all(
             self.members[name].process.alive and name not in self._gone for name in (joining.source, *joining.relays)
         )
@@ -297,7 +297,7 @@ class Group:
     # -- registered values
 
     def exchange(self, member: Member, carried: Carried) -> bool:
-        """A member comes to the exchange of registered values. True: it need not wait for anybody."""
+        """A member reaches the exchange of registered values. True: it need not wait."""
         mine = self._joining.get(member.name)
         for name, joining in self._joining.items():
             if joining.source == member.name:
@@ -316,20 +316,21 @@ class Group:
 
 
 class Plane:
-    """All communicators of the cluster, and those that are being built."""
+    """All communicators of the cluster, and the meetings that build them."""
 
     def __init__(self, timeline: Timeline, network: Network, seed: int, judge: Judge, connect_s: float) -> None:
-        """`judge`: looks at the parts of a step, and says which step it is and which state comes of it. `connect_s`: so long
-        the members of a communicator take to connect."""
+        """`judge`: maps the parts of a step to the step and the state after it. `connect_s`: seconds until the members of a
+        communicator are connected.
+        """
         self.timeline, self.network, self.seed, self.judge = timeline, network, seed, judge
         self._connect_s = connect_s
-        self.broken_builds: dict[JobId, int] = {}  # whose next communicator fails at the member with this number
-        self.apart: set[str] = set()  # hosts whose gradients do not get to others, though messages do
+        self.broken_builds: dict[JobId, int] = {}  # number of the member at which the job's next communicator fails
+        self.apart: set[str] = set()  # hosts that cannot exchange gradients with others, though messages pass
         self._meetings: dict[tuple[JobId, int, int, str], _Meeting] = {}
         self._groups: dict[str, list[Group]] = {}
 
     def build(self, member: Member, roster: Roster, attempt: int) -> None:
-        """A member comes to the meeting that builds a communicator."""
+        """A member arrives at the meeting that builds a communicator."""
         key = (member.job, roster.generation, attempt, roster.leader)
         meeting = self._meetings.setdefault(key, _Meeting(roster))
         meeting.members[member.name] = member
@@ -343,7 +344,7 @@ class Plane:
         members = {str(worker): meeting.members[worker] for worker in meeting.roster.workers}
         hosts = frozenset(member.host for member in members.values())
         if any(not member.process.alive for member in members.values()) or self.cut_among(hosts):
-            return  # who waits there gives up after a while
+            return  # members that wait there give up after a while
         del self._meetings[key]
         group = Group(self, meeting.roster, key[2], members)
         broken = self.broken_builds.pop(key[0], None)
@@ -355,11 +356,11 @@ class Plane:
             member.process.later(0.02 * member.process.chance.random(), member.built, key[1], key[2], group, "")
 
     def cut_among(self, hosts: frozenset[str]) -> bool:
-        """Can two of these hosts not exchange data?"""
+        """Are any two of these hosts unable to exchange data?"""
         return self.network.cut_among(hosts) or (len(hosts) > 1 and not self.apart.isdisjoint(hosts))
 
     def drop(self, member: Member, generation: int, attempt: int) -> None:
-        """A member does not come to this meeting any more."""
+        """A member gives up this meeting."""
         for key in [key for key in self._meetings if key[:3] == (member.job, generation, attempt)]:
             meeting = self._meetings[key]
             meeting.members.pop(member.name, None)
@@ -367,19 +368,19 @@ class Plane:
                 del self._meetings[key]
 
     def close(self, leader: Member, generation: int, attempt: int) -> None:
-        """The meeting is over: whoever waits there is told."""
+        """The meeting is over: its waiting members are notified."""
         meeting = self._meetings.pop((leader.job, generation, attempt, leader.name), None)
         for member in meeting.members.values() if meeting is not None else ():
             member.process.later(0.002, member.built, generation, attempt, None, "cancelled")
 
     def died(self, member: Member, in_order: bool) -> None:
-        """A member's process has ended, and its server lives."""
+        """A member's process has ended on a running server."""
         self.vanished(member)
         for group in self._groups.pop(member.name, ()):
             group.lost(member, in_order)
 
     def vanished(self, member: Member) -> None:
-        """A member's server is gone: nobody is told."""
+        """A member's server has lost power: no peer is notified."""
         for key in [key for key, meeting in self._meetings.items() if member.name in meeting.members]:
             meeting = self._meetings[key]
             del meeting.members[member.name]

@@ -1,22 +1,22 @@
-"""Bugs planted one by one into a copy of the product: does the world find each of them, and after how many seeds?
+"""Bugs planted one by one into a copy of the product: does the simulation find each of them, and after how many seeds?
 
     python -m verification.world.planted [--only NAME ...] [--anew] [--record] [--seeds 200] [--processes N] [--markdown]
 
-A search that finds nothing proves little unless it is known to find what is there. Each bug is one that somebody made, or could
-easily make: mistakes of the membership protocol that its model also knows (`membership.pml`), faults that reviews have found, and
-for each fault that the world itself found, the mending taken back. `bugs.txt` has them, as a name, a file, the text as it is and
-the text with the bug. A text that is not in its file any more fails the run: the bug has to be planted anew.
+A search that finds nothing proves little unless it is known to find known bugs. `bugs.txt` has mutants of the membership
+protocol that its model also has (`membership.pml`), faults from reviews, and for each fault that the simulation found, its fix
+reverted. An entry is a name, a file, the original text and the text with the bug. A text that is no longer in its file fails
+the run.
 
-A bug counts as found by a history only if the *baseline*, the product without the bug, passes it. `bugs.txt` records which
-history has found a bug first; that one is played first, and the others only if it does not find the bug any more.
+A bug counts as found by a history only if the *baseline*, the product without the bug, passes it. `bugs.txt` records the first
+history that found each bug; that one is played first, and the others only if it no longer finds the bug.
 
-Some bugs are *masked*: another rule of the product mends what the bug breaks, so that no history can fail, however wrong the
-bug is. Such a bug names the rule that masks it, and how to take it back (`without`). The baseline then is the product without
-that rule, and the bug is planted into a copy of this baseline: what fails is due to the bug alone.
+Some bugs are *masked*: another rule of the product hides the bug's effect, so that no history can fail. Such a bug names the rule
+that masks it, and how to revert the rule (`without`). The baseline then is the product without that rule, and the bug is planted
+into a copy of this baseline: a failure is due to the bug alone.
 
-What no history can show, because it lies in a shell (a lock on a file, a thread, a clock), names the test that fails. What shows
-only when a process dies at one particular write names the life that fails (`anywhere`); if that one does not fail any more, or
-with `--anew`, all of its kind are played.
+A bug in a part that is not simulated (a lock on a file, a thread, a clock) names a test that fails. A bug that shows only when a
+process dies at one particular write names the life that fails (`anywhere`); if that one no longer fails, or with `--anew`, all
+lives of its kind are played.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ FOLDERS = (
 )
 BUGS = Path(__file__).parent / "bugs.txt"
 WITHIN = 200  # seeds
-MOST_BYTES = 3_000_000_000  # for a search: a bug can make the world's processes talk to each other without an end
-TEST_S = 60  # in which a test comes to its end, unless it hangs
+MOST_BYTES = 3_000_000_000  # for a search: a bug can make simulated processes exchange messages without end
+TEST_S = 60  # after which a test counts as hanging
 
 
 class BugsFileError(Exception):
-    """bugs.txt cannot be understood, or does not fit the code any more."""
+    """bugs.txt has a syntax error, or does not fit the code any more."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One place of a mistake."""
+    """One replaced text of a bug."""
 
     file: str
     before: str
@@ -73,33 +73,34 @@ class Change:
 
 @dataclass(frozen=True)
 class Bug:
-    """One mistake."""
+    """A planted bug."""
 
-    name: str  # a sentence that says what is wrong
+    name: str  # a sentence that states the fault
     changes: tuple[Change, ...]
-    seed: int | None = None  # of the first history that has found it
-    mask: str = ""  # the rule that mends what it breaks; empty: none does
-    without: tuple[Change, ...] = ()  # what takes that rule back
-    test: str = ""  # that fails, where no history can
-    life: str = ""  # likewise: of `anywhere`
+    seed: int | None = None  # of the first history that found it
+    mask: str = ""  # the rule that hides its effect; empty: none
+    without: tuple[Change, ...] = ()  # the changes that revert that rule
+    test: str = ""  # test that fails, for a bug outside the simulation
+    life: str = ""  # life of `anywhere` that fails, for a bug that shows only at one write
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search made of a bug. `seed`: of the first history that has found it; None: none did, but perhaps its test."""
+    """The result of the search for a bug. `seed`: of the first history that found it; None: none did, but perhaps its test."""
 
     bug: Bug
     seed: int | None
-    invariant: str  # or the test that has failed; empty: it was not found
+    invariant: str  # broken invariant or failed test; empty: not found
     took_s: float
 
 
 def bugs(text: str) -> list[Bug]:
     """The bugs of a file. Raises BugsFileError.
 
-    A bug is a block: `== NAME`, perhaps `seed NUMBER`, `test FILE::NAME` or `life NAME/STORE/NUMBER:HOW`, and its places. A place
-    is `file PATH`, the text as it is, each line after `- `, and the text with the bug, each line after `+ `. A further place in
-    the same file needs no `file`. Places after a line `without RULE` take a rule back that masks the bug, and are changed first.
+    A bug is a block: `== NAME`, perhaps `seed NUMBER`, `test FILE::NAME` or `life NAME/STORE/NUMBER:HOW`, and its changes. A
+    change is `file PATH`, the original text, each line after `- `, and the text with the bug, each line after `+ `. A further
+    change in the same file needs no `file`. Changes after a line `without RULE` revert a rule that masks the bug, and are made
+    first.
     """
     return [_bug(block) for block in text.split("\n== ")[1:]]
 
@@ -150,18 +151,18 @@ def _bug(block: str) -> Bug:
 
 
 def copy_of_product(root: Path, changes: Sequence[Change]) -> None:
-    """Make a copy in which these places can be changed: folders that stay as they are, are links."""
+    """Copy the product so that these places can be changed: unchanged folders become links."""
     changed = {Path(change.file).parts[0] for change in changes}
     root.mkdir()
     for folder in FOLDERS:
-        if folder in changed or folder == "src":  # which has links to the others
+        if folder in changed or folder == "src":  # it has links to the others
             shutil.copytree(ROOT / folder, root / folder, symlinks=True)
         else:
             (root / folder).symlink_to(ROOT / folder)
 
 
 def plant(bug: Bug, changes: Iterable[Change], root: Path) -> None:
-    """Make some of the bug's changes to the files. Raises BugsFileError if a text is not there just once."""
+    """Make changes of the bug in the files. Raises BugsFileError if an original text does not occur exactly once."""
     for change in changes:
         path = root / change.file
         text = path.read_text()
@@ -173,7 +174,7 @@ def plant(bug: Bug, changes: Iterable[Change], root: Path) -> None:
 def search(bug: Bug, seeds: int, anew: bool) -> Found:
     """Plant the bug into a copy, and play histories there until one fails that the baseline passes.
 
-    `anew`: also if the history is known that has found it.
+    `anew`: also if a history is recorded that finds it.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
@@ -199,12 +200,12 @@ def search(bug: Bug, seeds: int, anew: bool) -> Found:
 
 @cache
 def _passes_as_it_is(seed: int) -> bool:
-    """Return whether the product without any bug passes the history of this seed, which many bugs have in common."""
+    """Does the product without any bug pass the history of this seed? (Cached, since many bugs share histories.)"""
     return _first_failure(Bug("no bug", ()), ROOT, seed, seed + 1) is None
 
 
 def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, str] | None:
-    """The seed and the invariant of the first history that fails in `copy`; None: none does."""
+    """The seed and the invariant of the first history that fails in `copy`, or None."""
     played = ["-m", "verification.world", "--seeds", f"{first}:{last}", "--processes", "1"]
     done = _in_copy(copy, [*played, "--fail-fast", "--as-found"])
     if done.returncode == 0:
@@ -217,7 +218,7 @@ def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, st
 
 
 def _broken_life(bug: Bug, copy: Path, baseline: Path, anew: bool) -> str:
-    """The invariant that a life breaks in `copy`, which `baseline` passes; empty: none does."""
+    """The invariant that a life breaks in `copy`, and not in `baseline`; empty: none."""
     name, store, *strikes = bug.life.split("/")
     ways = [] if anew else [["--play", bug.life]]
     twice = ["--twice", "4"] if len(strikes) > 1 else []
@@ -262,7 +263,7 @@ def _test_fails(bug: Bug, copy: Path) -> bool:
 
 
 def record(path: Path, found: Iterable[Found]) -> None:
-    """Write into the file which history has found each bug."""
+    """Write the first history that found each bug into the file."""
     text = path.read_text()
     for one in found:
         head, known = f"\n== {one.bug.name}\n", f"seed {one.bug.seed}\n" if one.bug.seed is not None else ""
@@ -316,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _seeds(found: Found) -> str:
-    """After how many histories it was found: they are played from seed 0 on."""
+    """Number of histories until the bug was found: they are played from seed 0 on."""
     if found.bug.test and found.invariant:
         return "test"
     if found.bug.life and found.invariant:

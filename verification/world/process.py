@@ -1,4 +1,4 @@
-"""A process of the simulated cluster: running, stopped or dead, with its own clock and its own stream of chance."""
+"""A process of the simulated cluster: running, stopped or dead, with its own clock and its own random stream."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from typing import Any, Protocol
 
 from .timeline import Timeline
 
-PEER_TIMEOUT_S = 5.0  # ZeroMQ's heartbeats: a peer that is silent for so long is disconnected
-BACKLOG = 100_000  # messages to a stopped process that its kernel keeps
+PEER_TIMEOUT_S = 5.0  # ZeroMQ's heartbeat timeout: a peer silent for this long is disconnected
+BACKLOG = 100_000  # messages to a stopped process that the kernel buffers
 
 
 class State(enum.Enum):
-    """Whether a process runs."""
-
     RUNNING = "running"
-    STOPPED = "stopped"  # SIGSTOP: its clock goes on, it does nothing
+    STOPPED = "stopped"  # SIGSTOP: its clock runs, it does nothing
     DEAD = "dead"
 
 
 class Surroundings(Protocol):
-    """What a process needs of its cluster."""
+    """A process's interface to its cluster."""
 
     timeline: Timeline
     seed: int
 
 
 class Process:
-    """One process. Whatever reaches it is a call, so that a stopped process can keep it for later.
+    """One process. Every input is a call, so that a stopped process can buffer it.
 
-    `life` counts its starts. A call that was meant for an earlier life never arrives.
+    `life` counts starts. A call for an earlier life is dropped.
     """
 
     def __init__(self, around: Surroundings, name: str, host: str) -> None:
@@ -42,18 +40,18 @@ class Process:
         self.life = 0
         self.clock_ahead_s = 0.0  # of this process's clock
         self.stopped_at = 0.0
-        self.provokes = False  # lies, so that others answer without end; a real door limits its rate
-        self.slow = 1.0  # all that it does itself takes so many times longer
+        self.provokes = False  # a forger makes others answer without end; the product's endpoint limits its rate
+        self.slow = 1.0  # factor on the durations of its own work
         self.chance = random.Random(f"{around.seed}/process/{name}")
         self._inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._armed = float("inf")  # when it is woken
-        self._due: float | None = None  # when it wants a turn, as it said last; by its own clock
+        self._armed = float("inf")  # time of its next wake-up
+        self._due: float | None = None  # the deadline that it gave last, by its own clock; None: none
 
-    # -- for the shells of the world
+    # -- for subclasses
 
     @property
     def now(self) -> float:
-        """What its clock shows (Unix time, s)."""
+        """The time that its clock shows (Unix time, s)."""
         return self.timeline.now + self.clock_ahead_s
 
     @property
@@ -62,13 +60,13 @@ class Process:
 
     @property
     def answers(self) -> bool:
-        """Do its peers take it for connected?"""
+        """Do its peers consider it connected?"""
         if self.state is State.STOPPED:
             return self.timeline.now - self.stopped_at < PEER_TIMEOUT_S
         return self.state is State.RUNNING
 
     def deadline(self) -> float | None:
-        """When it wants a turn, by its own clock."""
+        """When it needs a turn, by its own clock; None: never."""
         raise NotImplementedError
 
     def turn(self) -> None:
@@ -76,14 +74,14 @@ class Process:
         raise NotImplementedError
 
     def later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Do something after a while, as this process's own threads and children do."""
+        """Call after `delay_s`, from one of this process's threads or children."""
         when = self.timeline.now + delay_s * self.slow
         self.timeline.at(when, self.chance.random(), self.local, self.life, call, *arguments)
 
-    # -- what reaches it
+    # -- inputs
 
     def arrive(self, life: int, call: Callable[..., None], *arguments: Any) -> None:
-        """From the network."""
+        """Deliver a call from the network."""
         if life != self.life or self.state is State.DEAD:
             return
         if self.state is State.STOPPED and not self.answers:
@@ -91,7 +89,7 @@ class Process:
         self._take(call, arguments)
 
     def local(self, life: int, call: Callable[..., None], *arguments: Any) -> None:
-        """From its own threads and children: kept however long it is stopped."""
+        """Deliver a call from its own threads and children: buffered however long it is stopped."""
         if life == self.life and self.state is not State.DEAD:
             self._take(call, arguments)
 
@@ -105,7 +103,7 @@ class Process:
             self.settle()
 
     def settle(self) -> None:
-        """It has been given something: a turn if one is due, and its next one at its deadline."""
+        """After an input: take a turn if one is due, and arm the wake-up at the next deadline."""
         self._turn_if_due(self.deadline())
 
     def _turn_if_due(self, deadline: float | None) -> None:
@@ -117,12 +115,12 @@ class Process:
         self._wait(deadline)
 
     def _wait(self, due: float | None) -> None:
-        """Make sure that it is woken then (by its own clock)."""
+        """Arm a wake-up at `due` (by its own clock)."""
         self._due = due
         if due is None:
             return
         deadline = due - self.clock_ahead_s
-        while deadline + self.clock_ahead_s < due:  # by a rounding: it would be woken for nothing, again and again
+        while deadline + self.clock_ahead_s < due:  # rounding would wake it too early, again and again
             deadline = math.nextafter(deadline, math.inf)
         if deadline < self._armed:
             self._armed = deadline
@@ -133,18 +131,18 @@ class Process:
             return
         self._armed = float("inf")
         if self.state is State.RUNNING:
-            self._turn_if_due(self._due)  # nothing has been given to it since it said when
+            self._turn_if_due(self._due)  # no input since it gave this deadline
 
     def rearm(self) -> None:
-        """Its clock has jumped: the deadlines that it has said are at other times now."""
+        """Its clock has jumped: recompute the wake-up."""
         self._armed = float("inf")
         if self.state is State.RUNNING:
             self.settle()
 
-    # -- its life
+    # -- life cycle
 
     def born(self) -> None:
-        """It starts, with nothing but what it finds on a disk."""
+        """Start, with nothing but the contents of its disk."""
         self.life += 1
         self.state = State.RUNNING
         self._inbox, self._armed = [], float("inf")
@@ -155,7 +153,7 @@ class Process:
             self.state, self.stopped_at = State.STOPPED, self.timeline.now
 
     def go_on(self, life: int) -> None:
-        """SIGCONT. What has come meanwhile is read; or its timers come first, as poll() may have it."""
+        """SIGCONT. It reads the buffered inputs, or runs its timers first, as poll() may."""
         if life != self.life or self.state is not State.STOPPED:
             return
         self.state = State.RUNNING
@@ -172,6 +170,6 @@ class Process:
             self.settle()
 
     def die(self) -> None:
-        """It is gone, with all that it had in memory."""
+        """End, and lose all memory."""
         self.state = State.DEAD
         self._inbox, self._armed = [], float("inf")

@@ -1,4 +1,4 @@
-"""Histories written by hand: commands, and below them what happened (after the testdata of etcd-io/raft).
+"""Histories written by hand: commands, and below them the expected events (after the testdata of etcd-io/raft).
 
     cluster servers=2 gpus=2
     submit digits gpus=1:4 steps=100
@@ -7,9 +7,9 @@
       0.0 users ask: submit-digits
       ...
 
-A file is a list of such blocks, with an empty line between them; lines that begin with `#` are for people. `play_file` carries
-the commands out and returns the file as it should be; a scenario passes if that is what it is. `python -m
-verification.world.scenarios --rewrite` records anew.
+A file is a list of such blocks, separated by empty lines; lines that begin with `#` are comments. `play_file` runs the commands
+and returns the file with the actual events; a scenario passes if nothing differs. `python -m verification.world.scenarios
+--rewrite` records the actual events.
 
 The commands are those of `stage`.
 """
@@ -28,7 +28,7 @@ RULE = "----"
 
 
 def play_file(text: str) -> str:
-    """Carry out the commands of a scenario. Returns the file with what happened now. Raises ScenarioError."""
+    """Run the commands of a scenario. Returns the file with the actual events. Raises ScenarioError."""
     stage, blocks = Stage(), []
     for block in text.strip("\n").split("\n\n"):
         commands = block.split(f"\n{RULE}")[0]
@@ -43,7 +43,7 @@ def play_file(text: str) -> str:
 
 
 def files() -> list[Path]:
-    """All scenarios, by name."""
+    """Paths of all scenarios, sorted."""
     return sorted(FOLDER.glob("*.txt"))
 
 

@@ -1,8 +1,8 @@
-"""What the lines of histories written by hand mean (`scenarios`, `anywhere`): each is a command.
+"""The commands of scenarios and lives (`scenarios`, `anywhere`), one per line.
 
-`cluster`, `submit`, `scale JOB N|auto`, `cancel JOB`, `policy NAME`, `run 10s`, `clear`, `quiet` (until all has ended as it
-should), `jump clock SECONDS`, and the faults of `FAULTS`: what, whom, for how long (with `all` after a server: it is cut off from
-the other servers, too). JOB is a job's name; its leader is `JOB.leader`.
+`cluster`, `submit`, `scale JOB N|auto`, `cancel JOB`, `policy NAME`, `run 10s`, `clear`, `quiet` (until all jobs have ended as
+they should), `jump clock SECONDS`, and the faults of `FAULTS` with target and duration (with `all` after a server: it is cut
+off from the other servers, too). JOB is a job's name; its leader is `JOB.leader`.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ FAULTS: dict[str, Kind] = {
 
 
 class ScenarioError(Exception):
-    """A line cannot be understood, or names what is not there."""
+    """A line is no command, or names a missing job, server or worker."""
 
 
 @dataclass
 class Stage:
-    """A scenario that is being played."""
+    """A scenario in progress."""
 
     make: Callable[[Plan], World] = lambda plan: World(plan, tell=True)
     world: World = field(init=False)
-    told: int = 0  # lines of the story that are in the file
+    told: int = 0  # lines of the story that are already in the file
     requests: int = 0
 
     def __post_init__(self) -> None:
         self.world = self.make(Plan(seed=0))
 
     def lines(self) -> list[str]:
-        """What has happened since the last block, with its times in tenths of a second."""
+        """Events since the last block, with times in tenths of a second."""
         fresh = self.world.story.lines[self.told :]
         self.told = len(self.world.story.lines)
         return [f"{float(line[:9]):7.1f} {line[10:]}" for line in fresh]
@@ -86,7 +86,7 @@ Options = dict[str, str]
 
 
 def command(stage: Stage, line: str) -> None:
-    """Carry out one line. Raises ScenarioError if it is none, Violation if an invariant is broken."""
+    """Run one line. Raises ScenarioError if it is not a command, Violation if an invariant is broken."""
     words = [word for word in line.split() if "=" not in word]
     options = dict(word.split("=", 1) for word in line.split() if "=" in word)
     known = COMMANDS.get(words[0])
@@ -238,7 +238,7 @@ def _fault(stage: Stage, kind: Kind, words: Sequence[str]) -> None:
             who = world.workers().index(_worker(stage, names[0]))
         else:
             who = [agent.name for agent in world.agents].index(names[0])
-    if kind in (Kind.CORDON, Kind.DRAIN, Kind.REMOVE):  # a wish has an id of its own
+    if kind in (Kind.CORDON, Kind.DRAIN, Kind.REMOVE):  # a request has a unique id
         stage.requests += 1
     if "all" in names[1:]:
         who = next(number for number in range(who, 1000, len(world.agents)) if number % 2)
@@ -254,7 +254,7 @@ def _worker(stage: Stage, name: str) -> Worker:
 
 
 def _strike(stage: Stage, fault: Fault) -> None:
-    stage.world.next_black_hole_at = 0.0  # a scenario may have as many as it names
+    stage.world.next_black_hole_at = 0.0  # a scenario may have any number of black holes
     strike(stage.world, stage.requests, replace(fault, at=stage.world.elapsed_s))
 
 

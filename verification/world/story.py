@@ -1,4 +1,4 @@
-"""What happened in a history, in words; written only when somebody asks for it."""
+"""The events of a history as text, recorded only on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .timeline import START_S, Timeline
 
 
 class Story:
-    """Lines with their times. `on` is False unless somebody reads them: callers look before they make a text."""
+    """Lines with their times. `on` is False unless the story is wanted: callers check it before they format a text."""
 
     def __init__(self, timeline: Timeline, on: bool = False) -> None:
         self.on = on
@@ -14,6 +14,5 @@ class Story:
         self._timeline = timeline
 
     def say(self, text: str) -> None:
-        """Add a line."""
         if self.on:
             self.lines.append(f"{self._timeline.now - START_S:9.3f} {text}")

@@ -1,6 +1,6 @@
-"""Messages that no correct agent sends: of servers that nobody knows, and about workers that run elsewhere.
+"""Messages that no correct agent sends: from unknown servers, and about workers that run elsewhere.
 
-What a stale or foreign peer says changes nothing that is recorded of any job.
+Messages of stale or foreign peers change no record of any job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def speak(world: World, worker: Worker, who: int) -> None:
-    """A stranger says something about a worker that runs. Raises Violation if a job's record changes by that."""
+    """A foreign agent reports on a running worker. Raises Violation if a job's record changes."""
     controller = world.controller
     if controller.state is not State.RUNNING or controller.trouble:
         return

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, in the order in which it does."""
+"""Virtual time: a queue of events in time order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .violation import Violation
 
 START_S = 1_000_000.0  # Unix time at which histories begin
-STANDSTILL = 20_000  # events at one instant: somebody acts for ever without time passing
+STANDSTILL = 20_000  # events at one instant: an endless loop without progress of time
 
 
 class Timeline:
@@ -23,12 +23,12 @@ class Timeline:
         self._same = 0
 
     def at(self, when: float, tie: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call at `when` (Unix time, s). `tie` comes from the caller's own stream of random numbers."""
+        """Call at `when` (Unix time, s). `tie` comes from a random stream of the caller."""
         self._count += 1
         heapq.heappush(self._heap, (when if when > self.now else self.now, tie, self._count, call, arguments))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due before `until`. Raises Violation if time stands still."""
+        """Run all calls that are due before `until`. Raises Violation if time does not advance."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until:
             when, _, _, call, arguments = pop(heap)

@@ -1,5 +1,6 @@
-"""Users and operators: they submit, scale, cancel and change the policy, as they may (`people`). They repeat each request until
-it is answered, as `elasticctl` does."""
+"""Users and operators: they submit, scale, cancel and change the policy within their permissions (`people`). They repeat each
+request until it is answered, as `elasticctl` does.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
     from .cluster import World
 
 REPEAT_S = 2.0
-SAME_OWNER = 64  # names that are tried
-GOES_ON_AFTER_S = 40.0  # in which a job may have saved its state
-AGAIN = b"again"  # a client that repeats what has been answered
+SAME_OWNER = 64  # names to try for one with the same owner
+GOES_ON_AFTER_S = 40.0  # after a cancellation, in which the job may have saved its state
+AGAIN = b"again"  # a client that repeats an answered request
 AGAIN_AFTER_S = (0.5, 1.0, 1.5, 2.5, 4.0, 7.0, 12.0)
-ASK_AGAIN_S = 10.0  # after a refusal that lies with the cluster
+ASK_AGAIN_S = 10.0  # after a refusal for a reason of the cluster
 
 
 class Users(Process):
@@ -59,10 +60,10 @@ class Users(Process):
         self._world = world
         self.answers_by_id: dict[str, Answer] = {}
         self.waiting: dict[str, tuple[Envelope, Principal]] = {}
-        self._asked: dict[str, str] = {}  # by the id of each request that was answered: how the controller calls it
+        self._asked: dict[str, str] = {}  # by request id: the controller's key of the answered request
         self._adoptions = 0
         self._removals: dict[str, tuple[Agent, float]] = {}
-        self._pauses: dict[str, tuple[JobId, float]] = {}  # by the name of the request: for how long
+        self._pauses: dict[str, tuple[JobId, float]] = {}  # by request: the job, and for how long
         self.born()
 
     def deadline(self) -> float | None:
@@ -71,7 +72,7 @@ class Users(Process):
     def turn(self) -> None:
         pass
 
-    # -- wishes
+    # -- requests
 
     def submit(self, plan: JobPlan) -> None:
         owner, spec = self._world.people.owner(plan.spec.name), plan.spec
@@ -80,7 +81,7 @@ class Users(Process):
         self.ask(f"submit-{spec.name}", Submit(spec=spec), owner)
 
     def scale(self, number: int, who: int) -> None:
-        """Fix the share of some job, or give it back to the policy."""
+        """Fix the share of some job, or return it to the policy."""
         job = self._some_job(who)
         if job is not None:
             share = (None, 1, 2, 3, 4, 6)[who // 7 % 6]
@@ -93,21 +94,21 @@ class Users(Process):
             self.ask(f"cancel-{number}", Cancel(job=job, save=save), self._world.people.actor(job, number))
 
     def pause(self, number: int, who: int, for_s: float, hold: bool) -> None:
-        """Some job does not run for so long, or does not start again; then an operator, who may, lets it go."""
+        """Pause or hold some job for `for_s`; then an operator releases it."""
         job = self._some_job(who)
         if job is not None:
             self._pauses[f"pause-{number}"] = job, for_s
             self.ask(f"pause-{number}", Pause(job=job, hold=hold), self._world.people.actor(job, number))
 
     def requeue(self, number: int, who: int, checkpoint: bool) -> None:
-        """Some job saves its state, and waits for its turn; `checkpoint`: and goes on."""
+        """Requeue some job with its state saved; `checkpoint`: save the state and train on."""
         job = self._some_job(who)
         if job is not None:
             request = Checkpoint(job=job) if checkpoint else Requeue(job=job)
             self.ask(f"requeue-{number}", request, self._world.people.actor(job, number))
 
     def resubmit(self, number: int, who: int, again: bool = True) -> None:
-        """A new job goes on from one that was cancelled with its state saved. If there is none, some job is cancelled first."""
+        """Submit a job that continues a cancelled one from its saved state. Without such a job, cancel one first."""
         oracle, people = self._world.oracle, self._world.people
         over = [job for job in sorted(oracle.submitted().values()) if oracle.can_be_gone_on_from(job)]
         if not over:
@@ -133,13 +134,13 @@ class Users(Process):
         self.ask(f"policy-{number}", SetPolicy(document={"policy": policy}, source="a user", user="user"))
 
     def cordon(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
-        """An operator cordons a GPU, or its whole server, and takes that back later, whatever is wrong there then."""
+        """An operator cordons a GPU, or its whole server, and lifts that after `for_s`, whatever is wrong there then."""
         index = gpu.index if who % 4 else None
         self.ask(f"cordon-{number}", CordonServer(server=gpu.server, gpu=index, reason="it is loud"))
         self._world.after(for_s, self.ask, f"uncordon-{number}", UncordonServer(server=gpu.server, gpu=index))
 
     def drain(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
-        """An operator drains a server, or one of its GPUs, for so long."""
+        """An operator drains a server, or one of its GPUs, for `for_s`."""
         index = gpu.index if who // 8 % 4 == 3 else None
         kind = CordonKind.DRAIN_BY_PREEMPTING if who // 32 % 4 == 3 else CordonKind.DRAIN
         self.ask(f"drain-{number}", CordonServer(server=gpu.server, gpu=index, reason="a new disk", kind=kind))
@@ -147,16 +148,18 @@ class Users(Process):
         self._world.after(for_s, self.ask, f"undrain-{number}", back)
 
     def lend(self, number: int, who: int, for_s: float) -> None:
-        """An operator lends some GPUs for so long, whatever has been promised; it may be refused."""
+        """An operator lends some GPUs for `for_s`, whatever was promised; the request may be refused."""
         self.ask(f"lend-{number}", LendGpus(gpus=1 + who % 4, for_s=for_s, reason="for serving", force=True))
 
     def remove(self, number: int, agent: Agent, for_s: float) -> None:
-        """An operator removes a server, if nothing runs there; its agent is started again after a while."""
+        """An operator removes an idle server; its agent is restarted after `for_s`."""
         self._removals[f"remove-{number}"] = agent, for_s
         self.ask(f"remove-{number}", RemoveServer(server=agent.server.server))
 
     def _is_removed(self, server: ServerId, answer: Answer) -> bool:
-        """Who repeats a request that a controller has carried out and not answered before its end hears that there is none."""
+        """Is this answer the success of a removal? A request that was carried out, and answered only after a restart of the
+        controller, is told that there is no such server.
+        """
         return isinstance(answer, ServerRemoved) or (
             isinstance(answer, Refused)
             and answer.bad_input
@@ -175,7 +178,7 @@ class Users(Process):
         agent.boot()
 
     def adopt(self) -> None:
-        """An operator takes over whatever has workers that belong to no job of this cluster."""
+        """An operator adopts each server whose workers belong to no job of this cluster."""
         if not self._world.controller.alive:
             return
         cluster = self._world.controller.machine.cluster
@@ -188,10 +191,10 @@ class Users(Process):
         jobs = sorted(self._world.oracle.submitted().values())
         return jobs[who % len(jobs)] if jobs else None
 
-    # -- asking
+    # -- sending
 
     def ask(self, name: str, request: Request, who: Principal | None = None) -> None:
-        """Ask until there is an answer. `who`: else the operator."""
+        """Repeat the request until it is answered. `who`: default: the operator."""
         who = who or self._world.people.operator
         if self._world.story.on:
             self._world.story.say(f"users ask: {name}" + (f", {who}" if self._world.people.users else ""))
@@ -210,12 +213,12 @@ class Users(Process):
         self.later(REPEAT_S, self._repeat, name)
 
     def _again(self, envelope: Envelope, who: Principal) -> None:
-        """Repeat what has been answered, as one does who has not heard that."""
+        """Repeat an answered request, as a client that has missed the answer does."""
         controller = self._world.controller
         self._world.network.send(self, controller, controller.from_client, AGAIN, envelope, who)
 
     def answered(self, client: bytes, reply: Reply) -> None:
-        """The controller answers. What it promises must be in the store."""
+        """The controller answers. All that the answer promises must be in the store."""
         if client == INTRUDER:
             self._world.intruders.answered(reply)
             return

@@ -1,7 +1,7 @@
-"""Every number in the reason of a job that waits is counted once more, from servers, loans and jobs.
+"""Every number in the reason of a waiting job is recomputed from servers, loans and jobs.
 
-The scheduler is asked about the cluster as it is, as for `elasticctl explain`, and all that it would tell of each waiting job is
-taken to pieces. A sentence with a number that no rule here knows is a fault, too: nobody would count it.
+The scheduler is asked for its decision, as by `elasticctl explain`, and each sentence for each waiting job is parsed. A sentence
+with a number that no rule here can check is a fault, too.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ _USES = (
 
 @dataclass(frozen=True)
 class Counted:
-    """What there is, counted from the controller's records, and what would be decided. `uses`: GPUs of servers that are there
-    and that no policy divides, by why that is."""
+    """Counts from the controller's records, and the decision to check. `uses`: GPUs of present servers that no policy divides, by
+    reason.
+    """
 
     decided: Outcome
     everything: int
     in_view: int
     lost: int
-    uses: tuple[int, ...]  # as `_USES`
+    uses: tuple[int, ...]  # in the order of `_USES`
 
     @classmethod
     def of(cls, cluster: Cluster, decided: Outcome) -> Counted:
-        """As it is now."""
+        """The counts of the present state."""
         sessions = cluster.sessions.values()
         there = {
             GpuAddress(server=one.server.server, index=gpu.index)
@@ -81,12 +82,12 @@ class Counted:
         return cls(decided, len(there) + lost, len(divided), lost, uses)
 
     def shares(self) -> Mapping[int, int]:
-        """By row of the jobs that would get some, before anybody is kept off GPUs that take no new work."""
+        """Shares by row of the jobs that would get some, before GPUs that take no new work are left out."""
         given = self.decided.found.divided.shares.tolist()
         return {row: share for row, share in enumerate(given) if share}
 
     def left(self, row: int, what: str, mask: int | None) -> int:
-        """GPUs that are not taken, in the sense of `what`; of those in `mask`, if the job may use no others."""
+        """Number of free GPUs in the sense of `what`; within `mask`, if the job may use no others."""
         found, view = self.decided.found.divided, self.decided.seen.view
         size = self.in_view if mask is None else mask.bit_count()
         placed = {
@@ -116,7 +117,7 @@ def _may_join(job: Job) -> bool:
 
 
 def look(cluster: Cluster, now: float) -> None:
-    """Look at all that each waiting job would be told now. Raises Violation."""
+    """Check all reasons that each waiting job would show now. Raises Violation."""
     decided = outcome(cluster, now)
     if decided is None:
         return
@@ -130,7 +131,7 @@ def look(cluster: Cluster, now: float) -> None:
 
 
 def explain(cluster: Cluster, now: float) -> None:
-    """Ask for the whole explanation of the first job that waits, and count its GPUs once more. Raises Violation."""
+    """Check the whole explanation of the first waiting job, and its GPU counts. Raises Violation."""
     job = next((job for job in cluster.index.live.values() if not job.record.target), None)
     if job is None or (decided := outcome(cluster, now)) is None:
         return
@@ -161,7 +162,7 @@ def explain(cluster: Cluster, now: float) -> None:
 
 
 def _check(counted: Counted, row: int, job: Job, part: str, text: str) -> None:
-    """Raises Violation if there is a number in it that is wrong, or that no rule counts."""
+    """Raises Violation if the text has a number that is wrong, or that no rule checks."""
     bare = _NAMES.sub("NAME", part)
     if not re.search(r"\d", bare):
         return
@@ -270,11 +271,11 @@ def _held(counted: Counted, row: int, found: re.Match[str]) -> str:
 
 
 def _as_it_is(counted: Counted, row: int, found: re.Match[str]) -> str:
-    """Times, and what the policy gave before a later stage."""
+    """Times, and the policy's shares before a later stage: not checked."""
     return ""
 
 
-Rule = Callable[[Counted, int, re.Match[str]], str]  # why it is wrong; "": it is right
+Rule = Callable[[Counted, int, re.Match[str]], str]  # returns the error; "": none
 _ASKS = r"(?:asks for at least|is given all or none of)"
 _SAYS: tuple[tuple[str, Rule], ...] = (
     (r"waits for (\d+) GPUs?: (\d+) of (\d+) (left by .*|free|free, and if .*|not needed for .*)", _waits),

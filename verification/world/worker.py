@@ -1,7 +1,7 @@
-"""A worker's process: its control thread, its training thread and the user's script, around the product's machine.
+"""A worker's process: its control thread, its training thread and the user's script, around the product's state machine.
 
-The training thread here stands for `worker.trainer` and `worker.run`: it carries out the machine's instructions one after the
-other and tells what came of each. It decides nothing. What it takes time for, the plan's script says.
+The training thread is a model of `worker.trainer` and `worker.run`: it carries out the state machine's instructions one after the
+other and reports each result. It decides nothing. Durations come from the plan's script.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from .cluster import World
 
 LOAD_S = 0.3  # to read a checkpoint
-SCRIPT_S = 0.001  # of the script's own code between two steps
-COME_OUT_S = 0.002  # of an abandoned communicator
+SCRIPT_S = 0.001  # of the script's code between two steps
+COME_OUT_S = 0.002  # to return from an abandoned communicator
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state on storage that all servers share."""
+    """A checkpoint on storage that all servers share."""
 
     step: int
     state: int
@@ -57,7 +57,7 @@ class Checkpoint:
 
     @property
     def name(self) -> Name:
-        """By which the product's rules know it."""
+        """The name that the product's rules use."""
         return Name.of(self.generation, self.step)
 
 
@@ -80,23 +80,23 @@ class Worker(Process):
         self._built: dict[tuple[int, int], Group] = {}
         # the training thread
         self._queue: deque[w.Instruction] = deque()
-        self._doing: w.Instruction | None = None  # the instruction that it is carrying out
-        self._taken: w.Instruction | None = None  # the state that this one waits for has come
-        self._task = 0  # what it does; grows, so that what comes too late is noticed
+        self._doing: w.Instruction | None = None  # the instruction in progress
+        self._taken: w.Instruction | None = None  # the instruction that waits for the state, once the state has come
+        self._task = 0  # number of the task in progress; grows, so that late results are recognized
         self._hung = False
-        self._arrived = False  # at its training loop
+        self._arrived = False  # the script has reached its training loop
         self._group: Group | None = None  # in use
         self._abandoned = False
         self._index = 0  # of the group's next step
         self._applied, self._state, self._epoch = -1, 0, 0
-        self._least_epoch = 0  # in which its state is
-        self._initial = 0  # the script's values before the first step; something else once a state has begun to come
-        self._values = -1  # the step that its registered values belong to
-        self._agreed = -1  # the step after which the last decision was taken that this worker knows of
-        self._deciding = False  # it waits for the others
-        self._behind = False  # its script is still in such code, though its state may be past that
-        self._newcomer = False  # it was given its state, and has computed no share of a step since
-        self._ended: tuple[int, str] | None = None  # how the script ends once it may go on
+        self._least_epoch = 0  # epoch of the state that it received or loaded
+        self._initial = 0  # the script's values before the first step; changed once a state has begun to arrive
+        self._values = -1  # the step of its registered values
+        self._agreed = -1  # the step of the last decision that this worker knows
+        self._deciding = False  # it waits for the others' decision
+        self._behind = False  # its script still runs such code, though its state may be past the decision
+        self._newcomer = False  # it received its state, and has computed no part of a step since
+        self._ended: tuple[int, str] | None = None  # exit code and text of the script, once it may continue
 
     @property
     def process(self) -> Process:
@@ -104,12 +104,12 @@ class Worker(Process):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Which GPUs of which machine; two machines may go by one name."""
+        """Identifies the worker's GPUs and the machine; two machines may have the same name."""
         return tuple(f"{self.host}:{index}" for index in self._start.gpus or (self._start.gpu,))
 
     @property
     def _number(self) -> int:
-        """Of its server."""
+        """Number of its server."""
         return int("".join(filter(str.isdigit, self.host)) or 0)
 
     @property
@@ -118,12 +118,12 @@ class Worker(Process):
 
     @property
     def well(self) -> bool:
-        """Does it run, and has it come to its loop?"""
+        """Is it running, and in its training loop?"""
         return self.state is State.RUNNING and self._arrived and not self._hung
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the worker's tables, and of what its training thread has not done yet."""
+        """Sizes of the worker's tables, and of the queue of its training thread."""
         own = {"instructions": len(self._queue), "communicators that stand": len(self._built)}
         return own if self._machine is None else {**self._machine.sizes, **own}
 
@@ -138,13 +138,13 @@ class Worker(Process):
         return -(-self._script.steps // self._steps_per_epoch)
 
     def _next_epoch_after(self, step: int) -> int | None:
-        """The epoch of the step after this one, where only its data says."""
+        """The epoch of the step after this one, where only the data determines it."""
         if not self._script.sequential:
             return None
         return self._epochs if step + 1 >= self._script.steps else (step + 1) // self._steps_per_epoch
 
     def begin(self) -> None:
-        """The process has been started."""
+        """The process has started."""
         ending = self._script.ending
         if ending is Ending.EXITS_UNJOINED:
             self.later(self._script.start_s, self.exits, 0, "exit code 0")
@@ -211,7 +211,7 @@ class Worker(Process):
 
     def built(self, generation: int, attempt: int, group: Group | None, reason: str) -> None:
         if group is None:
-            if reason == BROKEN_BUILD:  # if the word of that is lost, the leader waits as long as a build may take
+            if reason == BROKEN_BUILD:  # if this message is lost, the leader waits for the time limit of a build
                 self._world.oracle.hit(self.name, 2 * BUILD_TIMEOUT_S)
             self._tell(w.GroupFailed(generation, attempt, reason))
             return
@@ -219,7 +219,7 @@ class Worker(Process):
         self._tell(w.GroupBuilt(generation, attempt))
 
     def _tell(self, event: w.Event) -> None:
-        """Tell the machine, carry out what it wants, and let the training thread go on."""
+        """Give the state machine an event, carry out its actions, and let the training thread continue."""
         if self._machine is None:
             return
         for action in self._machine.handle(self.now, event):
@@ -289,7 +289,7 @@ class Worker(Process):
             self._carry_out(instruction, self._task)
 
     def _soon(self, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
-        """Do something as the present task, unless the thread has gone on by then."""
+        """Call after `delay_s` as part of the present task, unless the thread has moved on by then."""
         self.later(delay_s, self._as_task, self._task, call, arguments)
 
     def _as_task(self, task: int, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
@@ -297,7 +297,7 @@ class Worker(Process):
             call(*arguments)
 
     def _answer(self, fact: w.ThreadFact) -> None:
-        """The last fact about an instruction: the thread takes the next one."""
+        """Report the last fact about an instruction: the thread takes the next one."""
         self._doing = None
         self._tell(fact)
 
@@ -357,7 +357,7 @@ class Worker(Process):
                 assert_never(instruction)
 
     def _in_group(self, work: Callable[[Group], None]) -> None:
-        """Do something with the other members; a communicator that was abandoned fails at once."""
+        """Do something with the other members; an abandoned communicator fails at once."""
         assert self._group is not None
         if self._abandoned:
             self._soon(COME_OUT_S, self.failed, self._group, "abandoned")
@@ -368,7 +368,7 @@ class Worker(Process):
 
     @property
     def _checkpoints(self) -> list[Checkpoint]:
-        """In the job's directory. What becomes of them, the product's rules say (`worker.lineages`)."""
+        """The job's checkpoints. Their cleanup follows the product's rules (`worker.lineages`)."""
         return self._world.checkpoints.setdefault(f"{self.job}.{self.uid}", [])
 
     def _load(self, generation: int) -> None:
@@ -447,18 +447,18 @@ class Worker(Process):
             self._soon(own_s, self.exits, exits.UNLIKE, f"exit code {exits.UNLIKE}: count is 7 there and 0 here")
             return
         if self._script.ending is Ending.OUT_OF_MEMORY and hosted and run.step >= self._script.ends_at:
-            self._soon(0.9 * own_s, self.exits, -9, "killed by SIGKILL")  # no worker ever comes through this step
+            self._soon(0.9 * own_s, self.exits, -9, "killed by SIGKILL")  # no worker ever survives this step
         else:
             self._soon(own_s, self._computed, self._group, part)
 
     def _hosted(self, ranges: tuple[range, ...]) -> range:
-        """Its own virtual workers."""
+        """The virtual workers that it hosts."""
         assert self._group is not None
         return ranges[self._group.roster.rank(WorkerId(self.name))]
 
     @property
     def _whole_state(self) -> int:
-        """With the script's registered values: they must belong to the same step."""
+        """The state with the script's registered values, which must belong to the same step."""
         fits = not self._script.registers or self._values == self._applied
         whole = self._state if fits else hash((self._state, self._values))
         return hash((whole, self._agreed)) if self._script.agrees_every else whole
@@ -509,7 +509,7 @@ class Worker(Process):
         self._decide()
 
     def _decide(self) -> None:
-        """Take a decision together with the others, if one is due after the last applied step and is not known."""
+        """Take the decision after the last applied step together with the others, if one is due and unknown."""
         done, every = self._applied + 1, self._script.agrees_every
         due = every and done > 0 and done % every == 0 and done < self._script.steps
         if not due or self._agreed == self._applied or self._group is None:
@@ -570,7 +570,7 @@ class Worker(Process):
             self._answer(w.CollectiveFailed(reason))
 
     def _in_progress(self) -> bool:
-        """Has the step in progress not been applied yet, or the state not come?"""
+        """Is the step in progress not applied yet, or the state still missing?"""
         doing = self._doing
         if isinstance(doing, w.TakeState):
             return self._taken is not doing
@@ -634,8 +634,9 @@ class Worker(Process):
             self.failed(self._group, "connection reset by peer")
 
     def hang(self) -> None:
-        """Stop the training thread; the control thread goes on. A script that loads its data for ever fails by another limit. The
-        code behind a script's loop has no limit, since an evaluation may take hours: nothing would end a thread that hangs there.
+        """Stop the training thread; the control thread goes on. A script that loads data forever is ended by another limit.
+        Code after the training loop has no limit, since an evaluation may take hours: a thread that hangs there would never be
+        ended.
         """
         self._hung = self._arrived and not isinstance(self._doing, w.Continue)
 
@@ -646,7 +647,7 @@ class Worker(Process):
         elif self._script.ending is Ending.IGNORES_SIGNAL and self._machine is not None:
             self._world.oracle.disturbed(self.job, LASTS_S)  # until it is killed, it trains in vain
         elif self._script.ending is Ending.EXITS_ON_SIGNAL and self._machine is not None:
-            if not self._hung:  # Python runs a handler when the call that it is in returns
+            if not self._hung:  # Python runs a handler when the call in progress returns
                 self.later(0.1, self._exit_on_signal)
         else:
             self.later(0.001, self.exits, -15, "killed by SIGTERM")
@@ -661,7 +662,7 @@ class Worker(Process):
         self.exits(-9, reason)
 
     def exits(self, code: int, reason: str) -> None:
-        """Its process ends."""
+        """End the process."""
         if not self.alive:
             return
         if self._world.story.on:
@@ -671,6 +672,6 @@ class Worker(Process):
         self._agent.process_ended(self, code, reason)
 
     def vanishes(self) -> None:
-        """Its server is gone."""
+        """The server of the process has lost power."""
         self.die()
         self._world.plane.vanished(self)

@@ -1,13 +1,13 @@
-"""Controllers whose reign is over, and who do not know it: each was stopped, another one began, and it goes on.
+"""Deposed controllers that do not know it: each was stopped, a successor began, and the old one continues.
 
-What it said last comes late, again and again, and it goes on deciding: it hears what agents tell, and nothing that it records is
-kept. All that it says is stamped with the term of its own reign. An agent that has heard of a higher one obeys none of it.
+Its last messages are delivered late, again and again, and it continues to decide: it hears the agents' messages, and its commits
+are dropped. All its messages carry the term of its own reign. An agent that has heard a higher term ignores them.
 
-An agent that has not heard of the successor yet gets nothing: a controller looks at its lease before it sends, and its successor
-begins when that is over. What was sent before is an ordinary late message.
+An agent that has not heard of the successor yet gets nothing: a controller checks its lease before it sends, and its successor
+begins after the lease is over. An earlier message is an ordinary late message.
 
-Two remainders of seeds have such controllers, besides all else that their histories have, and agents that die meanwhile. What is
-drawn for them comes from a stream of its own.
+Seeds with two of the remainders have such controllers, besides their other entries, and agents that die meanwhile. Their random
+numbers come from a separate stream.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .process import Process, State
 if TYPE_CHECKING:
     from .cluster import World
 
-EVERY, SEEDS = 20, (10, 13)  # of so many seeds these: one of each weather
+EVERY, SEEDS = 20, (10, 13)  # seeds with these remainders modulo EVERY: one of each weather
 ZOMBIES = 4
 SHORTEST_S, LONGEST_S = 5.0, 40.0
-BEGINS_S = 0.5  # until its successor does
+BEGINS_S = 0.5  # until its successor begins
 TURNS_EVERY_S = 0.25
-REPEATED = 3  # of what it said last, in each turn
+REPEATED = 3  # of its last messages, in each turn
 
 
 def with_zombies(plan: Plan) -> Plan:
-    """The plan of a history with such controllers, if its seed is that of one; else `plan` itself."""
+    """`plan` with such controllers if its seed has one of the remainders, else `plan` unchanged."""
     if plan.seed % EVERY not in SEEDS or not plan.faults:
         return plan
     chance = random.Random(f"{plan.seed}/zombies")
@@ -50,7 +50,7 @@ def with_zombies(plan: Plan) -> Plan:
 
 
 class Zombie(Process):
-    """The controller that has just run; its successor begins soon."""
+    """A copy of the controller that has just run; its successor begins soon."""
 
     def __init__(self, world: World, for_s: float) -> None:
         super().__init__(world, f"zombie{len(world.zombies)}", "zombie")
@@ -67,10 +67,10 @@ class Zombie(Process):
         world.after(2 * BEGINS_S, self._go_on)
 
     def deadline(self) -> float | None:
-        return None  # it has turns of its own: `_go_on`
+        return None  # its turns are in `_go_on`
 
     def heard(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
-        """What agents tell their controller comes here, too. A hello would tell who reigns."""
+        """Receive a copy of the agents' messages, without hellos, which would reveal the successor."""
         if self._goes_on and not isinstance(message, AgentHello):
             self._carry_out(self._machine.handle(self.now, AgentMessage(peer, message, identity)))
 
@@ -79,7 +79,7 @@ class Zombie(Process):
             self.die()
         self._goes_on = self.state is State.RUNNING and self._world.controller.machine is not self._machine
         if not self._goes_on:
-            if self.alive:  # its successor could not begin yet
+            if self.alive:  # its successor has not begun yet
                 self._world.after(TURNS_EVERY_S, self._go_on)
             return
         for _ in range(REPEATED if self._said else 0):
