@@ -1,4 +1,4 @@
-"""Property tests try the same examples in every run, so that a test fails because of a change. `make hunt` tries others."""
+"""Property tests try the same examples in every run, so that only a change makes a test fail. `make hunt` tries others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from .forked import Scripts
 
-# A busy machine is no failure.
+# A slow machine is no failure.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("same", UNTIMED, derandomize=True)
@@ -20,7 +20,7 @@ settings.load_profile("same")
 
 
 def pytest_collection_finish() -> None:
-    """The tests themselves are a million objects, which nobody has to look through again and again."""
+    """Freeze the million objects of the collected tests, so that the garbage collector does not scan them again and again."""
     gc.collect()
     gc.freeze()
 
@@ -29,7 +29,7 @@ LEFT: list[zmq.Context[zmq.Socket[bytes]]] = []  # contexts that tests have not 
 
 
 def _leave(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """When garbage is collected, a context waits for its open sockets, for ever: the run would hang in some later test."""
+    """A garbage-collected context would wait for its open sockets forever, and hang the run in a later test."""
     if not context.closed:
         LEFT.append(context)
 

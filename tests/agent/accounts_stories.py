@@ -1,4 +1,4 @@
-"""A server whose jobs belong to other accounts: real processes of real users. Only root can play it."""
+"""An agent with jobs of other accounts: real processes of real users. Needs root."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def uid(account: str) -> int:
 
 
 def as_account(account: str, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command as somebody else, as that one's own shell would."""
+    """Run a command as another account, as its own shell would."""
     entry = pwd.getpwnam(account)
     return subprocess.run(
         command,
@@ -64,7 +64,7 @@ def as_account(account: str, *command: str, env: dict[str, str] | None = None) -
 
 
 def python_for_all() -> tuple[str, dict[str, str]] | None:
-    """An interpreter with our packages that every account can execute, and the variables that it needs."""
+    """An interpreter with the product's packages that every account can execute, and the variables that it needs."""
     for name in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
         env = {} if name == sys.executable else {"PYTHONPATH": f"{SITE}:{SOURCE}"}
         with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ def python_for_all() -> tuple[str, dict[str, str]] | None:
 
 
 class Agent:
-    """What an agent that is root has of processes."""
+    """The processes part of an agent that runs as root."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Agent:
             self.loop.turn()
 
     def end(self, worker: WorkerId) -> ProcessExited | ProcessFailed:
-        """How a worker has ended; waits for it."""
+        """Wait for a worker's end; returns the event."""
         ends = [t for t in self.told if t.worker == worker and not isinstance(t, ProcessStarted)]
         if not ends:
             self.until(lambda: any(t.worker == worker and not isinstance(t, ProcessStarted) for t in self.told))
@@ -175,7 +175,7 @@ class Agent:
         return ends[0]
 
     def run(self, account: str, *command: str, **options: object) -> str:
-        """What a worker writes that ends as it should."""
+        """Run a worker that must succeed; returns its output."""
         worker = self.start(account, *command, **options)  # type: ignore[arg-type]
         end = self.end(worker)
         assert isinstance(end, ProcessExited), end
@@ -194,13 +194,13 @@ class Agent:
         return self.state / "accounts" / account / f"{job}.ab"
 
     def seen(self, account: str, worker: WorkerId) -> dict:
-        """The processes of a worker that runs, as its shim has written them down."""
+        """The exit-tracking record of a running worker, as its shim has written it."""
         path = self.output(account, worker_job(worker)) / f"{worker}.json"
         self.until(lambda: path.exists() and json.loads(path.read_text()).get("pid"))
         return json.loads(path.read_text())
 
     def close(self, kill: bool = True) -> None:
-        """`kill`: with all that it has started."""
+        """`kill`: kill all its processes, too."""
         if self.closed:
             return
         self.closed = True
@@ -233,7 +233,7 @@ def worker_job(worker: WorkerId) -> JobId:
 
 @contextlib.contextmanager
 def public_directory(above: str = "/tmp") -> Iterator[Path]:
-    """A directory that all accounts may pass through, which pytest's are not."""
+    """A directory that all accounts may traverse; pytest's are private."""
     path = Path(tempfile.mkdtemp(prefix="elasticd-test-", dir=above))
     path.chmod(0o711)
     yield path

@@ -1,4 +1,4 @@
-"""An agent's machine with its clock, for the tests of that machine."""
+"""An agent's state machine with a clock, for tests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def local(worker: WorkerId = FIRST, uid: str = "") -> LocalWorker:
 
 
 class Driven:
-    """A machine with its clock, and shorthands for what it is told."""
+    """A state machine with a clock, and shorthands for its inputs."""
 
     def __init__(
         self, *workers: WorkerId, adopted: tuple[WorkerId, ...] = (), identity: Identity | None = None
@@ -100,7 +100,7 @@ class Driven:
         return self.machine.handle(self.now, TimePassed())
 
     def hello(self) -> AgentHello:
-        """What a hello would say now."""
+        """The agent's next hello."""
         said = sent(self.told(Acknowledged(incarnation="another", sent=0)), AgentHello)
         assert said
         return said[0]
@@ -124,7 +124,7 @@ class Silence:
         self.machine.handle(self.now, WorkerStatusReceived(status(phase=phase)))
 
     def turn_for(self, seconds: float) -> list[Action]:
-        """Turn whenever the machine asks for it, as the loop does, at least once a second."""
+        """Take each turn when it is due, as the loop does, at least one per second."""
         actions: list[Action] = []
         end = self.now + seconds
         while self.now < end:
@@ -139,7 +139,7 @@ HANGS = "could not be started within 60 s: a file system may not answer"
 
 
 def stuck() -> Driven:
-    """An agent that has given up a start, and does not know what comes of it."""
+    """An agent that has given up a hanging start with unknown outcome."""
     driven = Driven(FIRST)
     assert driven.hello().starting == (FIRST,)
     driven.told(Acknowledged(incarnation="another", sent=0))

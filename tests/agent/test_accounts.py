@@ -1,4 +1,4 @@
-"""Acting as a user for a moment: whatever fails on the way, a thread never stays half of somebody else."""
+"""Switching a thread to a user's account for a moment: a failure on the way never leaves it half switched."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def seen(work):
 
 
 def in_an_agent(code: str, without: int | None = None) -> subprocess.CompletedProcess[str]:
-    """What `code` prints in a process of root, which may lack a capability, as a service may."""
+    """Output of `code` in a root process, which may lack a capability, as a service may."""
 
     def before() -> None:
         if without is not None:
@@ -64,7 +64,7 @@ def in_an_agent(code: str, without: int | None = None) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("without", [CAP_SETGID, CAP_SETUID], ids=["at the groups", "at the user"])
 def test_a_thread_that_cannot_become_a_user_is_whole_again(without: int) -> None:
-    """At the user, the groups and the effective group are his by then."""
+    """When the switch fails, the user, the groups and the effective group are already the user's."""
     done = in_an_agent(
         """
         def work():

@@ -1,4 +1,4 @@
-"""What an agent that starts takes the records on its disk for."""
+"""How a restarted agent interprets the workers' records on its disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a command has ended: the exception that brought it about, whatever launchers and libraries write behind it."""
+"""The cause of a failed command: the root exception, under the later output of launchers and libraries."""
 
 from __future__ import annotations
 

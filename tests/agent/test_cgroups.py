@@ -1,4 +1,4 @@
-"""Cgroups as other kernels have them. Those of this one are in `test_isolation`."""
+"""Cgroup layouts of other kernels, as plain files. This kernel's cgroups are in `test_isolation`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_hybrid_has_its_controllers_in_version_1(tmp_path: Path) -> None:
 def test_limits_of_version_2_are_written_and_controllers_are_handed_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory with plain files stands for the kernel's."""
+    """A directory with plain files is the cgroup tree."""
 
     plain_mkdir = os.mkdir
 
@@ -109,7 +109,7 @@ groups.close()
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give up some of root's rights")
 def test_with_the_rights_of_the_shipped_unit_groups_are_made_in_the_delegated_part_alone(tmp_path: Path) -> None:
-    """The capabilities are those of the unit; the parts that systemd would make are made here, as it makes them."""
+    """The capabilities are those of the unit; the test creates the groups that systemd would."""
     found = mounted()
     tops = [*([found.unified] if found.unified else []), *(top for _, top in found.old)]
     if not tops or tops[0].stat().st_mode & 0o222:
@@ -133,7 +133,7 @@ def test_with_the_rights_of_the_shipped_unit_groups_are_made_in_the_delegated_pa
 
 
 def test_a_limit_that_was_asked_for_and_cannot_hold_keeps_a_worker_from_starting(tmp_path: Path) -> None:
-    """A directory without control files stands for a kernel without these controllers."""
+    """A directory without control files acts as a kernel without these controllers."""
     groups = Cgroups("ab", Limits(memory_bytes=1, tasks=10), None, Mounted(tmp_path, True), asked=frozenset({"memory"}))
     with pytest.raises(OSError, match="its limit of memory cannot hold"):
         groups.make("w")

@@ -1,4 +1,4 @@
-"""The look at a GPU just before a worker starts there."""
+"""The check of a GPU just before a worker starts on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST, SECOND, start = _module.FIRST, _module.SECOND, _module.start
 
 
 class Bench:
-    """Checks whose answers are given by the test."""
+    """Checks with results set by the test."""
 
     def __init__(self, answer: CheckFailed | None = None, hangs: bool = False) -> None:
         self.done = threading.Event()

@@ -1,4 +1,4 @@
-"""A real agent with real workers, and a controller of this test's own: a ROUTER that speaks the protocol."""
+"""A real agent with real workers; the controller is a ROUTER socket of the test that speaks the protocol."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from elasticd.protocol.model import (
 from elasticd.runtime import transport
 
 JOB, WORKER = JobId("digits-1"), WorkerId("digits-1.0")
-PATIENCE_S = 120.0  # on a machine that does much else
+PATIENCE_S = 120.0  # on a loaded machine
 M = TypeVar("M", bound=Message)
 
 
@@ -71,7 +71,7 @@ def start_worker(
 
 
 class Controller:
-    """What the agent talks to."""
+    """The test's controller."""
 
     def __init__(self, context: zmq.Context, directory: Path) -> None:
         self.socket = transport.router(context)
@@ -79,8 +79,8 @@ class Controller:
         self.codec: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self.incarnation, self.sent = "c1", 0
         self.answers = True
-        self.agent = b""  # its connection
-        self.name = b""  # as it calls itself
+        self.agent = b""  # routing id of its connection
+        self.name = b""  # name in its hello
 
     def send(self, message: Message) -> None:
         self.sent += 1
@@ -99,7 +99,7 @@ class Controller:
         return message
 
     def expect(self, kind: type[M], such_that: Callable[[M], bool] = lambda message: True) -> M:
-        """The next message of `kind` that fits, also in a heartbeat; others are skipped."""
+        """The next message of `kind` that fits, also inside a heartbeat; others are skipped."""
         give_up_at, skipped = time.monotonic() + PATIENCE_S, []
         while time.monotonic() < give_up_at:
             message = self.receive()
@@ -111,7 +111,7 @@ class Controller:
 
 
 class Cluster:
-    """A controller, and an agent that can be killed and started again."""
+    """A controller, and an agent that can be killed and restarted."""
 
     def __init__(self, directory: Path, options: str = "warm_start: false") -> None:
         self.directory = directory
@@ -131,7 +131,7 @@ class Cluster:
         environment = os.environ | {"SECRET_OF_THE_DAEMON": "x"}
         self.agent = subprocess.Popen([*self.command, "--config", str(self.config)], env=environment)
         hello = self.controller.expect(AgentHello, lambda hello: hello.incarnation not in self._met)
-        self._met.add(hello.incarnation)  # an agent before this one may have said hello more than once
+        self._met.add(hello.incarnation)  # an earlier agent may have sent several hellos
         return hello
 
     def kill_agent(self, number: int = signal.SIGKILL) -> int:
@@ -261,8 +261,8 @@ def test_workers_survive_the_sigkill_of_their_agent_and_the_next_one_adopts_them
     assert hello.starting == (WORKER,)
     assert [(gone.worker, gone.exit_code) for gone in hello.exited] == [(second, 5)]
     assert shim.start_ticks(record["pid"]) == record["start_ticks"]
-    cluster.controller.send(start_worker("true"))  # known already: nothing is started
-    os.kill(record["pid"], signal.SIGKILL)  # a process that is not the new agent's child
+    cluster.controller.send(start_worker("true"))  # already running: no second start
+    os.kill(record["pid"], signal.SIGKILL)  # not a child of the restarted agent
     gone = cluster.controller.expect(WorkerExit, lambda message: message.worker == WORKER)
     assert gone.reason == "killed by SIGKILL"
 
@@ -291,7 +291,7 @@ def test_a_file_that_does_not_answer_stops_neither_heartbeats_nor_other_jobs(clu
     cluster.start_agent()
     directory = cluster.directory / "state" / "jobs" / "stuck-7"
     directory.mkdir(parents=True)
-    os.mkfifo(directory / "stuck-7.0.log")  # who opens it waits until somebody writes
+    os.mkfifo(directory / "stuck-7.0.log")  # opening it blocks until a writer comes
     cluster.controller.send(
         ReadLog(request="r", job=JobId("stuck-7"), worker=WorkerId("stuck-7.0"), offset=0, limit=1000)
     )
@@ -299,7 +299,7 @@ def test_a_file_that_does_not_answer_stops_neither_heartbeats_nor_other_jobs(clu
         cluster.controller.expect(AgentHeartbeat)
     cluster.controller.send(start_worker("true"))
     assert cluster.controller.expect(WorkerExit).exit_code == 0
-    assert cluster.kill_agent(signal.SIGTERM) == 0  # it does not wait for the file either
+    assert cluster.kill_agent(signal.SIGTERM) == 0  # the exit does not wait for the file either
 
 
 def test_an_agent_keeps_its_identity_and_tells_which_cluster_it_is_a_member_of(cluster: Cluster) -> None:
@@ -313,7 +313,7 @@ def test_an_agent_keeps_its_identity_and_tells_which_cluster_it_is_a_member_of(c
 
 
 def test_a_full_disk_fails_starts_and_nothing_else(cluster: Cluster) -> None:
-    """No process of this agent can write a byte to a file."""
+    """The agent cannot write a byte to a file."""
     full = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
     full += f"sys.argv = ['agent', '--config', '{cluster.config}']; "
     full += "runpy.run_module('elasticd.agent', run_name='__main__')"
@@ -330,7 +330,7 @@ def test_a_full_disk_fails_starts_and_nothing_else(cluster: Cluster) -> None:
 
 def test_an_agent_whose_state_cannot_be_written_works_on(cluster: Cluster) -> None:
     (cluster.directory / "state").mkdir(mode=0o700)
-    (cluster.directory / "state" / "identity.json.new").mkdir()  # in the way of what is to be written
+    (cluster.directory / "state" / "identity.json.new").mkdir()  # blocks the next write of the identity
     cluster.start_agent()
     cluster.controller.send(start_worker("true"))
     assert cluster.controller.expect(WorkerExit).exit_code == 0
@@ -439,7 +439,7 @@ def test_a_worker_that_is_stopped_is_killed_and_its_fellow_goes_on(tmp_path_fact
 
         assert cluster.agent is not None
         applied = cluster.controller.expect(WorkerReport).status.applied or 0
-        cluster.agent.send_signal(signal.SIGSTOP)  # what nobody hears is no silence
+        cluster.agent.send_signal(signal.SIGSTOP)  # time while the agent is stopped is not silence of the worker
         pid = cluster.record(second)["pid"]
         time.sleep(6.0)  # there is nothing to poll for: the agent is stopped
         cluster.agent.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Which device files of GPUs a job may open, asked of the kernel. Without such GPUs "no such device" says that it may."""
+"""Device files of GPUs that a job may open, asked of the kernel. Without such GPUs "no such device" means permitted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def groups(tmp_path: Path) -> Iterator[Cgroups]:
 
 
 def answers(group: tuple[str, ...], directory: Path) -> str:
-    """What a process in this group is told for each of: GPUs 0, 1, 2; nvidiactl; the DRM files of GPUs 0, 1; /dev/null."""
+    """The kernel's answers to a process in this group for GPUs 0, 1, 2; nvidiactl; the DRM files of GPUs 0, 1; /dev/null."""
     numbers = [(NVIDIA, 0), (NVIDIA, 1), (NVIDIA, 2), (NVIDIA, 255), (DRM, 100), (DRM, 101)]
     paths = []
     for major, minor in numbers:
@@ -76,7 +76,7 @@ def test_a_job_opens_its_own_gpus_and_no_other_ones(groups: Cgroups, tmp_path: P
         silent.admit(second[0], "a", (1,))
     assert not silent.told
 
-    later = Devices(NODES)  # another agent's
+    later = Devices(NODES)  # of a restarted agent
     later.admit(first[0], "a", (0,))
     later.admit(second[0], "a", (1,))
     assert answers(first, tmp_path) == "oo-oooo"

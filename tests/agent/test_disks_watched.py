@@ -1,4 +1,4 @@
-"""What a look at a directory comes to, also where its file system answers with an error."""
+"""Free space readings of a directory, also where the file system returns an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticd.protocol.model import Wiring
 
 
 def seen(path: Path) -> DiskReading:
-    """The first look at `path`."""
+    """The first reading of `path`."""
     woken: queue.SimpleQueue[None] = queue.SimpleQueue()
     watch = Watch((), Wiring(), None, {"state": path}, 1, 0.01, Owned(tuple, tuple), lambda: woken.put(None))
     watch.start()

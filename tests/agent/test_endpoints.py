@@ -1,4 +1,4 @@
-"""An agent of several controllers finds the one that leads, and loses no time with the others."""
+"""With several controllers, an agent finds the leader without waiting for the others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_alone_is_asked_again_after_a_wait():
 
 
 class Agent:
-    """An agent of some controllers. What each does with a hello: "leads", "stands by", "silent", "away", "refuses"."""
+    """An agent with several controllers. Each answers a hello as given: "leads", "stands by", "silent", "away", "refuses"."""
 
     def __init__(self, *behaviours: str) -> None:
         self.behaviours = list(behaviours)
@@ -95,7 +95,7 @@ class Agent:
 
     @property
     def leader(self) -> int | None:
-        """Whom it says heartbeats to."""
+        """The controller that gets its heartbeats."""
         begun = len(self.heartbeats)
         self.pass_time(1.5 * INTERVAL_S)
         return self.heartbeats[-1][1] if len(self.heartbeats) > begun else None

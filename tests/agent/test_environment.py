@@ -1,4 +1,4 @@
-"""The variables of workers, and what the pinned ones are good for."""
+"""Environment variables of workers, and the effect of the pinned ones on results."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ SMALL = {
 
 
 def computed(determinism: Determinism, server: Mapping[str, str]) -> dict[str, str]:
-    """What a worker on a server with these variables computes."""
+    """The results of a worker on a server with these variables."""
     command = [sys.executable, "-c", OPERATIONS]
     return json.loads(subprocess.run(command, env=made(determinism, server), capture_output=True, check=True).stdout)
 
@@ -220,7 +220,7 @@ def test_the_interface_of_an_address_is_found() -> None:
 
 
 def of_gang(processes: Processes = Processes.PER_GPU, restarts: int | None = 0, gpus: tuple[int, ...] = ()) -> Any:
-    """The first process on the second of two servers, where the job has GPUs 1 and 2."""
+    """Environment of the first process on the second of two servers, where the job has GPUs 1 and 2."""
     spec = JobSpec(
         name="run",
         command=("python", "train.py"),
@@ -270,7 +270,7 @@ def in_parts(start: Any, *uuids: str) -> dict[str, str]:
 
 
 def test_a_process_of_a_gang_sees_its_own_part_of_a_divided_gpu_alone() -> None:
-    """CUDA would show it the first part of the list, whatever its LOCAL_RANK (pytorch #102715)."""
+    """CUDA would use the first entry of the list, whatever LOCAL_RANK is (pytorch #102715)."""
     for start, own in ((of_gang(), "MIG-1"), (msgspec.structs.replace(of_gang(), gpu=2), "GPU-2")):
         made = in_parts(start, "MIG-0", "MIG-1", "GPU-2")
         wanted = {

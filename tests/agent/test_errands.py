@@ -1,4 +1,4 @@
-"""Work that may block: in order within a lane, never in the way of another lane, and bounded."""
+"""Blocking work in lanes: in order within a lane, independent between lanes, and bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_S = 120.0
 
 
 class Driven:
-    """Errands with a loop that waits until it is woken."""
+    """Errands with a loop that waits to be woken."""
 
     def __init__(self, **limits: int) -> None:
         self.woken = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""An agent obeys no controller whose reign is over: late, doubled, and after its own restart."""
+"""Fencing: an agent obeys no deposed controller, also for late and duplicated messages, and after its own restart."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reigned(Driven):
 
     def __init__(self) -> None:
         super().__init__(identity=Identity(agent="a", cluster="c"))
-        for _ in range(2):  # it says hello again to another incarnation, which answers
+        for _ in range(2):  # a second hello, to another incarnation
             self.in_term(7, Acknowledged(incarnation="c7", sent=0))
         self.in_term(7, start(FIRST))
         self.status(status())

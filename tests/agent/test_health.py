@@ -1,4 +1,4 @@
-"""What is wrong with a server and its GPUs: from what is seen to what is told."""
+"""Health of a server and its GPUs: from sensor readings to reported troubles."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_throttling_and_held_memory_count_when_they_last():
     look(health, 15.0, slow)
     assert told(health) == {(0, "memory-held"): Severity.NO_NEW_WORK, (0, "throttled"): Severity.NOTE}
     assert "at 92 C" in health.troubles()[1].text
-    look(health, 20.0, reading(throttle=0x04))  # a power cap is no trouble
+    look(health, 20.0, reading(throttle=0x04))  # a power cap is not a trouble
     assert told(health) == {(0, "memory-held"): Severity.NO_NEW_WORK}
 
 
@@ -249,7 +249,7 @@ def test_figures_that_change_with_each_look_are_no_news():
     assert "has 4 MiB left" in health.troubles()[0].text
 
 
-# ----------------------------------------------------------------------------------------------------- over an agent's start
+# ------------------------------------------------------------------------------------------- across restarts of the agent
 
 
 def test_what_an_agent_has_found_outlasts_it():
@@ -297,7 +297,7 @@ def found(code: str, gpu: int | None = None) -> Trouble:
 
 
 def after_a_restart(*before: Trouble, now: tuple[Trouble, ...] = ()) -> Health:
-    """What an agent has found when it started, and what the next one finds, within one boot."""
+    """State of a restarted agent, with the troubles before the restart and those found after it, within one boot."""
     first, second = Health(Rules()), Health(Rules())
     first.begin(0.0, before)
     second.restore(50.0, first.kept("boot"), "boot")

@@ -1,4 +1,4 @@
-"""Who an agent is, and whose workers it has."""
+"""An agent's identity, and the ownership of its workers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_how_far_the_history_of_its_cluster_is_it_remembers_and_writes_down_once
 
     assert not [a for a in heard(7) if isinstance(a, KeepIdentity)]
     heard(6)
-    heard(900, cluster="")  # of one that it is no member of
+    heard(900, cluster="")  # of a cluster that the agent is not a member of
     kept = [a for _ in range(61) for a in driven.pass_time(1.0) + heard(7) if isinstance(a, KeepIdentity)]
     assert kept == [KeepIdentity(Identity(agent="a1", cluster="mine", newest_event=7))]
     assert driven.hello().newest_event == 7

@@ -1,4 +1,4 @@
-"""Jobs of other accounts, and what such a job may try against the agent, which is root, and against other accounts' jobs."""
+"""Jobs of other accounts, and attacks of such a job on the agent, which is root, and on other accounts' jobs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def agent(place: Path) -> Iterator[Agent]:
 
 @pytest.fixture
 def open_to_all(place: Path) -> Path:
-    """A directory in which everybody can write."""
+    """A directory in which every account can write."""
     path = place / "all"
     path.mkdir()
     path.chmod(0o1777)
@@ -71,7 +71,7 @@ def runs(pid: int) -> bool:
     return shim.start_ticks(pid) is not None
 
 
-# ---------------------------------------------------------------------------------------------------- who a worker is
+# ---------------------------------------------------------------------------------------------- identity of a worker
 
 
 def test_a_worker_is_its_account_with_no_way_back(agent: Agent) -> None:
@@ -193,7 +193,7 @@ def test_an_interpreter_that_the_account_cannot_execute_is_named_with_what_is_cl
     assert end.reason == f"cannot start python: Permission denied: {place}/closed is closed to this account"
 
 
-# ------------------------------------------------------------------------------------------- what it may try: files
+# -------------------------------------------------------------------------------------------------- attacks: files
 
 
 def test_it_reads_nothing_of_roots(agent: Agent) -> None:
@@ -213,7 +213,7 @@ def agent_ran(agent: Agent, *command: str, job: str, account: str = ALICE) -> st
 
 @pytest.mark.parametrize("what", ["log", "exit", "json"])
 def test_links_in_place_of_its_files_lead_nowhere(agent: Agent, what: str) -> None:
-    """The agent, which is root, reads all three; the directory is the account's."""
+    """The agent, which is root, reads all three files; the directory belongs to the account."""
     secret = agent.directory / "secret"
     secret.write_text('1.0 o root\n{"exit_code": 0, "reason": "of root"}')
     secret.chmod(0o600)
@@ -296,7 +296,7 @@ def test_what_it_leaves_in_its_scratch_is_removed_and_nothing_that_links_lead_to
     assert (open_to_all / "precious").read_text() == "x"
 
 
-# ------------------------------------------------------------------------------------- what it may try: processes
+# ---------------------------------------------------------------------------------------------- attacks: processes
 
 
 def test_it_cannot_signal_the_agent_or_anothers_worker(agent: Agent) -> None:
@@ -315,7 +315,7 @@ def test_daemons_that_it_leaves_behind_end_with_it(agent: Agent, open_to_all: Pa
     agent.run(ALICE, "sh", "-c", script)
     pids = [int(word) for word in (open_to_all / "pids").read_text().split()]
     assert len(pids) == 3
-    assert not any(map(runs, pids))  # when the end is told, not some time later
+    assert not any(map(runs, pids))  # at the report of the end, not some time later
 
 
 def test_one_that_kills_its_shim_first_leaves_nothing_either(agent: Agent, open_to_all: Path) -> None:
@@ -330,7 +330,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 @pytest.mark.skipif(not (FREEZER / "cgroup.procs").exists(), reason="only a freezer of version 1 keeps what is killed")
 def test_a_gpu_is_not_free_while_something_that_the_kernel_cannot_end_is_left(agent: Agent, open_to_all: Path) -> None:
-    """A process that is frozen so does not end when it is killed, like one that hangs in a driver."""
+    """A frozen process does not end when it is killed, like one that hangs in a driver."""
     frozen = FREEZER / agent.directory.name
     frozen.mkdir()
     worker = agent.start(ALICE, "sh", "-c", f"setsid sleep 300 & echo $! > {open_to_all}/pid; sleep 300")
@@ -425,8 +425,8 @@ def test_a_fork_bomb_stays_in_its_cgroup_and_is_ended_as_a_whole(place: Path) ->
     agent = Agent(place, limits=Limits(tasks=40))
     try:
         worker = agent.start(ALICE, "sh", "-c", "f() { f | f & f; }; f")
-        session = str(agent.seen(ALICE, worker)["pid"])  # of the bomb: other tests run as this account, too
-        agent.turn_for(0.5)  # the bomb may be over by then: its first shell ends where it cannot fork
+        session = str(agent.seen(ALICE, worker)["pid"])  # of the fork bomb: other tests use this account, too
+        agent.turn_for(0.5)  # the fork bomb may be over by then: its first shell ends where it cannot fork
         agent.processes.signal(worker, StopSignal.KILL)
         agent.end(worker)
         left = as_account(ALICE, "pgrep", "-s", session).stdout.split()
@@ -462,7 +462,7 @@ def test_forged_process_numbers_reach_no_process_of_anybody_else(agent: Agent, f
     worker = agent.start(ALICE, "sh", "-c", f"sleep 0.3; {script}")
     agent.until(lambda: "up" in agent.piece(worker, growing=True).data.decode())
     kept = agent.processes._watched[worker].pid
-    agent.close(kill=False)  # one that is started anew reads what is on the disk
+    agent.close(kill=False)  # a restarted agent reads the records from disk
     later = Agent(agent.directory)
     try:
         found = later.processes.adopt()
@@ -573,7 +573,7 @@ def test_an_agent_that_is_started_anew_finds_the_workers_of_all_accounts(agent: 
 
 
 def test_the_first_workers_of_several_accounts_may_begin_at_once(tmp_path: Path) -> None:
-    """The directory above those of all accounts is made by whoever comes first."""
+    """They race to make the directory above those of all accounts."""
     with ThreadPoolExecutor(4) as threads:
         for number in range(200):
             begun = threading.Barrier(4)
@@ -591,7 +591,7 @@ def test_records_are_forgotten_and_the_log_stays(agent: Agent) -> None:
     agent.run(ALICE, "echo", "hello")
     worker = next(told.worker for told in agent.told)
     agent.processes.forget("digits-1", worker, "ab")  # type: ignore[arg-type]
-    # One process removes the records, one after the other, while this one looks: the end is that of both directories.
+    # Another process removes the records one by one during this read: the end must be that of both directories.
     agent.until(
         lambda: (
             sorted(path.name for path in (agent.state / "jobs" / "digits-1.ab").iterdir()) == ["account"]
@@ -601,7 +601,7 @@ def test_records_are_forgotten_and_the_log_stays(agent: Agent) -> None:
     assert agent.log(worker) == "hello"
 
 
-# ------------------------------------------------------------------------- what it may try: what the agent executes
+# ------------------------------------------------------------------------------------ attacks: executables of the agent
 
 PRELOADED = """
 #include <stdio.h>
@@ -680,7 +680,7 @@ def test_a_warm_process_that_names_anothers_process_as_its_worker_is_not_believe
         agent.turn_for(1.0)
         worker = agent.start(ALICE, str(python), "train.py", number=1)
         agent.until(lambda: (home / "answered").exists() and (home / "answered").read_text())
-        assert (home / "answered").read_text().startswith("b''")  # it was never told to go on
+        assert (home / "answered").read_text().startswith("b''")  # it was never ordered to continue
         agent.until(lambda: any(isinstance(t, ProcessStarted) and t.worker == worker for t in agent.told))
         assert agent.processes._watched[worker].pid != victim
         agent.processes.signal(worker, StopSignal.KILL)
@@ -691,7 +691,7 @@ def test_a_warm_process_that_names_anothers_process_as_its_worker_is_not_believe
 
 
 def next_number(pid: int) -> None:
-    """The next process is to have this number. Skips the test where that cannot be said."""
+    """Make this the next process id. Skips the test where that is not possible."""
     try:
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
     except OSError as error:
@@ -702,12 +702,12 @@ def next_number(pid: int) -> None:
 def test_a_process_that_has_the_number_of_a_dead_shim_is_not_taken_for_it(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    """Between the look at who it is and its entry into the cgroup, the shim ends, and somebody else has its number."""
+    """Between the check of its identity and its entry into the cgroup, the shim ends, and its process id is reused."""
     agent.start(ALICE, "sleep", "60")
     agent.until(lambda: agent.told)
     (watched,) = agent.processes._watched.values()
     look = accounts.runs_as
-    for _ in range(20):  # each time somebody else on this machine may take the number first
+    for _ in range(20):  # another process on this machine may take the process id first
         shim_process = subprocess.Popen(["sleep", "60"], user=uid(ALICE), cwd="/")
         descriptor, number = os.pidfd_open(shim_process.pid), shim_process.pid
         others: list[subprocess.Popen[bytes]] = []
@@ -821,7 +821,7 @@ time.sleep(60)
 
 @pytest.fixture
 def home(place: Path) -> Path:
-    """Where an account has its interpreter."""
+    """The directory of an account's interpreter."""
     path = place / "all"
     path.mkdir()
     path.chmod(0o777)
@@ -853,7 +853,7 @@ OLD_KERNEL = "elasticd.agent.forkserver.client.take_no_descriptors"
 def test_where_open_files_can_be_sent_they_hold_up_what_their_sender_wants_and_nothing_else(
     place: Path, home: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """As with any kernel before 6.16: whoever receives it, or closes the line, waits for it."""
+    """As with any kernel before 6.16: the receiver, or a process that closes the connection, waits for the sent file."""
     monkeypatch.setattr(OLD_KERNEL, lambda line: None)
     here = socket.create_server(("127.0.0.1", 0))  # accepts, and reads nothing
     sends = SENDS_LINGERING.replace("WHEN", repr(when)).replace("SECONDS", "600")
@@ -870,11 +870,11 @@ def test_where_open_files_can_be_sent_they_hold_up_what_their_sender_wants_and_n
             agent.start(ALICE, python, "train.py", number=1)
             agent.until(lambda: warm._channels)
         (home / "go").touch()
-        while not (home / "sent").exists():  # nobody here receives it meanwhile
+        while not (home / "sent").exists():  # no process here receives it
             time.sleep(0.01)
         for number in range(20):
             agent.loop.turn()
-            agent.end(agent.start(BOB, "true", job=f"other-{number}"))  # long before nothing lingers any more
+            agent.end(agent.start(BOB, "true", job=f"other-{number}"))  # long before the leftovers are gone
         assert stuck_threads(), "nothing lingers: this test shows nothing"
     finally:
         here.close()
@@ -882,7 +882,7 @@ def test_where_open_files_can_be_sent_they_hold_up_what_their_sender_wants_and_n
 
 
 def stuck_threads() -> list[str]:
-    """Those of our threads that the kernel keeps until a socket has been emptied."""
+    """Threads of the agent that the kernel blocks until a socket has been emptied."""
     stacks = [path.read_text() for path in Path("/proc/self/task").glob("*/stack")]
     return [stack for stack in stacks if "sk_stream_wait_close" in stack or "tcp_close" in stack]
 
@@ -906,7 +906,7 @@ def test_a_warm_process_reports_once_and_is_ended_if_it_says_more(
 def test_a_warm_process_that_hangs_holds_up_none_of_another_account(
     place: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it names lies on a file system of its account's that does not answer."""
+    """It names a file on a file system of its account's that does not answer."""
     gate, look = threading.Event(), client.located
     monkeypatch.setattr(client, "located", lambda path: gate.wait() if "hangs" in path else look(path))
     agent = Agent(place, warm=True)

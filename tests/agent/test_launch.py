@@ -1,4 +1,4 @@
-"""Which worker may be forked from which warm process."""
+"""Which workers may be forked from which warm process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_variable_that_acts_when_torch_is_imported_needs_a_process_of_its_own(
 
 def test_all_other_variables_are_the_workers_own() -> None:
     other = {"CUDA_VISIBLE_DEVICES": "3", "ELASTICD_WORKER": "a.1", "PATH": "/x", "TMPDIR": "/y", "NCCL_DEBUG": "INFO"}
-    other["TORCHELASTIC_ERROR_FILE"] = "/y/error.json"  # each worker has another
+    other["TORCHELASTIC_ERROR_FILE"] = "/y/error.json"  # differs between workers
     assert key_of(HERE, ENVIRONMENT | other) == key_of(HERE, dict(reversed(ENVIRONMENT.items())))
 
 

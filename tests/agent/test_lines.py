@@ -1,4 +1,4 @@
-"""The workers' sockets of an agent that is root: who may speak as whom."""
+"""The workers' sockets of an agent that is root, and their access control."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ hold_up, is_held_up, needs_stacks = _module.hold_up, _module.is_held_up, _module
 pytestmark = only_root
 OTHER_JOB, OTHER = JobId("other-2"), WorkerId("other-2.0")
 
-# Says as fast as it can what workers say, over ever new connections: SOCKET JOB WORKER SECONDS.
+# Sends workers' messages at full speed over new connections: SOCKET JOB WORKER SECONDS.
 FLOODER = """
 import sys, time, zmq
 from elasticd.protocol.codec import Codec
@@ -60,7 +60,7 @@ while time.monotonic() < until:
 print(said)
 """
 
-# Opens connections and says nothing: SOCKET SECONDS.
+# Opens connections and sends nothing: SOCKET SECONDS.
 SILENT = """
 import socket, sys, time
 address, seconds = sys.argv[1:]
@@ -76,7 +76,7 @@ while time.monotonic() < until:
 print(opened)
 """
 
-# Speaks as a worker, whoever executes it: SOCKET JOB WORKER SEQUENCE MILLISECONDS.
+# Sends messages in the name of a worker: SOCKET JOB WORKER SEQUENCE MILLISECONDS.
 SPEAKER = """
 import sys, time, zmq
 from elasticd.protocol.codec import Codec
@@ -96,7 +96,8 @@ print("heard" if socket.poll(int(wait_ms)) else "not heard", flush=True)
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with public_directory() as place:
-        cluster = Cluster(place, "warm_start: false\nworker_silence_s: 600")  # they speak when the test wants it
+        # workers report only when the test wants it
+        cluster = Cluster(place, "warm_start: false\nworker_silence_s: 600")
         yield cluster
         cluster.close()
         left = Cgroups(config.tag(place / "state"), Limits(), None, cgroups.mounted())
@@ -109,12 +110,12 @@ PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
 ENV = {"PYTHONPATH": f"{SITE}:{SOURCE}"}
 needs_python = pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs the system's Python")
 FLOOD_S = 6.0
-MOST_BYTES = 300 << 20  # more than before, of the agent's memory
-MOST_DESCRIPTORS = 1000  # likewise, of its open files
+MOST_BYTES = 300 << 20  # growth of the agent's memory
+MOST_DESCRIPTORS = 1000  # growth of the agent's open files
 
 
 def begin(account: str, code: str, *arguments: str) -> subprocess.Popen[str]:
-    """`code` in a process of another account that goes on."""
+    """Start `code` in a process of another account."""
     entry = pwd.getpwnam(account)
     command = [PYTHON, "-c", code, *arguments]
     return subprocess.Popen(
@@ -210,9 +211,9 @@ def test_only_the_account_of_a_worker_speaks_as_it(cluster: Cluster) -> None:
 
     assert speak(ALICE, sockets[ALICE], JOB, WORKER, 1) == "heard"
     cluster.controller.expect(WorkerReport, lambda report: report.status.worker == WORKER)
-    assert speak(BOB, sockets[ALICE], JOB, WORKER, 2, 1.5) == "not heard"  # the kernel lets nobody else connect
+    assert speak(BOB, sockets[ALICE], JOB, WORKER, 2, 1.5) == "not heard"  # the kernel lets no other account connect
     assert speak(BOB, f"ipc://{cluster.directory}/run/workers", JOB, WORKER, 2, 1.5) == "not heard"
-    assert speak(BOB, sockets[BOB], JOB, WORKER, 3, 5.0) == "not heard"  # it connects, and is not believed
+    assert speak(BOB, sockets[BOB], JOB, WORKER, 3, 5.0) == "not heard"  # it connects, and its messages are dropped
     eventually(lambda: "of another account" in (cluster.directory / "agent.log").read_text())
     assert speak(ALICE, sockets[ALICE], JOB, WORKER, 4) == "heard"
 

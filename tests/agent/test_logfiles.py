@@ -1,4 +1,4 @@
-"""Pieces of logs."""
+"""Pieces of logs, as read over the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's machine, event by event: what it says to the controller and to workers."""
+"""The agent's state machine, event by event: its messages to the controller and to workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that an agent keeps free for gangs."""
+"""Ports that an agent reserves for gangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File systems that do not answer, fill up or fail hold up the workers that need them, and nothing else."""
+"""File systems that hang, fill up or fail block only the workers that need them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 120.0
 
 
 class SlowDisk(Disk):
-    """A disk on which the checkpoints of some jobs do not answer until `answers` is set."""
+    """A disk on which the checkpoint directories of some jobs hang until `answers` is set."""
 
     def __init__(self, state: Path, files: JobFiles, around: Surroundings) -> None:
         super().__init__(state, files, around)
@@ -43,7 +43,7 @@ class SlowDisk(Disk):
 
 
 class Agent:
-    """The processes of an agent, and the loop that they live in."""
+    """The processes part of an agent, with its loop."""
 
     def __init__(self, state: Path, address: str = "127.0.0.1") -> None:
         self.state = state

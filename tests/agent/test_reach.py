@@ -1,4 +1,4 @@
-"""What an agent's log says of a controller that does not answer: soon, sparsely, and when it is over."""
+"""The agent's log about a controller that does not answer: an early line, then few, then one when it answers again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elasticd.agent.reach import AT_LEAST_EVERY_S, FIRST_AFTER_S, Reach
 
 
 def told(reach: Reach, begin: float, end: float, step_s: float = 1.0) -> list[float]:
-    """When something was told, by a loop that looks once in a while."""
+    """Times of log lines of a loop that checks every `step_s`."""
     found, now = [], begin
     while now < end:
         now += step_s

@@ -1,4 +1,4 @@
-"""The session between agent and controller: every loss is noticed, and repeated hellos settle."""
+"""The session between agent and controller: every loss is detected, and repeated hellos converge."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_an_acknowledgement_does_not_answer_a_hello_that_was_never_sent() -> Non
 
 def test_a_count_that_is_too_high_leads_to_a_hello_since_it_would_hide_a_loss() -> None:
     session = ready()
-    for _ in range(2):  # everything came twice, after two hellos; the acknowledgement in between was lost
+    for _ in range(2):  # all messages arrived twice, after two hellos; the acknowledgement in between was lost
         session.message_received()
     session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=1))
     assert session.due(0.5) is Due.HELLO
@@ -163,9 +163,9 @@ def test_a_refused_agent_asks_again_every_few_seconds_and_joins_when_it_may() ->
 
 
 class Line:
-    """A controller and an agent with a line between them that keeps the order but loses what `lost` says.
+    """A controller and an agent, with a connection that keeps the order and loses the messages that `lost` selects.
 
-    The controller has facts 1..n for the agent. It tells each once, and all of them anew after a hello.
+    The controller has facts 1..n for the agent. It sends each once, and all of them again after a hello.
     """
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ def test_an_agent_of_a_controller_that_always_answers_late_comes_into_a_session_
 ) -> None:
     server = Server(server=ServerId("s1"), address="127.0.0.1", gpus=())
     machine, now = AgentMachine(server, "agent-1", INTERVAL_S), 0.0
-    answers: list[tuple[float, Acknowledged]] = []  # on their way
+    answers: list[tuple[float, Acknowledged]] = []  # in flight
     session, hellos = "", []
     actions = machine.handle(now, Started(()))
     while now < 300.0:

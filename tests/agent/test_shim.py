@@ -22,7 +22,7 @@ WORKER = "digits-1.0"
 
 
 class Shimmed:
-    """A shim around a command, in a directory of its own."""
+    """A shim around a command, in its own directory."""
 
     def __init__(
         self, directory: Path, argv: list[str], workdir: str = "/", grace_s: float = 20.0, log_bytes: int = 1 << 20
@@ -52,7 +52,7 @@ class Shimmed:
         return json.loads((self.directory / f"{WORKER}.exit").read_text())
 
     def log(self) -> list[bytes]:
-        """The log's lines so far, without their stamps."""
+        """The log's lines so far, without timestamps."""
         path = self.directory / f"{WORKER}.log"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         matches = [re.fullmatch(rb"\d+\.\d{6} ([oe] .*)", line, re.DOTALL) for line in lines]
@@ -171,7 +171,7 @@ def test_an_endless_line_is_cut_into_pieces() -> None:
 
 
 class Refused(shim.Shim):
-    """A shim whose server has no memory left for a worker."""
+    """A shim on a server without memory for a worker."""
 
     def __init__(self, base: Path) -> None:
         self._base = str(base)

@@ -1,4 +1,4 @@
-"""A worker that says nothing is killed by its agent."""
+"""The agent kills a worker that sends no message for too long."""
 
 from __future__ import annotations
 

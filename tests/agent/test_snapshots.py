@@ -26,7 +26,7 @@ JOB, UID = JobId("job-1"), "ab"
 
 
 class Story:
-    """An agent's starts, whose controller answers when a test lets it."""
+    """An agent's starts; the test decides when the controller answers."""
 
     def __init__(self, state: Path) -> None:
         around = Surroundings("ipc://x", "127.0.0.1", state / "checkpoints", ())
@@ -66,7 +66,7 @@ class Story:
             time.sleep(0.001)
 
     def answer(self, data: bytes = DATA) -> None:
-        """The last question."""
+        """Answer the last request."""
         part = self.asked[-1].part
         self.snapshots.take(SnapshotPart(job=JOB, part=part, data=part_of(data, part), uid=UID))
 
@@ -138,7 +138,7 @@ def test_what_is_not_answered_is_asked_again_and_given_up_after_a_while(story: S
     assert [each.part for each in story.asked] == [0, 0]
     first = SnapshotPart(job=JOB, part=0, data=part_of(DATA, 0), uid=UID)
     story.snapshots.take(first)
-    story.snapshots.take(first)  # to the first question, and to the second
+    story.snapshots.take(first)  # answers to the first request, and to the second
     assert [each.part for each in story.asked] == [0, 0, 1]
     story.now += GIVE_UP_S
     story.snapshots.pass_time()

@@ -1,4 +1,4 @@
-"""How an agent's machine starts workers, and what becomes of starts that hang."""
+"""How an agent's state machine starts workers, and handles starts that hang."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_a_worker_id_is_started_once_whatever_is_repeated() -> None:
 
 
 def test_ends_that_no_controller_takes_in_are_bounded_and_none_of_those_that_are_kept_is_lost() -> None:
-    """A controller that starts, stops and never forgets. What is kept is what ran while there was room, and each is told."""
+    """A controller that starts and stops, and never acknowledges ends. Kept ends are those of workers that ran, and each is
+    reported.
+    """
     driven = Driven()
     ran = []
     for number in range(3 * LEAST_KEPT_ENDS):

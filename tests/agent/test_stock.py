@@ -57,7 +57,7 @@ def test_one_that_ends_by_itself_is_made_again_after_a_pause_that_doubles() -> N
     assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
     assert pauses[-1] == LONGEST_PAUSE_S
     stock.ready(now, STANDARD)
-    stock.ended(now + 2 * LONGEST_PAUSE_S, STANDARD)  # it was good for long: a new count
+    stock.ended(now + 2 * LONGEST_PAUSE_S, STANDARD)  # it worked for long: the count restarts
     assert stock.next_deadline() == now + 2 * LONGEST_PAUSE_S + 1.0
 
 

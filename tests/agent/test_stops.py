@@ -1,4 +1,4 @@
-"""How an agent's machine stops workers, and tells of their ends."""
+"""How an agent's state machine stops workers, and reports their ends."""
 
 from __future__ import annotations
 

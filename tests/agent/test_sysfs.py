@@ -1,4 +1,4 @@
-"""What is read from the kernel's tree of devices: of cards and GPUs, and nothing of what is odd there."""
+"""Readings of the kernel's device tree for network cards and GPUs; odd entries are ignored."""
 
 from __future__ import annotations
 

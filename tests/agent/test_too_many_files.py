@@ -1,4 +1,4 @@
-"""An agent that can open no more files goes on: a start fails by the server's fault, nothing else."""
+"""An agent at its limit of open files continues: only starts fail, by the server's fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent tells of the troubles of its server, and which starts it refuses for them."""
+"""Troubles of a server in the agent's messages, and the starts that it refuses because of them."""
 
 from __future__ import annotations
 

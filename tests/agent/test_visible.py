@@ -1,4 +1,4 @@
-"""Which GPUs an agent offers where its configuration or CUDA_VISIBLE_DEVICES limits them."""
+"""GPUs that an agent offers where its configuration or CUDA_VISIBLE_DEVICES limits them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def card(index: int, uuid: str, parent: str = "") -> Card:
 
 
 WHOLE = Bound({number: card(number, uuid) for number, uuid in enumerate(UUIDS)}, {})
-# GPU 0 is divided into two instances, which were numbered 0 and 1; then comes a whole one.
+# GPU 0 is divided into two instances, numbered 0 and 1; then comes a whole GPU.
 DIVIDED = Bound({0: card(0, "MIG-x", "GPU-aaaa-0"), 1: card(0, "MIG-y", "GPU-aaaa-0"), 2: card(1, "GPU-bbbb-1")}, {})
 
 

@@ -1,4 +1,4 @@
-"""Workers forked from a warm process, beside the same workers executed in the ordinary way."""
+"""Workers forked from a warm process, compared with the same workers executed in the ordinary way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOB = JobId("digits-1")
 
 
 class Agent:
-    """What an agent has of processes, without its sockets."""
+    """The processes part of an agent, without its sockets."""
 
     def __init__(self, state: Path, warm: bool, variables: dict[str, str] | None = None) -> None:
         self.state = state
@@ -74,7 +74,7 @@ class Agent:
 
     @property
     def zygotes(self) -> list[int]:
-        """Numbers of the warm processes."""
+        """Process ids of the warm processes."""
         assert self.warm is not None
         return [process.child.pid for process in self.warm._processes.values()]
 
@@ -112,7 +112,7 @@ class Agent:
         return json.loads(path.read_text())
 
     def log(self, worker: WorkerId) -> list[str]:
-        """Lines with their stream: those of stdout, then those of stderr, whose order among each other is chance."""
+        """Lines with their stream: those of stdout, then those of stderr, since their interleaving is random."""
         path = self.state / "jobs" / JOB / f"{worker}.log"
         lines = [line.split(" ", 1)[1] for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if line[0] == "o"] + [line for line in lines if line[0] == "e"]
@@ -150,7 +150,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine, no worker gives its warm process up: tests in which one is to do so set their own limits."""
+    """No timeout replaces a warm process on a slow machine; tests of such timeouts set their own limits."""
     monkeypatch.setattr("elasticd.agent.forkserver.client.LOADED_WITHIN_S", PATIENCE_S)
     monkeypatch.setattr("elasticd.agent.forkserver.client.ANSWER_WITHIN_S", PATIENCE_S)
 
@@ -294,7 +294,7 @@ def test_a_forked_worker_is_stopped_by_sigterm_and_dies_with_its_shim(tmp_path: 
         records[0]["pid"],
         records[0]["shim_pid"],
         records[1]["shim_pid"],
-    ]  # the orphan was taken over by somebody else
+    ]  # another process adopted the orphan
     warm.until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ours))
 
 
@@ -306,7 +306,7 @@ def test_workers_outlive_the_warm_process_and_the_agent_and_another_agent_adopts
     record = agent.record(worker)
     agent.until(lambda: agent.log(worker))
     os.kill(zygote, signal.SIGKILL)
-    agent.until(lambda: agent.zygotes not in ([], [zygote]))  # a new one is made
+    agent.until(lambda: agent.zygotes not in ([], [zygote]))  # a new warm process is made
     second = agent.zygotes[0]
     agent.processes.close()
     assert agent.warm is not None
@@ -519,7 +519,7 @@ CULPRITS = {
 def test_the_import_that_starts_cuda_is_named_and_nothing_is_forked_from_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str
 ) -> None:
-    """With a stand-in for torch that can be started where there is no GPU."""
+    """A stand-in for torch can start "CUDA" where there is no GPU."""
     files = {
         "torch/__init__.py": "",
         "torch/cuda.py": "on = []\ndef start(): on.append(1)\ndef is_initialized(): return bool(on)\n",

@@ -1,4 +1,4 @@
-"""No policy's average JCT is below the bound, and where the best division is known the bound is near it."""
+"""No policy's average JCT is below the bound; where the optimum is known, the bound is near it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPUS = 4
 
 
 def workload(jobs: list[tuple[float, float, float]]) -> Workload:
-    """Each job: when it comes after the one before, its work (both s), the power p of its speedup k^p."""
+    """Each job: seconds after the previous arrival, work (s), exponent p of the speedup k^p."""
     count = len(jobs)
     after, work_s, power = (np.array(column) for column in zip(*jobs, strict=True))
     return Workload(

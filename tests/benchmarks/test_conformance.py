@@ -1,4 +1,4 @@
-"""The conformance test's own arithmetic: traces, courses, what is written. The clusters themselves are `make conformance`."""
+"""Arithmetic of the conformance test: traces, courses, output. `make conformance` runs the clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPUS = 8
 
 
 def reckoned(kind: Kind) -> dict[int, float]:
-    """Steps per second as they would be if the runtime took no time."""
+    """Steps per second if the runtime took no time."""
     shares = range(1, kind.virtual_workers + 1)
     return {n: 1.0 / (-(-kind.virtual_workers // n) * kind.delivery_s + kind.update_s) for n in shares}
 

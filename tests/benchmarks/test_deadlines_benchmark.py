@@ -1,4 +1,4 @@
-"""A day of deadlines: what is drawn, what is reckoned from it, and the picture."""
+"""The deadline benchmark: the drawn day, the figures computed from it, and the picture."""
 
 from __future__ import annotations
 

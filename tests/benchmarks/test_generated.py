@@ -1,4 +1,4 @@
-"""Made-up workloads: what they promise, and how policies are compared on them."""
+"""Generated workloads: their stated properties, and the comparison of policies on them."""
 
 from __future__ import annotations
 

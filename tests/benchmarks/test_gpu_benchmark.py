@@ -1,4 +1,4 @@
-"""The benchmark of GPUs where there is none."""
+"""The GPU benchmark on a machine without GPUs."""
 
 from __future__ import annotations
 

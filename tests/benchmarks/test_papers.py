@@ -1,4 +1,4 @@
-"""The page of the papers' results: its rule for explanations, its cache, its pages, and the peers' rules."""
+"""The page of the papers' results: its rule for explanations, its cache, its pages, and the rules of other simulators."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_durations_of_a_record_are_those_of_the_trace(data: Path) -> None:
     assert record.duration_s == pytest.approx(told)
 
 
-# -- the peers' rules
+# -- rules of other simulators
 
 
 @pytest.mark.parametrize("rule", ["pcs-fifo", "pcs-srtf", "pcs-srsf", "pcs-las", "pcs-themis"])
@@ -200,7 +200,7 @@ def test_the_peers_rules_give_the_peers_numbers_in_our_simulator(rule: str, simu
     assert results.simulate(cases.philly(cluster, rule), DATA).avg_jct_s == pytest.approx(theirs, rel=1e-5)
 
 
-# Speedups with dents between the powers of two, as AFS's models have them on servers of four GPUs.
+# Speedups with dents between the powers of two, like those of AFS's models on servers of four GPUs.
 DENTED = np.array(
     [
         (0, 1, 1.82, 2.39, 3.48, 3.94, 4.56, 5.40, 6.61),
@@ -212,9 +212,10 @@ DENTED = np.array(
 
 @pytest.mark.parametrize("seed", [3, 4, 5, 7, 11])
 def test_afs_l_is_pcs_rule_job_by_job(seed: int) -> None:
-    """Where (3) is transitive among the jobs: else the top job depends on the order of comparing, which AFS leaves open.
+    """Only where (3) is transitive among the jobs: otherwise the top job depends on the order of comparison, which AFS leaves
+    open.
 
-    Both see the throughputs that jobs get. With their hull AFS-L would stop at 3, 5, 6 and 7 GPUs, and jobs end otherwise.
+    Both see the measured throughputs. With their hull AFS-L would stop at 3, 5, 6 and 7 GPUs, and jobs would end otherwise.
     """
     rng = np.random.default_rng(seed)
     count = 60
@@ -238,7 +239,7 @@ def test_afs_l_is_pcs_rule_job_by_job(seed: int) -> None:
     assert ours.end_s.tolist() == theirs.end_s.tolist()
 
 
-# -- a trace of one's own
+# -- a user's trace
 
 
 def test_clusters_of_an_own_trace_stand_in_the_tables_without_a_published_number(data: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A day of serving, and what is reckoned from its measurements."""
+"""A day of serving, and the figures computed from its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commented configuration files tell the truth: every option, its default, and its unit."""
+"""The commented configuration files are correct: every option, its default, and its unit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticd.controller.config import RELOADED, ControllerConfig
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = {"controller.yaml": ControllerConfig, "agent.yaml": AgentConfig}
 UNIT_IN_NAME = re.compile(r"_(s|gib|mib|bytes|per_s)$")
-# What a number without a unit in its name counts: a word of the comment above it.
+# The unit of a number without one in its name: a word of the comment above it.
 COUNTED = {
     "max_restarts": "often",
     "user_priority": "greatest",
@@ -43,17 +43,17 @@ COUNTED = {
 
 
 def options(struct: type[msgspec.Struct], at: str = "") -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
-    """All options, those of sections too, by their way from the top."""
+    """All options, also those of sections, with their dotted names."""
     for field in msgspec.structs.fields(struct):
         yield f"{at}{field.name}", field
         parts = get_args(field.type)
-        section = parts[0] if parts[1:] == (type(None),) else field.type  # it may be left out as a whole
+        section = parts[0] if parts[1:] == (type(None),) else field.type  # an optional section
         if isinstance(section, type) and issubclass(section, msgspec.Struct):
             yield from options(section, f"{at}{field.name}.")
 
 
 def written(file: str, option: str) -> tuple[bool, Any, str]:
-    """Is the option commented out, what stands as its value, and the comment above it."""
+    """Whether the option is commented out, its value, and the comment above it."""
     *section, name = option.split(".")
     lines = (CONFIGS / file).read_text().splitlines()
     pattern = re.compile(rf"^(\s*)(# )?{(section or [name])[0]}:( .*)?$")

@@ -1,4 +1,4 @@
-"""A controller that was stopped, or whose clock jumped, counts only the time in which it was listening."""
+"""A controller that was stopped, or has a jumping clock, counts only the time in which it was listening."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def training():
 
 
 def away(world, seconds: float, first: str = "time") -> None:
-    """The controller has no turn for so long. `first`: what it hears of then."""
+    """The controller has no turn for `seconds`. `first`: its first input afterwards."""
     world.now += seconds
     if first == "heartbeat":
         world.feed(AgentMessage(ServerId("s1"), AgentHeartbeat(server=ServerId("s1"))))
@@ -164,7 +164,7 @@ def test_the_controller_tells_the_machines_time_after_a_jump_too(
 
 
 class _Jumped:
-    """The module `time` of a machine whose clock shows this now."""
+    """The module `time` of a state machine, with a set clock."""
 
     def __init__(self, shown: float) -> None:
         self._shown = shown

@@ -1,4 +1,4 @@
-"""Jobs that are valid but absurd, and clusters that have shrunk below them: every policy decides something possible."""
+"""Valid but absurd jobs, and clusters that have shrunk below them: every policy makes a possible decision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def specs(draw: Any) -> JobSpec:
 
 @st.composite
 def clusters(draw: Any, policy: dict[str, Any]) -> Cluster:
-    """Servers, some of them lost, and jobs that wait or have GPUs of them."""
+    """Servers, some of them lost, and jobs that wait or have some of their GPUs."""
     configured = load_scheduler(policy, "test")
     how = Measuring(way_down=draw(st.booleans()))
     cluster = Cluster(

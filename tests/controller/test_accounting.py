@@ -1,4 +1,4 @@
-"""Who has had how many GPU-seconds: nothing is lost or counted twice, whatever happens to jobs, clocks and the controller."""
+"""Accounting of GPU-seconds: none is lost or counted twice, whatever happens to jobs, clocks and the controller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.modules["controller_world"] = _module
 _spec.loader.exec_module(_module)
 World, FaultyStore, job_spec = _module.World, _module.FaultyStore, _module.job_spec
 
-NEAR = 0.2  # GPU-seconds: the world's clock goes on by a millisecond with each word
+NEAR = 0.2  # GPU-seconds: the test's clock advances by a millisecond per message
 
 
 def spent(world: Any, job: str) -> GpuSeconds:
@@ -57,7 +57,7 @@ def by(world: Any, what: UsageBy, **options: Any) -> dict[str, GpuSeconds]:
 
 
 def trains(world: Any, gpus: int, **changes: Any) -> str:
-    """A job that has just begun to train, ten seconds after its workers were started."""
+    """A job that begins to train ten seconds after the start of its workers."""
     job = str(world.submit(job_spec(low=1, high=gpus, **changes)).id)
     world.pass_time(10)
     world.settle(job)
@@ -70,7 +70,7 @@ def near(told: GpuSeconds, **wanted: float) -> None:
     assert found == pytest.approx(expected, abs=NEAR)
 
 
-# ------------------------------------------------------------------------------------------------------------- what is counted
+# ---------------------------------------------------------------------------------------------------- counted time
 
 
 def test_starting_is_idle_and_training_is_used() -> None:
@@ -282,7 +282,7 @@ def test_a_clock_that_was_set_back_while_no_controller_ran_takes_nothing_away() 
 def test_a_clock_that_is_set_while_nothing_can_be_recorded_changes_nothing(
     by_s: float, takes_place: bool | None, again_by_s: float
 ) -> None:
-    """`takes_place`: what the store does not tell of the commit that records it; None: it tells that there was none."""
+    """`takes_place`: whether the failing commit was applied, with unknown outcome; None: it fails with a known outcome."""
     world, store = World({"s1": 1}), FaultyStore()
     job = trains(world, 1)
     world.pass_time(50)
@@ -315,7 +315,7 @@ def _again(world: Any, records: Any, now: float) -> Any:
     return machine
 
 
-# ------------------------------------------------------------------------------------------------------------- what lasts
+# ------------------------------------------------------------------------------------------------------ durability
 
 
 def test_reports_outlive_controllers_and_jobs() -> None:

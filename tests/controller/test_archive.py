@@ -1,4 +1,4 @@
-"""Jobs that are over leave the memory, and are found all the same; lists come in pages, whatever is in them."""
+"""Finished jobs leave the memory and can still be found; lists are paged."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_the_archive_is_filled_and_emptied_in_small_portions(monkeypatch: pytest
     assert len(world.machine.cluster.archive) == 0
 
 
-# ------------------------------------------------------------------------------------------------------- asking for such jobs
+# ------------------------------------------------------------------------------------------- queries for archived jobs
 
 
 def test_a_job_in_the_archive_is_shown_in_full_by_its_id_and_by_its_name() -> None:
@@ -296,7 +296,7 @@ def test_a_worker_of_a_job_in_the_archive_is_stopped_and_one_of_a_stranger_is_no
 
 
 def test_a_store_of_an_earlier_version_is_taken_over_whole() -> None:
-    """It had one record for each job, with what was submitted in it."""
+    """An earlier version had one record for each job, which included the submission."""
     world = World({"s1": 1})
     job = world.submit(job_spec(low=1, high=1))
     world.settle(job.id)
@@ -372,7 +372,7 @@ def test_servers_come_in_pages_by_name() -> None:
     assert found == [f"s{number}" for number in range(7)]
 
 
-# ---------------------------------------------------------------------------------------------------- servers that are gone
+# -------------------------------------------------------------------------------------------------- removed servers
 
 
 def test_a_lost_server_is_removed_when_an_operator_says_so_and_not_before() -> None:

@@ -1,4 +1,4 @@
-"""The audit log is whole lines, bounded, private, and never in the way."""
+"""The audit log: whole lines, bounded, private, and never blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask for what: users act on their own jobs, operators on all of them and on the cluster, servers on nothing."""
+"""Authorization: users act on their own jobs, operators on all jobs and on the cluster, servers on nothing."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_no_user_pushes_out_the_answers_that_others_may_ask_for_again(
         assert [world.ask(Submit(spec=job_spec()), f"mine-{n}", who=ALICE) for n in range(5)] == mine
         assert world.ask(Submit(spec=job_spec()), "local") == local
         world.restart()
-    for number in range(100):  # his own are forgotten, the oldest first
+    for number in range(100):  # a user's own answers are forgotten first, oldest first
         world.ask(Cancel(job="none"), f"mine-too-{number}", who=ALICE, turn=False)
     assert world.ask(Submit(spec=job_spec()), "mine-0", who=ALICE) not in mine
     assert sum(key.startswith("/requests/") for key in world.store) <= 20
@@ -318,7 +318,7 @@ def test_a_user_may_have_so_many_unfinished_jobs_and_no_more():
     assert "alice has 2 unfinished jobs already, and may have 2" in refused.reason
     world.submit(who=BOB)
     for _ in range(5):
-        world.submit(job_spec(user="alice"))  # of who runs the cluster
+        world.submit(job_spec(user="alice"))  # a job of the administrator
     world.ask(Cancel(job=first.id), who=ALICE)
     assert isinstance(world.ask(Submit(spec=job_spec()), who=ALICE), Submitted)
     world.restart()
@@ -362,7 +362,7 @@ def test_with_very_many_jobs_a_share_is_answered_to_who_has_set_it(monkeypatch: 
 
 
 def test_each_request_that_changes_something_is_looked_at():
-    """A new kind of request that is not restricted must be told of here."""
+    """A new kind of request without restriction must be listed here."""
     restricted = {
         Scale,
         Profile,

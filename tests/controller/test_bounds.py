@@ -1,4 +1,4 @@
-"""No queue and no table of the controller grows without end, whatever others send."""
+"""No queue and no table of the controller grows without bound, whatever its peers send."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def test_a_process_that_nobody_wants_is_told_to_end_again_and_again_until_it_has
     status = world.find(world.running(job)[0])[1].status
     stray = status.worker
     world.exit(stray, -9)
-    strange = replace(status, sequence=status.sequence + 1)  # late and doubled
+    strange = replace(status, sequence=status.sequence + 1)  # late and duplicated
 
     def told(message: Any) -> int:
-        """How many orders to stop it follow from this message of the agent."""
+        """Number of orders to stop the worker that follow from this message of the agent."""
         actions = world.machine.handle(world.now, AgentMessage(S1, message))
         sent = [action.message for action in actions if isinstance(action, SendAgent)]
         return sum(isinstance(stop, StopWorker) and stop.worker == stray for stop in sent)
@@ -243,7 +243,7 @@ def test_the_history_in_the_store_is_bounded_also_where_numbers_were_left_out(mo
     world = World({"s1": 1})
     for number in range(60):
         if number == 30:
-            agent = world.agents[S1]  # knows of more than the store, as after that was restored
+            agent = world.agents[S1]  # knows more than the store, as after a restore
             agent.newest_event, agent.start = agent.newest_event + 1000, agent.start + 1
             world.machine.cluster.met.clear()
             world.hello(S1)

@@ -87,7 +87,7 @@ def test_the_published_tables_can_be_profiles(tmp_path: Path) -> None:
 
 
 def test_an_etcd_that_would_not_be_used_is_refused(tmp_path: Path) -> None:
-    """Each of several such controllers would lead a cluster of its own."""
+    """Otherwise each of several such controllers would lead a separate cluster."""
     file = written(tmp_path, "etcd: {endpoints: ['10.0.0.1:2379']}")
     with pytest.raises(OperatorError, match="add `store: etcd`"):
         config.etcd_of(config.load(file), file)

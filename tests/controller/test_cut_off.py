@@ -1,4 +1,4 @@
-"""Servers that reach the controller and not each other: a job goes on with one side of the cut."""
+"""Servers that reach the controller and not each other: a job continues on one side of the partition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ World, job_spec = _module.World, _module.job_spec
 
 
 def broken(servers: dict[str, int], low: int = 1) -> tuple[Any, str, list[str]]:
-    """A job on all GPUs whose communicator has failed: its workers are to meet again."""
+    """A job on all GPUs with a failed communicator: its workers must meet again."""
     world = World(servers)
     job = world.submit(job_spec(low=low, high=sum(servers.values()))).id
     world.settle(job)
@@ -33,7 +33,7 @@ def broken(servers: dict[str, int], low: int = 1) -> tuple[Any, str, list[str]]:
 
 
 def stand_apart(world: Any, members: list[str], apart: list[str]) -> None:
-    """All stand still; the leader, which is first, hears nothing of `apart`, and they nothing of it."""
+    """All workers stand still; the leader, which is first, and the workers of `apart` do not hear each other."""
     generation = world.job(members[0].rpartition(".")[0]).record.committed
     for member in members:
         unheard = apart if member == members[0] else members[:1] if member in apart else []
@@ -67,7 +67,7 @@ def test_who_is_heard_again_in_time_stays() -> None:
 
 
 def test_one_who_does_not_answer_because_it_is_busy_is_waited_for() -> None:
-    """Only the leader hears nothing: the other one has not come out of its step, and asks for nobody."""
+    """Only the leader misses a worker, which is still in its step, and misses no other."""
     world, job, members = broken({"s1": 1, "s2": 1})
     generation = world.job(job).record.committed
     world.report(members[0], WorkerPhase.BROKEN, generation, 10, unheard=members[1:])
@@ -92,7 +92,7 @@ def test_a_gang_that_would_be_too_small_for_good_tries_again_with_other_workers(
 
 
 def cannot_connect(world: Any, members: list[str], trains: str = "") -> None:
-    """All hear each other, and cannot build a communicator; `trains` goes on where it is."""
+    """All hear each other, and cannot build a communicator; `trains` continues in the old one."""
     generation = world.job(members[0].rpartition(".")[0]).record.committed
     for member in members:
         phase = WorkerPhase.TRAINING if member == trains else WorkerPhase.BROKEN
@@ -126,7 +126,7 @@ def test_a_job_that_trains_meanwhile_waits_until_its_newcomers_can_be_connected(
 
 
 def test_nobody_is_left_behind_by_an_order_that_has_come_about() -> None:
-    """Statuses of before may still say that nothing could be built, and who did not hear whom."""
+    """Earlier statuses may still report failed builds and missed workers."""
     world, name, members = broken({"s1": 2, "s2": 2})
     job, apart = world.job(name), tuple(members[2:])
     committed, ordered = job.record.committed, job.record.generation

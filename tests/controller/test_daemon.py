@@ -1,4 +1,4 @@
-"""The real controller over real sockets, with an agent and a client of this test's own that speak the protocol."""
+"""The real controller over real sockets, with an agent and a client of the test that speak the protocol."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SPEC = JobSpec(name="digits", command=("train",), gpus=GpuRange(min=1, max=1), v
 
 
 class Controller:
-    """A controller process, and one client and one agent of it."""
+    """A controller process, with one client and one agent."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -87,7 +87,7 @@ class Controller:
         return (self.directory / "log").read_text()
 
     def ask(self, request: Request, request_id: str = "") -> Any:
-        """Ask as a client does: the same id again and again until the answer comes."""
+        """Send a request as a client does: with the same id again and again until the answer comes."""
         envelope = Envelope(id=request_id or secrets.token_hex(16), request=request)
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -99,7 +99,7 @@ class Controller:
         raise AssertionError(f"no answer to {request}\n{self.log()}")
 
     def job_once(self, job: str, phase: JobPhase) -> JobView:
-        """The job as soon as it is in `phase`: what the agent says and what the client asks race each other."""
+        """The job as soon as it is in `phase`: the agent's reports and the client's requests race."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.ask(GetJob(job=job)).job).phase is not phase:
             assert time.monotonic() < deadline, f"{found}\n{self.log()}"
@@ -110,7 +110,7 @@ class Controller:
         self.agent.send_multipart([b"s1", msgspec.msgpack.encode(message)])
 
     def hear(self, kind: type) -> Any:
-        """The next message to the agent of this kind."""
+        """The next message of this kind to the agent."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if self.agent.poll(200):
@@ -125,7 +125,7 @@ class Controller:
         self.hear(Acknowledged)
 
     def say_hello(self, *statuses: WorkerStatus, term: int = 0) -> None:
-        """term: the highest that the agent has heard of."""
+        """term: the highest that the agent has heard."""
         slots = (Gpu(index=0, kind=GpuKind.CPU, name="CPU slot"),)
         server = Server(server=ServerId("s1"), address="127.0.0.1", gpus=slots)
         self.say(AgentHello(server=server, incarnation="a", workers=statuses, starting=(), exited=(), term=term))
@@ -194,7 +194,7 @@ def test_bytes_that_are_no_message_are_dropped_and_a_readable_id_is_answered(con
         msgspec.msgpack.encode({"type": "Envelope", "id": "strange", "request": {"type": "Explode"}})
     )
     reply = None
-    while reply is None or reply.id != "strange":  # a ping that was repeated is answered twice
+    while reply is None or reply.id != "strange":  # a repeated ping is answered twice
         assert controller.client.poll(int(PATIENCE_S * 1000))
         reply = controller.replies.decode(controller.client.recv())
     assert isinstance(reply.answer, Refused)

@@ -1,4 +1,4 @@
-"""Workers whose states differ: who differs from most is replaced elsewhere; where nobody can tell, the job fails."""
+"""Workers with differing states: the minority is replaced elsewhere; without a majority the job fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cordons, drains and removals: what operators decide about servers, and what becomes of the work there."""
+"""Cordons, drains and removals of servers by operators, and their effect on running jobs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def view(world: Any, server: str) -> ServerView:
 
 
 def on(world: Any, job: Any) -> list[str]:
-    """Where its newest roster is."""
+    """Servers of the job's newest roster."""
     newest = job.newest
     return sorted(str(member.gpu) for member in newest.roster.members) if newest is not None else []
 
@@ -425,7 +425,7 @@ def test_an_older_version_finds_a_drain_to_be_a_cordon():
 
 
 def add_server(world: Any, name: str, gpus: int) -> None:
-    """A server that nobody has heard of joins."""
+    """A new server joins."""
     first = next(iter(world.agents.values()))
     slots = tuple(msgspec.structs.replace(first.server.gpus[0], index=index) for index in range(gpus))
     server = msgspec.structs.replace(first.server, server=ServerId(name), gpus=slots)

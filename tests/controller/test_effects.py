@@ -1,4 +1,4 @@
-"""What an event records: of several changes of one key the last."""
+"""Records of an event: of several changes of one key, the last."""
 
 from __future__ import annotations
 

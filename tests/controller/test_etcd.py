@@ -39,7 +39,7 @@ SPEC, status, PATIENCE_S = _module.SPEC, _module.status, _module.PATIENCE_S
 
 
 class OnEtcd(_module.Controller):  # type: ignore[misc, name-defined]
-    """A controller whose store is `etcd`."""
+    """A controller with its store in `etcd`."""
 
     def __init__(self, directory: Path, etcd: Etcd) -> None:
         self.etcd = etcd
@@ -102,7 +102,7 @@ def test_a_job_in_etcd_lives_through_the_death_of_its_controller_and_of_etcd(con
 
     etcd.members[0].kill()
     second = Envelope(id="second", request=Submit(spec=SPEC))
-    controller.client.send(msgspec.msgpack.encode(second))  # its outcome may be unknown: then there is no answer yet
+    controller.client.send(msgspec.msgpack.encode(second))  # with an unknown outcome there is no answer yet
     until_s = time.monotonic() + PATIENCE_S
     while not isinstance(refused := controller.ask(Submit(spec=SPEC), secrets.token_hex(4)), Refused):
         assert time.monotonic() < until_s, controller.log()
@@ -134,7 +134,7 @@ def test_a_server_that_tells_of_later_reigns_again_and_again_is_believed_once(co
     _until(controller, lambda: "leads with term 8" in controller.log())
     controller.say_hello(term=9)
     _until(controller, lambda: "tells of term 9 and has told of a later reign before" in controller.log())
-    controller.hello()  # the session goes on under the same reign
+    controller.hello()  # the session continues in the same reign
     assert "leads with term 10" not in controller.log()
     assert not isinstance(controller.ask(Submit(spec=SPEC), "first"), Refused)
 

@@ -1,4 +1,4 @@
-"""The controller's log: one line for each change of state, and never more than it can bear."""
+"""The controller's log: one line for each change of state, within a bounded rate."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_flood_of_one_kind_is_bounded_and_hides_no_other(lines: pytest.LogCapt
 
 
 def test_a_history_that_goes_back_is_followed(lines: pytest.LogCaptureFixture):
-    """The store could not be written: the controller's machine is made anew from what it holds."""
+    """After a failed commit, the controller's state machine is rebuilt from the store."""
     told = EventLog(deque([event(7)]), lambda: 0.0)
     told.tell(deque([event(5)]))
     told.tell(deque([event(5), event(6)]))

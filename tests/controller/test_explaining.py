@@ -1,4 +1,4 @@
-"""Why a job has the GPUs that it has; and what is said to change that does change it: each is done, and looked at."""
+"""Explanations of a job's share; each remedy that they suggest is carried out, and must have the stated effect."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _spec.loader.exec_module(_module)
 World, Agent, job_spec = _module.World, _module.Agent, _module.job_spec
 
 ALICE, BOB = (Principal(role=Role.USER, name=name) for name in ("alice", "bob"))
-Situation = Callable[[], tuple[Any, Any]]  # a world, and the job in question
+Situation = Callable[[], tuple[Any, Any]]  # a test cluster, and the job in question
 
 
 def explained(world: Any, job: Any, who: Principal = LOCAL_OPERATOR) -> Explanation:
@@ -71,7 +71,7 @@ def _targets(world: Any) -> dict[str, Any]:
 
 
 def started(world: Any, spec: Any, who: Principal = LOCAL_OPERATOR) -> Any:
-    """A job that trains, and all others that could be resized by it are; one of fixed size runs as a gang."""
+    """A training job, and a resizable cluster around it; a job of fixed size runs as a gang."""
     job = world.submit(spec, who=who)
     world.turn()
     for _ in range(4):
@@ -83,7 +83,7 @@ def gang(name: str, gpus: int) -> Any:
     return job_spec(name, gpus, gpus, restarts=0)
 
 
-# -- situations: each gives the same world again
+# -- situations: each builds the same cluster every time
 
 
 def behind_gangs() -> tuple[Any, Any]:
@@ -168,11 +168,11 @@ SITUATIONS = (
 )
 
 
-# -- doing what is said to help
+# -- carrying out the suggested remedies
 
 
 def do(world: Any, job: Any, remedy: Remedy) -> str:
-    """Returns the id of the job that is to have the GPUs then."""
+    """Apply a remedy. Returns the id of the job that must get the GPUs."""
     words = remedy.command.split()[1:]
     match remedy.kind:
         case "end":
@@ -293,7 +293,7 @@ def test_a_job_gives_way_to_promises_and_says_so() -> None:
     started(world, due)
     found = explained(world, job)
     steps = {step.stage: step.gpus for step in found.steps}
-    assert (steps["policy"], steps["promises"]) == (1, 1)  # the policy divides what promises leave
+    assert (steps["policy"], steps["promises"]) == (1, 1)  # the policy divides the GPUs that promises leave
     assert "gives GPUs to jobs with deadlines: due-2" in found.reasons
 
 
@@ -393,7 +393,7 @@ def test_reasons_outlast_a_controller_and_only_those_of_the_last_changes_are_kep
     assert [bool(change.reason) for change in job.record.shares].count(True) <= 16
 
 
-# -- whoever asks
+# -- permissions
 
 
 def test_a_user_is_told_who_may_do_what_he_may_not() -> None:
@@ -438,13 +438,13 @@ def test_a_policy_that_fails_leaves_the_reasons_that_there_are(monkeypatch: pyte
     assert found.remedies == ()
 
 
-# -- the same of worlds that nobody has thought of
+# -- the same for random clusters
 
 POLICIES = ("max-min", "fifo", "elastic-fifo", "backfill", "afs-l", "elastic", "srtf", "tiresias-l", "optimus")
 
 
 def by_chance(seed: int) -> Any:
-    """A world after some submissions, ends, loans, drains and shares set by hand."""
+    """A cluster after random submissions, ends, loans, drains and fixed shares."""
     rng = random.Random(seed)
     servers = {f"s{at + 1}": rng.randint(1, 4) for at in range(rng.randint(1, 3))}
     world = World(servers, policy=rng.choice(POLICIES), stages=Stages(packing=rng.random() < 0.2))
@@ -476,21 +476,21 @@ def test_in_any_world_what_is_said_to_help_helps(seed: int) -> None:
     for job in [job for job in world.machine.cluster.jobs.values() if not job.final]:
         found, before = explained(world, job), len(job.record.target)
         if found.decided_gpus != before:
-            continue  # a change of its share is under way
+            continue  # a resize of the job is in progress
         for remedy in found.remedies:
             again = by_chance(seed)
             same = again.job(job.id)
             assert same.record == job.record
             name = do(again, same, remedy)
             again.turn()
-            for _ in range(12):  # others may have to leave first
+            for _ in range(12):  # other jobs may have to release GPUs first
                 _go_on(again)
             has = len(again.job(name).record.target)
             assert has == remedy.share_gpus, f"{again.policy}: {job.id} with {before}: {remedy}: has {has}"
 
 
 def _go_on(world: Any) -> None:
-    """Workers arrive and commit what is ordered, where all of them have been started."""
+    """Workers with started peers arrive and commit the current orders."""
     for job in list(world.machine.cluster.jobs.values()):
         world.reap()
         if job.record.target and job.spec.restarts is None and not job.final:

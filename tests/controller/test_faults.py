@@ -1,4 +1,4 @@
-"""Whose fault the end of a worker is: only the script's fails a job, and a server that cannot start workers is left alone."""
+"""Attribution of a worker's failure: only the script's fault fails a job, and servers that cannot start workers are avoided."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FULL = "cannot be started: No space left on device"
 
 
 def lose(world, server: str) -> None:
-    """`server` is not heard of any more until its lease has run out. Its processes go on."""
+    """Let the lease of `server` expire. Its processes continue."""
     world.agents[ServerId(server)].connected = False
     world.pass_time(11)
 
@@ -43,7 +43,7 @@ def fail_to_start(world, worker: str) -> None:
     world.exit(worker, None, FULL, fault=Fault.SERVER)
 
 
-# ------------------------------------------------------------------------------------------------------- whose fault it is
+# -------------------------------------------------------------------------------------------------- attribution of failures
 
 
 def test_a_server_that_is_lost_while_a_large_job_loads_does_not_fail_the_job():
@@ -234,7 +234,7 @@ def test_where_a_script_fails_while_its_fellows_run_elsewhere_the_server_is_susp
 
 
 def fail_on(world, server: str, job, seconds: int) -> int:
-    """Let each of the job's workers on `server` fail, and all others train, for so long. How many have failed."""
+    """For `seconds`, let each of the job's workers on `server` fail, and all others train. Returns the number of failures."""
     failed = 0
     for _ in range(seconds):
         for worker in on(world, server, job):
@@ -342,7 +342,7 @@ def test_a_second_job_with_the_same_mistake_fails_as_soon_as_the_first():
         assert job.record.phase is JobPhase.FAILED
 
 
-# ------------------------------------------------------------------------------------------------- workers that are late
+# ------------------------------------------------------------------------------------------------------ slow starts
 
 
 def test_a_script_that_hangs_while_it_loads_is_tried_once_on_another_server():
@@ -365,7 +365,7 @@ def test_a_script_that_hangs_while_it_loads_is_tried_once_on_another_server():
 
 
 def test_a_job_does_not_wait_for_the_end_of_workers_that_hang_at_their_start():
-    """They may read from a file system that never answers; then no signal ends them."""
+    """They may read from a file system that hangs; then no signal ends them."""
     world = World({"s1": 1, "s2": 1})
     job = world.submit(job_spec(low=1, high=1, load_timeout_s=60.0))
     (worker,) = world.running(job.id)

@@ -1,4 +1,4 @@
-"""A server that speaks of workers which were never sent to it changes nothing, and is shown as what it is."""
+"""A server that reports workers of other servers changes nothing, and is shown as compromised."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FORGER = ServerId("s2")
 
 
 def scene() -> tuple[Any, Any, Any]:
-    """A job that trains on s1 alone, the status of its worker there, and s2, which has nothing to do with it."""
+    """A job that trains on s1 alone, the status of its worker there, and s2, which is not involved."""
     world = World({"s1": 1, "s2": 1})
     job = world.submit(job_spec(low=1, high=1))
     world.settle(job.id, step=20)
@@ -158,7 +158,7 @@ def test_a_server_that_was_met_before_cannot_show_that_the_store_is_old():
 
 
 def test_a_server_that_has_run_a_job_cannot_make_it_save_and_start_again():
-    """It knows the uid of the job, and its own worker's name: more than that it has to have named when it was met."""
+    """It knows the uid of the job, and its own worker's name; that counts only if its first hello named them."""
     world = World({"s1": 1, "s2": 1})
     job = world.submit(job_spec(low=2, high=2))
     world.settle(job.id, step=20)
@@ -225,7 +225,7 @@ def test_made_up_jobs_without_end_are_told_in_a_few_words(monkeypatch: pytest.Mo
 
 
 def test_what_a_server_shows_of_a_job_after_it_was_met_does_not_count():
-    """Its first hello to a new controller names a worker that nobody knows, without the uid of the job, which it learns later."""
+    """Its first hello to a new controller names an unknown worker without the uid of the job, which it learns later."""
     world, job, status = scene()
     world.restart(hello=False)
     world.hello("s1")
@@ -246,7 +246,8 @@ def test_what_a_server_shows_of_a_job_after_it_was_met_does_not_count():
 
 def test_where_a_part_of_a_jobs_history_is_lost_a_report_is_refused_and_not_counted():
     world, job, status = scene()
-    job.update(lost_generations=(1, 1001))  # the store was restored: an honest server may have what it has forgotten
+    # the store was restored: an honest server may have workers that the store has forgotten
+    job.update(lost_generations=(1, 1001))
     before = replace(job.record, counted_s=None)
     world.feed(AgentMessage(FORGER, WorkerReport(status=further(status)), world.agents["s2"].identity))
     world.feed(AgentMessage(FORGER, ended(further(status), job.uid), world.agents["s2"].identity))

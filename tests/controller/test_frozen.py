@@ -1,4 +1,4 @@
-"""A controller that a local user has frozen, before Linux 6.16: the service manager is left to notice, and starts it anew."""
+"""A controller that a local user has frozen (kernels before Linux 6.16): the service manager notices and restarts it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ sys.exit(main())
 
 
 class Manager:
-    """What systemd does for a controller: starts it, and hears whether it is well."""
+    """A model of systemd: starts the controller, and receives its watchdog messages."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -70,7 +70,7 @@ class Manager:
                 return found
 
     def is_fed_within(self, seconds: float) -> bool:
-        """Does it say that it is well?"""
+        """Has the controller sent a watchdog message?"""
         self.heard()
         end = time.monotonic() + seconds
         while time.monotonic() < end:

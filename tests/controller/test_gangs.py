@@ -1,4 +1,4 @@
-"""Gangs: any command, as long as nobody has called `elastic.join()`."""
+"""Gangs: commands without a call of `elastic.join()`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ World, job_spec = _module.World, _module.job_spec
 
 
 def command(gpus: int = 2, restarts: int | None = 0, **changes: Any):
-    """Fixed, and not known to call elastic.join()."""
+    """Specification of fixed size, without `must_join`."""
     return job_spec("run", gpus, gpus, restarts=restarts, **changes)
 
 
@@ -450,7 +450,7 @@ def test_what_an_elastic_worker_on_a_server_that_is_given_up_held_was_lost():
 
 
 def behind_a_cancelled_gang(gpus):
-    """A world with so many GPUs, and a gang that needs all of them and waits for the processes of a cancelled one to end."""
+    """A cluster with so many GPUs, and a gang that needs all of them and waits for the processes of a cancelled gang to end."""
     world = World({"s1": gpus})
     first = world.submit(command(gpus))
     world.pass_time(2)

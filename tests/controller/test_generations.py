@@ -1,4 +1,4 @@
-"""What a roster says of its members' GPUs."""
+"""GPUs of the members in a roster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, GpuPlace, Member, 
 
 S = ServerId("s")
 SECOND = GpuPlace(socket=1, switch=3, nvlinks=(0,))
-# the GPU with index 1 does not work, so its agent leaves it out
+# the GPU with index 1 is broken, so its agent leaves it out
 SERVER = Server(
     server=S,
     address="10.0.0.1",
@@ -38,5 +38,5 @@ def test_a_roster_carries_places_and_is_understood_without_them() -> None:
     encoded = msgspec.msgpack.encode(roster)
     assert msgspec.msgpack.decode(encoded, type=Roster) == roster
     document = msgspec.msgpack.decode(encoded)
-    del document["members"][0]["place"]  # from an older controller
+    del document["members"][0]["place"]  # as sent by an older controller
     assert msgspec.convert(document, Roster).members[0].place == GpuPlace()

@@ -1,4 +1,4 @@
-"""Jobs that ask for certain GPUs: who is refused, who waits and why, and that a job stays on the type that it began on."""
+"""Jobs that request GPU types: rejection, waiting with a reason, and staying on the type of the first step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ A100, V100 = ("NVIDIA A100-SXM4-40GB", 40 << 30), ("Tesla V100-SXM2-16GB", 16 <<
 
 
 def mixed(**servers: int) -> Any:
-    """Servers whose names begin with a have A100s, the others V100s."""
+    """Servers with names in a... have A100s, the others V100s."""
     return World(servers, kinds={name: A100 if name.startswith("a") else V100 for name in servers})
 
 
 def types(world: Any, job: str) -> set[str]:
-    """The first letters of the servers where a job is to be."""
+    """First letters of the servers in the job's target."""
     return {gpu.server[0] for gpu in world.job(job).record.target}
 
 
@@ -43,7 +43,7 @@ def reason(world: Any, job: str) -> str:
     return str(world.ask(GetJob(job=job)).job.reason)
 
 
-# ------------------------------------------------------------------------------------------------------- who can never run
+# -------------------------------------------------------------------------------------------------- impossible requests
 
 
 @pytest.mark.parametrize(

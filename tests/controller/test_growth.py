@@ -1,4 +1,4 @@
-"""Newcomers that do not compute what the other workers do: they do not join, and nobody is tried in their place."""
+"""Newcomers with differing results: they do not join, and the controller tries no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMED = "register it: run.state(global_step=0)"
 
 
 def growing(world, low=1, high=4, step=10, **changes):
-    """A job whose first worker has the state of step `step`, and whose newcomers have just received it."""
+    """A job with one worker at step `step`, and newcomers that have just received the state."""
     job = world.submit(job_spec(low=low, high=high, **changes))
     world.arrive(job.id)
     world.commit(job.id, step)
@@ -38,7 +38,7 @@ def newcomers(world, job):
 
 
 def differ(world, job, step=11):
-    """All newcomers find at once that they differ; the others give the step up."""
+    """All newcomers find that they differ; the others abandon the step."""
     for worker in newcomers(world, job):
         world.exit(worker, exits.UNLIKE, TOLD, turn=False)
     world.turn()
@@ -84,7 +84,7 @@ def test_newcomers_that_do_compute_the_same_stay_beside_the_one_that_does_not():
     world.commit(job.id, 13)
     assert world.roster(job.id) == others
     world.commit(job.id, 20)
-    world.exit(others[0], -9)  # the rest has been compared by then
+    world.exit(others[0], -9)  # the others have been compared by then
     assert world.roster(job.id) == others[1:]
     assert job.record.restarts == 0
 
@@ -249,14 +249,14 @@ def test_a_job_that_does_not_grow_is_not_moved_to_make_room():
     assert generations(job) == before
 
 
-# ---------------------------------------------------------------------------------------- newcomers whose code is another one
+# ------------------------------------------------------------------------------------------ newcomers with other code
 
 OTHER = "exit code 85: train.py differs: 1f3a at the job's start, 9c02 on s2"
 SAID = "train.py differs: 1f3a at the job's start, 9c02 on s2"
 
 
 def refuse(world, job, server="s2"):
-    """All workers on `server` are refused by those that have the state."""
+    """All workers on `server` are refused by the holders of the state."""
     for worker in [worker for worker in world.running(job.id) if job.worker(worker).gpu.server == server]:
         world.exit(worker, exits.OTHER_CODE, OTHER)
 
@@ -322,14 +322,14 @@ def test_code_that_is_no_server_s_any_more_ends_the_job_after_the_limit():
     assert generations(job) - before < 20
 
 
-# ----------------------------------------------------------------- newcomers that end before they have taken part, by any path
+# ------------------------------------------------------- newcomers that end before they have taken part, on any path
 
 ANOTHER = "exit code 1: UserError: another model: this one has 'b' where the training state has 'a'"
 T, READY = WorkerPhase.TRAINING, WorkerPhase.READY
 
 
 def try_for(world, job, seconds, end, servers=("s2",)):
-    """Let `seconds` pass; whoever is a newcomer on one of `servers` ends by `end`, the others train on by a step a second."""
+    """Let `seconds` pass; newcomers on `servers` end by `end`, the others train one step per second."""
     step = max(job.best_applied, 10)
     for _ in range(seconds):
         if job.final:
@@ -388,7 +388,7 @@ each_end = pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 
 
 def half_running(world, low, high):
-    """One worker on the first server has the state; whoever joins elsewhere has still to."""
+    """One worker on the first server has the state; joiners on other servers do not have it yet."""
     job = world.submit(job_spec(low=low, high=high))
     world.arrive(job.id)
     return job

@@ -1,4 +1,4 @@
-"""What an agent says of its server and its workers in a hello: what cannot be is dropped as a whole."""
+"""Impossible statements about the server and its workers in an agent's hello: the hello is dropped as a whole."""
 
 from __future__ import annotations
 

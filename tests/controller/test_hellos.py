@@ -1,4 +1,4 @@
-"""A controller and an agent, both as they are, and a line between them that is slow: two processes never share a GPU."""
+"""The state machines of a controller and an agent with a slow connection between them: two processes never share a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spec(name: str) -> JobSpec:
 
 
 class Line:
-    """Both machines. What they send lies on the line until somebody says that it arrives."""
+    """Both state machines. Messages stay in flight until the test delivers them."""
 
     def __init__(self, server_lease_s: float = 10.0, heartbeat_interval_s: float = 1.0) -> None:
         self.now = 100.0
@@ -79,7 +79,7 @@ class Line:
             self.arrive_up()
 
     def second_hello(self) -> AgentHello:
-        """The agent says hello again, before the answer to the first has come."""
+        """The agent sends a second hello before the answer to the first has come."""
         self.now += 1.3
         self.tell_agent(agent_events.TimePassed())
         hello = self.up.pop()

@@ -1,4 +1,4 @@
-"""Who is who: two agents of one name, servers of another cluster, stores that are lost or older than the cluster."""
+"""Identities: two agents with one name, servers of another cluster, stores that are lost or older than the cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ S1 = ServerId("s1")
 
 
 def world_of(*servers: str, gpus: int = 2) -> Any:
-    """Servers whose agents have an identity and know their cluster."""
+    """Servers with agents that have an identity and know their cluster."""
     world = World({})
     for name in servers or ("s1",):
         slots = tuple(_module.Gpu(index=i, kind=_module.GpuKind.CPU, name="CPU slot") for i in range(gpus))
@@ -63,10 +63,10 @@ def training(world: Any, gpus: int = 2, **changes: Any) -> Any:
 
 
 def lose_store(world: Any, store: dict[str, bytes] | None = None, hello: bool = True) -> None:
-    """The controller starts anew with an empty store, or with an earlier one."""
+    """The controller restarts with an empty store, or with an earlier one."""
     world.store = dict(store or {})
     world.seed += 1
-    world.orders.clear()  # orders of the past may be repeated; whoever knows a newer one passes them over
+    world.orders.clear()  # earlier orders may be repeated; agents with a newer one ignore them
     world.restart(hello)
 
 
@@ -189,7 +189,7 @@ def test_an_agent_that_has_forgotten_its_last_starts_is_told_so_instead_of_being
     assert EventKind.SERVER_REFUSED in world.kinds()
 
 
-# --------------------------------------------------------------------------------------------------------- a lost store
+# ---------------------------------------------------------------------------------------------------------- lost stores
 
 
 def test_a_cluster_keeps_its_id_and_tells_it_to_its_agents() -> None:
@@ -251,7 +251,7 @@ def test_an_operator_takes_a_server_over_and_its_workers_save_before_it_joins() 
     assert [(stop.worker, stop.save, stop.uid) for stop in stops] == [(w, True, job.uid) for w in running]
     world.reap()
     assert not world.agents[S1].exited
-    assert world.messages(_module.Acknowledged)[-1].sent != world.agents[S1].received  # which makes it say hello
+    assert world.messages(_module.Acknowledged)[-1].sent != world.agents[S1].received  # so that the agent sends a hello
     world.hello("s1")
     world.turn()
     assert world.agents[S1].cluster == world.machine.cluster.id
@@ -267,7 +267,7 @@ def test_a_decision_to_take_a_server_over_survives_a_restart_of_the_controller()
     lose_store(world)
     world.ask(AdoptServer(server=S1))
     for process in world.agents[S1].running.values():
-        process.stopping = False  # the stop was lost
+        process.stopping = False  # the order to stop was lost
     world.restart()
     assert all(world.find(worker)[1].stopping for worker in world.running(job.id))
 
@@ -280,7 +280,7 @@ def test_only_what_there_is_can_be_taken_over() -> None:
     assert "is a member of this cluster" in answer.reason
 
 
-# ------------------------------------------------------------------------------------------------------- a restored store
+# ------------------------------------------------------------------------------------------------------ restored stores
 
 
 def test_workers_of_a_job_that_a_restored_store_does_not_know_keep_their_gpus_until_an_operator_decides() -> None:
@@ -344,7 +344,7 @@ def test_a_job_that_is_further_than_a_restored_store_saves_and_starts_again_with
     lose_store(world, backup)
     job = world.job(job.id)
     stops = [stop for stop in world.messages(StopWorker) if stop.save]
-    assert set(running) < {stop.worker for stop in stops}  # and the one that the store takes for alive
+    assert set(running) < {stop.worker for stop in stops}  # and the one that is alive by the store's records
     assert len({stop.saver for stop in stops}) == 1
     assert stops[0].saver in running
     assert job.record.generation > before.generation
@@ -431,7 +431,7 @@ def test_a_job_that_waits_to_start_again_while_the_store_turns_out_to_be_old_is_
     world.exit(worker, -9)
     assert job.restart_counted
     world.agents[ServerId("s2")].newest_event = 1000
-    del world.machine.cluster.met[ServerId("s2")]  # it has been away since before the controller was started
+    del world.machine.cluster.met[ServerId("s2")]  # away since before the controller's start
     world.hello("s2")
     assert EventKind.STORE_OLD in world.kinds()
     assert job.restart_counted
@@ -452,7 +452,7 @@ def test_a_submission_waits_a_moment_for_an_agent_that_may_know_which_numbers_ar
     assert int(world.ask(Submit(spec=job_spec()), "r").job.rpartition("-")[2]) > number_of(job)
     world.restart(hello=False)
     world.turn(3.0)
-    assert world.ask(Submit(spec=job_spec())) is not None  # nobody speaks: it is not made to wait for a lease
+    assert world.ask(Submit(spec=job_spec())) is not None  # no server speaks: the request does not wait for a lease
 
 
 def test_the_numbers_that_were_skipped_stay_so_when_the_controller_starts_again() -> None:

@@ -62,7 +62,7 @@ def test_a_leader_that_those_who_train_do_not_know_is_replaced():
     job = world.submit(job_spec("digits", 1, 1))
     world.arrive(job.id)
     (first,) = world.roster(job.id)
-    job.update(target=(GpuAddress(server="s2", index=0),))  # moved before anybody has said that it trains
+    job.update(target=(GpuAddress(server="s2", index=0),))  # moved before any worker has reported training
     world.machine.cluster.mark_dirty(job)
     world.turn()
     assert first not in world.roster(job.id)

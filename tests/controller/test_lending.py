@@ -1,4 +1,4 @@
-"""GPUs that are lent for a while: who leaves them, what is refused, and when they are used again."""
+"""Loans of GPUs: the jobs that leave them, refused loans, and the return."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_is_lent_is_left_with_the_next_step_though_its_job_is_to_move_elsew
 
 
 def _all_settle(world, jobs) -> None:
-    """Workers arrive and commit what is ordered, where all of them have been started, until nothing more is."""
+    """Workers with started peers arrive and commit the current orders, until there are no more."""
     for _ in range(8):
         for job in jobs:
             world.reap()

@@ -1,4 +1,4 @@
-"""What jobs tell of their lengths, what a controller learns of those that are over, and what it says of both."""
+"""Lengths of jobs: reports of jobs, estimates from finished jobs, and the views of both."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ALONE = {1: 10.0}  # steps per second
 
 
 def train(world, job, step: int, total_steps: int | None = None) -> None:
-    """It has applied this step, with the GPUs that it has."""
+    """The job reports this step, with its present GPUs."""
     world.settle(job.id, max(0, step))
     for worker in world.roster(job.id):
         world.report(worker, WorkerPhase.TRAINING, job.record.committed, step, total_steps=total_steps)
 
 
 def end(world, job) -> None:
-    """Its script comes to its end."""
+    """The job's script ends."""
     for worker in world.roster(job.id):
         world.report(worker, WorkerPhase.FINISHED, job.record.committed, job.progress().step)
         world.exit(worker, 0)

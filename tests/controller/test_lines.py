@@ -1,4 +1,4 @@
-"""Which messages of agents may be dropped when there are too many: those that come again."""
+"""Messages of agents that may be dropped under overload: those that are repeated anyway."""
 
 from __future__ import annotations
 

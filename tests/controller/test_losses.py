@@ -1,4 +1,4 @@
-"""Workers that are lost, and jobs that start again."""
+"""Lost workers, and restarts of jobs."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_an_error_of_the_script_that_comes_back_fails_the_job():
     world.settle(job.id, 10)
     world.exit(world.roster(job.id)[0], 1, "exit code 1: ZeroDivisionError")
     world.pass_time(3)
-    if not job.final:  # the first failure came after progress, so a second one without any is needed
+    if not job.final:  # the first failure came after progress, so a second one without progress is needed
         world.settle(job.id, 10)
         world.exit(world.roster(job.id)[0], 1, "exit code 1: ZeroDivisionError")
     assert job.record.phase is JobPhase.FAILED
@@ -200,7 +200,7 @@ def test_a_job_that_loses_a_worker_in_each_generation_and_comes_no_further_is_gi
             world.exit(world.roster(job.id)[1], 1)
         if not job.final:
             world.commit(job.id, step=20)
-            world.pass_time(100.0)  # its growth is held back for a while
+            world.pass_time(100.0)  # its growth is delayed for a while
     assert job.record.phase is JobPhase.FAILED
     assert "4 generations in a row" in job.record.reason
 

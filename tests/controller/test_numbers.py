@@ -1,4 +1,4 @@
-"""Figures that nobody can reckon with never get into records, views or policies, and do not end the controller."""
+"""Unusable figures (NaN, infinity, absurd sizes) never get into records, views or policies, and do not end the controller."""
 
 from __future__ import annotations
 
@@ -296,9 +296,9 @@ def test_a_generation_that_nobody_can_have_ordered_does_not_become_the_jobs() ->
 
 
 def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_and_how_fast() -> None:
-    """A field that is new must be looked at: `intake` compares it, or it is one of these."""
+    """A new field must be compared in `intake`, or added here."""
     progress = {"applied", "epoch", "total_steps", "samples_per_s", "median_step_s", "steady", "metrics", "note"}
-    progress.add("odd_metrics")  # a worker that tells them gets a second look (`sensible`)
+    progress.add("odd_metrics")  # a worker that reports them gets a full check (`sensible`)
     progress |= {
         "saving_s",
         "longest_step_s",
@@ -307,7 +307,7 @@ def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_a
         "saved_file",
         "job",
         "worker",
-    }  # a file comes with `saved`; the last two find the status before it
+    }  # a file comes with `saved`; the last two find the earlier status
     status = example_status()
     for name in status.__struct_fields__:
         changed = replace(status, **{name: _other(getattr(status, name))})

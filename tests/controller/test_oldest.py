@@ -1,4 +1,4 @@
-"""The oldest pending job is found without a look at all of them."""
+"""The oldest pending job is found without a scan of all pending jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A turn that is more than its store takes at once: pieces of whole events, each durable before anything of it is sent."""
+"""A turn larger than the store's transaction limit: pieces of whole events, each committed before any message of it is sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Written = dict[str, bytes]
 
 
 class LimitedStore(FaultyStore):  # type: ignore[misc, valid-type]
-    """Remembers what it held after each commit; the commit of number `fail_at` fails with `failure`."""
+    """Records its contents after each commit; commit number `fail_at` fails with `failure`."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class LimitedStore(FaultyStore):  # type: ignore[misc, valid-type]
 
 
 class Limited(Driven):  # type: ignore[misc, valid-type]
-    """A turn on such a store. `reached`: what the store would hold, had the turn ended after each event in turn."""
+    """A turn on such a store. `reached`: the store's contents had the turn ended after each event."""
 
     def __init__(self, limits: Limits) -> None:
         self.now = 1000.0
@@ -164,7 +164,7 @@ def test_if_a_piece_cannot_be_recorded_what_came_before_is_kept_and_said_and_the
     missing = {f"r{n}" for n in range(12)} - recorded - refused
     assert bool(missing) == failure.outcome_unknown, "whose outcome is unknown hear nothing yet"
     later = driven.answers(driven.finish(after_s=1.0))
-    driven.hello()  # what is not in the store is submitted when a server has spoken
+    driven.hello()  # submissions that are not in the store are repeated after a server's message
     for name in missing:
         later[name] = driven.ask(Submit(spec=job_spec(high=2)), name)
     assert {name for name, answer in later.items() if isinstance(answer, Submitted)} == missing

@@ -1,4 +1,4 @@
-"""Switching what decides while the cluster runs: what is recorded, what is told, and that running jobs only resize and move."""
+"""Switching policies at run time: the record, the answer, and that running jobs only resize and move."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def targets(world: Any, *jobs: Any) -> list[int]:
 
 
 def waiting_behind_a_rigid_one() -> tuple[Any, Any, Any]:
-    """Under fifo the first job has 3 of 4 GPUs, and the second one waits for its 4."""
+    """Under fifo the first job has 3 of 4 GPUs, and the second waits for 4."""
     world = World(policy="fifo")
     first, second = world.submit(job_spec(low=1, high=3)), world.submit(job_spec(low=1, high=4))
     world.settle(first.id)
@@ -202,11 +202,11 @@ def _submission(**changes: Any) -> Any:
     return _module.Submit(spec=job_spec(**changes))
 
 
-# ------------------------------------------------------------------------------------------------------- circles of jobs
+# ------------------------------------------------------------------------------------------------- cyclic exchanges
 
 
 class Elsewhere:
-    """Wants the jobs on the GPUs that it is told, by row."""
+    """A placement that puts jobs, by row, on given GPUs."""
 
     name = "elsewhere"
     parameters = FEWEST_SERVERS.parameters
@@ -220,7 +220,7 @@ class Elsewhere:
 
 @pytest.mark.parametrize("idle", [0, 1])
 def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but_never_start_anew(idle: int) -> None:
-    """One rigid job of two GPUs and two of one; each is where the others are to be."""
+    """One rigid job of two GPUs and two of one; each is placed where the others are."""
     placement = Elsewhere({0: 0b0011, 1: 0b0100, 2: 0b1000})
     world = World({"s1": 2, "s2": 2, **({"s3": 1} if idle else {})}, stages=Stages(placement=placement))
     jobs = [world.submit(job_spec(low=size, high=size)) for size in (2, 1, 1)]
@@ -234,7 +234,7 @@ def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but
     assert held() == [0b0011, 0b0100, 0b1000]
     placement.wanted = {0: 0b1100, 1: 0b0001, 2: 0b0010}
     for _ in range(8):
-        world.ask(Scale(job=jobs[0].id, share=None))  # changes nothing, but lets the scheduler decide again
+        world.ask(Scale(job=jobs[0].id, share=None))  # changes nothing, but triggers a decision
         for job in jobs:
             world.settle(job.id)
     assert held() == ([0b1100, 0b0001, 0b0010] if idle else [0b0011, 0b0100, 0b1000])
@@ -243,7 +243,7 @@ def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but
 
 
 def reconfigure(world: Any, document: dict[str, Any], **settings: Any) -> None:
-    """The operator has changed the configuration file, and told the controller so."""
+    """The operator has changed the configuration file, and reloads it."""
     present = world.machine.cluster.settings
     world.carry_out(world.feed(Reconfigured(replace(present, **settings), load_scheduler(document, "controller.yaml"))))
     world.come_to_rest()
@@ -275,7 +275,7 @@ def test_a_policy_set_at_run_time_outlives_another_configuration() -> None:
 
 
 def test_pollux_divides_gpus_at_its_intervals_and_counts_changes() -> None:
-    """Who comes in between gets what is idle, here nothing, and the controller asks again without anything having happened."""
+    """A job that comes in between gets the idle GPUs, here none, and the controller decides again without an event."""
     world = World(policy="pollux")
     first = world.submit(job_spec(low=1, high=4))
     second = None
@@ -286,7 +286,7 @@ def test_pollux_divides_gpus_at_its_intervals_and_counts_changes() -> None:
         if second is not None:
             world.settle(second.id)
         elif targets(world, first) == [4]:
-            world.pass_time(15)  # neither moment is one at which GPUs are divided
+            world.pass_time(15)  # no GPUs are divided at either time
             second = world.submit(job_spec("second", low=1, high=4))
             assert targets(world, first, second) == [4, 0]
         seen.append(targets(world, first, *([second] if second is not None else [])))

@@ -1,4 +1,4 @@
-"""A policy that raises: it is told once, jobs train on where they are, and the controller goes on."""
+"""A policy that raises: one report, jobs keep their GPUs, and the controller continues."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ World, job_spec = _module.World, _module.job_spec
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
-    """From now on max-min raises `what`, or gives those shares."""
+    """From now on max-min raises `what`, or returns those shares."""
 
     def shares(self: MaxMin, jobs: Any, gpus: int, now: float, rng: Any) -> Shares:
         if isinstance(what, Exception):
@@ -144,7 +144,7 @@ def test_a_job_larger_than_the_cluster_waits_with_the_reason_and_the_others_run(
     assert len(world.running(small.id)) == 1
     assert world.running(large.id) == []
     reason = world.ask(GetJob(job=large.id)).job.reason
-    assert reason in {  # before and after the small job has begun, which has not joined here
+    assert reason in {  # before and after the start of the small job, which has not joined here
         "waits for 8 GPUs: 3 of 8 are there, s3 is lost",
         "waits for 8 GPUs: 1 of 8 belongs to jobs that are still starting, and s3 is lost",
     }

@@ -1,4 +1,4 @@
-"""A real controller on TCP with keys: a live agent, a live user, and those who would be either."""
+"""A real controller on TCP with keys: a real agent, a real user, and impostors of both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPEC = JobSpec(name="digits", command=("train",), gpus=GpuRange(min=1, max=1), v
 
 
 class Agent:
-    """A server's line to the controller."""
+    """A server's connection to the controller."""
 
     def __init__(self, context: zmq.Context, address: str, key: KeyFile, name: str = "", identity: bytes = b"") -> None:
         self.name = name or key.name
@@ -184,7 +184,7 @@ def test_an_agent_that_has_connected_anew_is_answered_there(controller: Controll
     first = controller.agent("s2")
     first.hello()
     assert first.hear(Acknowledged) is not None
-    second = controller.agent("s2")  # not before: connections that are made together may stand in any order
+    second = controller.agent("s2")  # only now: connections that are made together may be in any order
     second.hello()
     assert second.hear(Acknowledged) is not None
     first.hello()
@@ -218,7 +218,7 @@ def test_a_key_that_is_added_or_revoked_while_all_runs_counts_from_then_on(contr
         return False
 
     controller.until(refused)
-    with contextlib.suppress(zmq.Again):  # its key has been refused already: there is no connection any more
+    with contextlib.suppress(zmq.Again):  # its key was rejected before: there is no connection any more
         server.hello()
     assert server.hear(Acknowledged, 0.5) is None
     alice.ask(Ping())

@@ -1,4 +1,6 @@
-"""Deadlines: admitted, refused with what would hold, provisional, endangered and told of before they are missed."""
+"""Deadlines: admitted, refused with alternatives that would hold, provisional, endangered, and announced before they are
+missed.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ LINEAR = {1: 1.0, 2: 2.0, 4: 4.0}  # steps per second
 
 
 def spec(name: str = "digits", in_s: float = 100.0, steps: int = 100, soft: bool = False, **changes):
-    """100 steps are 100 s of one GPU."""
+    """100 steps take 100 s on one GPU."""
     deadline = Deadline(in_s=in_s, soft=soft)
     return job_spec(name, **{"throughput": LINEAR, "max_steps": steps, "deadline": deadline, **changes})
 
@@ -53,7 +55,7 @@ def promise(world, job):
 
 
 def train(world, job, step: int, step_s: float | None = None) -> None:
-    """It has applied this step, with the GPUs that it has. step_s: what its steps take there, as far as it tells."""
+    """The job reports this step, with its present GPUs. step_s: its reported step time."""
     world.settle(job.id, max(0, step))
     generation = job.record.committed
     steady = Steady(generation=generation, step_s=step_s, steps=32) if step_s is not None else None
@@ -240,7 +242,7 @@ def test_more_gpus_than_were_told_to_save_a_deadline_save_it() -> None:
 
 
 def test_a_provisional_deadline_takes_nothing_from_others_while_it_is_not_known_to_hold() -> None:
-    """It needs all GPUs, and may be hopeless: whoever trains there trains on."""
+    """It needs all GPUs, and may be hopeless: the running jobs keep training."""
     world = World({"s1": 4})
     other = world.submit(job_spec("other", 4, 4, throughput=LINEAR, max_steps=1000))
     train(world, other, 5, 0.25)
@@ -275,7 +277,7 @@ CONCAVE = {1: 4.9, 2: 9.6, 4: 18.0}
 
 
 def beside_another(world, in_s: float, **changes):
-    """900 steps beside 900 that are promised in 120 s; least of all in 57 s."""
+    """900 steps beside 900 that are promised in 120 s; feasible in 57 s at the least."""
     return spec("second", in_s=in_s, steps=900, throughput=CONCAVE, **changes)
 
 
@@ -316,7 +318,7 @@ def test_a_job_that_is_planned_to_end_before_its_deadline_is_judged_by_its_deadl
     second = world.job(second.id)
     assert second.planned_by_s < second.deadline_s, "it is recorded"
     world.ask(Cancel(job=first.id))
-    world.pass_time(6.0)  # it is too late now for the earlier one, and nobody is in the way any more
+    world.pass_time(6.0)  # the earlier deadline has passed, and no job is in the way any more
     assert promise(world, second).state is PromiseState.HOLDS
     assert EventKind.ENDANGERED not in world.kinds(second.id)
 

@@ -1,4 +1,4 @@
-"""A share set by hand takes GPUs from others: whoever sets it is told whom, and those are told by whom."""
+"""A fixed share takes GPUs from other jobs: the answer names these jobs, and their views name the cause."""
 
 from __future__ import annotations
 

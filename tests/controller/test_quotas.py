@@ -1,4 +1,4 @@
-"""Quotas in a controller: owners get their GPUs back by shrinking, and submissions beyond a bound are refused."""
+"""Quotas in a controller: owners get their GPUs back when other jobs shrink, and submissions beyond a bound are refused."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ SUBLINEAR = {1: 1.0, 2: 1.8, 4: 3.0}
 
 
 def _due(name: str, in_s: float, steps: int = 100, soft: bool = False, **changes: Any) -> Any:
-    """100 steps are 100 s of one GPU, and more GPU-seconds with more GPUs."""
+    """100 steps take 100 s on one GPU, and more GPU-seconds on more GPUs."""
     deadline = Deadline(in_s=in_s, soft=soft)
     return job_spec(name, **{"throughput": SUBLINEAR, "max_steps": steps, "deadline": deadline, **changes})
 

@@ -1,4 +1,4 @@
-"""After how many steps a figure is reached, by what was reported of it."""
+"""Extrapolation of a reported metric: after how many steps it reaches its target."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_was_reported_before_a_restart_of_later_steps_is_forgotten() -> Non
     whole = reports(accuracy, range(100, 3000, 100))
     again = reports(accuracy, range(100, 2000, 100))
     for steps in range(2000, 2900, 100):
-        again.add(steps, 0.1)  # of a training that is lost
+        again.add(steps, 0.1)  # of a lost training run
     for steps in range(2000, 3000, 100):
         again.add(steps, accuracy(steps))
     assert again.steps_until(ACCURACY) == whole.steps_until(ACCURACY)

@@ -1,4 +1,4 @@
-"""Whole lives of jobs, with workers that follow the membership rules: whatever crashes, every job ends as it should."""
+"""Whole lives of jobs, with workers that follow the membership rules: every job ends as it should, whatever crashes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Crash(Exception):
 
 
 class LivingWorld(World):
-    """Workers that prepare, commit, break and leave as the membership machine has it; a controller that may crash."""
+    """Workers that prepare, commit, break and leave as the membership state machine does; a controller that may crash."""
 
     def __init__(self, servers: dict[str, int], crash_at: int | None = None, recorded: bool = True) -> None:
         self.records = 0
         self.crash_at = crash_at
-        self.recorded = recorded  # does the crash come after the record, or before it?
+        self.recorded = recorded  # True: the crash comes after the record; False: before it
         self.rosters: dict[tuple[JobId, int], tuple[WorkerId, ...]] = {}
         super().__init__(servers)
 
@@ -72,14 +72,14 @@ class LivingWorld(World):
             return []
 
     def ask(self, request: Any, request_id: str = "", turn: bool = True, **others: Any) -> Any:
-        """A client repeats its request until it is answered."""
+        """Send a request as a client does, until it is answered."""
         name = request_id or f"r{next(self.ids)}"
         for _ in range(3):
             answer = super().ask(request, name, turn, **others)
             if answer is not None:
                 return answer
         if isinstance(request, Scale) and self.machine.cluster.awaited:
-            return None  # not before its servers are back; the client gives up
+            return None  # no answer before its servers are back; the client gives up
         raise AssertionError(f"{request} was never answered")
 
     def deliver(self, server: ServerId, message: Any, identity: str = "") -> None:
@@ -112,7 +112,7 @@ class LivingWorld(World):
             self.report(worker, phase, generation, applied)
 
     def live(self, worker: str) -> None:
-        """Let one worker do the next thing that it has to do by itself."""
+        """Let one worker take its next step."""
         process = self.processes(worker.rpartition(".")[0]).get(worker)
         if process is None:
             return
@@ -144,7 +144,7 @@ class LivingWorld(World):
                 self.report(worker, WorkerPhase.TRAINING, status.generation, (status.applied or 0) + 1)
 
     def try_commit(self, job: str) -> None:
-        """The leader that knows of the newest order commits it, if all that it needs are there."""
+        """The leader that knows the newest order commits it, if all that it needs are present."""
         processes = self.processes(job)
         orders = [p.order for p in processes.values() if p.order is not None]
         if not orders:
@@ -182,7 +182,7 @@ class LivingWorld(World):
                 self.say(worker, WorkerPhase.LEFT, leader.generation, applied)
 
     def go_on(self, rounds: int = 40) -> None:
-        """Nothing is lost any more: everybody does what is due, until nothing changes."""
+        """No more losses: all processes do what is due, until nothing changes."""
         for _ in range(rounds):
             self.heal_sessions()
             for job in list(self.machine.cluster.jobs):
@@ -272,7 +272,7 @@ def test_nothing_is_decided_after_a_restart_until_the_servers_are_back_or_given_
     assert "waits for s1, s2" in world.ask(GetJob(job=job.id)).job.reason
     world.hello("s1")
     world.turn(after_s=6)
-    assert world.roster(job.id)  # s2 was given up, s1 goes on alone
+    assert world.roster(job.id)  # s2 was given up, s1 continues alone
     lost = [m.worker for m in world.job(job.id).newest.roster.members if m.gpu.server == "s2"]
     assert lost == []
     assert set(world.roster(job.id)) < set(roster)
@@ -292,7 +292,7 @@ def test_a_restarted_controller_goes_on_where_the_last_one_was_without_touching_
 
 
 def disturb(world: LivingWorld, rng: random.Random) -> None:
-    """One thing that happens to a cluster."""
+    """One random event of a cluster."""
     jobs = [job for job in world.machine.cluster.jobs.values() if not job.final]
     workers = [w for agent in world.agents.values() for w in agent.running]
     kind = rng.choice(["submit", "scale", "scale", "cancel", "live", "live", "live", "live", "commit", "commit", "commit",
@@ -338,7 +338,7 @@ class HostileWorld(LivingWorld):
 
 
 class MeasuredWorld(HostileWorld):
-    """Workers tell how fast they are: as it pleases, but always the same with the same share. No job is like another one."""
+    """Workers report random speeds, constant for each share, and different for each job."""
 
     def ask(self, request: Any, request_id: str = "", turn: bool = True, **others: Any) -> Any:
         if isinstance(request, Submit):
@@ -357,9 +357,7 @@ class MeasuredWorld(HostileWorld):
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.integers(20, 120))
-@example(
-    seed=1, length=38
-)  # two jobs are decided to change places while the GPUs of an earlier decision are being left
+@example(seed=1, length=38)  # two jobs must change places while the GPUs of an earlier decision are still occupied
 def test_whatever_happens_jobs_that_are_measured_come_to_rest_with_their_gpus_and_end(seed, length):
     rng = random.Random(seed)
     world = MeasuredWorld({"s1": 3, "s2": 2})
@@ -381,7 +379,7 @@ def test_whatever_happens_jobs_that_are_measured_come_to_rest_with_their_gpus_an
 
 
 def test_jobs_that_are_left_to_change_places_stay_where_they_are_and_train_on():
-    """As when the one way out of an exchange is lost: each is to be where the other one is, and neither can leave."""
+    """As when the only way out of an exchange is lost: each job is placed where the other is, and neither can leave."""
     world = LivingWorld({"s1": 1, "s2": 1})
     one, other = (world.submit(job_spec(low=1, high=1)) for _ in range(2))
     world.go_on(6)

@@ -1,4 +1,4 @@
-"""A reign ends when its lease may be over, when its writes are refused, or when an agent knows of a later one; and stays over."""
+"""A reign ends for good when its lease may be over, its writes are rejected, or an agent reports a later reign."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = JobSpec(name="digits", command=("true",), gpus=GpuRange(min=1, max=1), vi
 
 
 class GuardedStore(SqliteStore):
-    """One whose writer may be replaced."""
+    """A store with a replaceable writer."""
 
     replaced = False
 
@@ -38,7 +38,7 @@ class GuardedStore(SqliteStore):
 
 
 class Driven:
-    """A reign that was won in an election, and its lease."""
+    """A reign won in an election, with its lease."""
 
     def __init__(self, path: Any) -> None:
         self.leads = True

@@ -1,4 +1,4 @@
-"""The term of a controller's reign: recorded before anything is sent, never given twice, and above what any agent has heard."""
+"""The term of a controller's reign: recorded before any message, unique, and above every term that an agent has heard."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ UNKNOWN = StoreUnavailable("cluster.db: disk I/O error", outcome_unknown=True)
 
 
 class Reign:
-    """A controller's turn over a store, from its start on. `term`: won in an election; 0: it has a store of its own."""
+    """A controller's turn over a store, from its start on. `term`: won in an election; 0: the store is not shared."""
 
     def __init__(self, store: Any, term: int = 0) -> None:
         self.store, self.now = store, 1000.0
-        self.sent: list[tuple[int, Any]] = []  # with the terms that it is stamped with
+        self.sent: list[tuple[int, Any]] = []  # with their terms
         self.answers: dict[str, Any] = {}
         self.warnings: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What clients ask for, and what they are answered."""
+"""Requests of clients, and the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A large gang beside a stream of small ones, in a controller: GPUs are held for it, and `status` says so."""
+"""A large gang beside a stream of small ones: the controller reserves GPUs for it, and `status` shows that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reservations by time: GPUs leave and come back by the clock, nobody is killed, promises reckon with them beforehand."""
+"""Reservations by time: GPUs are withdrawn and returned on schedule, no worker is killed, and promises account for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ sys.modules["controller_world"] = _module
 _spec.loader.exec_module(_module)
 World, job_spec = _module.World, _module.job_spec
 
-BEGIN_S = 1000.0  # of each world
+BEGIN_S = 1000.0  # of each test
 
 
 def iso(after_s: float) -> str:

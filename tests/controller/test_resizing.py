@@ -167,12 +167,12 @@ def test_a_migration_goes_through_the_union_of_old_and_new():
     world.arrive(job.id)
     generation = job.record.generation
     world.report(old[0], T, generation, 20)
-    assert world.roster(job.id) == union  # the newcomer has not got the state yet
+    assert world.roster(job.id) == union  # the newcomer does not have the state yet
     world.report(union[1], T, generation, None)
     assert world.roster(job.id) == union
     world.report(union[1], T, generation, 21)
     world.report(union[1], T, generation, 22)
-    assert world.roster(job.id) == union  # nobody has compared a step that it had a share of
+    assert world.roster(job.id) == union  # no worker has verified a step of the newcomer's
     world.report(union[1], T, generation, 23)
     assert world.roster(job.id) == [union[1]]
     assert job.newest.roster.leader == union[1]
@@ -184,7 +184,7 @@ def test_a_start_that_no_agent_has_heard_is_told_again():
     world = World({"s1": 1})
     job = world.submit(job_spec(low=1, high=1))
     (worker,) = world.running(job.id)
-    del world.agents["s1"].running[worker]  # the message has got lost
+    del world.agents["s1"].running[worker]  # the message was lost
     world.agents["s1"].seen.discard(worker)
     world.sent.clear()
     world.pass_time(TELL_AGAIN_S - 1)
@@ -192,14 +192,14 @@ def test_a_start_that_no_agent_has_heard_is_told_again():
     world.pass_time(2)
     assert [start.worker for start in world.messages(StartWorker)] == [worker]
     world.pass_time(3 * TELL_AGAIN_S)
-    assert len(world.messages(StartWorker)) == 1  # its agent says now that it starts it
+    assert len(world.messages(StartWorker)) == 1  # the agent reports now that it starts the worker
 
 
 def test_an_order_that_no_worker_has_heard_is_told_again():
     world = World({"s1": 2})
     job = world.submit(job_spec(low=2, high=2))
     for process in world.agents["s1"].running.values():
-        process.order = None  # the message has got lost
+        process.order = None  # the message was lost
     for worker in world.running(job.id):
         world.report(worker, WorkerPhase.READY)
     world.sent.clear()
@@ -214,7 +214,7 @@ def test_an_order_whose_leader_a_ready_worker_does_not_find_is_told_again():
     world.report(leader, WorkerPhase.READY, unheard=[follower])
     world.report(follower, WorkerPhase.READY, unheard=[leader])
     world.pass_time(1)
-    world.sent.clear()  # the order that names the leader's address has got lost
+    world.sent.clear()  # the order with the leader's address was lost
     world.pass_time(TELL_AGAIN_S - 2)
     assert world.messages(Order) == []
     world.pass_time(2)

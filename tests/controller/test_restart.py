@@ -1,4 +1,4 @@
-"""A controller that was started again is equal to the one before it: what it knows, and what happens by itself."""
+"""A restarted controller equals its predecessor: the same state, and the same timers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ World, job_spec = _world.World, _world.job_spec
 
 
 def assert_equal(world: Any) -> None:
-    """A machine made of the store now is the present one's equal."""
+    """A state machine recovered from the store equals the present one."""
     present = world.machine.cluster
     assert durable(present) == world.store, "the store holds what the machine has to keep"
     assert differences(present, world.new_machine().cluster) == (), world.story()
@@ -102,7 +102,7 @@ def test_a_timer_that_runs_out_while_servers_are_waited_for_waits_for_them_too()
     world.settle(job)
     lose_all(world, job)
     world.restart(hello=False)
-    world.turn(after_s=5.0)  # and comes to rest
+    world.turn(after_s=5.0)  # until it is idle
     assert world.running(job) == []
     assert world.machine.next_deadline() > world.now
     world.hello("s1")
@@ -193,7 +193,7 @@ def test_the_last_status_of_a_worker_counts_for_a_job_whose_other_workers_go_on(
 def test_what_a_new_controller_reckons_while_it_waits_for_its_servers_is_what_it_would_reckon_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With thousands of jobs the work for the first decision is done piece by piece, while no server speaks."""
+    """With thousands of jobs the work for the first decision is done in pieces before the servers' hellos."""
     views = []
     for many_behind in (2, 10_000):
         monkeypatch.setattr(snapshots, "MANY_BEHIND", many_behind)

@@ -1,4 +1,4 @@
-"""A preempted job whose saver cannot save: another one does, and all end when that is done."""
+"""A preempted job with a failed saver: another worker saves, and all end afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ World, job_spec = _module.World, _module.job_spec
 
 
 def preempted() -> tuple[Any, str, list[str], int]:
-    """A job on three servers that has just been told to give its GPUs back; its saver is first."""
+    """A job on three servers that has just been preempted; its saver is first."""
     world = World({"s1": 1, "s2": 1, "s3": 1}, policy="srtf")
     job = world.submit(job_spec("long", 3, 3, max_steps=10_000))
     world.settle(job.id)
@@ -39,7 +39,7 @@ def preempted() -> tuple[Any, str, list[str], int]:
 
 
 def told(world: Any) -> list[tuple[str, str | None, int | None]]:
-    """To whom, who saves, what has been saved."""
+    """Orders to stop as (server, saver, saved step)."""
     stops = [(stop.worker, stop.saver, stop.saved) for stop in world.messages(StopWorker)]
     world.sent.clear()
     return stops

@@ -1,4 +1,4 @@
-"""Records that somebody else than a controller has written to the store: nothing starts from them."""
+"""Records in the store that no controller has written: nothing starts from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 @pytest.fixture
 def opened(etcd: Etcd) -> Iterator[Callable[[Seals | None], Any]]:
-    """A function that opens the same store anew, with these seals; it may be written to."""
+    """A function that opens the same store again, writable, with these seals."""
     root = f"/elasticctl/{secrets.token_hex(4)}"
     with ExitStack() as stack:
 
@@ -47,7 +47,7 @@ def opened(etcd: Etcd) -> Iterator[Callable[[Seals | None], Any]]:
 
 
 def ready(directory: Path) -> Seals:
-    """Of a controller that has its secret."""
+    """Seals of a controller that has its secret."""
     if not directory.exists():
         directory.mkdir(mode=0o700)
         write_secret(directory / SEAL_FILE, secrets.token_bytes(32))
@@ -97,7 +97,7 @@ def test_what_a_controller_has_written_is_read_and_what_somebody_else_has_writte
     assert all(key in told for key in (A, "/jobs/d-4/spec", ARCHIVED))
     assert B not in told
     assert after.news() == ""
-    assert not after.settle(store)  # leads all the same
+    assert not after.settle(store)  # becomes leader all the same
 
 
 def test_a_watch_takes_a_record_that_was_changed_outside_for_one_that_is_gone(opened: Any, tmp_path: Path) -> None:

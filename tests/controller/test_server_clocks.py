@@ -1,4 +1,4 @@
-"""How far the servers' clocks are off, as the controller hears it."""
+"""Clock offsets of the servers, as the controller estimates them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are silent and come back, and what they say of workers."""
+"""Servers that fall silent and return, and their reports of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real agent and a real `elasticctl` with three endpoints: one is silent, one stands by, and one leads."""
+"""A real agent and a real `elasticctl` with three endpoints: a silent one, a standby, and the leader."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from elasticd.protocol.model import GpuRange, JobSpec
 from elasticd.protocol.terms import stamped
 from elasticd.runtime import transport
 
-PATIENCE_S = 120.0  # on a machine that does much else
+PATIENCE_S = 120.0  # on a loaded machine
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 SPEC = JobSpec(name="digits", command=("true",), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/")
 
 
 class Standbys:
-    """A small controller that stands by, and another one that reads nothing: real sockets, served by a thread."""
+    """A small standby controller, and an endpoint that reads nothing: real sockets, served by a thread."""
 
     def __init__(self, directory: Path) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.asked: list[Any] = []  # hellos and envelopes that the standby has heard
+        self.asked: list[Any] = []  # hellos and envelopes that the standby received
         self.leader = "ipc:///where/it/leads"
         self._silent = [transport.router(self.context) for _ in range(2)]
         self._standby = [transport.router(self.context) for _ in range(2)]
@@ -128,7 +128,7 @@ class Cluster:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def is_there(self, client: Client) -> bool:
-        """Has the agent a session with the controller that leads?"""
+        """Does the agent have a session with the leading controller?"""
         servers = client.ask(GetServers(), timeout_s=PATIENCE_S)
         assert isinstance(servers, Servers)
         return [server.state for server in servers.servers] == [ServerState.ALIVE]
@@ -158,7 +158,7 @@ def eventually(holds: Callable[[], object], what: str) -> None:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[str], Client]]:
-    """Clients that are closed whatever becomes of the test."""
+    """Clients that are closed even if the test fails."""
     with contextlib.ExitStack() as opened:
         yield lambda address: opened.enter_context(contextlib.closing(Client(address)))
 

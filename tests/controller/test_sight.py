@@ -1,4 +1,4 @@
-"""A job that has a checkpoint begins with it or not at all, wherever it is placed."""
+"""A job with a checkpoint resumes from it or does not start, wherever it is placed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ World, job_spec = _module.World, _module.job_spec
 
 
 def saved_job(world, gpus: int = 1, step: int = 50):
-    """A job that has trained and written a checkpoint, and has just lost all its workers."""
+    """A job that has trained, has written a checkpoint, and has just lost all its workers."""
     job = world.submit(job_spec(low=gpus, high=gpus))
     world.settle(job.id)
     leader = job.newest.roster.leader
@@ -114,7 +114,7 @@ def test_a_job_is_said_to_train_when_a_worker_has_its_state_and_not_at_each_try(
     world.pass_time(2)
     (worker,) = world.running(job.id)
     world.report(worker, WorkerPhase.READY)
-    world.report(worker, WorkerPhase.TRAINING, job.newest.generation)  # and looks for the checkpoint
+    world.report(worker, WorkerPhase.TRAINING, job.newest.generation)  # and searches the checkpoint
     assert job.record.phase is JobPhase.RUNNING
     see_nothing(world, job, worker)
     assert world.kinds(job.id)[-3:].count(EventKind.STARTED) == 0

@@ -1,4 +1,4 @@
-"""Snapshots are kept for the jobs of their owner, go to the servers where these run, and go with them."""
+"""Snapshots are kept for their owner's jobs, are sent to the servers of these jobs, and are deleted after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workers of a job wait for each other: what they send does not arrive, and their generation is given up."""
+"""All workers of a job wait for each other, since their messages are lost: their generation is given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that users stop, hold and let go on: what becomes of their GPUs, their state and their place in the queue."""
+"""Jobs that users pause, hold and release: the effect on their GPUs, their state and their place in the queue."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OLGA = Principal(role=Role.OPERATOR, name="olga", account="olga")
 
 
 def saves(world: Any, job: Any, step: int) -> None:
-    """The workers of a job that was preempted save the state after `step`, and end."""
+    """The workers of a preempted job save the state after `step`, and end."""
     for worker in world.running(job.id):
         status = world.find(worker)[1].status
         world.report(worker, WorkerPhase.TRAINING, status.generation, step, saved=step)
@@ -239,7 +239,7 @@ def test_the_promise_of_a_paused_job_breaks_and_may_hold_again(policy: str):
 
 
 def cancelling(world: Any, **changes: Any) -> Any:
-    """A job that trains on two GPUs, and is being cancelled."""
+    """A training job on two GPUs that is being cancelled."""
     job = one_running(world, gpus=2, **changes)
     assert world.ask(Cancel(job=job.id, save=True)) == Cancelled(job=job.id, saving=True)
     return job

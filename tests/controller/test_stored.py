@@ -1,4 +1,4 @@
-"""A job with many workers stands in the store in parts: what is written follows what has changed, and nothing is lost."""
+"""A job with many workers is stored in parts: only changed parts are written, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ World, job_spec = _world.World, _world.job_spec
 
 
 class _EarlierState(msgspec.Struct):
-    """What a version that does not know of parts makes of the state of a job."""
+    """The state of a job as read by a version that does not know parts."""
 
     workers: tuple[WorkerRecord, ...] = ()
 
 
 def large(gpus: int = 24, **settings: Any) -> tuple[Any, Any]:
-    """A world with a job of so many workers that train."""
+    """A cluster with a training job of so many workers."""
     world = World({"s1": 8, "s2": 8, "s3": 8, "s4": 8}, **settings)
     job = world.submit(job_spec(low=1, high=gpus))
     world.settle(job.id)

@@ -1,4 +1,4 @@
-"""How the controller measures jobs on the way down, and what it remembers of them."""
+"""How the controller measures the throughput of jobs at decreasing shares, and keeps the measurements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measuring_world(servers=None, **settings):
 
 
 def train(world, job, rates, step: int) -> int:
-    """The newest order is carried out, and trains for long enough to be measured. How far it has come then."""
+    """The newest order is committed, and trains for long enough to be measured. Returns the last step."""
     world.settle(job.id, step)
     step += 64
     share = len(job.newest.roster.members)
@@ -246,7 +246,7 @@ def test_steps_that_have_been_counted_are_not_counted_again():
     (worker,) = world.roster(job.id)
     second = (
         job.rate_counts_from - step
-    )  # not the same for all jobs: those that begin together would be measured together
+    )  # differs between jobs: otherwise jobs that start together would be measured together
     assert 32 <= second < 64
     for after, times in [(1, 1), (31, 1), (second - 1, 1), (second, 2), (second + 31, 2), (second + 32, 3)]:
         world.report(worker, WorkerPhase.TRAINING, job.record.committed, step + after, steady=steady)

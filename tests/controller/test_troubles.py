@@ -1,4 +1,4 @@
-"""GPUs in trouble: nothing new is started there, jobs are moved away, and operators overrule."""
+"""GPUs in trouble: the controller starts nothing new there, moves jobs away, and obeys operators who overrule."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trouble(gpu: int | None, severity: Severity = Severity.NO_NEW_WORK, code: st
 
 
 def on(world: World, job: str) -> list[str]:
-    """Where the newest roster is."""
+    """Servers of the newest roster."""
     newest = world.job(job).newest
     return [str(member.gpu) for member in newest.roster.members] if newest is not None else []
 
@@ -306,7 +306,7 @@ def test_scripts_of_one_user_that_fail_take_no_gpu_from_other_users():
 
 
 def with_one_at_its_loop(world: Any, who: Principal, gpus: int = 2) -> tuple[Any, GpuAddress]:
-    """A new job one of whose workers has come to its loop, and the GPU where the last one fails."""
+    """A new job with one worker at its training loop, and the GPU where the last one fails."""
     job = world.submit(job_spec("by-rank", gpus, gpus), who=who)
     first, *_, last = world.running(job.id)
     world.report(first, WorkerPhase.READY)

@@ -1,4 +1,4 @@
-"""The controller's turn, and a store that cannot be written: nothing is promised, and the controller goes on."""
+"""The controller's turn with a store that cannot be written: no answer promises anything, and the controller continues."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ UNKNOWN = StoreUnavailable("cluster.db: disk I/O error", outcome_unknown=True)
 
 
 class Driven:
-    """A turn with a store that fails as told, and a server of two GPUs."""
+    """A turn with a store that fails on request, and a server of two GPUs."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -238,7 +238,7 @@ def test_a_submission_of_unknown_outcome_is_settled_by_the_store(there: bool) ->
     assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused), "this one is surely not there"
     driven.store.fail = None
     answered = driven.answers(driven.finish(after_s=1.0))
-    driven.hello()  # what is not in the store is submitted when a server has spoken
+    driven.hello()  # submissions that are not in the store are repeated after a server's message
     assert (answered or {"r1": driven.ask(Submit(spec=job_spec()), "r1")}) == {"r1": Submitted(job="digits-1")}
     assert bool(answered) == there
     assert [key for key in driven.store.records if key.endswith("/spec")] == ["/jobs/digits-1/spec"]
@@ -310,7 +310,7 @@ def test_a_store_that_fails_again_at_once_is_left_again() -> None:
     driven.ask(Submit(spec=job_spec()), "r1")
     real = driven.store.probe
 
-    def probe(size: int) -> None:  # works for once
+    def probe(size: int) -> None:  # succeeds this time
         driven.store.fail = None
         real(size)
 
@@ -366,7 +366,7 @@ def test_before_a_decision_that_takes_long_what_has_come_is_recorded_and_answere
 
 
 class Timed:
-    """A clock that goes on by a second whenever it is read, and what it was told."""
+    """A clock that advances by a second at each reading, and the messages that it got."""
 
     def __init__(self) -> None:
         self.reads = 0.0

@@ -1,4 +1,4 @@
-"""A controller's machine with a store, agents and workers that are values: whatever it promises is checked as it is said."""
+"""A controller's state machine with a store, agents and workers as plain values: every promise is checked when it is sent."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def job_spec(name: str = "digits", low: int = 1, high: int = 4, **changes: Any) 
 
 @dataclass
 class Process:
-    """A worker's process on a server, as the agent knows it."""
+    """A worker's process on a server, as its agent knows it."""
 
     job: JobId
     gpu: GpuAddress
@@ -101,14 +101,14 @@ class Process:
 
 @dataclass
 class Agent:
-    """What an agent keeps, without its daemon."""
+    """State of an agent, without its daemon."""
 
     server: Server
     running: dict[WorkerId, Process] = field(default_factory=dict)
     exited: dict[WorkerId, WorkerExit] = field(default_factory=dict)
     seen: set[WorkerId] = field(default_factory=set)
     orders: dict[JobId, Order] = field(default_factory=dict)
-    untold: list[WorkerExit] = field(default_factory=list)  # answers that are on their way
+    untold: list[WorkerExit] = field(default_factory=list)  # ends that are in flight
     identity: str = ""
     start: int = 1
     cluster: str = ""
@@ -122,7 +122,7 @@ class Agent:
 
 
 class World:
-    """Drives the machine; `turn` ends a loop turn. Everything that is sent is kept in `sent`, answers in `answers`."""
+    """Drives the state machine; `turn` ends a loop turn. All messages are kept in `sent`, answers in `answers`."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class World:
         kinds: dict[str, tuple[str, int]] | None = None,
         **settings: Any,
     ):
-        """`servers`: how many GPUs each has; `kinds`: their name and memory in bytes; without it they are CPU slots."""
+        """`servers`: GPUs per server; `kinds`: model and memory in bytes; without it they are CPU slots."""
         self.now = 1000.0
         self.policy = policy
         self.stages = stages or Stages()
@@ -174,10 +174,10 @@ class World:
         return actions
 
     def before_record(self) -> None:
-        """Called before each record is made; a test may let the controller crash here."""
+        """Called before each record; a test may crash the controller here."""
 
     def after_record(self) -> None:
-        """Called after each record is made, before anything is sent."""
+        """Called after each record, before any message is sent."""
 
     def carry_out(self, actions: list[Action]) -> None:
         assert not any(isinstance(action, Record) for action in actions[1:]), "a record comes after a promise"
@@ -203,7 +203,7 @@ class World:
                         assert recorded, "a job was promised that is not recorded"
 
     def turn(self, after_s: float = 0.0) -> None:
-        """Let time pass without a word from anybody, and all that is due happen."""
+        """Let time pass without any message, and handle all that is due."""
         end = self.now + after_s
         while self.now < end:
             self.now = min(end, self.now + 1.0)
@@ -222,7 +222,7 @@ class World:
         raise AssertionError("the machine never comes to rest")
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass while the agents go on to send heartbeats."""
+        """Let time pass with heartbeats of the agents."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 1.0)
@@ -275,7 +275,7 @@ class World:
                 if worker in agent.running:
                     agent.running[worker].stopping = True
                 else:
-                    agent.seen.add(worker)  # its start, should it still come, is refused
+                    agent.seen.add(worker)  # a start that arrives later is refused
                     gone = WorkerExit(
                         job=message.job, worker=worker, exit_code=None, reason="", fault=Fault.STOPPED, uid=uid
                     )
@@ -307,7 +307,7 @@ class World:
         self.say_hello(self.agents[ServerId(server)])
 
     def say_hello(self, agent: Agent) -> AgentHello:
-        """`agent` says hello; it may be another one than that of its server in `agents`."""
+        """`agent` sends a hello; it need not be the agent of its server in `agents`."""
         agent.hellos += 1
         hello = AgentHello(
             server=agent.server,
@@ -330,7 +330,7 @@ class World:
         return hello
 
     def trouble(self, server: str, *troubles: Trouble) -> None:
-        """The agent of `server` finds these, and no others any more."""
+        """The agent of `server` has these troubles, and no others any more."""
         agent = self.agents[ServerId(server)]
         agent.troubles = troubles
         if agent.connected:
@@ -366,7 +366,7 @@ class World:
         total_steps: int | None = None,
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """`worker` reports, having seen the order that its agent gave it last."""
+        """`worker` reports, with the last order from its agent."""
         agent, process = self.find(worker)
         order = process.order.generation if process.order is not None else 0
         process.status = WorkerStatus(
@@ -409,7 +409,7 @@ class World:
         fault: Fault | None = None,
         log: str = "",
     ) -> None:
-        """`worker` ends; its agent judges by the exit code unless the fault is given."""
+        """`worker` ends; its agent attributes the end by the exit code unless the fault is given."""
         agent, process = self.find(worker)
         if fault is None:
             fault = Fault.STOPPED if process.stopping else fault_of(code)
@@ -451,27 +451,28 @@ class World:
     def job(self, job: str) -> Job:
         return self.machine.cluster.jobs[JobId(job)]
 
-    # -- workers that do what they should
+    # -- well-behaved workers
 
     def running(self, job: str) -> list[str]:
         agents = [agent for agent in self.agents.values() if agent.connected]
         return [w for agent in agents for w, p in agent.running.items() if p.job == job]
 
     def arrive(self, job: str) -> None:
-        """All workers that are still starting become ready."""
+        """All starting workers become ready."""
         for worker in self.running(job):
             if self.find(worker)[1].status is None:
                 self.report(worker, WorkerPhase.READY)
 
     def reap(self) -> None:
-        """Processes that were told to stop end."""
+        """Stopped processes end."""
         for agent in self.agents.values():
             for worker in [worker for worker, process in agent.running.items() if process.stopping]:
                 self.exit(worker, -15)
 
     def commit(self, job: str, step: int = 10) -> None:
-        """The newest order is committed: its members train, all others leave. Those of a union train on until its newcomers have
-        taken part."""
+        """The newest order is committed: its members train, all others leave. Members of a union roster train until its newcomers
+        have taken part.
+        """
         newest = self.job(job).newest
         assert newest is not None
         generation = newest.generation
@@ -487,7 +488,7 @@ class World:
                 self.exit(worker, 0)
 
     def settle(self, job: str, step: int = 10, rounds: int = 5) -> None:
-        """Workers arrive and commit whatever is ordered, until nothing more is."""
+        """Workers arrive and commit the current orders, until there are no more."""
         for _ in range(rounds):
             if self.job(job).final or self.job(job).newest is None:
                 return
@@ -514,12 +515,12 @@ class World:
 
 
 class FaultyStore:
-    """A `Store` in memory whose commits fail as told: `fail` is raised by the next ones, until it is None again."""
+    """A `Store` in memory with failing commits: the next ones raise `fail`, until it is None again."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
         self.fail: StoreUnavailable | None = None
-        self.commits_anyway = False  # a failing commit takes place, but nobody is told
+        self.commits_anyway = False  # a failing commit is applied, with an unknown outcome
         self.probes = 0
         self.limits = Limits()
 
@@ -566,7 +567,7 @@ class FaultyStore:
 
 
 def one_running(world: World, gpus: int = 1, step: int = 10, **changes: Any) -> Job:
-    """A job that trains on so many GPUs, and has applied a step. What was sent until then is forgotten."""
+    """A training job on so many GPUs, with one applied step. Earlier messages are forgotten."""
     job = world.submit(job_spec(low=1, high=max(4, gpus), **changes))
     world.ask(Scale(job=job.id, share=gpus))
     world.settle(job.id, step)
