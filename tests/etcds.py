@@ -1,4 +1,4 @@
-"""Real etcd clusters on loopback, for tests: started here, then killed, stopped or restarted at will."""
+"""Real etcd clusters on loopback, which tests start, kill, stop and restart."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from elasticd.controller.store.interface import StoreUnavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 120.0
-CALL_TIMEOUT_S = 30.0  # of a store that is not tested for that: this machine does much else
+CALL_TIMEOUT_S = 30.0  # generous, since the machine is loaded; tests of timeouts set their own
 USER, PASSWORD = "elasticctl", "a pass word"
 
 
 def needed() -> None:
-    """Skip the test where there is no etcd, and none can be installed."""
+    """Skip the test without etcd, if none can be installed."""
     done = subprocess.run([ROOT / "scripts/need-etcd"], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(done.stderr.strip() or "etcd could not be installed")
@@ -36,7 +36,7 @@ def needed() -> None:
 
 @dataclass
 class Member:
-    """One process."""
+    """One etcd process."""
 
     name: str
     directory: Path
@@ -65,7 +65,9 @@ class Member:
 
 @dataclass
 class Etcd:
-    """A cluster of `size` members. `tls`: with certificates, and users who have passwords; `certificates`: clients have those."""
+    """A cluster of `size` members. `tls`: with certificates, and users with passwords; `certificates`: clients authenticate by
+    these.
+    """
 
     directory: Path
     size: int = 1
@@ -115,11 +117,11 @@ class Etcd:
         return Access(**options | changes)
 
     def store(self, root: str, seals: Any = None, **changes: Any) -> EtcdStore:
-        """A store that has not begun to write."""
+        """A store that has not written yet."""
         return EtcdStore(self.access(**changes), root, seals=seals)
 
     def wait(self) -> None:
-        """Until the cluster writes."""
+        """Wait until the cluster accepts writes."""
         with closing(self.store("/ready", timeout_s=1.0)) as store:
             self._until(store.begin, StoreUnavailable)
 
@@ -135,7 +137,7 @@ class Etcd:
             time.sleep(0.05)
 
     def leader(self) -> Member:
-        """The member that leads, of those that run."""
+        """The leading one of the running members."""
         grpc = pytest.importorskip("grpc")
         found: list[Member] = []
 

@@ -1,7 +1,7 @@
-"""Scripts that import PyTorch, without waiting for that each time: `python -m tests.forked` has imported it, and forks.
+"""Runs scripts as forks of a process that has already imported PyTorch: `python -m tests.forked`.
 
-One errand a line on its standard input, as JSON; the answer is the exit code, as `subprocess` counts. A script runs as
-`python script.py` does, as the main module of a process of its own.
+Input is one script per line as JSON; the answer is its exit code, as in `subprocess`. A script runs as with `python script.py`,
+as the main module of its process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Scripts:
-    """The process that forks."""
+    """Client of the forking process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -28,7 +28,7 @@ class Scripts:
         )
 
     def close(self) -> None:
-        """Others may have forked with the end of the pipe that we have, so that closing it would not tell."""
+        """Closing the pipe is not enough, since other forks may hold its end open."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{json.dumps(None)}\n")
         self._process.stdin.close()
@@ -56,7 +56,7 @@ class Scripts:
 
 
 def serve() -> types.CodeType | None:
-    """Fork for each errand. Returns the script in its process, and nothing when there are no more errands."""
+    """Fork per input line. Returns the script's code in its process, and None at the end of the input."""
     for line in sys.stdin:
         errand = json.loads(line)
         if errand is None:
@@ -83,7 +83,7 @@ if __name__ == "__main__":
     from elasticd.worker import warm
 
     warm.prepare()
-    gc.freeze()  # what is there is no script's garbage
+    gc.freeze()  # objects of this process are not the script's garbage
     if (code := serve()) is not None:
         main = types.ModuleType("__main__")
         main.__file__ = sys.argv[0]

@@ -1,4 +1,4 @@
-"""`elasticctl` as people and programs use it: real processes, a real cluster, its answers, refusals and exit codes."""
+"""`elasticctl` as people and programs use it: real processes, a real cluster, answers, refusals and exit codes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import pytest
 
 from elasticd.ctl import main, overview
 
-PATIENCE_S = 120.0  # on a machine that does much else
+PATIENCE_S = 120.0  # on a loaded machine
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 
 
 class Cli:
-    """The command with a cluster directory of its own."""
+    """The command with its own cluster directory."""
 
     def __init__(self, directory: Path, cwd: Path) -> None:
         self.directory = directory
@@ -47,7 +47,7 @@ class Cli:
         return json.loads(self(*arguments[:command], "--json", *arguments[command:], code=code).stdout)
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that belongs to the cluster, by its directory in command line or environment."""
+        """All processes of the cluster, found by its directory in command line or environment."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -73,14 +73,14 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 @pytest.fixture
 def offline(tmp_path: Path) -> Cli:
-    """No cluster: for what is refused before one is asked."""
+    """No cluster: for commands that are refused before one is contacted."""
     (tmp_path / "sleep.yaml").write_text("name: sleep\ncommand: sleep 60\ngpus: 1\n")
     return Cli(tmp_path / "cluster", tmp_path)
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Cli]:
-    """No cluster yet; whatever a test starts is ended."""
+    """No cluster yet; a cluster that a test starts is stopped."""
     command = Cli(tmp_path / "cluster", tmp_path)
     yield command
     command("down", "--purge", "--yes")
@@ -88,7 +88,7 @@ def alone(tmp_path: Path) -> Iterator[Cli]:
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What a refusal says: one sentence on stderr, nothing on stdout."""
+    """The message of a refusal: one sentence on stderr, nothing on stdout."""
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("elasticctl: ")
@@ -417,7 +417,7 @@ def test_what_goes_on_for_ever_ends_quietly_on_ctrl_c(cli: Cli, command: tuple[s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # children of a background job ignore SIGINT
     )
     assert process.stdout is not None
     assert process.stdout.readline()
@@ -613,7 +613,7 @@ def test_status_loads_nothing_that_it_does_not_need(cli: Cli) -> None:
 
 
 def completed(cli: Cli, line: str) -> list[str]:
-    """What bash offers after `line` and a Tab."""
+    """bash's completions after `line` and a Tab."""
     words = line.split(" ")
     environ = {
         **os.environ,
@@ -628,7 +628,7 @@ def completed(cli: Cli, line: str) -> list[str]:
 
 
 def completed_in_time(cli: Cli, line: str, expected: list[str]) -> None:
-    """A Tab is answered in a moment or with nothing, so on a machine that does much else it is pressed once more."""
+    """Completion has a short time limit and then returns nothing, so on a loaded machine the Tab is repeated."""
     deadline = time.monotonic() + PATIENCE_S
     while (offered := completed(cli, line)) != expected:
         assert offered == [] or expected == [], offered

@@ -1,4 +1,4 @@
-"""What submit makes of a command before anything runs."""
+"""Job specifications that submit derives from a command, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticctl config check`, and how daemons take a changed configuration."""
+"""`elasticctl config check`, and the reload of a changed configuration by daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of a cluster's controllers."""
+"""Views of a cluster's controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An explanation as people read it: each part has its line, nothing is wider than the terminal, commands stay whole."""
+"""Explanations as text: each part has its line, nothing is wider than the terminal, commands are not broken."""
 
 from __future__ import annotations
 

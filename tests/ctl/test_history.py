@@ -1,4 +1,4 @@
-"""The table of jobs that are over, and which workers' logs and lines are shown."""
+"""The table of finished jobs, and the selection of workers' logs and lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def over(number: int, **fields: Any) -> JobView:
 
 
 def cell(view: JobView, name: str) -> tuple[object, str]:
-    """What a program and what a person reads."""
+    """A cell as JSON and as text."""
     (row,) = table([view], [name]).rows
     return FIELDS[name].value(view), row.cells[0].text
 
@@ -112,7 +112,7 @@ def test_columns_are_chosen_by_name_or_by_its_beginning_in_the_order_that_is_giv
 
 
 class Pages:
-    """The controller's ended jobs, of which it is counted how many are read."""
+    """The controller's finished jobs; counts how many are read."""
 
     def __init__(self, *views: JobView) -> None:
         self.views = views
@@ -177,7 +177,7 @@ def test_the_last_lines_are_those_that_were_written_last(tail: int | None, left:
 
 
 class LogOfOne:
-    """In place of the connection to a cluster: the log of one worker, read as an agent reads it."""
+    """Replaces the connection to a cluster: the log of one worker, served in pieces as an agent does."""
 
     def __init__(self, root: Path, data: bytes) -> None:
         (root / "a-1").mkdir()

@@ -1,4 +1,4 @@
-"""The file that `elasticctl up --hosts` reads."""
+"""The file for `elasticctl up --hosts`."""
 
 from __future__ import annotations
 

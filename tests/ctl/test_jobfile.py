@@ -1,4 +1,4 @@
-"""What a job file says of the job's throughput."""
+"""Throughput in job files."""
 
 from __future__ import annotations
 

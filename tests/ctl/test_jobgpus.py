@@ -1,4 +1,4 @@
-"""What a job file and options say of the job's GPUs."""
+"""GPU requests in job files and options."""
 
 from __future__ import annotations
 

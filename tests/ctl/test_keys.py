@@ -1,4 +1,4 @@
-"""`elasticctl keys` and `elasticctl login`, as typed; and which cluster a command goes to."""
+"""`elasticctl keys` and `elasticctl login`, and the choice of a command's cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticd.runtime.keys import KeyFile
 
 
 def elasticctl(home: Path, *arguments: str, code: int = 0) -> str:
-    """What it prints; on an error, what it complains of."""
+    """Output of the command; on an error, its message."""
     environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-m", "elasticd.ctl.main", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=home, timeout=120)

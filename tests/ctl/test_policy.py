@@ -1,4 +1,4 @@
-"""`elasticctl policy` without a cluster: what is known, and whether files are right."""
+"""`elasticctl policy` without a cluster: known policies, and the check of files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Call = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command in this process, in an empty directory; its stdout and stderr."""
+    """Runs the command in this process, in an empty directory; returns stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, code: int = 0) -> tuple[str, str]:
@@ -78,7 +78,7 @@ def test_a_policys_parameters_are_a_frozen_struct_and_all_of_them_are_shown(call
 
 
 def wrong_values(kind: msgspec.inspect.Type) -> list[object]:
-    """What no field of this type takes: something of another type, and numbers outside its bounds."""
+    """Invalid values for a field of this type: other types, and numbers outside its bounds."""
     found: list[object] = [{"no": "such thing"}]
     for one in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
         match one:

@@ -1,4 +1,4 @@
-"""How it stands with a deadline, in words and in a table."""
+"""The state of a deadline, as a sentence and in a table."""
 
 from __future__ import annotations
 

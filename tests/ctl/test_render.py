@@ -1,4 +1,4 @@
-"""What people read of owners, and of servers that lie; and how a refusal ends a command."""
+"""Views of owners and of compromised servers; exit codes of refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`submit --resume`: which checkpoint is meant, and what of the job's specification stays as it was."""
+"""`submit --resume`: the choice of the checkpoint, and the parts of the specification that are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files are in a snapshot of a working directory, and what becomes of the job that runs in it."""
+"""The files in a snapshot of a working directory, and the job that runs in it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def shown(table: Table, width: int | None) -> list[str]:
 
 
 def words(text: str) -> str:
-    """Without what wrapping adds or takes away."""
+    """Text without the effects of wrapping."""
     return re.sub(r"\s+", "", text)
 
 

@@ -1,4 +1,4 @@
-"""Waits of elasticctl have a limit, and say what they wait for."""
+"""Waits of elasticctl have a limit, and a message that names the awaited event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticd.protocol.errors import RequestRefused, UserError
 
 
 class Time:
-    """Time that passes only while somebody sleeps."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -17,7 +17,7 @@ from verification.world.scenarios import Stage, command
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "architecture.md"
 ROW = re.compile(r"^\| `([\w/]+\.py):([\w.]+)` \|", re.MULTILINE)
 
-# What runs in the simulated cluster as it does in a real one; shells do not.
+# Modules that run unchanged in the simulated cluster; the shells around them do not.
 MACHINES = (
     "agent/machine.py",
     "controller/cluster.py",
@@ -34,7 +34,7 @@ MACHINES = (
     "worker/reporting.py",
     "worker/training/",
 )
-HISTORIES = {  # what has happened before, and what happens then
+HISTORIES = {  # setup, and the observed event
     "One resize": (
         ("cluster servers=1 gpus=4", "submit digits gpus=2:2 steps=60", "policy max-min", "run 5s"),
         ("scale digits 4", "run 5s"),
@@ -49,14 +49,14 @@ HISTORIES = {  # what has happened before, and what happens then
 
 
 def named(title: str) -> list[tuple[str, str]]:
-    """The functions of machines in the tables of one section."""
+    """The functions in the tables of one section."""
     (section,) = (part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{title}\n"))
     return [(file, name) for file, name in ROW.findall(section) if file.startswith(MACHINES)]
 
 
 @cache
 def passed(title: str) -> dict[tuple[str, str], int]:
-    """The number of each function's first call."""
+    """The position of each function's first call."""
     before, then, seen = HISTORIES[title]
     stage = Stage()
     for line in before:

@@ -1,4 +1,4 @@
-"""The tables of checks in the manual and `elasticctl doctor` say the same."""
+"""The manual's tables of checks equal those of `elasticctl doctor`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_table_has_the_checks_of_its_place(subject: Subject, page: str, bef
     expected = rows_of(subject)
     if (
         subject is Subject.CONTROLLER
-    ):  # the checks of a server that the controller's machine has, too, stand with the servers
+    ):  # checks of a server that also apply to the controller's machine are listed with the servers
         shared = [row for row in expected if row in rows_of(Subject.SERVER)]
         assert re.findall(r"`([a-z-]+)`", named) == [row.split("`")[1] for row in shared]
         expected = [row for row in expected if row not in shared]

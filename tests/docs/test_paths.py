@@ -1,4 +1,4 @@
-"""What the documents name is there: a file that has moved is named where it is now."""
+"""Files named in the documents exist, under their present paths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCUMENTS = [ROOT / "README.md", *(path for path in FILES if path.suffix == ".md
 MODULES = [path for path in FILES if path.suffix == ".py"]
 
 QUOTED = re.compile(r"`([^`\n]+)`")
-A_FILE = re.compile(r"([\w./-]+\.(?:py|txt|md|yaml|pml))(?::\w[\w.]*)?")  # with a function of it, perhaps
+A_FILE = re.compile(r"([\w./-]+\.(?:py|txt|md|yaml|pml))(?::\w[\w.]*)?")  # with a function of the file, perhaps
 A_FUNCTION = re.compile(r"`([\w./-]+\.py):(\w[\w.]*)`")
 A_LINK = re.compile(r"\]\(([^)\s]+)\)")
 A_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -39,7 +39,7 @@ A_MODULE = re.compile(r"\belasticd((?:\.[a-z_]+)+)")
 
 
 def named(text: str) -> Iterator[str]:
-    """The files that a text names between backticks, alone or with a function: `ctl/main.py`, `ctl/main.py:main`."""
+    """Files that a text names between backticks, alone or with a function: `ctl/main.py`, `ctl/main.py:main`."""
     for quoted in QUOTED.findall(text):
         found = A_FILE.fullmatch(quoted)
         if found is not None:
@@ -47,14 +47,14 @@ def named(text: str) -> Iterator[str]:
 
 
 def is_there(name: str, beside: Path) -> bool:
-    """By its whole path from the root, or from where the text stands; a name alone is that of some file."""
+    """A path is relative to the root or to the text's directory; a bare name may be any file's."""
     if "/" not in name:
         return name in NAMES
     return any((base / name).exists() for base in (ROOT, beside.parent))
 
 
 def has_module(dotted: str) -> bool:
-    """Is the beginning of `.agent.shim.Shim` a module?"""
+    """Is a prefix of `.agent.shim.Shim` a module?"""
     first, *more = dotted.strip(".").split(".")
     path = ROOT / first
     for word in more:

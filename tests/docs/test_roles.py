@@ -1,4 +1,4 @@
-"""The table of docs/security.md about roles and requests, compared with what a controller answers."""
+"""The table of roles and requests in docs/security.md, compared with a controller's answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def named(row: list[str]) -> list[str]:
 
 
 def made(name: str, job: Any) -> Request:
-    """A request that concerns `job`, if it concerns any."""
+    """A request, about `job` if it is about a job."""
     snapshot = Snapshot(digest="0" * 64, bytes=1)
     values: dict[str, Any] = {
         "spec": _module.job_spec(), "snapshot": snapshot, "part": 0, "data": b"", "job": job.id, "share": 1, "for_s": 60.0,

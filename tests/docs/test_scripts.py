@@ -1,4 +1,4 @@
-"""The examples of `docs/scripts.md` run as they stand, each section's in a process of its own."""
+"""The examples of `docs/scripts.md` run unchanged, each section's in a separate process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OPTIONAL = {
     "wds": "webdataset",
     "datasets": "datasets",
     "torchmetrics": "torchmetrics",
-}  # names in examples, and what they need
+}  # names that the examples use, and their definitions
 
-# What a reader has already, by section: the examples use it.
+# Definitions that the reader has, by section.
 COMMON = """
 import copy, glob, io, json, math, os, tarfile, time
 from collections import deque
@@ -73,7 +73,7 @@ test_set = torch.utils.data.TensorDataset(numbers[48:], 2 * numbers[48:])
     "What the loop changes": "dataset = torch.randn(90, 1), torch.randn(90, 1)",
     "Values of your own": "dataset = torch.randn(64, 1), torch.randn(64, 1)",
 }
-# What is held against each example's names when it has run.
+# Checks of the names that each example defines.
 AFTER = {
     "Values of your own": """
 def check(names):

@@ -1,4 +1,4 @@
-"""The page on security names tests: each of them exists, so that what it says is shown."""
+"""Every test that the security page cites exists."""
 
 from __future__ import annotations
 

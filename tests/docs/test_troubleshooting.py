@@ -1,4 +1,4 @@
-"""The messages that docs/troubleshooting.md explains are those of the product, and it explains every exit code of ours."""
+"""The messages and exit codes that docs/troubleshooting.md explains are those of the product, and complete."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from elasticd.protocol import exits
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 FOLDERS = ("agent", "controller", "ctl", "protocol", "scheduler", "worker")
-FROM_OTHERS = ("No module named", "DataLoader worker")  # of Python and PyTorch
+FROM_OTHERS = ("No module named", "DataLoader worker")  # messages of Python and PyTorch
 FIRST_CELLS = re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE)
 MESSAGES = [quoted for cell in FIRST_CELLS for quoted in re.findall(r"`([^`]+)`", cell)]
 
 
 def fixed_parts(message: str) -> list[str]:
-    """What does not depend on the case: the words between names, numbers and "…"."""
+    """The constant parts of a message: the words between names, numbers and "…"."""
     parts = re.split(r"…|\b[\w-]*\d[\w-]*\b|\b(?:alice and|A100|GPUs?|cancel)\b|'[^']*'", message)
     return [part.strip(" ,;:") for part in parts if len(part.split()) > 1 or "-" in part]
 
 
 @cache
 def literals() -> str:
-    """The product's source, with strings that are continued on the next line joined."""
+    """The product's source, with continued strings joined."""
     text = "\n".join(path.read_text() for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py")))
     return re.sub(r'"\s*\n\s*f?"', "", text)
 

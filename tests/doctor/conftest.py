@@ -1,4 +1,4 @@
-"""Places for the checks of `elasticctl doctor`: real configurations, and what is wrong with them is really brought about."""
+"""Environments for the checks of `elasticctl doctor`: real configurations with real faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOOKS = {(check.subject, check.name): check for check in command.all_checks()}
 
 
 class Bench:
-    """Makes places below a directory, and looks at them."""
+    """Makes environments below a directory, and runs checks on them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -45,7 +45,7 @@ class Bench:
         return path
 
     def place(self, kind: str = "agent", machine: Machine | None = None, **options: object) -> Place:
-        """What the checks of a daemon look at."""
+        """The inputs of a daemon's checks."""
         machine = machine or self.machine
         found = places._daemon(self.file(kind, **options), kind, machine, describe)
         assert found.described is not None, found.error
@@ -56,11 +56,11 @@ class Bench:
         return Place(Subject.DESK, self.machine, given.pop("python", sys.executable), **given)
 
     def look(self, name: str, place: Place) -> Finding:
-        """What one check finds."""
+        """The finding of one check."""
         return LOOKS[place.subject, name].look(place)
 
     def stand_in(self, kind: str = "agent", limit: Callable[[], None] | None = None) -> int:
-        """A process that has a daemon's command line, and does nothing."""
+        """A process with a daemon's command line that does nothing."""
         line = ["-m", f"elasticd.{kind}", "--config", str(self.directory / f"{kind}.yaml")]
         program = "import sys, time; print(flush=True); time.sleep(600)"
         process = subprocess.Popen(
@@ -72,9 +72,9 @@ class Bench:
         return process.pid
 
     def run(self, *arguments: object, before: str = "", code: int = 1, desk: bool = False, **variables: str) -> str:
-        """`elasticctl doctor` as people use it. `before`: lines of a shell, in namespaces of its own.
+        """Run the `elasticctl doctor` command. `before`: shell lines that run first, in private namespaces.
 
-        `desk`: with the cluster that the user's configuration names; else there is none.
+        `desk`: use the cluster of the user's configuration; otherwise there is none.
         """
         names = ("PATH", "HOME", "LANG")
         environ = {**{name: os.environ[name] for name in names if name in os.environ}, **variables}
@@ -97,13 +97,13 @@ class Bench:
 
 
 def describe(file: Path, kind: str) -> tuple[Described | None, str]:
-    """As `--options` does, without a process."""
+    """Equals `--options`, without a process."""
     config = {"agent": agent_config, "controller": controller_config}[kind]
     return msgspec.convert(config.described(file), Described), ""
 
 
 def apart() -> None:
-    """Skip where this machine does not let us make namespaces."""
+    """Skip where this machine does not permit namespaces."""
     if (
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "--mount", "--uts", "--net", "true"], capture_output=True, check=False).returncode
@@ -120,7 +120,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def open_bench() -> Iterator[Bench]:
-    """One in a directory through which all accounts may pass."""
+    """A bench in a directory that all accounts may traverse."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         made = Bench(Path(directory))

@@ -1,4 +1,4 @@
-"""What hangs or dies in a check does neither to doctor; and its screen."""
+"""A check that hangs or dies does not stop doctor; its screen."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_check_that_hangs_is_a_finding_and_what_it_has_started_ends_with_it(be
 def test_on_a_crowded_machine_what_does_not_end_or_fails_late_says_nothing(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "LATE", 0.005)  # late is long before the limit, wherever this runs
+    monkeypatch.setattr(command, "LATE", 0.005)  # long before the limit on any machine
 
     def never(place: Any) -> Finding:
         while True:

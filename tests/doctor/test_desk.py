@@ -1,4 +1,4 @@
-"""Checks of a desk, each with what it finds brought about."""
+"""Checks of a user's machine, each with its fault brought about."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_daemon_of_up_that_has_died_is_named_with_its_log(bench: Any, tmp_path
 
 
 def test_daemons_of_a_cluster_that_down_has_stopped_are_not_looked_at(tmp_path: Path) -> None:
-    """Such a cluster, left behind by somebody's first try, would stand for failures on a server whose daemons are installed."""
+    """A forgotten local trial cluster would be reported as failures of a server with installed daemons."""
     for name in ("controller", "local-1"):
         (tmp_path / f"{name}.yaml").write_text("")
 

@@ -1,4 +1,4 @@
-"""The way to a controller: each step that fails has a sentence of its own. With a real controller over TCP."""
+"""The connection to a controller: each failing step has a message. With a real controller over TCP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 120.0
 
 
 class Controller:
-    """A real one over TCP, with keys of alice and of the server s1."""
+    """A real controller over TCP, with keys of alice and of the server s1."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class Controller:
             assert time.monotonic() < deadline
 
     def until_refused(self, address: str, key: KeyFile, ask: Any) -> Any:
-        """It looks at its list of keys once a second."""
+        """Poll: the controller rereads its list of keys once a second."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := ask(address, key)).there:
             assert time.monotonic() < deadline
@@ -144,7 +144,7 @@ def test_a_firewall_that_drops_is_told_from_a_port_that_is_closed(
     monkeypatch.setattr(reach, "CONNECTED_WITHIN_S", 0.5)
     full = socket.socket()
     full.bind(("127.0.0.1", 0))
-    full.listen(0)  # and nobody accepts: what comes when the queue is full is dropped
+    full.listen(0)  # never accepts: the kernel drops connections beyond the queue
     waiting = []
     for _ in range(4):
         each = socket.socket()

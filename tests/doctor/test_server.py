@@ -1,4 +1,4 @@
-"""Checks of a server and of the controller's machine, each with what it finds really brought about."""
+"""Checks of a server and of the controller's machine, each with its fault brought about."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def test_few_tasks_of_the_service_are_told(bench: Any, tmp_path: Path) -> None:
 
 
 def gpu_at(root: Path, *path: str, gpu: bool = True) -> Path:
-    """A device of the PCI bus below these bridges, in a tree of the kernel that is made here."""
+    """A PCI device below these bridges, in a kernel tree made by the test."""
     device = root / "devices/pci0000:40" / "/".join(path)
     device.mkdir(parents=True)
     (device / "vendor").write_text("0x10de\n" if gpu else "0x15b3\n")
@@ -401,7 +401,7 @@ def test_a_service_that_does_not_run_has_the_limits_that_systemd_would_give_it(b
 
 
 def configuration_space(control: int | None, capability: int = 0x148) -> bytes:
-    """Of a bridge: with another extended capability first, then ACS with this control register, or without ACS."""
+    """PCI configuration space of a bridge: another extended capability, then ACS with this control register, or no ACS."""
     space = bytearray(4096)
     space[0x100:0x104] = (0x0001 | 1 << 16 | (0 if control is None else capability) << 20).to_bytes(4, "little")
     if control is not None:
@@ -411,7 +411,7 @@ def configuration_space(control: int | None, capability: int = 0x148) -> bytes:
 
 
 def test_a_bridge_that_sends_what_gpus_say_to_each_other_elsewhere_is_named(bench: Any, tmp_path: Path) -> None:
-    """The registers of nccl #2079 (0x1d) and nccl #606 (0x01), and of a bridge that is above no GPU."""
+    """The registers of nccl #2079 (0x1d) and nccl #606 (0x01), and of a bridge without a GPU below it."""
     root = tmp_path / "sys"
     gpu_at(root, "0000:40:01.1", "0000:41:00.0")
     gpu_at(root, "0000:40:03.1", "0000:61:00.0")
@@ -452,7 +452,7 @@ def ports(*layers: str, state: str = "ACTIVE") -> tuple[Adapter, ...]:
 
 
 def test_servers_whose_adapters_are_unlike_are_named(bench: Any, tmp_path: Path) -> None:
-    """On a server with one InfiniBand port that has a link."""
+    """On a server with one InfiniBand port with a link."""
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
     for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "200 Gb/sec (4X HDR)")):

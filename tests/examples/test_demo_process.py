@@ -1,4 +1,4 @@
-"""The demo as a process: whenever and however it is ended, it leaves nothing behind."""
+"""The demo as a process: it leaves nothing behind, whenever and however it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 300.0  # on a machine that does much else
+DEADLINE_S = 300.0  # on a loaded machine
 
 
 def processes_of(directory: Path, but: int) -> list[str]:
@@ -74,7 +74,7 @@ def test_a_signal_at_any_moment_ends_the_demo_and_everything_that_it_started(
 ) -> None:
     read_until(demo, moment)
     demo.send_signal(number)
-    demo.send_signal(number)  # once more, as impatient people do
+    demo.send_signal(number)  # once more, as an impatient user does
     said, errors = demo.communicate(timeout=DEADLINE_S)
     assert errors == ""
     assert "no process is left behind" in said

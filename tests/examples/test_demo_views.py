@@ -1,4 +1,4 @@
-"""The demo's pure parts: what is on the screen, what is said line by line, when what is called, the picture."""
+"""The demo's pure parts: the screen, the log lines, the schedule of commands, the picture."""
 
 from __future__ import annotations
 

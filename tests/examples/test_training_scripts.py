@@ -1,4 +1,4 @@
-"""The example jobs: their data are there, the same each time, and the scripts train alone."""
+"""The example jobs: their data exist and are deterministic, and the scripts train alone."""
 
 from __future__ import annotations
 

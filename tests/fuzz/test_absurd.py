@@ -1,4 +1,4 @@
-"""Valid messages that make no sense: a sample of the campaign under each policy."""
+"""Valid but absurd messages: a sample of the campaign under each policy."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def test_no_policy_minds_absurd_messages_of_those_who_may_speak(policy: str) -> 
 
 
 def test_a_job_that_is_measured_while_it_seems_to_end_keeps_its_gpus() -> None:
-    """Those that it leaves idle meanwhile were given to others, and it went on after all: no policy could decide then."""
+    """GPUs that such a job left idle were given to others, and the job continued after all: no policy could decide then."""
     play("afs-p", "1", 1001)

@@ -1,4 +1,4 @@
-"""Whatever is in a file, its reader says what is wrong, in a sentence and within a moment."""
+"""Whatever a file contains, its reader reports the error in a sentence and quickly."""
 
 from __future__ import annotations
 

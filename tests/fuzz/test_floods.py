@@ -1,4 +1,4 @@
-"""Peers that say too much, leave without a word, or never read: they are cut off, and others do not notice."""
+"""Peers that send too much, disappear without notice, or never read: they are disconnected, and others are not affected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from verification.fuzz.grammar import encode
 from verification.fuzz.sockets import noise, place, run_workers
 from verification.fuzz.subjects import Agent, Controller, Socket
 
-MOST_BYTES = 200 << 20  # of memory, more than before
+MOST_BYTES = 200 << 20  # growth of memory
 FLOOD = 60_000
 LEAVES = """
 import os, sys, time, zmq
@@ -64,7 +64,7 @@ def command(name: bytes, body: bytes) -> bytes:
 
 
 def by_hand(address: str) -> socketlib.socket:
-    """A connection that speaks ZMTP as no library would."""
+    """A raw connection with hand-written ZMTP."""
     line = socketlib.socket(socketlib.AF_UNIX)
     line.settimeout(120.0)
     line.connect(address.removeprefix("ipc://"))
@@ -94,7 +94,7 @@ def test_a_peer_that_asks_for_a_sign_of_life_and_leaves_does_not_end_the_control
             for _ in range(100):
                 line.sendall(burst)
         except OSError:
-            pass  # it has been cut off
+            pass  # disconnected
         line.close()
         assert isinstance(controller.ask(Ping())[0], Pong)
     controller.close()
@@ -113,7 +113,7 @@ def test_whoever_says_too_much_is_cut_off_and_others_are_answered(around: tuple[
         if line.poll(0, zmq.POLLOUT):
             line.send(large if number % 300 == 0 else small)
         if number % 100 == 0:
-            time.sleep(0.005)  # so that it is let in again between two cuts
+            time.sleep(0.005)  # so that it is admitted again between two disconnections
         if number % 10_000 == 0:
             answer, took_s = controller.ask(Ping())
             assert isinstance(answer, Pong)
@@ -167,7 +167,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(around: tuple[zmq.Context[Sock
 
 
 def test_connections_of_one_name_do_not_fill_the_memory(around: tuple[zmq.Context[Socket], Path]) -> None:
-    """Without handover ZeroMQ keeps what the second one says for ever, and nobody reads it."""
+    """Without handover ZeroMQ buffers the second connection's messages forever, and nothing reads them."""
     context, directory = around
     controller = Controller(directory / "c", context)
     controller.ask(Ping())

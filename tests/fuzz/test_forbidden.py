@@ -1,4 +1,4 @@
-"""What must not be in a program that others can reach: ways from bytes to code. The source is searched for them."""
+"""Ways from bytes to code (pickle, eval, ...) that daemons must not contain. The test searches the source for them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ METHODS = {
 }
 ZMQ_PICKLES = {"recv_pyobj", "send_pyobj", "recv_serialized"}
 OF_TORCH = {"all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list"}
-# A worker's forked process executes the user's own script, as the user: that is what it is for.
+# A worker's forked process executes the user's script as the user: that is its purpose.
 ALLOWED = {("agent/forkserver/child.py", "exec"), ("agent/forkserver/child.py", "compile")}
-# A policy's Python file is named by whoever simulates, or by the operator's configuration; requests that name one are refused.
+# A policy's Python file comes from a simulation's user or the operator's configuration; requests that name one are refused.
 ALLOWED |= {("scheduler/own.py", "exec"), ("scheduler/own.py", "compile")}
 
 

@@ -1,4 +1,4 @@
-"""Every kind of message is made, spoiled, and decoded or refused: nothing else can happen to bytes."""
+"""Every kind of message is generated, corrupted, and either decoded or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of the campaign: spoiled frames at the sockets of a controller and of an agent that run."""
+"""A sample of the campaign: corrupted frames at the sockets of a running controller and a running agent."""
 
 from __future__ import annotations
 

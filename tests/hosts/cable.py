@@ -1,4 +1,4 @@
-"""Reads every frame that passes a switch, and says for each line of its standard input what has been seen since the last one."""
+"""Captures every frame of a switch, and prints a summary since the last one for each line of its standard input."""
 
 import collections
 import json

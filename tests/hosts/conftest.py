@@ -1,4 +1,4 @@
-"""Hosts for a test: namespaces of this machine (`verification.hosts.lab`), gone after it."""
+"""Hosts for a test: namespaces of this machine (`verification.hosts.lab`), removed after it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Stands in for systemctl on hosts where no systemd runs: ``systemctl enable --now UNIT``.
+"""Replaces systemctl on hosts without systemd: ``systemctl enable --now UNIT``.
 
-It reads the installed unit and does of it what the daemons could not do without: the user, the directories, the variables, and
-the wait until the daemon says that it is ready (Type=notify). Nothing of the unit's hardening acts here: that is tried with a
-systemd that boots, in tests/systemd.
+It reads the installed unit and provides the parts that the daemons need: the user, the directories, the variables, and the wait
+for readiness (Type=notify). The unit's hardening has no effect here; tests/systemd tests it with a booted systemd.
 """
 
 from __future__ import annotations

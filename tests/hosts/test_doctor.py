@@ -1,4 +1,4 @@
-"""`elasticctl doctor` on three hosts with stand-ins for GPUs: what is broken there, one after the other, is what it names."""
+"""`elasticctl doctor` on three hosts with stand-ins for GPUs: it names each fault that the test brings about."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Room:
         )
 
     def doctor(self, host: str, *only: str, user: str = "root", options: str = "") -> dict[str, tuple[str, str]]:
-        """What the checks find, by subject and name."""
+        """Findings by subject and name."""
         names = " ".join(f"--only {name}" for name in only)
         done = self.lab[host].shell(f"{ELASTICCTL} {options} doctor --json {names}", user=user, check=False)
         found = json.loads(done.stdout)
@@ -92,7 +92,7 @@ class Room:
         return {f"{each['subject']} {each['name']}": (each["outcome"], each["found"]) for each in found["checks"]}
 
     def until(self, host: str, check: str, words: str, **given: Any) -> None:
-        """Look until a check says this."""
+        """Run a check until it reports this."""
         deadline = time.monotonic() + PATIENCE_S
         while words not in str(found := self.doctor(host, check.split(" ")[1], **given)[check]):
             logs = "\n".join(f"{log.name}: {log.read_text()[-600:]}" for log in sorted(self.logs.iterdir()))
@@ -121,7 +121,7 @@ def test_each_thing_that_is_broken_on_three_hosts_is_named(room: Room) -> None:
     assert "3 servers see the same" in first["desk shared-directory"][1]
     assert first["desk server-clocks"][0] == "ok"
 
-    # a user's desk
+    # checks of a user's machine
     room.keys("add user:alice --address tcp://gpu1:7700 --out /root/alice.key")
     key = lab["gpu1"].shell("cat /root/alice.key").stdout.encode()
     lab["gpu3"].write("/home/alice/my.key", key, 0o600, "alice")
@@ -145,7 +145,7 @@ def test_each_thing_that_is_broken_on_three_hosts_is_named(room: Room) -> None:
     assert "is the address of no interface" in room.doctor("gpu2", "address")["server address"][1]
     room.configure("gpu2", "agent", **room.options("gpu2"))
 
-    # the way to the controller: a cable, a key, a name, the controller itself
+    # the connection to the controller: cable, key, name, the controller itself
     lab.unplug("gpu3")
     away = room.doctor("gpu3", "controller")["server controller"]
     assert (away[0], "there is no way to gpu1" in away[1] or "a firewall drops" in away[1]) == ("failure", True)

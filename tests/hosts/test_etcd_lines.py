@@ -1,4 +1,4 @@
-"""`elasticctl store certs`: what it prints is typed as it stands, on two machines with etcd and one without."""
+"""`elasticctl store certs`: the printed lines are run unchanged, on two machines with etcd and one without."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Machines:
         return str(self.lab["c1"].shell(f"cat {path}").stdout).encode()
 
     def start(self) -> None:
-        """etcd on both, with the options that were printed for each."""
+        """Start etcd on both, with the options that were printed for each."""
         (for_clients,) = [each for each in self.printed if each.startswith("--cert-file")]
         (for_peers,) = [each for each in self.printed if each.startswith("--peer-cert-file")]
         peers = ",".join(f"{name}=https://{address}:2380" for name, address in self.addresses.items())
@@ -76,7 +76,7 @@ class Machines:
             host.start("etcd", *shlex.split(options), log=Path(f"/tmp/etcd-{name}-{id(self)}.log"))
 
     def lines(self, *words: str) -> str:
-        """What was printed for somebody to type and begins with these words."""
+        """The printed commands that begin with these words."""
         return "\n".join(each for each in self.printed if each.startswith(words))
 
     def etcdctl(self, line: str, client: str = "root") -> subprocess.CompletedProcess[str]:
@@ -125,7 +125,7 @@ def test_the_printed_lines_let_each_controller_do_what_it_needs_and_nobody_else(
     assert without.shell(nobody, check=False).returncode != 0
     unknown = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=c1 -keyout k.pem -out c.pem 2>/dev/null"
     assert without.shell(f"{unknown}; {nobody} --cert c.pem --key k.pem", check=False).returncode != 0
-    # A certificate of the same authority whose name is no user's: let in by TLS, and by nothing else.
+    # A certificate of the same authority that names no user: TLS accepts it, etcd does not.
     member = f"{nobody} --cert m.pem --key m.key"
     for suffix in ("pem", "key"):
         without.write(f"/root/m.{suffix}", machines.made[f"member-c2.{suffix}"])

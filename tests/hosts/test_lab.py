@@ -1,4 +1,6 @@
-"""What the other tests of several hosts rest on: the hosts are apart from each other and from this machine, and vanish."""
+"""The isolation that other tests of several hosts rely on: hosts are separate from each other and from this machine, and
+vanish.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the torment does to the network: links that are cut, slow or lossy in one direction, and all others whole."""
+"""Network faults of `make torment`: links that are cut, slow or lossy in one direction, with all others intact."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_link_is_cut_slow_or_lossy_in_one_direction(make_lab: MakeLab, tmp_pat
         lab["two"].shell("until ss -lun | grep -q 4000; do sleep 0.02; done")
 
         def ask(network: int = 0) -> tuple[int, float]:
-            """How many answers came, and when the first one did."""
+            """Number of answers, and time of the first."""
             count, first_s = lab["one"].run("python3", "-c", ASK, lab.address("two", network)).stdout.split()
             return int(count), float(first_s)
 

@@ -1,4 +1,4 @@
-"""`elasticctl up --hosts`: a cluster on three hosts, started over a real ssh, by somebody who is not root."""
+"""`elasticctl up --hosts`: a cluster on three hosts, started over a real ssh by an unprivileged user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SameBits = Callable[..., None]
 
 
 class Alice:
-    """A user at the first host: what she types, and what she sees."""
+    """A user at the first host: typed commands, and their output."""
 
     def __init__(self, lab: Any, shared: Path) -> None:
         self.lab = lab
@@ -68,7 +68,7 @@ class Alice:
         return str(self.types("elasticctl events; elasticctl servers; elasticctl status", check=False).stdout)
 
     def left(self) -> dict[str, str]:
-        """What there is of a cluster, on each host: files and processes."""
+        """Remains of a cluster on each host: files and processes."""
         line = "find ~/.local/state /tmp/elasticctl-* 2>/dev/null | grep elasticctl/; pgrep -u alice -af elasticd"
         return {name: host.shell(line, user="alice", check=False).stdout for name, host in self.lab.hosts.items()}
 
@@ -145,7 +145,7 @@ def test_a_host_that_cannot_be_used_is_named_and_nothing_is_left_on_the_others(a
     assert "three (bob@three): bob@three: Permission denied" in said.stderr
     assert alice.left() == {"one": "", "two": "", "three": ""}
 
-    old = alice.shared / "python"  # one with another version
+    old = alice.shared / "python"  # with another version of Python
     old.write_text(
         "#!/bin/sh\ncat >/dev/null\n"
         """echo 'elasticctl-remote: {"type":"Seen","version":"0.0.1","protocol":1,"runs":false}'\n"""
@@ -157,7 +157,7 @@ def test_a_host_that_cannot_be_used_is_named_and_nothing_is_left_on_the_others(a
 
 
 def test_a_failed_start_is_taken_back_on_all_hosts(alice: Alice) -> None:
-    """On the second host the agent has no place for its files."""
+    """On the second host the agent has no directory for its files."""
     alice.lab["two"].shell(
         "mkdir -p ~/.local/state/elasticctl/hosts && touch ~/.local/state/elasticctl/hosts/x", "alice"
     )

@@ -1,14 +1,14 @@
-"""docs/first-hour.md and docs/first-job.md, typed: five hosts, twelve users, every command of the pages, and what they say.
+"""docs/first-hour.md and docs/first-job.md, executed: five hosts, twelve users, every command of the pages and its output.
 
-What is not typed, and why:
+Exceptions:
 
-* ``apt-get``, ``git clone`` and ``make install`` need the Internet. The hosts get what `make install` lays out, as a layer of
+* ``apt-get``, ``git clone`` and ``make install`` need the Internet. The hosts get the files of `make install` as a layer of
   their root, and PyTorch from the environment of this test.
-* No systemd boots here. `systemctl.py`, which the hosts have as systemctl, starts the daemon of a unit as the unit's user. The
-  units themselves are tried by tests/systemd.
+* No systemd boots here. `systemctl.py`, installed as systemctl, starts the daemon of a unit as the unit's user. tests/systemd
+  tests the units themselves.
 * There are no GPUs: `cpu_slots: 8` is added to each agent's configuration.
 
-Output that stands in a page must come: digits and spaces may differ, and what follows a "…".
+Output on a page must appear; digits, spaces and the rest after a "…" may differ.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Typed:
 
 
 def commands(page: str, alone: tuple[str, str] = ("gpu2", "alice")) -> Iterator[Typed]:
-    """Those of the page's console blocks; `alone`: where and who is a prompt without a name."""
+    """Commands of the page's console blocks; `alone`: host and user of a prompt without a name."""
     for block in re.findall(r"```console\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
         now: Typed | None = None
         for line in block.splitlines():
@@ -81,15 +81,15 @@ def comes(shown: str, said: list[str]) -> bool:
 
 
 class Desk:
-    """Types what a page says on the hosts, and keeps what came."""
+    """Runs the commands of a page on the hosts, and records the output."""
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
         self.record: list[str] = []
-        self._directories: dict[str, str] = {}  # where each user is, by `cd`
+        self._directories: dict[str, str] = {}  # working directory of each user, as set by `cd`
 
     def record_of(self, word: str) -> str:
-        """What was typed with `word` in it, and what came."""
+        """The commands that contain `word`, with their output."""
         return "\n".join(entry for entry in self.record if word in entry)
 
     def type(self, host: str, typed: Typed) -> None:
@@ -125,7 +125,7 @@ class Desk:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make install` lays out, and PyTorch beside it."""
+    """The files of `make install`, with PyTorch."""
     path = ROOT / "tests" / "systemd" / "conftest.py"
     spec = importlib.util.spec_from_file_location("systemd_conftest", path)
     assert spec is not None
@@ -170,7 +170,7 @@ def test_the_pages_work_when_typed(desk: Desk) -> None:
     for typed in commands("first-hour.md"):
         if typed.user == "bob" and "cancel" in typed.command:
             deadline = time.monotonic() + COMES_WITHIN_S
-            while not owners and time.monotonic() < deadline:  # until Alice's program runs, somewhere
+            while not owners and time.monotonic() < deadline:  # until Alice's program runs on some host
                 lines = [host.shell("ps -eo user:20,args").stdout.splitlines() for host in hosts.values()]
                 owners = {line.split()[0] for found in lines for line in found if line.endswith("time.sleep(3600)")}
         for host in typed.hosts:

@@ -1,4 +1,4 @@
-"""Two users with quotas on one host: what one has borrowed goes back to its owner while both train, as they type and see it."""
+"""Two users with quotas on one host: borrowed GPUs return to their owner while both train, as typed and seen by the users."""
 
 from __future__ import annotations
 

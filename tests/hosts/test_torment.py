@@ -1,4 +1,4 @@
-"""Faults between hosts: a minute of what `make torment` does for hours, and single stories that it found or has to show."""
+"""Faults between hosts: one minute of `make torment`, and single stories that it found or must show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_job_goes_on_with_what_is_left_when_its_hosts_do_not_reach_each_other(
     make_story: Callable[..., Story], back: bool
 ) -> None:
-    """Both reach the controller: nobody is lost, and what one sends to the other does not arrive."""
+    """Both reach the controller: no server is lost, and messages from one to the other are dropped."""
     from verification.hosts.links import CUT
     from verification.torment.faults import DATA
     from verification.torment.jobs import Kind
@@ -59,7 +59,7 @@ def test_a_sample_of_torment_loses_nothing(tmp_path: Path) -> None:
 def test_what_a_cut_off_job_saves_does_not_replace_what_its_successor_has_saved(
     make_story: Callable[..., Story],
 ) -> None:
-    """The only worker of a job is cut off from the controller, trains on, and comes to its end before its successor does."""
+    """The only worker of a job is cut off from the controller, trains on, and ends before its successor does."""
     from verification.hosts.links import CUT
     from verification.torment.faults import CONTROL
     from verification.torment.jobs import Kind

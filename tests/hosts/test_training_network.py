@@ -1,6 +1,6 @@
-"""The training network: what listens where, and what is read from the cable without a tunnel and with that of the recipe.
+"""The training network: listening sockets, and traffic on the cable with and without the documented tunnel.
 
-The recipe is what stands in docs/training-network.md, with the keys filled in.
+The recipe is that of docs/training-network.md, with the keys filled in.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SCRIPT = Path(__file__).with_name("train_pattern.py")
 READER = Path(__file__).with_name("cable.py")
 ELASTICCTL = Path(sys.executable).with_name("elasticctl")
 HOSTS = ("gpu1", "gpu2")
-CABLE, TUNNEL = "10.78.0", "10.79.0"  # networks, as the page has them
+CABLE, TUNNEL = "10.78.0", "10.79.0"  # networks of the page
 PATIENCE_S = 150.0
 WATCHED_S = 3.0
 
 
 def recipe(first_line: str) -> str:
-    """The file of the page that begins with this comment."""
+    """The file on the page that begins with this comment."""
     (found,) = re.findall(rf"```\w*\n(# {re.escape(first_line)}.*?)```", PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
 class Site:
-    """Two hosts with a cluster, and somebody who reads every frame between them."""
+    """Two hosts with a cluster, and a capture of every frame between them."""
 
     def __init__(self, lab: Any, shared: Path) -> None:
         self.lab, self.shared = lab, shared
@@ -53,7 +53,7 @@ class Site:
         self.types("elasticctl up --hosts /root/hosts.txt")
 
     def submit(self, gpus: str, *arguments: str) -> tuple[str, Path]:
-        """A job that tries to use the interface of the cable, and the file that ends it."""
+        """A job that tries to use the cable's interface, and the file that ends it."""
         self._jobs += 1
         go = self.shared / f"go{self._jobs}"
         command = f"{sys.executable} {SCRIPT} {go} {' '.join(arguments)}"
@@ -69,14 +69,14 @@ class Site:
             time.sleep(0.3)
 
     def passed(self) -> dict[str, int]:
-        """What has passed the cables since the last time, and how many frames of each."""
+        """Kinds of traffic on the cables since the last call, with their number of frames."""
         self._reader.stdin.write(b"\n")
         self._reader.stdin.flush()
         found: dict[str, int] = json.loads(self._reader.stdout.readline())
         return found
 
     def trained_on_both(self) -> tuple[dict[str, int], dict[str, set[str]]]:
-        """What passes while an elastic job gets its second worker and trains; addresses on which each host's workers listen."""
+        """Traffic while an elastic job gets its second worker and trains; addresses on which each host's workers listen."""
         before = {name: self.listening(name) for name in HOSTS}
         self.passed()
         job, go = self.submit("1:2")
@@ -90,13 +90,13 @@ class Site:
         return passed, {name: {address for address, _ in found} for name, found in new.items()}
 
     def listening(self, host: str) -> set[tuple[str, int]]:
-        """Sockets of TCP and UDP that others can send to: address, port."""
+        """TCP and UDP sockets that other hosts can reach: address, port."""
         lines = self.types("ss -Hltun", host).splitlines()
         return {(address, int(port)) for address, _, port in (line.split()[4].rpartition(":") for line in lines)}
 
 
 def between(passed: dict[str, int], network: str) -> set[str]:
-    """Protocols, and ports on both sides, of what has passed between addresses of a network."""
+    """Protocols, with ports on both sides, of the traffic between addresses of a network."""
     found = set()
     for each in passed:
         kind, _, ends = each.partition(" ")
@@ -166,7 +166,7 @@ def dig(site: Site) -> None:
         keys[name] = host.shell("cat /etc/wireguard/key; wg pubkey < /etc/wireguard/key").stdout.split()
     for name, other in zip(HOSTS, reversed(HOSTS), strict=True):
         text = recipe("/etc/wireguard/wg0.conf")
-        if name == HOSTS[1]:  # the page shows the first one's
+        if name == HOSTS[1]:  # the page shows the first host's
             text = re.sub(r"\.([12])\b", lambda found: f".{3 - int(found[1])}", text)
         text = re.sub(r"PRIVATE_KEY\w+", keys[name][0], text)
         text = re.sub(r"PUBLIC_KEY\w+", keys[other][1], text)

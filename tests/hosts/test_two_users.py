@@ -1,4 +1,4 @@
-"""Three hosts, two users with keys, one host switched off: what they type and see. docs/operators.md shows such a run."""
+"""Three hosts, two users with keys, one host switched off: commands and their output, as in docs/operators.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 150.0
 
 
 class Room:
-    """Three hosts and those who sit there. Whatever they type is printed, with what they see."""
+    """Three hosts with their users. Commands are printed with their output."""
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
@@ -36,7 +36,7 @@ class Room:
         return str(done.stdout + done.stderr)
 
     def until(self, who: str, line: str, pattern: str) -> str:
-        """Type `line` again and again until it says what is waited for."""
+        """Repeat `line` until its output matches."""
         deadline = time.monotonic() + PATIENCE_S
         while not re.search(pattern, self.types(who, line, told=False), re.MULTILINE | re.DOTALL):
             if time.monotonic() > deadline:
@@ -101,7 +101,7 @@ def test_two_users_share_three_hosts_of_which_one_is_switched_off(
     refused = room.types("bob@gpu2", "elasticctl cancel alices", check=False)
     assert "bob may not cancel alices-1" in refused
     room.types("alice@gpu2", "elasticctl scale alices 3")
-    for share in ("3", "2"):  # the one that it has, too: whether somebody may is not for `elasticctl` to say
+    for share in ("3", "2"):  # also the present share: `elasticctl` does not decide permissions
         refused = room.types("bob@gpu2", f"elasticctl scale alices {share}", check=False)
         assert "bob may not scale alices-1" in refused
     room.types("alice@gpu2", "elasticctl scale alices auto")

@@ -1,7 +1,7 @@
-"""Three hosts are upgraded one after the other while jobs train, and taken back; both versions talk to each other meanwhile.
+"""Three hosts are upgraded one after the other while jobs train, then downgraded; meanwhile both versions communicate.
 
-The version before, n, is the commit in last_version.txt; its package is taken from the history of this checkout. n + 1 is the
-checkout itself. Where the history is not there (an archive, a shallow clone), the tests are skipped and say so.
+The earlier version, n, is the commit in last_version.txt; its package is taken from the history of this checkout. n + 1 is the
+checkout itself. Without the history (an archive, a shallow clone) the tests are skipped with this reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAST_VERSION = Path(__file__).with_name("last_version.txt").read_text().strip()
 
 @pytest.fixture
 def before(tmp_path: Path) -> Path:
-    """Where the package of the version before is: a directory for PYTHONPATH, which all hosts see."""
+    """Directory for PYTHONPATH with the package of the earlier version, visible on all hosts."""
     place = tmp_path / "shared" / "version-before"
     place.mkdir(parents=True)
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", LAST_VERSION], capture_output=True)
@@ -82,9 +82,10 @@ def test_hosts_are_upgraded_and_taken_back_while_jobs_of_both_versions_train(
 def test_a_job_whose_environment_is_upgraded_under_it_comes_to_its_end_with_the_same_result(
     make_story: Callable[..., Story], before: Path
 ) -> None:
-    """Its workers were started from one version; one that is lost is replaced by one of the other; and the way back.
+    """Its workers were started from one version; a lost one is replaced by one of the other; likewise after the downgrade.
 
-    Workers of two versions need not understand each other: the job may have to begin again from its last checkpoint."""
+    Workers of two versions need not understand each other: the job may have to restart from its last checkpoint.
+    """
     from verification.torment.cluster import signal_process
     from verification.torment.jobs import Kind
 

@@ -1,9 +1,9 @@
-"""A job whose parameters and gradients are constants, so that whoever reads its network knows them again.
+"""A job with constant parameters and gradients, so that a network capture recognizes them.
 
     train_pattern.py GO [--plain]
 
-It trains until there is the file `GO`. `--plain`: with torch.distributed alone, as scripts of tutorials do; an
-error if its processes do not meet within 15 s.
+It trains until the file `GO` exists. `--plain`: with torch.distributed alone, as in tutorials; an error if its processes do not
+connect within 15 s.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""State of a Lightning Trainer: a worker that receives it within its loop goes on as the worker that gave it."""
+"""State of a Lightning Trainer: a worker that receives it within its loop continues like the sender."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 4  # of an epoch
 
 
 class Model(pl.LightningModule):
-    """Gives its state after `gives` steps, or takes `taken` in place of its own after the first."""
+    """Sends its state after `gives` steps, or receives `taken` in place of its own after the first."""
 
     def __init__(self, gives: int = 0, taken: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Model(pl.LightningModule):
 
 
 class Steps:
-    """Steps of the training, between which states are given and taken."""
+    """Steps of the training, between which states are sent and received."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

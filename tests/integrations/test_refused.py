@@ -1,4 +1,4 @@
-"""What cannot work in a framework is refused where it is asked for, by its name."""
+"""Unsupported uses of a framework are refused at the call, by name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def test_a_wrapped_model_is_refused() -> None:
-    wrapped = object.__new__(DistributedDataParallel)  # a real one wants a process group
+    wrapped = object.__new__(DistributedDataParallel)  # a real one requires a process group
     with pytest.raises(UserError, match="leave DistributedDataParallel out"):
         adopt(wrapped)
 

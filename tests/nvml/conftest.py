@@ -1,4 +1,4 @@
-"""A server whose GPUs are stand-ins, for tests: NVIDIA's own bindings ask the stand-in for the driver's library."""
+"""A server with stand-in GPUs: NVIDIA's own bindings load the stand-in instead of the driver's library."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Standin:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process that shall find the stand-in where others find the driver's library."""
+        """Environment of a process that finds the stand-in in place of the driver's library."""
         return {**os.environ, "LD_LIBRARY_PATH": str(self.directory), "NVML_SERVER": str(self.file)}
 
     def run(self, code: str, *arguments: str) -> Any:
-        """What a Python program prints as JSON in its last line, with the library in place."""
+        """The JSON in the last output line of a Python program, run with the library in place."""
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             env=self.environment,
@@ -54,7 +54,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def standin(nvml_library: Path, tmp_path: Path) -> Callable[..., Standin]:
-    """A factory: `standin("a100")`, or `standin(None, "gpus 1", ...)` for one that is described here."""
+    """A factory: `standin("a100")`, or `standin(None, "gpus 1", ...)` for an inline description."""
 
     def make(model: str | None, *lines: str) -> Standin:
         text = "" if model is None else library.description(model)

@@ -1,4 +1,4 @@
-"""NVIDIA's own bindings over the stand-in for the driver's library: what they tell of each described server."""
+"""NVIDIA's own bindings over the stand-in for the driver's library: their readings of each described server."""
 
 from __future__ import annotations
 

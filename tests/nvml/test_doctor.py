@@ -1,4 +1,4 @@
-"""What `elasticctl doctor` says of GPUs: with the stand-in for the driver's library, broken in each way."""
+"""Findings of `elasticctl doctor` about GPUs: with the stand-in for the driver's library, broken in each way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 
 @pytest.fixture
 def look(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """`look("nvml", server)`: what the check finds of a described server."""
+    """`look("nvml", server)`: the check's findings for a described server."""
 
     def run(name: str, server: Any, *arguments: str, **options: object) -> dict[str, str]:
         file = tmp_path / "agent.yaml"
@@ -151,7 +151,7 @@ def test_gpus_without_a_driver_and_missing_device_files_are_told(tmp_path: Path)
 
 
 def interpreter(tmp_path: Path, **told: object) -> str:
-    """A Python that tells this of itself."""
+    """A Python interpreter that reports these facts about itself."""
     path = tmp_path / "python"
     found = {"version": "3.11.2", "elasticctl": "0.1.0", "torch": "2.4.0", "gloo": True, "nccl": True, **told}
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(found)}\nEND\n")

@@ -1,4 +1,4 @@
-"""What `elasticctl topology` draws of described servers, on a terminal of 80 columns, and what it tells programs."""
+"""`elasticctl topology` for described servers, on a terminal of 80 columns and as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ See = Callable[..., ServerView]
 
 @pytest.fixture
 def see(standin: Callable[..., Any], tmp_path: Path) -> See:
-    """What the controller knows of a described server."""
+    """The controller's view of a described server."""
 
     def make(model: str, *lines: str, **changes: Any) -> ServerView:
         described = standin(model, *lines)

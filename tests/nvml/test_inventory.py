@@ -1,4 +1,4 @@
-"""An agent's inventory of described servers: GPUs with numbers that they keep, what is wrong with them, their wiring."""
+"""An agent's inventory of described servers: stable GPU numbers, troubles, wiring."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Machine:
         sysfs.write(standin.file.read_text(), directory / "sys")
 
     def look(self, *visible: str) -> Found:
-        """What an agent that starts now finds. `visible`: its CUDA_VISIBLE_DEVICES; none: it has no such variable."""
+        """Findings of an agent that starts now. `visible`: its CUDA_VISIBLE_DEVICES; none: the variable is unset."""
         return msgspec.convert(self._standin.run(LOOK, str(self.directory), self._kind, *visible), Found)
 
 
@@ -59,7 +59,7 @@ def machine(standin: Make, tmp_path: Path) -> Make:
     return lambda model, *lines, kind="cuda": Machine(standin(model, *lines), tmp_path, kind)
 
 
-# ------------------------------------------------------------------------------------------------------------- what is told
+# -------------------------------------------------------------------------------------------------------------- reports
 
 
 def test_an_a100_server_tells_its_wiring(machine: Make) -> None:

@@ -1,4 +1,4 @@
-"""Where GPUs sit: what the driver and the kernel tell of pairs of them, and what a server makes of that."""
+"""Places of GPUs: readings of driver and kernel for pairs of GPUs, and the server's tree computed from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Play = Callable[[Iterable[str]], tuple[Gpu, ...]]
 
 @pytest.fixture
 def play(standin: Callable[..., Any], tmp_path: Path) -> Play:
-    """Describe a server: what GPUs does a process find there?"""
+    """GPUs that a process finds on a described server."""
 
     def run(lines: Iterable[str]) -> tuple[Gpu, ...]:
         return msgspec.convert(standin(None, *lines).run(LOOK, str(tmp_path)), tuple[Gpu, ...])
@@ -131,7 +131,7 @@ def test_direct_nvlinks_are_told_even_if_the_kind_of_their_ends_is_not(play: Pla
 
 
 def test_a_gpu_of_which_some_pairs_are_unknown_shares_what_is_known() -> None:
-    levels = {(0, 1): ONE_SWITCH, (0, 2): SYSTEM}  # of 1 and 2 nothing is known
+    levels = {(0, 1): ONE_SWITCH, (0, 2): SYSTEM}  # the level of 1 and 2 is unknown
     assert places((0, 1, 2, 3), levels, {0: 0, 1: 0, 2: 1}, {}) == {
         0: GpuPlace(socket=0, switch=0),
         1: GpuPlace(socket=0, switch=0),

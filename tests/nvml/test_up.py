@@ -1,4 +1,4 @@
-"""`elasticctl up --gpu-model`: a cluster whose GPUs are stand-ins, and whose jobs really train, on the CPU."""
+"""`elasticctl up --gpu-model`: a cluster with stand-in GPUs, where jobs really train, on the CPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from elasticd.protocol.errors import UserError
 
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 TRAIN = Path(__file__).parents[1] / "cluster" / "train_small.py"
-PATIENCE_S = 300.0  # on a machine that does much else
+PATIENCE_S = 300.0  # on a loaded machine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """The command, with a directory of its own."""
+    """The command, with its own directory."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ELASTICCTL_")}
 
     def call(*arguments: str, code: int = 0, path: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""NVIDIA's own bindings over the stand-in: what happens to a described server becomes troubles, while it is watched."""
+"""NVIDIA's own bindings over the stand-in: events of a described server become troubles while it is watched."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_before_a_worker_starts_its_gpu_is_looked_at(
     state = tmp_path / "state"
     state.mkdir()
     server = standin("a100")
-    server.run(CHECK, str(state), "0", "")  # the numbers of the GPUs are written down while all are well
+    server.run(CHECK, str(state), "0", "")  # the numbers of the GPUs are recorded while all are well
     server.say(line)
     found, took_s = server.run(CHECK, str(state), "0", "")
     assert found == (None if code is None else [code, 0])

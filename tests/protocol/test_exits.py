@@ -1,4 +1,4 @@
-"""What exit codes say of whose fault an end is."""
+"""Attribution of an end by its exit code."""
 
 from __future__ import annotations
 

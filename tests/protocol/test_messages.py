@@ -1,4 +1,4 @@
-"""What clients are shown reads the same on the wire and in JSON, whatever types it has here."""
+"""Answers to clients read the same in MessagePack and in JSON, whatever their Python types are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot is what it was when it was packed, or it is refused."""
+"""A snapshot is unpacked unchanged, or refused."""
 
 from __future__ import annotations
 

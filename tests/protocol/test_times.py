@@ -1,4 +1,4 @@
-"""Times that depend on one another."""
+"""Configured times that depend on one another."""
 
 from __future__ import annotations
 

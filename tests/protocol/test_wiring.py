@@ -1,4 +1,4 @@
-"""A server as a tree, and what lies between its GPUs."""
+"""A server as a tree, and the links between its GPUs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from elasticd.protocol.model import Gpu, GpuKind, GpuPlace, GpuWiring, Nic, NvLi
 from elasticd.protocol.topology import Link
 from elasticd.protocol.wiring import Kind, Part, between, near, speeds, to_network, tree
 
-TOP = ("pci0000:00", "0000:00:01.0", "0000:01:00.0")  # host bridge, root port, the upper end of a switch
-BELOW = (*TOP, "0000:02:00.0", "0000:03:00.0")  # and of a switch below it
+TOP = ("pci0000:00", "0000:00:01.0", "0000:01:00.0")  # host bridge, root port, upstream port of a switch
+BELOW = (*TOP, "0000:02:00.0", "0000:03:00.0")  # of a switch below it
 
 
 def gpu(index: int, **place: object) -> Gpu:

@@ -1,4 +1,4 @@
-"""A peer that sends an open file which lingers: whoever receives it waits in the kernel, as with any Linux before 6.16."""
+"""A peer that sends an open file with SO_LINGER: its receiver blocks in the kernel, as with any Linux before 6.16."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ os.close(descriptor)  # if it has been received already, this process waits in p
 
 
 def is_held_up(process: str = "self") -> bool:
-    """Does one of its threads wait in the kernel until a socket is empty?"""
+    """Is one of the process's threads blocked in the kernel until a socket is empty?"""
     return any(b"sk_stream_wait_close" in path.read_bytes() for path in Path(f"/proc/{process}/task").glob("*/stack"))
 
 
 def hold_up(path: Path, until: Callable[[], bool]) -> tuple[socket.socket, list[subprocess.Popen[bytes]]]:
-    """Send open files that linger until somebody over there waits for one. Closing the socket lets go of all."""
+    """Send lingering open files until a receiver blocks on one. Closing the socket releases all."""
     here = socket.create_server(("127.0.0.1", 0), backlog=50)  # accepts, and reads nothing
     senders = []
     for _ in range(20):

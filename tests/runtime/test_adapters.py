@@ -1,4 +1,4 @@
-"""Which InfiniBand adapters a process could use, and which go together."""
+"""InfiniBand adapters that a process can use, and their compatibility."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_process_uses_ports_with_a_link_that_its_environment_leaves(
 
 
 def test_an_adapter_whose_device_file_is_not_there_is_not_usable(root: Path) -> None:
-    """As where a container was given one of two (nccl #2428)."""
+    """As in a container that was given one of two (nccl #2428)."""
     for number, name in enumerate(("mlx5_0", "mlx5_10")):
         verbs = root / f"class/infiniband_verbs/uverbs{number}"
         verbs.mkdir(parents=True)

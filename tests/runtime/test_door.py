@@ -1,4 +1,4 @@
-"""The door of a daemon, over real sockets: who is let in, who is heard, how much, and what a peer claims of itself."""
+"""The endpoint of a daemon over real sockets: admission, authentication, rate limits, and false claims of peers."""
 
 from __future__ import annotations
 
@@ -50,18 +50,19 @@ def known(principal: str, pair: Pair, account: str = "", revoked_s: float | None
 
 
 class House:
-    """A door that answers everything with what it has heard, and says who that was."""
+    """An endpoint that echoes each message with the identity of its sender."""
 
     def __init__(self, directory: Path, bounds: Bounds, io_threads: int = 1) -> None:
         self.context: zmq.Context = zmq.Context(io_threads=io_threads)
-        self.outside: zmq.Context = zmq.Context()  # of visitors, who are other processes: no thread is shared with them
+        # of clients, which are other processes: no thread is shared with them
+        self.outside: zmq.Context = zmq.Context()
         self.own, self.alice, self.server, self.stranger = (Pair.new() for _ in range(4))
         self.monotonic_s = 0.0
         clock = SteadyClock()
         self.loop = Loop(clock, lambda: None, lambda: clock.now() + 0.01)
         self.heard: list[tuple[str, list[bytes]]] = []
         self.principals = Principals((known("user:alice", self.alice, "al"), known("server:s1", self.server)))
-        self.added: list[Known] = []  # to the list, which the door has not read since
+        self.added: list[Known] = []  # keys added to the list since the endpoint last read it
         self.looks = 0
         self.door = Door(
             self.context, self.loop, self.own, self.principals, bounds, lambda: self.monotonic_s, look=self.look
@@ -99,13 +100,13 @@ class House:
             self.loop.turn()
 
     def turn_for(self, seconds: float) -> None:
-        """What does not happen cannot be waited for."""
+        """Let time pass; the absence of an event cannot be awaited."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.loop.turn()
 
     def says(self, socket: zmq.Socket, *frames: bytes) -> list[bytes]:
-        """Say something and have it answered."""
+        """Send a message and return the answer."""
         socket.send_multipart(frames)
         self.until(lambda: socket.poll(0))
         return socket.recv_multipart()
@@ -171,7 +172,7 @@ def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
 
 
 class SlowlyOn(zmq.Socket[bytes]):
-    """A process that is held up for a while after each connection that it begins."""
+    """A socket that is delayed after each connection attempt."""
 
     def connect(self, addr: str) -> None:  # type: ignore[override]
         super().connect(addr)
@@ -236,7 +237,7 @@ def zmtp_ready(**properties: bytes) -> bytes:
 
 
 def test_what_a_local_peer_claims_of_itself_counts_for_nothing(house: House) -> None:
-    """It sends the names by which ZeroMQ tells us who a peer is."""
+    """It sends the properties from which ZeroMQ derives a peer's identity."""
     raw = socket.socket(socket.AF_UNIX)
     raw.connect(str(house.path))
     claims = {"User_Id": house.alice.public, "Peer_Address": b"localhost:65534:65534:1"}
@@ -249,7 +250,7 @@ def test_what_a_local_peer_claims_of_itself_counts_for_nothing(house: House) -> 
             heard.extend(raw.recv(1000))
         return b"READY" in heard
 
-    house.until(receive)  # before that it takes nothing
+    house.until(receive)  # until then it accepts nothing
     raw.sendall(b"\x00\x02hi")
     house.until(lambda: house.heard)
     assert house.heard == [(str(LOCAL_OPERATOR), [b"hi"])]
@@ -267,7 +268,7 @@ def test_a_peer_that_chooses_the_name_of_its_connection_is_cut_off(house: House)
 
 
 def test_the_numbers_of_connections_are_no_ones_to_guess(house: House) -> None:
-    """Whoever has the next one as its name ends the process."""
+    """A peer that has the next number as its routing id would crash the process."""
     house.says(house.visitor(house.people_here), b"1")
     (peer,) = house.door._lines
     seeds = subprocess.run([sys.executable, "-c", NUMBERS], capture_output=True, check=True, text=True).stdout.split()
@@ -306,7 +307,7 @@ def test_what_waits_when_a_key_is_revoked_is_not_heard(house: House) -> None:
     alice = house.visitor(house.people, house.alice)
     house.says(alice, b"1")
     alice.send(b"2")
-    time.sleep(0.1)  # it is in the door's queue
+    time.sleep(0.1)  # it is in the endpoint's queue
     house.door.update(Principals())
     house.turn_for(0.3)
     assert [frames for _, frames in house.heard] == [[b"1"]]
@@ -317,7 +318,7 @@ def test_whose_account_has_changed_is_heard_as_who_he_is_now(house: House) -> No
     house.says(alice, b"1")
     monitor = alice.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     house.door.update(Principals((known("operator:alice", house.alice, "al"),)))
-    house.until(lambda: monitor.poll(0))  # her connection has been cut; what is said meanwhile goes over a new one
+    house.until(lambda: monitor.poll(0))  # her connection has been cut; later messages use a new one
     house.says(alice, b"2")
     alice.disable_monitor()
     monitor.close()
@@ -338,7 +339,7 @@ def test_connections_and_messages_of_one_principal_are_bounded(house: House, cap
     house.turn_for(0.2)
     assert len(house.heard) == 5, "five at once, then the connection is cut"
     house.monotonic_s += 2.0
-    house.says(first, b"y")  # over a new one
+    house.says(first, b"y")  # over a new connection
     house.says(house.visitor(house.machines, house.server), b"others are not held back")
     told = [record.message for record in caplog.records]
     assert len([line for line in told if "connections: another one is cut" in line]) == 1
@@ -346,11 +347,11 @@ def test_connections_and_messages_of_one_principal_are_bounded(house: House, cap
 
 
 def let_wait(house: House, *visitors: zmq.Socket, each: int) -> None:
-    """So much is said by each and has come as far as the door, which has not looked since."""
+    """Each client sends so many messages, which wait in the endpoint's queue."""
     for number in range(each):
         for visitor in visitors:
             visitor.send(b"%d" % number)
-    time.sleep(0.3)  # it is in the door's queue
+    time.sleep(0.3)  # it is in the endpoint's queue
 
 
 def test_who_says_much_waits_for_himself_and_others_do_not_wait_for_him(house: House) -> None:
@@ -369,7 +370,7 @@ def test_who_says_much_waits_for_himself_and_others_do_not_wait_for_him(house: H
 
 @pytest.mark.parametrize("house", [Bounds(messages_per_s=1000.0, messages_burst=50)], indirect=True)
 def test_rates_count_what_is_said_and_not_what_a_starved_daemon_gets_round_to(house: House) -> None:
-    """While it does not run 200 messages come, and all the time in the world passes until it has handled the first."""
+    """While it does not run, 200 messages arrive, and much time passes until it has handled the first."""
     alice, server = house.visitor(house.people, house.alice), house.visitor(house.machines, house.server)
     house.says(alice, b"x")
     house.says(server, b"x")
@@ -430,12 +431,12 @@ def test_a_connection_that_says_nothing_is_cut_after_a_while(house: House) -> No
     assert raw.recv(1), "a greeting"
     house.says(busy, b"1")
     house.until(lambda: monitor.poll(0))
-    monitor.recv_multipart()  # the quiet one's handshake
+    monitor.recv_multipart()  # handshake of the quiet client
     house.turn_for(0.2)
     house.monotonic_s += SILENT_S + 1
     house.door.pass_time()
     house.until(lambda: monitor.poll(0))
-    while raw.recv(100):  # the rest of the greeting, and then the end
+    while raw.recv(100):  # the rest of the greeting, and then the end of the stream
         pass
     assert house.says(busy, b"2") == [b"2"]
     quiet.disable_monitor()
@@ -460,8 +461,9 @@ def test_an_open_file_that_a_local_peer_sends_holds_nobody_up(house: House) -> N
         try:
             socket.send_fds(peer, [b"\xff" + bytes(8) + b"\x7f"], [full.fileno()])
         except PermissionError:
-            full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))  # or we would wait ourselves
-        full.close()  # whoever has been sent it is the last to let go
+            # or this process would block itself
+            full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+        full.close()  # the receiver is the last to close it
         assert house.says(house.visitor(house.people_here), b"c") == [b"c"]
         there.close()
 
@@ -601,7 +603,7 @@ def test_workers_of_a_job_are_heard_by_its_leader_and_others_are_not(tmp_path: P
     leader = transport.router(context, job)
     address = transport.bind(leader, "tcp://127.0.0.1:*", job)
     loop.add_socket(leader, lambda frames: heard.append(frames[-1]))
-    stranger = transport.dealer(context, address, b"w.1", other, job.public)  # it has heard of the job's public key
+    stranger = transport.dealer(context, address, b"w.1", other, job.public)  # it knows the job's public key
     ignorant = transport.fellow(context, address, b"w.1", other)
     fellow = transport.fellow(context, address, b"w.1", job)
     for socket_, said in ((stranger, b"forged"), (ignorant, b"forged"), (fellow, b"ready")):

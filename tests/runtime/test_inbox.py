@@ -1,4 +1,4 @@
-"""What waits to be handled: how much, in which order, and who pays when it is too much. Pure."""
+"""The queue of received messages: bounds, order, and the peer that is dropped under overload. Pure."""
 
 from __future__ import annotations
 

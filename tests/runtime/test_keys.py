@@ -1,4 +1,4 @@
-"""The controller's directory of keys, and the files that are given away."""
+"""The controller's directory of keys, and key files for users."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_what_another_user_has_made_first_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 def test_root_gives_what_it_writes_to_the_owner_of_the_directory(tmp_path: Path) -> None:
-    """The controller's own user reads what `sudo elasticctl keys add` has written."""
+    """The controller's user reads the files that `sudo elasticctl keys add` has written."""
     path = tmp_path / "keys"
     path.mkdir(mode=0o700)
     os.chown(path, 65534, 65534)
@@ -181,7 +181,7 @@ def test_a_unix_user_is_who_its_account_says_unless_the_list_says_otherwise() ->
 
 
 def test_accounts_that_the_list_does_not_name_are_nobody_where_there_is_one(keys: KeyDirectory, tmp_path: Path) -> None:
-    """A service's account on the controller's machine saw all jobs, by the socket of the file system."""
+    """A service's account on the controller's machine could see all jobs, by the socket in the file system."""
     nobody = pwd.getpwuid(65534).pw_name
     assert keys.principals().of_uid(65534) is None
     assert keys.principals().of_uid(os.getuid()) == LOCAL_OPERATOR

@@ -1,4 +1,4 @@
-"""A log is one line a record, of bounded length, and no peer can fill it."""
+"""A log has one line per record, of bounded length, and no peer can fill it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ log.debug("e")
 
 
 def said(form: str, journal: bool) -> list[str]:
-    """What a process writes to stderr; `journal`: as if the service manager's journal read it."""
+    """Output of a process on stderr; `journal`: as if the service manager's journal read it."""
     read, write = os.pipe()
     status = os.fstat(write)
     stream = f"{status.st_dev}:{status.st_ino}" if journal else "8:1"

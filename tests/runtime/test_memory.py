@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Freed memory returns to the system."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ assert memory.resident_bytes() - small < 5_000_000
 @needs_trim
 @pytest.mark.parametrize("idle_before", [True, False])
 def test_what_is_free_below_something_that_lives_goes_back_and_the_log_says_so(idle_before: bool) -> None:
-    """Also where the process is flooded from its start, so that it has never looked at its memory while that was small."""
+    """Also where the process is flooded from its start, so that it has never measured its memory while that was small."""
     script = FREES if idle_before else FREES.replace("keeper.look(0.0)\n", "")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Figures over HTTP: no reader can block or end the loop of a daemon. Real daemons serve all that the documents name."""
+"""Metrics over HTTP: no reader can block or end the loop of a daemon. Real daemons serve all documented metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from elasticd.runtime.metrics import MOST_READERS, PREFIX, Exporter
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
-PROCESS = "process_"  # figures of the standard client
+PROCESS = "process_"  # metrics of the standard client
 
 
 def until(what: Callable[[], bool], why: str) -> None:
@@ -54,7 +54,7 @@ def values(text: str) -> dict[str, float]:
 
 
 class Loop:
-    """Publishes what it has as soon as it is woken, as a daemon's loop does; or does not."""
+    """Publishes as soon as it is woken, as a daemon's loop does; or does not."""
 
     def __init__(self, figures: list[Figure], stuck: bool = False) -> None:
         self.figures, self.stuck, self.published = figures, stuck, 0
@@ -363,7 +363,7 @@ def test_each_line_of_the_log_about_a_job_names_it_and_its_generation(daemons: t
 
 
 def exported(daemons: tuple[Daemon, Daemon]) -> dict[str, str]:
-    """Names and kinds of all figures of ours."""
+    """Names and kinds of all metrics of this project."""
     return {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for daemon in daemons
@@ -413,7 +413,7 @@ class Named:
 
 
 def _absent(name: str, kind: str) -> tuple[Named, ...]:
-    """A figure by labels may have no sample yet."""
+    """A labelled metric may have no sample yet."""
     return (Named(name + ("_total" if kind == "counter" else "")),)
 
 

@@ -1,4 +1,4 @@
-"""Whether two machines see the same directory: by what is mounted, without a look into it."""
+"""Whether two machines share a directory, decided by its mount, without reading the directory."""
 
 from __future__ import annotations
 

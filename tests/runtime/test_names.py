@@ -1,4 +1,4 @@
-"""The package under the name of its distribution."""
+"""The package, importable under the name of its distribution."""
 
 from __future__ import annotations
 

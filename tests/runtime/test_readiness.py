@@ -1,4 +1,4 @@
-"""What daemons tell the service manager: that they are ready, and that their loop turns."""
+"""Notifications of daemons to the service manager: readiness, and the watchdog of the loop."""
 
 from __future__ import annotations
 
