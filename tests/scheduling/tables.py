@@ -1,5 +1,4 @@
-"""Tables of jobs from short descriptions, and policies asked about them. Tests import this as `scheduling_tables` (see
-conftest.py)."""
+"""Tables of jobs from short descriptions, and queries of policies. Tests import this as `scheduling_tables` (see conftest.py)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from elasticd.scheduler.view import UNKNOWN_S, Columns, Curves, Floats, Gpus, Jo
 
 @dataclass(frozen=True)
 class Described:
-    """One row of a table, with the names of `Columns`. `speedup` is T(n) / T(1) for n from 0 on; beyond its end it
-    stays what it is there."""
+    """One row of a table, with the names of `Columns`. `speedup` is T(n) / T(1) for n from 0 on, constant beyond its end."""
 
     name: str
     min_gpus: int
@@ -69,9 +67,10 @@ def job(
     still_until_s: float = 0.0,
     changes: int = 0,
 ) -> Described:
-    """A job of `low` to `high` GPUs. What is left out: it requests its maximum, scales linearly, waits since its
-    submission, has worked as fast as one GPU on each, and nobody knows how long it takes. Without `high` it can use as many
-    GPUs as its speedup tells of, or just `low`."""
+    """A job of `low` to `high` GPUs. Defaults: it requests its maximum, scales linearly, waits since its submission, has worked
+    on each GPU at the speed of one, and has an unknown length. Without `high` its maximum is the end of `speedup`, or else
+    `low`.
+    """
     if high is None:
         high = len(speedup) - 1 if speedup is not None else low
     if waiting_since_s is None:
@@ -103,13 +102,13 @@ def job(
 
 
 def table(*jobs: Described, most: int | None = None, lengths: bool = True) -> JobTable:
-    """These jobs in this order. The curves tell of shares up to `most`: the largest maximum, unless said otherwise."""
+    """These jobs in this order. Curves cover shares up to `most`; default: the largest maximum."""
     width = 1 + (most if most is not None else max((one.max_gpus for one in jobs), default=1))
     curves = np.array([_widened(one.speedup, width) for one in jobs], dtype=float).reshape(len(jobs), width)
 
     def column(field: str, kind: type) -> Any:
         values = np.array([getattr(one, field) for one in jobs], dtype=kind)
-        values.flags.writeable = False  # whoever decides does not change what it sees
+        values.flags.writeable = False  # policies must not change their input
         return values
 
     whole, real = partial(column, kind=np.int64), partial(column, kind=np.float64)
@@ -148,7 +147,7 @@ def policy(name: str, **parameters: Any) -> Policy:
 
 
 def ask(who: Policy | str, jobs: JobTable, gpus: int, now: float = 0.0, seed: int = 0) -> Shares:
-    """What a policy decides; it sees lengths only if it has declared that it needs them."""
+    """A policy's decision; it sees lengths only if it has declared that it needs them."""
     if isinstance(who, str):
         who = policy(who)
     seen = jobs if who.needs_lengths else jobs.without_lengths()
@@ -156,18 +155,18 @@ def ask(who: Policy | str, jobs: JobTable, gpus: int, now: float = 0.0, seed: in
 
 
 def by_name(jobs: JobTable, shares: Shares) -> dict[str, int]:
-    """The shares of those that get GPUs."""
+    """The nonzero shares, by name."""
     return {jobs.name(row): int(gpus) for row, gpus in enumerate(shares.gpus) if gpus}
 
 
 def given_to(who: Policy | str, gpus: int, *jobs: Described, now: float = 0.0) -> dict[str, int]:
-    """The shares that a policy gives to jobs on so many GPUs, by name; without those that get none."""
+    """The nonzero shares that a policy gives to jobs on so many GPUs, by name."""
     seen = table(*jobs)
     return by_name(seen, ask(who, seen, gpus, now))
 
 
 def reasons(jobs: JobTable, shares: Shares) -> Mapping[str, Reason]:
-    """Why some get less than they could use, by name."""
+    """Reasons of jobs that get less than they could use, by name."""
     below = np.flatnonzero(shares.gpus < jobs.max_gpus).tolist()
     return {jobs.name(row): reason for row in below if (reason := shares.why(row)) is not None}
 
@@ -191,7 +190,7 @@ def concave_speedups(most: int) -> st.SearchStrategy[tuple[float, ...]]:
 
 
 def _dented(most: int, depth: float) -> tuple[float, ...]:
-    """Powers of two are as fast as n^0.9, what lies between them has lost this part of what it could gain; none is lost at 0."""
+    """Powers of two are as fast as n^0.9; between them, the fraction `depth` of the possible gain is lost."""
     at = [2**power for power in range(most.bit_length() + 1)]
     whole = np.interp(range(most + 1), [0, *at], [0.0, *(n**0.9 for n in at)])
     last = [0, *(n**0.9 for m in range(1, most + 1) for n in [2 ** (m.bit_length() - 1)])]
@@ -200,8 +199,7 @@ def _dented(most: int, depth: float) -> tuple[float, ...]:
 
 @st.composite
 def described(draw: st.DrawFn, name: str, most: int = 8, dents: bool = True) -> Described:
-    """Any job of up to `most` GPUs that can be in a view. It may have requested more than it can use, and have run
-    before."""
+    """Any valid job of up to `most` GPUs. It may have requested more than it can use, and have run before."""
     low = draw(st.integers(1, min(4, most)))
     speedup = draw(speedups(most) if dents else concave_speedups(most))
     peak = max(low, next(n for n in range(1, most + 1) if speedup[n] == speedup[-1]))
@@ -225,8 +223,7 @@ def described(draw: st.DrawFn, name: str, most: int = 8, dents: bool = True) -> 
 
 @dataclass(frozen=True)
 class Case:
-    """Jobs, and the GPUs to divide at time 0. The GPUs that jobs hold may be more than there are: servers have been
-    lost."""
+    """Jobs, and the GPUs to divide at time 0. Jobs may hold more GPUs than exist: servers have been lost."""
 
     jobs: tuple[Described, ...]
     gpus: int
@@ -252,7 +249,7 @@ def gpus(*bits: int) -> Gpus:
 
 @st.composite
 def anywhere(draw: st.DrawFn, total: int, most_jobs: int = 12, most_share: int = 8) -> dict[int, Gpus]:
-    """Jobs with any GPUs at all."""
+    """Jobs on arbitrary GPUs."""
     free = list(range(total))
     draw(st.randoms(use_true_random=False)).shuffle(free)
     present = {}

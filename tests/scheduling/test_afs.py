@@ -28,7 +28,7 @@ HOUR_S = 3600.0
 
 
 def average_end(work: Sequence[Fraction], first: Sequence[Fraction], then: Sequence[Fraction]) -> Fraction:
-    """Two jobs run at the rates `first` until one of them is over, and the other one from there on at its rate of `then`."""
+    """Average end of two jobs that run at the rates `first` until one ends, and then the other at its rate of `then`."""
     early, late = sorted((0, 1), key=lambda who: work[who] / first[who])
     slot_1 = work[early] / first[early]
     slot_2 = (work[late] - first[late] * slot_1) / then[late]
@@ -106,7 +106,7 @@ def test_of_two_jobs_the_next_gpu_shortens_the_average_where_it_goes_if_shares_s
 
 
 def fig_12(x_hours: float, future_jobs: int, name: str) -> list[float]:
-    """A and B on two GPUs, and jobs that come from 1 h on, one every `x_hours`; how long each job takes (h)."""
+    """JCTs (h) of A and B on two GPUs, and of jobs that arrive every `x_hours` from 1 h on."""
     n = 2 + future_jobs
     a, b, future = 2 / 1.0, 2 / 1.5, 2 / x_hours
     submit_h = np.array([0.0, 0.0, *(1 + x_hours * k for k in range(future_jobs))])
@@ -157,7 +157,7 @@ increments = st.builds(Fraction, st.integers(1, 60), st.just(60))
 
 
 def beats(longer: Fraction, shorter: Fraction) -> bool:
-    """(3) for two jobs with throughput 1 that one GPU more would raise by these."""
+    """(3) for two jobs with throughput 1 and these gains from one more GPU."""
     return longer / (1 + longer) > shorter
 
 
@@ -240,7 +240,7 @@ def top_priority(jobs: JobTable, count: list[int], order: Sequence[int]) -> int:
 
 
 def algorithm_1(jobs: JobTable, gpus: int) -> list[int]:
-    """Algorithm 1 as printed, with comparisons in ascending order of length; who cannot use what is left does not take part."""
+    """Algorithm 1 as printed, with comparisons in ascending order of length; jobs that cannot use the rest do not take part."""
     count, free = [0] * len(jobs), gpus
     while True:
         able = []
@@ -297,7 +297,7 @@ def test_every_job_gets_a_gpu_before_one_that_scales_linearly_gets_a_second_one(
 
 
 def test_with_linear_throughput_the_shorter_job_gets_what_is_left() -> None:
-    """Where nothing is lost by it, (3) prefers short jobs, as SRTF does (AFS 2.1)."""
+    """Where no throughput is lost by it, (3) prefers short jobs, as SRTF does (AFS 2.1)."""
     assert given_to("afs-l", 6, job("long", 1, 8, left_s=200), job("short", 1, 8, left_s=10)) == {"long": 2, "short": 4}
 
 
@@ -420,7 +420,7 @@ def test_a_job_whose_unit_is_over_is_taken_off_even_if_the_review_came_a_little_
 
 
 def turns(who: Policy, jobs: list[Described], gpus: int, until_s: float, late_s: float) -> list[dict[str, float]]:
-    """How long each job has run at each review, with reviews that come late."""
+    """Running time of each job at each review, with reviews that come late."""
     now, history = 0.0, []
     while now < until_s:
         shares = ask(who, table(*jobs), gpus, now=now)

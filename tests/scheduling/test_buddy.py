@@ -1,4 +1,4 @@
-"""Buddy placement: ElasticFlow's guarantee, worked examples, and what holds for any shares and any servers."""
+"""Buddy placement: ElasticFlow's guarantee, worked examples, and properties for any shares and servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bits(placement: Gpus) -> list[int]:
 
 
 def check(placed: Mapping[int, Gpus], shares: Mapping[int, int], total: int) -> None:
-    """Everybody has what it is to have, of GPUs that exist and that nobody else has."""
+    """Each job has its share, on existing GPUs of its own."""
     assert {row: own.bit_count() for row, own in placed.items()} == {row: n for row, n in shares.items() if n}
     union = 0
     for own in placed.values():
@@ -53,7 +53,7 @@ def powers_of_two(draw: st.DrawFn, total: int, most_jobs: int = 12) -> dict[int,
 @settings(max_examples=300)
 @given(st.data())
 def test_whenever_enough_gpus_are_idle_a_subtree_is_found(data: st.DataObject) -> None:
-    """ElasticFlow 4.3, for powers of two, whatever the placements were before: no fragmentation."""
+    """ElasticFlow 4.3, for powers of two, whatever the earlier placements: no fragmentation."""
     size, count = 2 ** data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
     shares = data.draw(powers_of_two(size * count))
     placed = BUDDY.place(servers(*[size] * count), data.draw(anywhere(size * count)), shares)
@@ -117,7 +117,7 @@ def test_seven_and_seven_leave_two_gpus_that_are_no_subtree_but_eight_and_four_l
 
 
 def test_the_block_is_taken_that_fits_best() -> None:
-    """A job of 2 goes beside the one that has left two GPUs of its half, not into an empty half."""
+    """A job of 2 GPUs is placed beside one that leaves two GPUs of its half, not in an empty half."""
     assert BUDDY.place(servers(8), {0: gpus(4, 5)}, {0: 2, 1: 2}) == {0: gpus(4, 5), 1: gpus(6, 7)}
 
 

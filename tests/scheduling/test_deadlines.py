@@ -1,4 +1,4 @@
-"""Deadlines: what a job needs least, who can be promised what, and who gets how many GPUs now (ElasticFlow 4)."""
+"""Deadlines: minimum satisfactory shares, admission, and the present division of GPUs (ElasticFlow 4)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def busy(draw: st.DrawFn, gpus: int = 4) -> Timeline:
 
 
 def taken(before: Timeline, after: Timeline, until_s: float) -> list[tuple[float, int]]:
-    """How long a job has how many GPUs: pieces of a plan."""
+    """A plan's pieces: (duration, GPUs)."""
     was, then = before.copy(), after.copy()
     for begin, _ in [*before.pieces, *after.pieces, (until_s, 0)]:
         was._cut(begin)
@@ -59,7 +59,7 @@ def taken(before: Timeline, after: Timeline, until_s: float) -> list[tuple[float
 
 
 def least_gpu_s(curve: Levels, left_s: float, pieces: list[tuple[float, int]]) -> float:
-    """By trying everything: a level in each piece, and in one of them a second one for a part of it."""
+    """Least GPU time by exhaustive search: a level in each piece, and a second level for a part of one of them."""
     best = math.inf
     able = [[at for at, count in enumerate(curve.counts) if count <= free] for _, free in pieces]
     for chosen in itertools.product(*able):
@@ -81,7 +81,7 @@ def least_gpu_s(curve: Levels, left_s: float, pieces: list[tuple[float, int]]) -
 
 
 def test_two_jobs_that_earliest_deadline_first_fails_each_keep_their_deadlines_with_one_gpu() -> None:
-    """ElasticFlow Fig. 3: EDF gives both GPUs to A, which is then over at 2, and B ends at 4 and not by 3.5."""
+    """ElasticFlow Fig. 3: EDF gives both GPUs to A, which then ends at 2, and B ends at 4 instead of 3.5."""
     a, b = Promise(0, 3.0, 3.0, FIGURE_3), Promise(1, 3.0, 3.5, FIGURE_3)
     found = plan([a, b], Timeline(0.0, 2))
     assert found.holds
@@ -127,7 +127,7 @@ def test_a_job_takes_the_least_gpu_time_that_ends_it_in_time(
 
 
 def _negative(timeline: Timeline) -> Timeline:
-    """What is free, as if it had been taken from a timeline without GPUs."""
+    """Free GPUs, as if taken from a timeline without GPUs."""
     found = timeline.copy()
     found._free = -found._free
     return found
@@ -151,9 +151,7 @@ def test_pauses_of_resizes_are_work_lost() -> None:
     found = Timeline(0.0, 4).fill(want)
     assert found is not None
     assert (found.level, found.finish_s) == (2, 10.0)
-    assert found.gpu_s == pytest.approx(
-        10 + 3.0
-    )  # with two GPUs for 3 s: one of them stands still, two make good for it
+    assert found.gpu_s == pytest.approx(10 + 3.0)  # with two GPUs for 3 s: one is idle meanwhile, two compensate for it
     assert Timeline(0.0, 4).fill(replace(want, left_s=18.5)) is None  # 9 s at a rate of 2
 
 
@@ -178,7 +176,7 @@ def _slots(gpus: int, jobs: int) -> list[tuple[int, ...]]:
 def test_whatever_a_search_over_slots_can_serve_is_served(
     jobs: list[tuple[list[float], int, float]], gpus: int
 ) -> None:
-    """Two jobs: exhaustive search over shares in slots of length 1 finds nothing that the plan does not."""
+    """Two jobs: exhaustive search over shares in slots of length 1 finds no feasible case that the plan misses."""
     promises = [Promise(key, work, until, levels(curve)) for key, (curve, until, work) in enumerate(jobs)]
     found = settle(promises, Timeline(0.0, gpus)).holds
     options = [one for one in _slots(gpus, len(jobs)) if all(n <= 3 for n in one)]

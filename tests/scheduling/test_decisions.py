@@ -1,4 +1,4 @@
-"""What the pipeline decides: worked examples, and what must hold for every cluster."""
+"""Decisions of the pipeline: worked examples, and properties for every cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def view(
     placements: Mapping[int, Gpus] | None = None,
     manual: Mapping[int, int] | None = None,
 ) -> ClusterView:
-    """Servers with so many GPUs each; GPUs and shares set by hand by row of `jobs`."""
+    """Servers of these sizes; placements and fixed shares by row of `jobs`."""
     servers = tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(sizes))
     return ClusterView(0.0, table(*jobs, most=max(16, sum(sizes))), servers, placements or {}, manual or {})
 
@@ -41,7 +41,7 @@ def run(name: str, seen: ClusterView, packing: bool = False) -> Decision:
 
 
 def shares(name: str, seen: ClusterView, packing: bool = False) -> dict[str, int]:
-    """By name, of the jobs with a share."""
+    """Nonzero shares by name."""
     found = run(name, seen, packing).shares
     return {seen.jobs.name(row): int(share) for row, share in enumerate(found) if share}
 
@@ -135,7 +135,7 @@ def test_a_policy_that_has_not_declared_that_it_needs_lengths_does_not_see_them(
             return jobs.left_s  # type: ignore[attr-defined]
 
     unseen, seen = view((4,), job("a")), view((4,), job("a"))
-    assert len(seen.jobs.left_s) == 1  # somebody else has looked at them
+    assert len(seen.jobs.left_s) == 1  # another object has read them
     for one in (unseen, seen):
         with pytest.raises(AssertionError, match="declare"):
             decide(one, Curious(), random.Random(0), packing=False)  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_a_wrong_policy_file_is_refused_with_file_and_field(document: object, wo
 
 @st.composite
 def clusters(draw: st.DrawFn, one_server: bool = False) -> ClusterView:
-    """Jobs of any kind, some of which hold GPUs anywhere, some with a share set by hand."""
+    """Jobs of any kind; some hold arbitrary GPUs, some have a fixed share."""
     sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=1 if one_server else 4)))
     free = [1 << bit for bit in range(sum(sizes))]
     draw(st.randoms(use_true_random=False)).shuffle(free)

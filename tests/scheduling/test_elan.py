@@ -1,4 +1,4 @@
-"""Shares by the marginal gain: `optimus`, `elastic-fifo`, `elastic-backfill`; by trying everything, and Elan as printed."""
+"""Shares by marginal gain: `optimus`, `elastic-fifo`, `elastic-backfill`; against exhaustive search, and Elan as printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def left_s(one: Described, gpus: int) -> float:
 
 
 def least_sum_s(jobs: Sequence[Described], gpus: int) -> float:
-    """The sum of the remaining times that no shares can beat, by trying all."""
+    """The least sum of remaining times over all divisions."""
     ranges = [range(one.min_gpus, one.max_gpus + 1) for one in jobs]
     return min(
         sum(left_s(one, share) for one, share in zip(jobs, shares, strict=True))
@@ -78,7 +78,7 @@ def test_optimus_gives_no_turn_to_short_jobs_behind_long_ones() -> None:
 
 
 class Ambiguous(Exception):
-    """Two sums of times are so near to each other that rounding decides."""
+    """Two sums of times are so close that rounding decides."""
 
 
 def allocation(jobs: Sequence[Described], gpus: int) -> dict[str, int]:
@@ -100,7 +100,7 @@ def allocation(jobs: Sequence[Described], gpus: int) -> dict[str, int]:
 
 
 def free_after(wanted: int, jobs: Sequence[Described], shares: dict[str, int], gpus: int) -> tuple[float, int]:
-    """The first moment at which so many GPUs are free, now or at the end of a job, and how many are then."""
+    """The first time at which so many GPUs are free, now or at the end of a job, and their number then."""
     ends = [(left_s(one, shares[one.name]), shares[one.name]) for one in jobs]
     for at in (-math.inf, *sorted(end for end, _ in ends)):
         free = gpus - sum(held for end, held in ends if end > at)
@@ -116,7 +116,7 @@ def not_more(a: float, b: float) -> bool:
 
 
 def as_printed(case: Case, backfill: bool) -> dict[str, int]:
-    """Elan VI-C, with sums of remaining times as the average JCT; every quantity computed afresh wherever it is needed."""
+    """Elan VI-C, with sums of remaining times as the average JCT; every quantity computed afresh at each use."""
     gpus, running, free = case.gpus, [], case.gpus
     for one in case.jobs:
         if one.share and one.min_gpus <= free:
@@ -157,7 +157,7 @@ def as_printed(case: Case, backfill: bool) -> dict[str, int]:
 @settings(max_examples=200)
 @given(cases(most_jobs=5), ELASTIC)
 def test_elastic_policies_decide_as_printed(case: Case, name: str) -> None:
-    assume(all(one.left_s < UNKNOWN_S for one in case.jobs))  # sums with it hide what is left of the others
+    assume(all(one.left_s < UNKNOWN_S for one in case.jobs))  # sums that contain it hide the others' remaining time
     try:
         printed = as_printed(case, backfill=name == "elastic-backfill")
     except Ambiguous:
@@ -217,8 +217,9 @@ def test_a_poorly_scaling_job_gives_way() -> None:
 
 
 def overtaking(minimum_of_the_first: int) -> list[Described]:
-    """x holds two GPUs for 140 s, y two for 100 s, or one for 150 s. b waits, and c, behind it, takes 30 s on one GPU, so that
-    y loses 10 s by it."""
+    """x holds two GPUs for 140 s, y two for 100 s, or one for 150 s. b waits, and c, behind it, takes 30 s on one GPU, which
+    costs y 10 s.
+    """
     return [
         job("x", 2, 2, left_s=280.0, share=2),
         job("y", 1, 2, speedup=[0.0, 1.0, 1.5], left_s=150.0, share=2),
@@ -228,13 +229,13 @@ def overtaking(minimum_of_the_first: int) -> list[Described]:
 
 
 def test_elastic_backfill_lets_a_job_overtake_that_does_not_delay_the_first() -> None:
-    """b needs three GPUs. It can start when x is over, whether y has one GPU by then or two, and c is over already."""
+    """b needs three GPUs. It can start when x ends, whether y then has one GPU or two; c has ended before."""
     assert given_to("elastic-fifo", 4, *overtaking(3)) == {"x": 2, "y": 2}
     assert given_to("elastic-backfill", 4, *overtaking(3)) == {"x": 2, "y": 1, "c": 1}
 
 
 def test_elastic_backfill_lets_nobody_overtake_for_whom_the_first_had_to_wait_longer() -> None:
-    """b needs all four GPUs, and y with one of them would take 10 s longer than x."""
+    """b needs all four GPUs; y with one of them would end 10 s later than x."""
     jobs = table(*overtaking(4))
     given_ = ask("elastic-backfill", jobs, 4)
     assert by_name(jobs, given_) == {"x": 2, "y": 2}

@@ -1,4 +1,4 @@
-"""`elastic`: what work is worth, and who gets GPUs because of it."""
+"""`elastic`: the value of work, and the shares that follow from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from elasticd.simulator.workload import Workload, servers
 half = tuple(math.sqrt(n) for n in range(65))
 
 
-# ---------------------------------------------------------------------------------------------------- what work is worth
+# ------------------------------------------------------------------------------------------------------ value of work
 
 
 @given(st.integers(1, 12))
@@ -49,13 +49,13 @@ def test_on_one_gpu_work_is_worth_the_number_of_jobs_that_wait_for_it(jobs: int)
 
 @given(st.integers(1, 20), st.integers(1, 8))
 def test_jobs_of_one_gpu_each_are_worth_the_rounds_that_wait_for_theirs(jobs: int, gpus: int) -> None:
-    """On M machines the k-th job from the end delays as many as it has behind it on its machine, and itself."""
+    """On M machines the k-th job from the end delays itself and the jobs behind it on its machine."""
     assert worths([linear(1)] * jobs, gpus) == pytest.approx([-(-k // gpus) for k in range(jobs, 0, -1)])
 
 
 @given(st.data())
 def test_what_is_remembered_of_earlier_questions_changes_no_worth(data: st.DataObject) -> None:
-    """Jobs come and end, anywhere in the order, while others that end later, the GPUs and the copies are now these, now those."""
+    """Jobs arrive and end anywhere in the order of ends, and the GPUs and the number of copies change."""
     kinds = [tuple(share**power for share in range(9)) for power in (0.3, 0.6, 0.9)]
     remembering = worth_module.Recursion()
     order = data.draw(st.lists(st.sampled_from(kinds), max_size=40))
@@ -69,7 +69,7 @@ def test_what_is_remembered_of_earlier_questions_changes_no_worth(data: st.DataO
 
 
 def test_no_more_is_remembered_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The questions of long ago are forgotten, and the last one is not, however large it is."""
+    """Old entries are evicted, and the last one is not, however large it is."""
     monkeypatch.setattr(worth_module, "REMEMBERED", 500)
     remembering = worth_module.Recursion()
     for behind in range(200):
@@ -133,7 +133,7 @@ def test_the_gpus_of_a_minimum_bring_equally_much() -> None:
 def flow_s(
     left_s: Sequence[float] | Floats, gpus: int, name: str, told_s: Floats | None = None, **parameters: object
 ) -> float:
-    """The sum of the times until jobs with s(k) = sqrt(k) are over that are all there at the beginning."""
+    """The sum of the JCTs of jobs with s(k) = sqrt(k) that all arrive at the beginning."""
     count = len(left_s)
     load = Workload(
         names=tuple(JobId(f"j{number}") for number in range(count)),
@@ -153,7 +153,7 @@ def flow_s(
 @settings(max_examples=25)
 @given(st.lists(st.floats(10, 1000), min_size=2, max_size=6))
 def test_where_nobody_else_comes_the_sum_of_jcts_is_near_the_least_possible(left_s: list[float]) -> None:
-    """The least possible one with GPUs that can be divided at will is that of heSRPT."""
+    """The least possible sum with arbitrarily divisible GPUs is heSRPT's."""
     longest = sorted(left_s, reverse=True)
     least_s = sum(math.sqrt(k**2 - (k - 1) ** 2) * left / 8 for k, left in enumerate(longest, start=1))
     taken_s = flow_s(left_s, 64, "elastic", constancy=0, inertia=0)
@@ -191,8 +191,9 @@ def test_inertia_keeps_a_gpu_where_it_is_for_little_gain() -> None:
 
 
 def behind_a_long_queue(long: int, after_s: float, told_s: Floats | None = None) -> tuple[Floats, Floats]:
-    """A backlog of long jobs on 8 GPUs, then a short job every 50 s, for which one GPU would do: how long the short ones wait,
-    and how long they are there."""
+    """A backlog of long jobs on 8 GPUs, then a short job every 50 s, for which one GPU is enough: the waiting times and the
+    JCTs of the short ones.
+    """
     short = 60
     count = long + short
     load = Workload(
@@ -235,11 +236,11 @@ def test_nothing_stays_idle_that_a_job_could_use(case: Case) -> None:
             assert one.min_gpus > free
 
 
-# ------------------------------------------------------------------------------------- lengths are told, wrong, or not told
+# ------------------------------------------------------------------------------ estimates: correct, wrong, or missing
 
 
 def ran(name: str, done_s: float, **more: Any) -> Described:
-    """A job that has told nothing and has done so much."""
+    """A job without an estimate that has done so much work."""
     return job(name, attained_gpu_s=done_s, executed_s=done_s, **more)
 
 
@@ -251,7 +252,7 @@ def ended(*lengths_s: float, requested: int = 1) -> Ended:
 
 
 def errors(*parts: float) -> Ended:
-    """Jobs that have told 1000 s, and have taken these parts of it."""
+    """Finished jobs that estimated 1000 s, and have taken these fractions of it."""
     found = NOTHING_ENDED
     for part in parts:
         found = found.and_one(1, 1000.0 * part, 1000.0)
@@ -290,7 +291,7 @@ def test_where_many_end_early_some_are_expected_to_until_they_have_come_far() ->
 
 
 def test_who_is_over_what_he_has_told_is_not_taken_to_end_at_once() -> None:
-    """Else he would have the cluster to himself for as long as he goes on (an underestimate is the danger of such rules)."""
+    """Otherwise an underestimated job would keep the whole cluster as long as it runs (the danger of such rules)."""
     over = job("over", left_s=0.0, told_s=1000.0, done_s=3000.0)
     left_s, _ = expected.left_s(table(over))
     assert left_s.min() >= 300
@@ -334,7 +335,7 @@ def test_the_policy_asks_again_when_more_will_be_known_of_who_runs_while_others_
     asked = ask("elastic", table(runs, ran("waits", 1e6)), 1, now=7.0)
     assert 7.0 < asked.review_s < 7.0 + 100.0
     told = table(job("told", left_s=100.0, done_s=0.0), job("waits", left_s=900.0, done_s=0.0))
-    assert ask("elastic", told, 1, now=7.0).review_s > 7.0 + 100.0  # what it has told has been right: it will end first
+    assert ask("elastic", told, 1, now=7.0).review_s > 7.0 + 100.0  # its estimate has been correct: it will end first
 
 
 def test_a_decision_does_not_depend_on_what_was_asked_before() -> None:
@@ -347,7 +348,7 @@ def test_a_decision_does_not_depend_on_what_was_asked_before() -> None:
 
 
 def test_short_jobs_that_tell_nothing_do_not_starve_behind_a_long_queue() -> None:
-    """As long as nobody of the queue has run, a new job is like all of them; then who has done least comes first."""
+    """While no job of the queue has run, a new job is like all of them; then the job with the least work done comes first."""
     waits_s, jct_s = behind_a_long_queue(long=100, after_s=2000.0, told_s=np.full(160, math.nan))
     assert waits_s.max() <= 30.0
     assert jct_s.max() <= 90.0

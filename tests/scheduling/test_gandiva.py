@@ -1,4 +1,4 @@
-"""Gandiva: who has a turn, and that everybody's comes."""
+"""Gandiva: time slices, and that every job gets one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decided(now: float, gpus: int, *jobs: Described) -> tuple[dict[str, int], Sh
 
 
 def after(jobs: list[Described], shares: dict[str, int], now: float, seconds: float) -> list[Described]:
-    """The jobs as they are when they have had these shares for so long."""
+    """The jobs after `seconds` with these shares."""
     later = []
     for one in jobs:
         share = shares.get(one.name, 0)
@@ -39,7 +39,7 @@ def after(jobs: list[Described], shares: dict[str, int], now: float, seconds: fl
 
 
 def turns(gpus: int, slices: int, jobs: list[Described]) -> list[set[str]]:
-    """Who runs in each of so many slices."""
+    """The running jobs in each of so many slices."""
     ran = []
     for turn in range(slices):
         shares, _ = decided(turn * SLICE_S, gpus, *jobs)
@@ -75,7 +75,7 @@ def test_at_the_end_of_a_slice_those_that_wait_get_their_turn() -> None:
 
 @given(st.floats(-1e-6, LATE_S / 2))
 def test_a_decision_somewhat_late_is_still_that_of_the_end_of_the_slice(late_s: float) -> None:
-    """At Unix times, as a controller has them."""
+    """With Unix times, as in a controller."""
     end_s = 1_700_000_040.0
     a = job("a", 1, 3, submitted_s=end_s - 90.0, share=3, executed_s=60.0 + late_s)
     b = job("b", 1, 3, submitted_s=end_s - 50.0)

@@ -1,4 +1,4 @@
-"""The rigid policies in the order of submission: `fifo`, `backfill` (what may be overtaken), `yarn-cs` (one at a time)."""
+"""Rigid policies in the order of submission: `fifo`, `backfill`, `yarn-cs` (head of the queue only)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ IN_ORDER = st.sampled_from(["fifo", "backfill", "yarn-cs"])
 
 
 def running_fit(case: Case) -> bool:
-    """Nobody has lost GPUs."""
+    """No job has lost GPUs."""
     return sum(one.share for one in case.jobs) <= case.gpus
 
 
 def queue(case: Case) -> list[Described]:
-    """Who waits and could run."""
+    """Waiting jobs that could run."""
     return [one for one in case.jobs if not one.share and one.requested_gpus <= case.gpus]
 
 
@@ -94,13 +94,13 @@ def left_s(one: Described, gpus: int) -> float:
 
 
 def start_s(wanted: int, gpus: int, running: list[tuple[float, int]]) -> float:
-    """The first moment at which so many GPUs are free, if `running` jobs end then and hold so many."""
+    """The first time at which so many GPUs are free, given the ends and shares of `running` jobs."""
     moments = [0.0, *sorted(end for end, _ in running)]
     return next(at for at in moments if gpus - sum(held for end, held in running if end > at) >= wanted)
 
 
 def first_that_waits(case: Case) -> tuple[dict[str, int], Described, list[tuple[float, int]], list[tuple[float, int]]]:
-    """What backfill gives, the first job that waits, and the ends and shares of those that run without and with overtaking."""
+    """Shares by backfill, the first waiting job, and the ends and shares of running jobs without and with overtaking."""
     given_ = by_name(case.table, ask("backfill", case.table, case.gpus))
     plain = by_name(case.table, ask("fifo", case.table, case.gpus))
     head = next((one for one in case.jobs if one.name not in plain and one.requested_gpus <= case.gpus), None)
@@ -141,7 +141,7 @@ def test_backfill_leaves_nobody_waiting_who_fits_and_would_not_delay_the_first(c
 
 
 def fixed(name: str, gpus: int, seconds: float, share: int = 0) -> Described:
-    """A job that takes so long with just these GPUs."""
+    """A job that takes so long on exactly these GPUs."""
     return job(name, gpus, gpus, left_s=seconds * gpus, share=share)
 
 

@@ -1,4 +1,4 @@
-"""GPUs that do not tell how much memory they have."""
+"""GPUs with unknown memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers in the reason of a job that waits are those of the cluster, whatever the policy was asked about."""
+"""The numbers in a waiting job's reason are those of the cluster, whatever part of it the policy was asked about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions where not every job may use every GPU: worked examples, and what must hold for every cluster and every policy."""
+"""Decisions where jobs may use only some GPUs: worked examples, and properties for every cluster and every policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = st.sampled_from([kind.name for kind in POLICIES])
 
 @dataclass(frozen=True)
 class Asked:
-    """A job, and what it asks of its GPUs."""
+    """A job with its demands on GPUs."""
 
     job: Described
     demand: Demand = ANY
@@ -76,7 +76,7 @@ def run(name: str, seen: ClusterView, packing: bool = False, placement: str = "f
 
 
 def shares(name: str, cluster: Mixed) -> dict[str, int]:
-    """By name, of the jobs with a share; all of it is possible."""
+    """Nonzero shares by name; asserts that they are possible."""
     seen = cluster.view
     decision = run(name, seen)
     check(seen, decision)
@@ -113,7 +113,7 @@ def allowed(seen: ClusterView, row: int, gpus: Gpus) -> bool:
 
 
 def check(seen: ClusterView, decision: Decision) -> None:
-    """Everybody has as many GPUs as its share, which it may use, and which nobody else has."""
+    """Each job has its share, on GPUs of its own that it may use."""
     taken = 0
     for row, gpus in decision.placements.items():
         assert gpus
@@ -132,7 +132,7 @@ def check(seen: ClusterView, decision: Decision) -> None:
     assert (decision.shares >= 0).all()
 
 
-# ------------------------------------------------------------------------------------------------------- how many, and where
+# ---------------------------------------------------------------------------------------------- shares and placements
 
 
 def test_jobs_that_compete_for_a_scarce_type_share_it_by_the_rule_of_the_policy() -> None:
@@ -268,7 +268,7 @@ def demands(draw: st.DrawFn) -> Demand:
 
 @st.composite
 def mixed(draw: st.DrawFn) -> Mixed:
-    """Servers of several types, and jobs that ask for them; half of the jobs have GPUs from an earlier decision."""
+    """Servers of several types, and jobs that request them; half of the jobs have GPUs from an earlier decision."""
     sorts = st.sampled_from([A, A, V, V, T, LARGE_A])
     uniform = st.tuples(sorts, st.integers(1, 5)).map(lambda one: [one[0]] * one[1])
     servers = draw(
@@ -311,7 +311,7 @@ def test_whatever_a_policy_decides_everybody_gets_what_it_may_use(
 
 @given(mixed())
 def test_nothing_is_idle_that_a_waiting_job_could_run_on(cluster: Mixed) -> None:
-    """Under a policy that leaves nothing idle, as long as jobs do not ask for so many on each server."""
+    """Under a policy that leaves nothing idle, if no job requests a number of GPUs per server."""
     seen = cluster.view
     decision = run("max-min", seen)
     idle = (1 << seen.total_gpus) - 1
@@ -352,7 +352,7 @@ def _apart(placements: Mapping[int, Gpus]) -> None:
 
 @given(mixed())
 def test_a_decision_that_has_been_carried_out_moves_nobody(cluster: Mixed) -> None:
-    """With the shares that it has given, and nothing else changed."""
+    """With the decided shares, and no other change."""
     first = run("max-min", cluster.view)
     jobs = []
     for row, asked in enumerate(cluster.jobs):

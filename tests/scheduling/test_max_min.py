@@ -1,4 +1,4 @@
-"""Max-min: the fairest shares there are, by trying all."""
+"""Max-min fairness, against exhaustive search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticd.scheduler.view import ReasonCode
 
 
 def fairest(admitted: list[Described], total: int) -> list[int]:
-    """By trying everything: of the shares that fit, those whose sorted list is lexicographically largest."""
+    """Exhaustive search: of the feasible shares, those with the lexicographically largest sorted list."""
     ranges = [range(one.min_gpus, one.max_gpus + 1) for one in admitted]
     return max(sorted(found) for found in itertools.product(*ranges) if sum(found) <= total)
 
@@ -64,7 +64,7 @@ def test_a_job_whose_minimum_does_not_fit_waits_and_smaller_ones_go_first() -> N
 
 
 def one_by_one(given_: list[int], most: list[int], free: int) -> list[int]:
-    """As the rule says."""
+    """GPU by GPU, as the rule is stated."""
     shares = list(given_)
     for _ in range(free):
         below = [(share, row) for row, share in enumerate(shares) if 0 < share < most[row]]

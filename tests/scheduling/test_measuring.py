@@ -1,4 +1,4 @@
-"""Which shares a job is measured with on its way down."""
+"""The decreasing shares at which a new job's throughput is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Near GPUs of one server: worked examples, and against all sets that could have been chosen."""
+"""Near GPUs of one server: worked examples, and comparison with all possible sets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_nodes_stand_in_aligned_blocks_for_buddy_allocation() -> None:
 def test_two_gpus_come_from_one_switch_and_leave_larger_holes() -> None:
     near = tree(range(8), pcie(2, 4))
     assert nearest(near, 8, 2, 0xFF) == (1, gpus(0, 1))
-    assert nearest(near, 8, 2, gpus(0, 1, 2, 3, 5, 6, 7)) == (1, gpus(6, 7))  # beside the one that is taken already
+    assert nearest(near, 8, 2, gpus(0, 1, 2, 3, 5, 6, 7)) == (1, gpus(6, 7))  # beside the GPU that is in use
     assert nearest(near, 8, 1, gpus(0, 1, 2, 3, 5, 6, 7)) == (0, gpus(5))
     assert nearest(near, 8, 2, gpus(0, 2, 5, 7)) == (2, gpus(0, 2))
     assert nearest(near, 8, 3, gpus(0, 2, 3, 4, 6)) == (2, gpus(0, 2, 3))
@@ -112,7 +112,7 @@ def farthest(chosen: int, places: Sequence[GpuPlace]) -> int:
 
 @given(servers(), st.data())
 def test_no_other_set_has_its_farthest_gpus_nearer(places: list[GpuPlace], data: st.DataObject) -> None:
-    """Against all sets. Pairs with NVLink may lie in different sockets: there a node is what it joins."""
+    """Against all sets. Pairs with NVLink may be in different sockets; NVLink then defines the node."""
     count = len(places)
     near: Near = tree(range(count), places)
     free = data.draw(st.integers(1, (1 << count) - 1))
@@ -125,7 +125,7 @@ def test_no_other_set_has_its_farthest_gpus_nearer(places: list[GpuPlace], data:
         sum(1 << bit for bit in bits)
         for bits in itertools.combinations([bit for bit in range(count) if free >> bit & 1], wanted)
     ]
-    nested = all(  # a pair is on one switch: else the tree is coarser than the links
+    nested = all(  # a pair is on one switch; otherwise the tree is coarser than the links
         places[a].switch == places[b].switch for a in range(count) for b in places[a].nvlinks
     )
     if nested:

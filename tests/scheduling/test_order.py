@@ -1,4 +1,4 @@
-"""Jobs in order: what is kept from one decision to the next gives what all jobs put in order anew give."""
+"""The cached order of jobs equals the order sorted from scratch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ JOBS = st.lists(st.tuples(KEYS, st.integers(1, 6), st.booleans()), min_size=1, m
 
 @dataclass(frozen=True)
 class ByPriority:
-    """Ascending; a job wants what it requests."""
+    """Ascending; a job wants its request."""
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
         return jobs.executed_s[rows], jobs.requested_gpus[rows]
 
 
 class Keeper:
-    """Who keeps the jobs of a table that wait in a line."""
+    """Keeps the waiting jobs of a table in order."""
 
     def line(self, order: Order, jobs: JobTable) -> Line:
         line = Line()

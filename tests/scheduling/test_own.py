@@ -1,4 +1,4 @@
-"""A policy in a Python file: what it may return, and how its mistakes are told."""
+"""A policy in a user's Python file: valid results, and the reports of its errors."""
 
 from __future__ import annotations
 

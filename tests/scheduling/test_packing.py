@@ -1,4 +1,4 @@
-"""Regulated shares: the paper's proposition, and against all that could have been chosen."""
+"""Regulated shares: the paper's proposition, and comparison with all possible choices."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def floor(share: int, size: int) -> int:
 
 
 def nearest(gpus: Sequence[int], size: int, low: Sequence[int], high: Sequence[int]) -> tuple[int, int]:
-    """Of all regulated shares from `floor` to the maximum whose sum does not exceed the wanted one: the largest sum, and how far
-    shares with that sum must be from the wanted ones."""
+    """Over all regulated shares from `floor` to the maximum with a sum up to the wanted one: the largest sum, and the least
+    distance of shares with that sum from the wanted shares.
+    """
     total = sum(gpus)
     reachable = {0: 0}
     for wanted, least, most in zip(gpus, low, high, strict=True):

@@ -1,4 +1,4 @@
-"""Placements: the paper's proposition, worked examples, and against all that could have been chosen."""
+"""Placements: the paper's proposition, worked examples, and comparison with all possible placements."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def fewest(share: int, sizes: Sequence[int]) -> int:
 
 
 def flaws(placed: Mapping[int, Counts], sizes: Sequence[int]) -> int:
-    """Servers beyond the fewest, and jobs beyond one on a server that talk to other servers."""
+    """Servers beyond the minimum, and jobs beyond one per server that communicate with other servers."""
     beyond = sum(sum(map(bool, own)) - fewest(sum(own), sizes) for own in placed.values())
     spread = [own for own in placed.values() if sum(map(bool, own)) > 1]
     return beyond + sum(max(0, sum(bool(own[s]) for own in spread) - 1) for s in range(len(sizes)))
 
 
 def check(placed: Mapping[int, Gpus], shares: Mapping[int, int], sizes: Sequence[int]) -> None:
-    """Everybody has what it is to have, of GPUs that exist and that nobody else has."""
+    """Each job has its share, on existing GPUs of its own."""
     assert {row: own.bit_count() for row, own in placed.items()} == {row: n for row, n in shares.items() if n}
     union = 0
     for own in placed.values():
@@ -65,7 +65,7 @@ def packed_shares(draw: st.DrawFn, size: int, count: int, most_jobs: int = 12) -
 
 @given(st.data())
 def test_packed_shares_can_always_be_placed_without_sharing_a_servers_network(data: st.DataObject) -> None:
-    """AFS App. E, Proposition 1: whatever the shares and the present placements are."""
+    """AFS App. E, Proposition 1: for all shares and present placements."""
     size, count = 2 ** data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
     shares = data.draw(packed_shares(size, count))
     present = data.draw(anywhere(size * count))
@@ -104,7 +104,7 @@ def possible(share: int, sizes: Sequence[int]) -> Iterator[Counts]:
 def price(
     placed: Mapping[int, Counts], before: Mapping[int, Counts], untouched: Mapping[int, Counts], sizes: Sequence[int]
 ) -> tuple[int, int, int, int]:
-    """Flaws; jobs that keep nothing; jobs that move although they need not; GPUs that are kept, negative."""
+    """Flaws; jobs that keep no GPU; unnecessary moves; kept GPUs, negative."""
     kept = {row: sum(map(min, own, before[row])) for row, own in placed.items() if row in before}
     moved = sum(kept.get(row, -1) < sum(own) for row, own in untouched.items())
     return flaws(placed, sizes), sum(not n for n in kept.values()), moved, -sum(kept.values())
@@ -113,7 +113,7 @@ def price(
 def cheapest(
     shares: Mapping[int, int], before: Mapping[int, Counts], untouched: Mapping[int, Counts], sizes: Sequence[int]
 ) -> tuple[int, int, int, int]:
-    """By trying everything."""
+    """Exhaustive search."""
     best = (10**6, 0, 0, 0)
     rows = [row for row, share in shares.items() if share]
     for choice in itertools.product(*(list(possible(shares[row], sizes)) for row in rows)):
@@ -124,7 +124,7 @@ def cheapest(
 
 @st.composite
 def small_clusters(draw: st.DrawFn) -> tuple[list[int], dict[int, Gpus], dict[int, int]]:
-    """GPUs of each server, what jobs have, and packed shares; half of the jobs keep theirs."""
+    """GPUs per server, placements, and packed shares; half of the jobs keep their share."""
     sizes = [draw(st.sampled_from([2, 4]))] * draw(st.integers(1, 3))
     total = sum(sizes)
     earlier = draw(packed_shares(sizes[0], len(sizes), 6))
@@ -340,7 +340,7 @@ def test_bits_stand_for_the_gpus_that_a_server_has_left() -> None:
 
 
 class Attempting(Standing):
-    """Without the short way for changes that there is room for."""
+    """Without the fast path for changes that fit."""
 
     def _into_room(self, changed: Mapping[int, int], idle: Gpus) -> Placements | None:
         return None
@@ -348,7 +348,7 @@ class Attempting(Standing):
 
 @given(st.data())
 def test_where_there_is_room_the_short_way_comes_to_what_an_attempt_comes_to(data: st.DataObject) -> None:
-    """Jobs come, get other shares, take turns and leave, on servers that are alike or not."""
+    """Jobs arrive, get other shares, take turns and leave, on equal or different servers."""
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
     cluster = [ServerInView(ServerId(f"s{number}"), tuple(range(size))) for number, size in enumerate(sizes)]
     short, long = Standing(cluster), Attempting(cluster)

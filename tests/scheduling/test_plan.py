@@ -1,4 +1,4 @@
-"""What the pipeline makes of shares set by hand, and in which order a plan changes the cluster."""
+"""Fixed shares in the pipeline, and the order in which a plan changes the cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from elasticd.scheduler.view import ClusterView, Gpus, ReasonCode
 def view(
     sizes: tuple[int, ...], jobs: list[Described], placements: Mapping[int, Gpus], manual: Mapping[int, int]
 ) -> ClusterView:
-    """Servers with so many GPUs each; GPUs and shares set by hand by row of `jobs`."""
+    """Servers of these sizes; placements and fixed shares by row of `jobs`."""
     servers = make_servers(*sizes)
     return ClusterView(0.0, table(*jobs, most=16), servers, placements, manual)
 
@@ -37,13 +37,13 @@ def decided(
 
 
 def to(placements: dict[int, Gpus]) -> Decision:
-    """A decision that leads there, whatever the shares are that it stands for."""
+    """A decision with these placements, whatever its shares."""
     return replace(decided(view((1,), [], {}, {})), placements=placements)
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> ClusterView:
-    """Jobs on a cluster of which some servers have been lost since, so that jobs have GPUs that are not there any more."""
+    """Jobs on a cluster that has lost servers, so that jobs hold GPUs that no longer exist."""
     sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     lost = draw(st.integers(0, 6))
     free = [1 << bit for bit in range(sum(sizes))] + [0] * lost
@@ -65,7 +65,7 @@ NAMES = st.sampled_from([kind.name for kind in POLICIES])
 ALL_PLACEMENTS: list[Placement] = [FEWEST_SERVERS, Buddy(BuddyParameters())]
 
 
-# --------------------------------------------------------------------------------------------------------------- by hand
+# -------------------------------------------------------------------------------------------------------- fixed shares
 
 
 def test_shares_set_by_hand_that_do_not_all_fit_are_cut_for_the_jobs_submitted_last() -> None:
@@ -214,7 +214,7 @@ def test_who_grows_and_who_shrinks_can_change_places() -> None:
 
 
 def carry_out(seen: ClusterView, changes: tuple[Change, ...]) -> dict[int, Gpus]:
-    """The placements after the changes, one at a time. Fails if one takes a GPU that another job still has."""
+    """The placements after the changes, one at a time. Fails if a change takes a GPU that another job still has."""
     held = dict(seen.placements)
     for change in changes:
         held.pop(change.row, None)
@@ -247,7 +247,7 @@ def exchanges(draw: st.DrawFn) -> tuple[ClusterView, Decision]:
 
 
 def check_kindness(seen: ClusterView, decision: Decision, changes: tuple[Change, ...]) -> None:
-    """Only who is to have nothing is stopped, and nobody has less for a while than its minimum or what it had or is to have."""
+    """Only jobs with a target of zero are stopped; no job has temporarily less than its minimum, its old and its new share."""
     for change in changes:
         wanted = decision.placements.get(change.row, 0).bit_count()
         assert (change.kind is ChangeKind.STOP) == (wanted == 0)
@@ -287,7 +287,7 @@ def test_what_is_ordered_at_once_leaves_every_gpu_to_one_job_and_the_rest_follow
 
 
 def walk(held: dict[int, int], targets: dict[int, int]) -> dict[int, int]:
-    """Where processes get to that go wherever nobody is and give back what is not theirs as soon as they are somewhere."""
+    """Final places of processes that move to any free place, and release a foreign place as soon as they have another."""
     held = dict(held)
     while True:
         before = dict(held)

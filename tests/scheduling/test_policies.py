@@ -1,6 +1,6 @@
-"""What all policies promise, for every cluster; and that the configuration files that come with the program load.
+"""Properties of all policies, for every cluster; and that the shipped configuration files load.
 
-What a single policy promises is tested in a file of its own, or with its relatives.
+Each policy's own properties are tested in another file, alone or with related policies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ every_policy = pytest.mark.parametrize("name", NAMES)
 
 @given(cases())
 def test_a_share_is_nothing_or_within_the_jobs_range_and_all_fit(case: Case) -> None:
-    """Rigid policies give what was requested, which may be more than the job can use."""
+    """Rigid policies give the requested share, which may be more than the job can use."""
     for name in NAMES:
         given_ = ask(name, case.table, case.gpus).gpus
         for one, share in zip(case.jobs, given_.tolist(), strict=True):

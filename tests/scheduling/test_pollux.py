@@ -1,4 +1,4 @@
-"""Pollux: the power mean of speedups against all divisions of the GPUs, what a change has to be worth, and intervals."""
+"""Pollux: the power mean of speedups against all divisions of the GPUs, the threshold of changes, and intervals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from elasticd.scheduler.policies import pollux
 from elasticd.scheduler.policies.power_mean import FLOOR, divide, total, worth
 
 WAITING = policy("pollux", start_at_once=False)
-BETWEEN_S = 90.0  # not a moment at which GPUs are divided
+BETWEEN_S = 90.0  # not a time at which GPUs are divided
 POWERS = st.sampled_from([-4.0, -1.0, -0.5, 0.0, 0.5, 1.0])
-HALF = (0.0, 1.0, 1.5, 1.75, 1.875)  # each GPU adds half of what the one before it added
+HALF = (0.0, 1.0, 1.5, 1.75, 1.875)  # each GPU adds half of the previous one's gain
 
 
 # --------------------------------------------------------------------------------------------------- jobs that are alike
@@ -40,7 +40,7 @@ def test_of_jobs_that_are_alike_the_first_stands_for_all(many: int, rows: list[t
 
 @st.composite
 def knapsacks(draw: st.DrawFn, concave: bool) -> tuple[list[np.ndarray], int, np.ndarray]:
-    """What shares are worth to some jobs, GPUs, and present shares. Not concave: with holes, dents, and one share on a peak."""
+    """Values of shares for some jobs, GPUs, and present shares. Not concave: with holes, dents, and one share on a peak."""
     values = []
     for _ in range(draw(st.integers(1, 4))):
         gains = draw(st.lists(st.integers(0, 20), min_size=1, max_size=6))
@@ -56,7 +56,7 @@ def knapsacks(draw: st.DrawFn, concave: bool) -> tuple[list[np.ndarray], int, np
 
 
 def best(values: Sequence[np.ndarray], gpus: int) -> float:
-    """By trying all divisions."""
+    """Exhaustive search."""
     ranges = [range(len(one)) for one in values]
     return max(
         sum(float(one[share]) for one, share in zip(values, shares, strict=True))
@@ -88,7 +88,7 @@ def test_elsewhere_less_is_missed_than_one_step_of_one_job_brings(
 
 @given(knapsacks(concave=False))
 def test_the_relaxed_knapsack_bounds_what_is_missed(made: tuple[list[np.ndarray], int, np.ndarray]) -> None:
-    """What is found is what the linear relaxation says, but for the one step that does not fit."""
+    """The result equals the linear relaxation, except for the one step that does not fit."""
     values, gpus, _ = made
     steps = sorted(_hull_steps(values), key=lambda step: -step[0] / step[1])
     relaxed, free, last = sum(float(one[0]) for one in values), gpus, 0.0
@@ -104,7 +104,7 @@ def test_the_relaxed_knapsack_bounds_what_is_missed(made: tuple[list[np.ndarray]
 
 
 def _hull_steps(values: Sequence[np.ndarray]) -> list[tuple[float, int]]:
-    """Gain and size of each step along the least concave function above the values, up to where it is greatest."""
+    """Gain and size of each step along the least concave function above the values, up to its maximum."""
     found = []
     for one in values:
         at = 0
@@ -122,7 +122,7 @@ def _hull_steps(values: Sequence[np.ndarray]) -> list[tuple[float, int]]:
 
 
 def power_mean(jobs: Sequence[Described], shares: Sequence[int], gpus: int, power: float) -> float:
-    """The sum that the power mean grows with, as the paper has it; nothing has run yet, so nothing is a change."""
+    """The sum that the power mean grows with, as in the paper; no job has run yet, so there are no changes."""
     fair = math.ceil(gpus / len(jobs))
     speedups = [
         one.speedup[share] / one.speedup[min(max(fair, one.min_gpus), one.max_gpus, gpus)]
@@ -147,7 +147,8 @@ def test_new_jobs_get_the_shares_of_the_greatest_power_mean(case: Case, power: f
 
 def test_the_lower_the_power_the_more_the_worst_off_job_counts() -> None:
     """One scales without loss, one hardly. On average of speedups the first should have nearly all; for the worst-off the second
-    gets more."""
+    gets more.
+    """
     well, badly = (
         job("well", 1, 8, speedup=linear(8)),
         job("badly", 1, 8, speedup=[0, 1, 1.6, 2, 2.3, 2.5, 2.6, 2.7, 2.75]),
@@ -183,7 +184,7 @@ def test_a_crowd_of_waiting_jobs_is_looked_at_by_kind() -> None:
 
 
 def test_a_change_has_to_be_worth_a_restart() -> None:
-    """An old job takes what another has left; a young one, or one that has been changed often, keeps what it has."""
+    """An old job takes the GPUs that another has left; a young one, or one with many changes, keeps its share."""
 
     def grows(age_s: float, changes: int = 0, **parameters: float) -> int:
         one = job("a", 1, 4, speedup=HALF, share=2, submitted_s=-age_s, executed_s=age_s, changes=changes)
@@ -260,7 +261,7 @@ def test_it_asks_to_be_asked_at_the_next_interval(now: float, review_s: float) -
 def test_nobody_is_asked_again_where_nothing_would_change_without_a_penalty() -> None:
     alone = job("a", 1, 4, share=4, submitted_s=-100.0)
     assert ask("pollux", table(alone), 4).review_s == math.inf
-    held = job("a", 1, 4, speedup=HALF, share=2, submitted_s=-60.0)  # will be worth a change later
+    held = job("a", 1, 4, speedup=HALF, share=2, submitted_s=-60.0)  # a change pays off later
     assert ask("pollux", table(held), 4).review_s == 60.0
     assert ask("pollux", table(), 4).review_s == math.inf
     assert ask("pollux", table(job("giant", 8)), 4).review_s == math.inf

@@ -1,4 +1,4 @@
-"""Which promised jobs wait for others, and for how long."""
+"""Postponement of promised jobs in favour of others, and its duration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def promise(key: int, left_s: float, deadline_s: float, **rest) -> Promise:
 
 
 def waits(jobs: list[Promise], gpus: int, useful: int = 8, busy=()):
-    """Who has how many GPUs now, and until when."""
+    """Each job's present share, and until when it holds."""
     asked = Situation(0.0, gpus, [one for one in jobs if not one.soft], busy)
     plan = settle(asked.promised, asked.timeline())
     soft_too(plan, [one for one in jobs if one.soft])
@@ -50,7 +50,7 @@ def test_only_those_wait_that_need_no_more_gpu_time_by_that() -> None:
 
 
 def test_nobody_waits_who_would_need_a_higher_share_later() -> None:
-    """With a linear curve that costs no GPU time, but there would be no way out. The second job has time."""
+    """With a linear curve waiting costs no GPU time, but the job would have no reserve. The second job has time."""
     linear = levels_of(Curves(np.arange(9.0)[None, :]), 0, 1, 8, powers=False)
     jobs = [Promise(1, 950.0, 500.0, linear), Promise(2, 100.0, 1000.0, linear)]
     asked = Situation(0.0, 8, jobs)
@@ -80,7 +80,7 @@ def test_a_soft_deadline_that_holds_still_holds() -> None:
 
 @pytest.mark.parametrize("change_s", [0.0, 5.0])
 def test_who_runs_waits_only_if_that_costs_nothing(change_s: float) -> None:
-    """Others hold the GPU at times, so that changes are planned anyway."""
+    """Other jobs hold the GPU at times, so that changes are planned anyway."""
     busy = ((300.0, 320.0, 1), (700.0, 720.0, 1))
     found = waits([promise(1, 350.0, 2000.0, share=1, change_s=change_s)], 1, busy=busy)
     assert (found is None) == bool(change_s)
@@ -88,7 +88,7 @@ def test_who_runs_waits_only_if_that_costs_nothing(change_s: float) -> None:
 
 
 def test_who_is_to_end_at_once_does_not_wait() -> None:
-    """Rounding has left something of it."""
+    """Rounding has left a tiny rest of the job."""
     found = waits([promise(1, 1e-12, 1e-11), promise(2, 100.0, 1000.0)], 2)
     assert found is not None
     assert found[0] == {1: 1, 2: 0}
@@ -99,7 +99,7 @@ def needs(least: list[int], exact: set[int] = frozenset()) -> Needs:
 
 
 def alike(jobs, gpus: int) -> Shares:
-    """Each as many as the others, the first ones more."""
+    """Equal shares; the first jobs get the rest."""
     given = np.zeros(len(jobs), dtype=np.int64)
     for at in range(gpus):
         given[at % len(jobs)] += 1

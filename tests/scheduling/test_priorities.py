@@ -1,4 +1,4 @@
-"""Jobs of a greater priority come first, under every policy that does not say that it takes no notice of priorities."""
+"""Jobs of a higher priority come first, under every policy that does not declare that it ignores priorities."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ every_heeding_policy = pytest.mark.parametrize("name", HEEDING)
 
 
 def decided(name: str, gpus: int, *jobs: Described, placements: dict[int, Gpus] | None = None) -> dict[str, int]:
-    """The shares on one server, by name; without those that get none."""
+    """Nonzero shares on one server, by name."""
     server = ServerInView(ServerId("s"), tuple(range(gpus)))
     view = ClusterView(0.0, table(*jobs, most=max(16, gpus)), (server,), placements or {})
     found = decide(view, policy(name), random.Random(0), packing=False).shares
@@ -75,7 +75,7 @@ def test_nobody_has_gpus_with_which_a_waiting_job_of_higher_priority_could_start
     jobs = [replace(one, priority=each) for one, each in zip(case.jobs, priorities, strict=False)]
     for name in HEEDING:
         if name in IN_ORDER and name not in ("max-min", "optimus"):
-            continue  # they interrupt nobody, or the first that waits holds others back
+            continue  # these interrupt no job, or the first waiting job blocks others
         seen = table(*jobs)
         whole = policy(name)
         shares = ask(by_priority(whole, seen), seen, case.gpus).gpus.tolist()
@@ -115,7 +115,7 @@ def test_who_submits_with_a_priority_is_told_where_it_does_nothing(name: str) ->
 
 
 def simulated(tmp_path: Path, name: str, header: str, *rows: str) -> dict[str, float]:
-    """When each job of a trace has ended on a server of four GPUs."""
+    """End of each job of a trace on a server of four GPUs."""
     path = tmp_path / "trace.csv"
     path.write_text("\n".join([f"job_id,submission_time,duration,num_gpu{header}", *rows]) + "\n")
     load = assign(traces.load(path), 4, None, seed=0).workload

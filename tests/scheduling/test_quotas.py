@@ -1,4 +1,4 @@
-"""Quotas: guaranteed GPUs, borrowing, hard bounds; what a policy file may say of them."""
+"""Quotas: guaranteed GPUs, borrowing, hard bounds; quotas in policy files."""
 
 from __future__ import annotations
 

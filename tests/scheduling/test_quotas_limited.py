@@ -1,4 +1,4 @@
-"""Quotas where not every job may use every GPU: types of GPUs, so many on each server, GPUs held for a large job."""
+"""Quotas where jobs may use only some GPUs: GPU types, GPUs per server, GPUs reserved for a large job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = ("alice", "bob", "carol")
 
 
 def mixed(gpus: dict[GpuSort, int], jobs: Sequence[tuple[Described, Demand]]) -> ClusterView:
-    """A server for each sort of GPUs."""
+    """One server for each sort of GPUs."""
     there = tuple(
         ServerInView(ServerId(f"s{at}"), tuple(range(count)), (sort,) * count)
         for at, (sort, count) in enumerate(gpus.items())
@@ -98,7 +98,7 @@ def test_jobs_with_so_many_gpus_on_each_server_have_their_due() -> None:
 
 
 def held_for_the_head(gpus: int, held: Gpus, jobs: Sequence[Described], head: Described) -> ClusterView:
-    """GPUs are held for a gang that cannot start yet; elastic jobs may use all of them."""
+    """GPUs are reserved for a gang that cannot start yet; elastic jobs may use all of them."""
     everything = (1 << gpus) - 1
     limits = (Limit(ANY, (everything,)), Limit(ANY, ()), Limit(ANY, (everything & ~held,)))
     limit_of = np.array([0] * len(jobs) + [1])
@@ -137,7 +137,7 @@ WANTED = st.lists(
 
 
 def most_together(wanted: Sequence[tuple[str, int, str]], sizes: dict[str, int], due: dict[str, int]) -> int:
-    """How many GPUs the users can have together, no one more than `due`: tried by hand, GPU by GPU (Ford and Fulkerson)."""
+    """Most GPUs that all users can have together, each at most `due`: by augmenting paths, GPU by GPU (Ford and Fulkerson)."""
     slots = [(who, kind, at) for at, (who, most, kind) in enumerate(wanted) for _ in range(most)]
     gpus = [kind for kind, count in sizes.items() for _ in range(count)]
     right = [(f"of {kind}", n) for n, kind in enumerate(gpus)]

@@ -1,4 +1,4 @@
-"""Shortest remaining time and service first: worked examples, and the toy example of AFS App. A played to its end."""
+"""Shortest remaining time and service first: worked examples, and the toy example of AFS App. A to its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RIGID = {"srtf": lambda left_s, gpus: left_s, "srsf": lambda left_s, gpus: left_
 
 
 def seconds_left(one: Described) -> float:
-    """With the GPUs that it requested."""
+    """Remaining time with the requested GPUs."""
     return one.left_s / one.speedup[min(one.requested_gpus, len(one.speedup) - 1)]
 
 
@@ -61,7 +61,7 @@ def test_who_does_not_fit_is_passed_over() -> None:
 
 
 def test_the_remaining_time_is_that_with_the_requested_gpus() -> None:
-    """On one GPU b would be over first, but a has requested four."""
+    """On one GPU b would end first, but a has requested four."""
     a, b = job("a", 1, 4, left_s=200.0), job("b", 1, 4, requested=1, left_s=100.0)
     assert given_to("srtf", 4, a, b) == {"a": 4}
 
@@ -88,7 +88,7 @@ def test_leftovers_go_one_by_one_to_the_largest_relative_gain_of_throughput() ->
 
 
 def test_a_job_may_ask_for_the_gpus_of_its_greatest_throughput() -> None:
-    """AFS Fig. 6: what rigid policies make of that."""
+    """AFS Fig. 6: the effect on rigid policies."""
     a = job("a", 1, 4, requested=2, speedup=[0.0, 1.0, 1.5, 1.7, 1.8], left_s=100.0)
     b = job("b", 1, 2, left_s=150.0)
     assert given_to("srtf", 4, a, b) == {"a": 2, "b": 2}
@@ -100,7 +100,7 @@ def test_a_job_may_ask_for_the_gpus_of_its_greatest_throughput() -> None:
 
 
 def average_jct_h(name: str, jobs: Sequence[tuple[float, float]]) -> float:
-    """On two GPUs: jobs that are submitted after so many hours and take two hours on one GPU, and so many on two."""
+    """Average JCT on two GPUs. Jobs: submission (h), and duration on two GPUs (h); on one GPU each takes two hours."""
     load = Workload(
         names=tuple(JobId(f"j{number}") for number in range(len(jobs))),
         submit_s=np.array([at for at, _ in jobs]) * HOUR_S,
@@ -120,20 +120,20 @@ A_AND_B = [(0.0, 1.0), (0.0, 1.5)]
 
 
 def test_two_jobs_alone_are_best_served_one_after_the_other() -> None:
-    """A takes 1 h, then B 1.5 h: AFS says 1.25 h on average, which is how long they run; B's wait adds half an hour."""
+    """A takes 1 h, then B 1.5 h: AFS states 1.25 h on average, which is the running time; B's wait adds half an hour."""
     assert average_jct_h("srtf", A_AND_B) == pytest.approx((1.0 + 2.5) / 2)
     assert average_jct_h("max-min", A_AND_B) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("x", [1.25, 1.4, 1.6, 1.9])
 def test_with_further_jobs_coming_equal_shares_beat_the_order_that_was_best_without_them(x: float) -> None:
-    """Fig. 12: the first one comes after an hour, the others x hours after the one before; they take x hours on two GPUs."""
+    """Fig. 12: the first one arrives after an hour, the others every x hours; they take x hours on two GPUs."""
     later = [(1.0 + x * number, x) for number in range(30)]
     assert average_jct_h("max-min", A_AND_B + later) < average_jct_h("srtf", A_AND_B + later)
 
 
 def test_jobs_that_are_shorter_than_the_one_that_waits_make_it_wait_to_the_end() -> None:
-    """Fig. 12c: 1 < x < 1.5. A runs for an hour, each later job for x hours as soon as it comes, and B after them all."""
+    """Fig. 12c: 1 < x < 1.5. A runs for an hour, each later job for x hours from its arrival, and B after them all."""
     x, count = 1.25, 10
     later = [(1.0 + x * number, x) for number in range(count)]
     b_h = 1.0 + count * x + 1.5

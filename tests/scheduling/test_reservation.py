@@ -1,4 +1,4 @@
-"""Reservations: the head of the queue starts, whatever stream of small gangs comes; others pass it where that delays nothing."""
+"""Reservations: the head of the queue starts despite any stream of small gangs; others may overtake if that delays nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AFTER_S = 100.0
 
 @dataclass
 class Cluster:
-    """Gangs that begin when they are given GPUs, and elastic jobs beside them."""
+    """Gangs that start when they get GPUs, and elastic jobs beside them."""
 
     sizes: tuple[int, ...]
     policy: str
@@ -33,7 +33,7 @@ class Cluster:
     jobs: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # fewest and most GPUs, submission
     elastic: set[str] = field(default_factory=set)
     each: dict[str, int] = field(default_factory=dict)  # GPUs on each server
-    gangs: dict[str, Gpus] = field(default_factory=dict)  # that have begun
+    gangs: dict[str, Gpus] = field(default_factory=dict)  # started ones
     placed: dict[str, Gpus] = field(default_factory=dict)  # elastic jobs
     head: JobId | None = None
     decision: Decision | None = None
@@ -55,7 +55,7 @@ class Cluster:
         self.placed.pop(name, None)
 
     def see(self) -> ClusterView:
-        """As the controller does: gangs that have begun, and their GPUs, are not in view."""
+        """The controller's view: without gangs that have started, and their GPUs."""
         taken = union(self.gangs.values())
         seen, outer, begin = [], [], 0
         for server in self.whole:
@@ -98,7 +98,7 @@ class Cluster:
         return view
 
     def decide(self) -> list[str]:
-        """One decision, carried out at once. Returns the gangs that have begun."""
+        """One decision, applied at once. Returns the started gangs."""
         view = self.view = self.see()
         self.decision = decide(view, policy(self.policy), random.Random(0), packing=False)
         begun = []
@@ -179,7 +179,7 @@ def test_nobody_passes_where_the_head_might_be_delayed():
     cluster.submit("b", 3)
     cluster.submit("c", 3)
     cluster.decide()
-    cluster.submit("big", 2)  # one is free: it starts when `a` ends, if that is first
+    cluster.submit("big", 2)  # one is free: it starts when `a` ends, if that comes first
     cluster.now += AFTER_S
     cluster.submit("small", 1)
     assert cluster.decide() == []
@@ -226,7 +226,7 @@ def test_whole_servers_are_held_for_a_job_that_needs_them():
     each=st.integers(0, 3),
 )
 def test_a_gang_that_fits_starts_when_those_have_ended_that_were_there_before(name, sizes, seed, beside, each):
-    """Whatever small gangs come, in whatever order jobs end, and whatever elastic jobs there are."""
+    """Whatever small gangs arrive, in whatever order jobs end, and whatever elastic jobs there are."""
     chance = random.Random(seed)
     total = sum(sizes)
     cluster = Cluster(tuple(sizes), name)
@@ -244,7 +244,7 @@ def test_a_gang_that_fits_starts_when_those_have_ended_that_were_there_before(na
     cluster.now += AFTER_S
     if "big" in cluster.decide():
         return
-    if cluster.head != "big":  # it fits beside the gangs that there are: the policy decides
+    if cluster.head != "big":  # it fits beside the present gangs: the policy decides
         return
     before = {*cluster.gangs, *cluster.placed}
     for number in range(40 * total):
@@ -261,7 +261,7 @@ def test_a_gang_that_fits_starts_when_those_have_ended_that_were_there_before(na
         if not before:
             break
     else:
-        return  # those of before live on, and small ones pass
+        return  # the earlier ones still run, and small ones overtake
     pytest.fail(
         f"{cluster.jobs['big']} does not start on {sizes}: {cluster.gangs}, {cluster.placed}, {cluster.view.reservation}"
     )

@@ -1,4 +1,4 @@
-"""Finish-time fairness: who may bid, what the auction gives, what bidders pay, leases, and leftovers."""
+"""Finish-time fairness: bidders, the auction's result, payments, leases, and leftovers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_unfairness_is_the_time_in_the_cluster_over_the_time_on_an_equal_share_o
 def test_without_lengths_a_job_is_expected_to_take_as_long_again_as_it_has_worked_a_new_one_as_long_as_a_lease() -> (
     None
 ):
-    """Who has worked for long is expected to be slowed down for long: its rho is smaller than the new one's."""
+    """A job with much past work is expected to be slowed down for long: its rho is smaller than the new one's."""
     unaware = policy("themis", lengths="unknown", fairness=0.5)
     assert not unaware.needs_lengths
     long = job("long", 1, 1, submitted_s=-10_000, executed_s=9_000, attained_gpu_s=9_000)
@@ -86,7 +86,7 @@ def test_what_a_job_has_done_follows_its_curve() -> None:
 
 
 def won(jobs: list[Described], gpus: int) -> list[int]:
-    """What bidders get before they pay, if they bid for all that raises their throughput."""
+    """Won shares before payments, if all bid for everything that raises their throughput."""
     seen = table(*jobs)
     shares = np.array([one.min_gpus for one in jobs])
     bids = _bids(seen, shares.copy(), seen.max_gpus, list(range(len(jobs))), 0.0, np.zeros(len(jobs)))
@@ -96,7 +96,7 @@ def won(jobs: list[Described], gpus: int) -> list[int]:
 
 
 def log_product(jobs: list[Described], shares: tuple[int, ...] | list[int]) -> float:
-    """Of 1 / rho, up to a constant."""
+    """Logarithm of the product of 1 / rho, up to a constant."""
     return -sum(
         math.log(-one.submitted_s + one.left_s / one.speedup[share]) for one, share in zip(jobs, shares, strict=True)
     )
@@ -109,7 +109,7 @@ def most_by_trying(jobs: list[Described], gpus: int) -> float:
 
 @st.composite
 def bidders(draw: st.DrawFn, fewest: int = 1) -> tuple[list[Described], int]:
-    """Bidders with one GPU at least, and how many there are to win."""
+    """Bidders with at least one GPU, and the number of GPUs to win."""
     jobs = [
         job(
             f"j{k}",
@@ -147,7 +147,7 @@ def test_each_bidder_keeps_the_ratio_of_the_others_product_with_it_to_that_witho
 
 
 def test_two_alike_bidders_win_half_each_and_pay_half_of_it() -> None:
-    """Without the other one, each would run twice as fast."""
+    """Without the other bidder, each would run twice as fast."""
     alike = [job(name, 1, 8, left_s=100) for name in "ab"]
     assert won(alike, 8) == [4, 4]
     seen = table(*alike)
@@ -168,7 +168,7 @@ def test_a_bidder_keeps_its_minimum_whatever_it_would_have_to_pay() -> None:
 
 
 def test_age_makes_a_job_bid_less_for_what_shortens_its_end_little() -> None:
-    """Of two alike jobs the one that has waited for long gains less from each further GPU, relatively."""
+    """Of two equal jobs the one that has waited for long gains relatively less from each further GPU."""
     fresh, aged = job("fresh", 1, 8, left_s=100), job("aged", 1, 8, left_s=100, submitted_s=-80)
     assert won([fresh, aged], 8) == [6, 2]
 
@@ -182,7 +182,7 @@ def test_nobody_bids_for_more_than_makes_its_time_that_on_its_isolated_share() -
         assert (sold, shares.tolist()) == (expected, [expected, 0, 0, 0])
 
 
-# ---------------------------------------------------------------------------------------------------------- who may bid
+# -------------------------------------------------------------------------------------------------------------- bidders
 
 
 def test_the_most_unfairly_treated_jobs_bid_and_the_short_ones_among_those_that_waited_equally_long() -> None:

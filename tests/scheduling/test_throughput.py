@@ -1,4 +1,4 @@
-"""From what is known of some shares to a curve for all of them."""
+"""Throughput curves estimated from a few known shares."""
 
 from __future__ import annotations
 

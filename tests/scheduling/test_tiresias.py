@@ -1,4 +1,4 @@
-"""Queues of attained service, and EDL's two rules."""
+"""Queues by attained service, and EDL's two rules."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_review_is_never_asked_for_now_or_the_past(case: Case, name: str) -> N
 
 
 class Cluster:
-    """A cluster that does what a policy says, for jobs that never end; reviews come a little early or late."""
+    """A cluster that applies a policy to endless jobs; reviews come a little early or late."""
 
     def __init__(self, who: Policy, gpus: int, *jobs: Described, late_s: float = 0.0) -> None:
         self.who, self.gpus, self.jobs, self.late_s = who, gpus, list(jobs), late_s
@@ -112,7 +112,7 @@ class Cluster:
         self.interruptions: dict[str, int] = defaultdict(int)
 
     def decide(self) -> float:
-        """When the review comes."""
+        """Time of the next review."""
         shares = ask(self.who, table(*self.jobs), self.gpus, now=self.now)
         for row, (one, share) in enumerate(zip(self.jobs, shares.gpus.tolist(), strict=True)):
             waiting_since_s = math.nan if share else self.now if one.share else one.waiting_since_s
@@ -121,7 +121,7 @@ class Cluster:
         return shares.review_s + self.late_s
 
     def run(self, until_s: float) -> dict[str, float]:
-        """How long each job has run."""
+        """Running time of each job."""
         while self.now < until_s:
             passed = min(self.decide(), until_s) - self.now
             self.now += passed

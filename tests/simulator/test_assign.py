@@ -1,4 +1,4 @@
-"""From a trace and throughputs to a workload: each job takes as long as in the trace, and has a model that fits its request."""
+"""From a trace and throughputs to a workload: durations equal the trace's, and models fit the requests."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_pollux_jobs_work_for_their_iterations(tmp_path: Path) -> None:
         "model,batch_size,gpus,iters_per_s\nncf,256,1,100\nncf,256,2,150\n",
     ).workload
     assert load.work_s.tolist() == pytest.approx([1941.74])
-    assert load.models == ("ncf",)  # without the batch: it is by this name that files of costs know it
+    assert load.models == ("ncf",)  # without the batch size, as in files of costs
 
 
 def test_easyscale_jobs_host_whole_virtual_workers(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_cannot_be_simulated_is_named(tmp_path: Path, trace: str, measured:
 
 
 def test_models_that_nobody_has_measured_can_be_left_aside_and_others_drawn_at_random(tmp_path: Path) -> None:
-    """Tiresias' sample names models of its own."""
+    """Tiresias' sample has its own model names."""
     rows = "".join(f"{row},{1 + row % 4},{row},606,vgg19,164,30\n" for row in range(40))
     text = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + rows
     with pytest.raises(

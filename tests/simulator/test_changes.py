@@ -1,4 +1,4 @@
-"""What changing a job's GPUs costs in virtual time, worked out by hand: two jobs under max-min on a server of four GPUs."""
+"""Costs of changing a job's GPUs in virtual time, computed by hand: two jobs under max-min on a server of four GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPUS = 4
 def simulation(
     costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...], policy: str = "max-min"
 ) -> Simulation:
-    """Of jobs that scale linearly."""
+    """Simulation of jobs that scale linearly."""
     count = len(work_s)
     load = Workload(
         names=tuple(JobId(f"job-{number}") for number in range(count)),
@@ -39,7 +39,7 @@ def simulation(
 def ends_s(
     costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...], policy: str = "max-min"
 ) -> list[float]:
-    """When they are over."""
+    """Ends of the jobs."""
     found: list[float] = simulation(costs, submit_s, work_s, policy).run().end_s.tolist()
     return found
 
@@ -51,7 +51,7 @@ def test_a_job_alone_starts_trains_and_ends() -> None:
 
 @pytest.mark.parametrize("end_s", [0.0, 0.5])
 def test_efficiency_counts_a_job_from_when_it_has_begun_to_when_its_last_step_is_done(end_s: float) -> None:
-    """All work, over what all GPUs could have done until each moment."""
+    """Done work, over the possible work of all GPUs up to each time."""
     costs = Costs("test", start_s=3.0, ready_s=1.0, pause_s=0.5, release_s=0.25, end_s=end_s)
     line = simulation(costs, (0.0, 5.0, 9.0), (40.0, 10.0, 20.0)).run().timeline
     lasts_s = np.diff(line.time_s)
@@ -60,7 +60,7 @@ def test_efficiency_counts_a_job_from_when_it_has_begun_to_when_its_last_step_is
 
 
 def test_gpus_that_another_job_gives_up_come_later() -> None:
-    """The first has 4 GPUs, then 2 from 10 s on, and all again when the second is over."""
+    """The first has 4 GPUs, then 2 from 10 s on, and all again after the second."""
     costs = Costs("test", start_s=1.0, ready_s=0.0, pause_s=0.0, release_s=2.0)
     second_s = 10.0 + 2.0 + 1.0 + 10.0 / 2
     left = 100.0 - 4 * (10.0 - 1.0) - 2 * (second_s - 10.0)
@@ -68,7 +68,7 @@ def test_gpus_that_another_job_gives_up_come_later() -> None:
 
 
 def test_gpus_of_a_job_that_moves_come_when_it_works_elsewhere() -> None:
-    """The first keeps one of its two GPUs, then none; the second gets what it leaves."""
+    """The first keeps one of its two GPUs, then none; the second gets the released ones."""
     costs = Costs("test", start_s=0.0, ready_s=1.0, pause_s=0.0, release_s=2.0)
     run, jobs = simulation(costs, (0.0, 0.0), (1.0, 1.0)), np.arange(2)
     assert run._progress.free_s(jobs, [(0b0011, 0b0001), (0, 0b0010)]).tolist() == [0.0, 2.0]
@@ -76,7 +76,7 @@ def test_gpus_of_a_job_that_moves_come_when_it_works_elsewhere() -> None:
 
 
 def test_gpus_of_a_job_that_is_over_come_at_once() -> None:
-    """The second takes what the first one leaves: that costs `ready_s` alone."""
+    """The second takes the GPUs of the ended first: that costs `ready_s` alone."""
     costs = Costs("test", start_s=0.0, ready_s=1.0, pause_s=0.0, release_s=5.0)
     both = ends_s(costs, (0.0, 0.0), (20.0, 100.0))
     left = 100.0 - 2 * (10.0 + 1.0)
@@ -84,7 +84,7 @@ def test_gpus_of_a_job_that_is_over_come_at_once() -> None:
 
 
 def test_a_job_that_is_as_good_as_over_keeps_to_its_end() -> None:
-    """The second comes while the first writes its checkpoint, and makes that no longer."""
+    """The second arrives while the first writes its checkpoint, and does not prolong that."""
     costs = Costs("test", start_s=0.0, ready_s=0.0, pause_s=1.0, end_s=2.0)
     first, _ = ends_s(costs, (0.0, 11.0), (40.0, 40.0))
     assert first == pytest.approx(12.0)
@@ -92,7 +92,7 @@ def test_a_job_that_is_as_good_as_over_keeps_to_its_end() -> None:
 
 @pytest.mark.parametrize(("every_s", "lost_s"), [(0.0, 0.0), (4.0, 1.0), (100.0, 9.0)])
 def test_a_preempted_job_goes_on_from_its_last_checkpoint(every_s: float, lost_s: float) -> None:
-    """The second is shorter, and comes when the first has trained for 9 s."""
+    """The second is shorter, and arrives when the first has trained for 9 s."""
     costs = Costs("test", start_s=1.0, ready_s=0.0, pause_s=0.0, checkpoint_every_s=every_s)
     second_s = 10.0 + 1.0 + 5.0
     first_s = second_s + 1.0 + 25.0 - 9.0 + lost_s

@@ -37,7 +37,7 @@ FIELDS = {
     "wall_s",
     "events",
 }
-CLOCKS = {"wall_s", "avg_decision_s", "p99_decision_s"}  # what differs from run to run
+CLOCKS = {"wall_s", "avg_decision_s", "p99_decision_s"}  # differ from run to run
 
 TRACE = "vc,job,submit_s,duration_s,gpus,model\n" + "".join(
     f"A,job-{row},{20 * row},{100 + 37 * row % 211},{(1, 2, 4)[row % 3]},{('small', 'large')[row % 2]}\n"
@@ -74,7 +74,7 @@ THREE = ("--policy", "fifo", "--policy", "max-min", "--policy", "afs-p")
 
 
 def results(text: str) -> Any:
-    """Without what clocks say."""
+    """Results without measured times."""
     document = json.loads(text)
     for metrics in document["policies"].values():
         for name in CLOCKS:
@@ -304,7 +304,7 @@ def test_a_terminal_shows_a_bar_for_each_policy_with_the_jobs_that_are_over_and_
         process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=end)
         os.close(end)
         shown = b""
-        with contextlib.suppress(OSError):  # a terminal that nobody writes to any more
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
             while some := screen.read(4096):
                 shown += some
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Costs of changes and servers, as files describe them."""
+"""Files of change costs and servers."""
 
 from __future__ import annotations
 

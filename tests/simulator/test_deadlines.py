@@ -1,4 +1,4 @@
-"""Deadlines in simulations: what is admitted is kept, what is not is counted, and baselines do as they say."""
+"""Deadlines in simulations: admitted ones are met, others counted, and baselines follow their definitions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def replay(
 
 
 def missed(load: Workload, found: Result) -> list[str]:
-    """Who was promised a deadline and ended after it."""
+    """Promised jobs that ended after their deadline."""
     assert load.deadline_s is not None
     assert load.soft is not None
     hard = ~np.isnan(load.deadline_s) & (load.soft == 0) & ~found.refused
@@ -64,10 +64,10 @@ def test_no_admitted_job_ever_misses_its_deadline(seed: int, powers: bool, dents
 @example(6523)
 @example(6103)  # rounding leaves 10^-14 s of a job at the end of its schedule
 @example(8941)
-@example(9549)  # what is not needed of a schedule is others', for good
+@example(9549)  # unneeded parts of a schedule belong to others for good
 @given(st.integers(0, 10**9))
 def test_no_admitted_job_is_late_whatever_the_terms_the_stages_and_the_costs_that_these_cover(seed: int) -> None:
-    """`make promises` looks at 10,000."""
+    """`make promises` checks 10,000 seeds."""
     assert judged(seed).late_s == {}
 
 
@@ -135,7 +135,7 @@ def test_pauses_break_no_promise_beside_another_policy(
 
 
 def test_who_has_no_time_for_a_change_is_not_given_what_others_leave() -> None:
-    """A job without a deadline ends while the promised one has less time to spare than a pause takes."""
+    """A job without a deadline ends while the promised one has less slack than a pause takes."""
     load = workload(43, best_effort=0.4)
     assert missed(load, replay(load, beside("elastic", start_s=30.0, resize_s=30.0), STOP_RESUME)) == []
 
@@ -153,14 +153,14 @@ def test_packing_takes_nothing_from_who_was_promised_it() -> None:
 
 
 def test_nobody_is_admitted_whom_the_next_decision_would_find_no_place_for() -> None:
-    """Until it is admitted, a newcomer is reckoned to stand still for longer: that alone decides about another plan for all."""
+    """Before its admission a newcomer's start is estimated to take longer: that alone selects another plan for all."""
     load = workload(29, best_effort=0.4)
     terms = beside("max-min", start_s=30.0, resize_s=30.0, powers=False)
     assert missed(load, replay(load, terms, STOP_RESUME)) == []
 
 
 def test_who_has_almost_nothing_left_when_it_is_due_gets_a_gpu_and_ends() -> None:
-    """Rounding leaves 10^-13 s of a job when it is due, and all GPUs are others'."""
+    """Rounding leaves 10^-13 s of a job at its deadline, and all GPUs belong to others."""
     load = workload(122, dents=True, best_effort=0.0, turns=True)
     assert missed(load, replay(load, beside("max-min", start_s=0, resize_s=0))) == []
 
@@ -190,7 +190,7 @@ def ends(load: Workload, policy: str, **terms: Any) -> list[float]:
 
 
 def test_a_promised_job_waits_for_others_if_it_has_time_enough() -> None:
-    """Two GPUs. The promised job needs one for 300 of 1,000 s: the other job has both, and ends after 100 s in place of 200."""
+    """Two GPUs. The promised job needs one for 300 of 1,000 s: the other job has both, and ends after 100 s instead of 200."""
     load = linear_jobs([300.0, 200.0], [1000.0, NAN], [0.0, 0.0], 2)
     promised_s, other_s = ends(load, "elastic", start_s=0, resize_s=0)
     assert other_s == pytest.approx(100.0)
@@ -206,21 +206,21 @@ def test_a_promised_job_that_has_no_time_gets_what_it_needs_and_the_others_have_
 
 
 def test_a_promised_job_keeps_a_reserve_while_it_waits() -> None:
-    """One GPU, jobs without deadlines all the time: who is due in 1,000 s, and needs 500, does not begin at the last moment."""
+    """One GPU, jobs without deadlines all the time: a job of 500 s due in 1,000 s does not begin at the last moment."""
     load = linear_jobs([500.0, *[400.0] * 5], [1000.0, *[NAN] * 5], [0.0] * 6, 1)
     promised_s, *_ = ends(load, "elastic", start_s=0, resize_s=0)
     assert 800.0 <= promised_s <= 960.0
 
 
 def test_no_running_job_is_stopped_for_others_where_that_costs_a_pause() -> None:
-    """One GPU: the promised job has begun when another one comes, which could well go first."""
+    """One GPU: the promised job has begun when another one arrives, which would have fit before it."""
     load = linear_jobs([300.0, 50.0], [2000.0, NAN], [0.0, 10.0], 1)
     assert ends(load, "elastic", start_s=0, resize_s=0) == pytest.approx([350.0, 60.0])
     assert ends(load, "elastic", start_s=5, resize_s=0.5) == pytest.approx([300.0, 350.0])
 
 
 def test_arrivals_of_one_moment_are_decided_together() -> None:
-    """Four jobs come at once to eight GPUs; three of a GPU-second budget that fits, and a large one that would keep them out."""
+    """Four jobs arrive at once on eight GPUs; three of a GPU-second budget that fits, and a large one that would exclude them."""
     load = linear_jobs([800.0, 250.0, 250.0, 250.0], [102.0] * 4, [0.0] * 4, 8)
     found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": 0, "resize_s": 0}})
     assert found.refused.tolist() == [True, False, False, False]
@@ -231,7 +231,7 @@ def test_arrivals_of_one_moment_are_decided_together() -> None:
 
 
 def test_lost_gpus_are_told_before_a_promise_is_broken() -> None:
-    """A job that is slower than it told: its promise is broken in words long before its deadline."""
+    """A job that is slower than announced: its promise is withdrawn long before its deadline."""
     load = replace(workload(0, best_effort=0.0, soft=0.0), told_s=None)
     load = replace(load, told_s=load.work_s / 2)
     found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": 0, "resize_s": 0}})

@@ -1,4 +1,4 @@
-"""Goodput: batches that are chosen for each share, where many were timed; and Pollux beside its own simulator."""
+"""Goodput: batch sizes chosen for each share, with many measured ones; and Pollux compared with its own simulator."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_iteration_with_the_initial_batch_counts_one_and_a_very_large_one_no_
 def test_no_batch_has_a_greater_goodput_than_the_chosen_one(
     alpha: float, beta: float, sync_s: float, noise_scale: float, share: int
 ) -> None:
-    """With times that grow with the batch along a line, goodput has one peak; batches are tried 4.4 % apart."""
+    """With step times linear in the batch size, goodput has one peak; tried sizes are 4.4 % apart."""
     converges, largest = Convergence(1000, 100, noise_scale), 1000.0
     batch, found = chosen_batches({share: times(alpha, beta, sync_s)}, converges, largest)[share]
     batches = np.linspace(100, largest, 2000)
@@ -67,7 +67,7 @@ def test_no_batch_has_a_greater_goodput_than_the_chosen_one(
 
 
 def test_the_noisier_gradients_are_the_larger_is_the_batch() -> None:
-    """With steps of alpha + beta M the best batch is sqrt(phi alpha / beta), as far as it is allowed."""
+    """With steps of alpha + beta M the best batch is sqrt(phi alpha / beta), within its bounds."""
     found = [chosen_batches({1: times()}, Convergence(1000, 10, phi), 1000.0)[1][0] for phi in (1.0, 100.0, 1e4, 1e6)]
     assert found == pytest.approx([10.0, 100.0, 1000.0, 1000.0], rel=0.05)
 
@@ -131,12 +131,12 @@ def test_pollux_ends_jobs_sooner_where_it_may_choose_their_batches(tmp_path: Pat
     assert fixed.avg_jct_s is not None
     assert ours.avg_jct_s < 0.9 * fixed.avg_jct_s
     starts_s = found["pollux"].jobs()["started_s"]
-    assert starts_s == [0.0, 60.0]  # at intervals alone
+    assert starts_s == [0.0, 60.0]  # only at intervals
 
 
 @published
 def test_pollux_jobs_take_as_long_as_in_its_own_simulator() -> None:
-    """The sixth of its workloads, on its cluster; 2446 s are those of its artifact."""
+    """The sixth of its workloads, on its cluster; 2446 s is the result of its artifact."""
     found = simulate(
         DATA / "pollux_workloads.csv.gz",
         [AS_THERE],

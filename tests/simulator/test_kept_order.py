@@ -1,4 +1,4 @@
-"""What a simulation keeps of its jobs' order changes nothing: a policy that is shown tables without it decides alike."""
+"""The simulation's cached order of jobs changes nothing: a policy with tables without it decides alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES_FROM = 100  # more jobs wait at first, and then fewer than half of that
 
 
 class FromScratch:
-    """Another policy, which sees copies of columns alone."""
+    """The policy wrapped, with copies of the columns only."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""Simulations in which policies have to find out how jobs scale."""
+"""Simulations in which policies must learn how jobs scale."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAT_FROM_2 = (0.0, 1.0, *(2.0 for _ in range(7)))
 
 
 def workload(*jobs: tuple[float, float, tuple[float, ...]], most: int = 8) -> Workload:
-    """Jobs by submission, work on one GPU (s), and speedup."""
+    """Jobs as (submission, work on one GPU (s), speedup)."""
     n = len(jobs)
     return Workload(
         names=[JobId(f"j{row}") for row in range(n)],
@@ -48,7 +48,7 @@ def run(
 
 
 def used(outcome: Outcome) -> list[tuple[float, int]]:
-    """When how many GPUs were in use, without repetitions."""
+    """Number of GPUs in use over time, without repetitions."""
     found: list[tuple[float, int]] = []
     for at, gpus in zip(outcome.timeline.time_s, outcome.timeline.used_gpus, strict=True):
         if not found or found[-1][1] != gpus:

@@ -1,4 +1,4 @@
-"""What is reported of a simulation, worked out by hand."""
+"""Reported metrics of a simulation, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throughputs: every published table becomes curves, and what is missing or wrong in one is treated as the module says."""
+"""Throughputs: every published table becomes curves; gaps and errors are handled as the module states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_measure_becomes_speedup_over_one_gpu(tmp_path: Path, text: str) -
     (curve,) = load(tmp_path, text).curves
     assert curve.speedup.tolist() == pytest.approx(
         [0.0, 1.0, 1.5, 1.75, 2.0]
-    )  # three GPUs: on the line between two and four
+    )  # three GPUs: interpolated between two and four
 
 
 def test_rates_with_one_gpu_are_kept_in_iterations_and_samples(tmp_path: Path) -> None:

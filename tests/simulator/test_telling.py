@@ -1,4 +1,4 @@
-"""Jobs that tell how long they take: the truth, nothing, or what is wrong; and who sees that."""
+"""Jobs with correct, missing or wrong estimates of their lengths; and the visibility of estimates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALONE = 100.0
 
 
 def workload(count: int = 6, told_s: list[float] | None = None) -> Workload:
-    """Jobs of one GPU and 100 s each that come together."""
+    """Jobs of one GPU and 100 s each that arrive together."""
     ones = np.ones(count, dtype=np.int64)
     return Workload(
         names=tuple(JobId(f"j{number}") for number in range(count)),
@@ -40,7 +40,7 @@ def workload(count: int = 6, told_s: list[float] | None = None) -> Workload:
 
 
 class Watched:
-    """A policy that gives one GPU to each in order, and keeps what it has seen."""
+    """A policy that gives one GPU to each in order, and records its inputs."""
 
     name, needs_lengths = "watched", True
 

@@ -1,4 +1,4 @@
-"""Job traces: every public format is read, and what is wrong in one is named by file, line, column and reason."""
+"""Job traces: every public format is read, and errors name file, line, column and reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a simulation stand in a window of columns, in the order of submission, whoever ends first."""
+"""A simulation's window of columns: jobs are in the order of submission, in whatever order they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores of every kind. An etcd cluster is started once, and each test has a root of its own in it."""
+"""Stores of every kind. An etcd cluster is started once, and each test has a separate root in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {"etcd": {}, "etcd-three": {"size": 3}, "etcd-tls": {"tls": True}, "etcd
 
 
 class Etcds:
-    """Those that a test session has started, by kind."""
+    """The clusters that a test session has started, by kind."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,7 +49,7 @@ def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcds]:
 
 @pytest.fixture(params=["sqlite", *CONFORMING])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """A store that is empty and may be written to."""
+    """An empty, writable store."""
     store: Any
     if request.param == "sqlite":
         store = SqliteStore(tmp_path / "db")
@@ -63,7 +63,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture(params=CONFORMING)
 def shared(request: pytest.FixtureRequest, etcds: Etcds) -> Iterator[Any]:
-    """A function that opens the same store anew; none of what it returns has begun to write."""
+    """A function that opens the same store again; none of the results has written yet."""
     root = f"/elasticctl/{secrets.token_hex(4)}"
     with ExitStack() as stack:
 

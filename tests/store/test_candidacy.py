@@ -1,4 +1,4 @@
-"""Controllers that stand for election on a real etcd, in one process: one leads, the next takes over what was recorded."""
+"""Controllers in an election on a real etcd, in one process: one leads, the next takes over the records."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_next_leader_has_what_was_recorded_and_the_one_before_cannot_write(s
     several.until("b knows where", lambda: second.candidacy.refusal().leader == "ipc:///a")
     first.store.commit((), [Put("/jobs/1/spec", b"one"), Put("/archive/1", b"long"), Put("/gone", b"")])
     first.store.commit((), [Delete("/gone")])
-    first.candidacy.close()  # gives its lease back
+    first.candidacy.close()  # revokes its lease
     several.standing.remove(first)
     several.until("b leads", lambda: second.leads)
     assert second.begun is not None

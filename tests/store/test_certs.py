@@ -1,4 +1,4 @@
-"""`elasticctl store certs`: what it makes closes a real etcd, and lets a controller in."""
+"""`elasticctl store certs`: with its certificates a real etcd admits a controller, and nothing else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_controller_with_its_certificate_is_let_in_and_nobody_without_one(tmp_
 
 
 def _enable_users(etcd: Etcd, directory: Path) -> None:
-    """As the command says; here users have passwords too, which are thrown away."""
+    """As the command instructs; here users have passwords too, which are discarded."""
     connection = Connection(etcd.access(cert=directory / "client-root.pem", key=directory / "client-root.key"))
     rpc = connection.rpc
     auth: Any = rpc.AuthStub(connection.endpoint._client.channel)

@@ -1,4 +1,4 @@
-"""What every store promises, asked of each: SQLite, and etcd with one member, with three, and with TLS and a password."""
+"""The contract of every store, tested on each: SQLite, and etcd with one member, with three, and with TLS and a password."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_range_of_many_records_comes_in_pages_of_one_revision(store: Store) ->
     assert [page.records for page in store.pages("/none/", "/none0")] == [()]
 
 
-# Neighbours in the order of keys, NUL, what sorts differently in UTF-16, and the last character there is.
+# Neighbours in the order of keys, NUL, a pair that sorts differently in UTF-16, and the last Unicode character.
 ODD = st.text(st.sampled_from("/a%_\x00\xe9\uffff\U0001f600\U0010ffff"), max_size=3)
 WRITES = st.lists(
     st.one_of(st.builds(Put, ODD, st.binary(max_size=3)), st.builds(Delete, ODD)), max_size=4, unique_by=lambda w: w.key

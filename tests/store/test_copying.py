@@ -1,4 +1,4 @@
-"""A store copied, backed up and restored, by the code of the command that an operator uses, and once by that itself."""
+"""Copy, backup and restore of a store, by the code of the operator's command, and once by the command itself."""
 
 from __future__ import annotations
 

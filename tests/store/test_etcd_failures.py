@@ -1,4 +1,4 @@
-"""What a shared store does when members of etcd die, stop, forget or are full."""
+"""A shared store when members of etcd die, stop, lose data or are full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Start = Callable[..., Any]
 
 
 def settled(store: Any) -> None:
-    """Until the store can be written again."""
+    """Wait until the store can be written again."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -31,7 +31,7 @@ def settled(store: Any) -> None:
 
 
 def committed(store: Any, writes: list[Any]) -> None:
-    """Until this is there: what is unknown is looked up, and nothing is written twice."""
+    """Commit, and retry until the writes are there: unknown outcomes are looked up, so that nothing is written twice."""
     while True:
         try:
             assert store.commit([], writes) is not None
@@ -43,7 +43,7 @@ def committed(store: Any, writes: list[Any]) -> None:
 
 
 def counted(watch: Any, last: str) -> list[str]:
-    """The keys that a watch tells of, in their order, up to `last`."""
+    """The keys that a watch reports, in their order, up to `last`."""
     found: list[str] = []
     until_s = time.monotonic() + PATIENCE_S
     while last not in found:
@@ -97,7 +97,7 @@ def test_a_member_that_is_stopped_holds_a_call_up_for_its_time_at_most_and_readi
 
 
 def test_a_commit_that_was_on_its_way_cannot_appear_after_a_probe(etcd: Start) -> None:
-    """The member that has the request is stopped, and goes on when another commit has long been made elsewhere."""
+    """The member that has the request is stopped, and continues long after another commit has been made elsewhere."""
     cluster = etcd(size=3)
     leader = cluster.leader()
     follower = next(member for member in cluster.members if member is not leader)
@@ -166,7 +166,7 @@ def test_a_token_that_is_forgotten_or_has_run_out_is_renewed(etcd: Start) -> Non
     begun = store.begin()
     watch = store.watch("", begun + 1)
     store.commit([], [Put("/n/0", b"")])
-    time.sleep(3.0)  # the tokens' time is etcd's own
+    time.sleep(3.0)  # etcd's own clock expires tokens
     store.commit([], [Put("/n/1", b"")])
     cluster.members[0].kill()
     cluster.members[0].start()

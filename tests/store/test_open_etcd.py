@@ -1,4 +1,4 @@
-"""An etcd that answers whoever asks is not used, unless the configuration says so."""
+"""An etcd without authentication is refused, unless the configuration permits it."""
 
 from __future__ import annotations
 

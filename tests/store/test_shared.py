@@ -1,4 +1,4 @@
-"""What several processes that use one store rely on: fences, guards, leases, watches."""
+"""Guarantees for several processes with one store: fences, guards, leases, watches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Open = Callable[..., Any]
 
 
 def told(watch: Watch, revision: int) -> list[Changes]:
-    """All that the watch tells up to `revision`."""
+    """All changes that the watch reports up to `revision`."""
     found: list[Changes] = []
     until_s = time.monotonic() + PATIENCE_S
     while not found or found[-1].revision < revision:
@@ -40,7 +40,7 @@ def told(watch: Watch, revision: int) -> list[Changes]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ who writes
+# ----------------------------------------------------------------------------------------------------------- writers
 
 
 def test_who_has_not_begun_or_was_replaced_cannot_write(shared: Open) -> None:
@@ -98,7 +98,7 @@ class Dies(Exception):
 def test_a_large_commit_is_made_whole_or_not_at_all_wherever_its_writer_dies(
     shared: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each call in turn; the next writer finds all of it, or nothing."""
+    """Death after each call in turn; the next writer finds all of the commit, or nothing."""
     writes = [Put(f"/new/{number:03}", bytes(9000)) for number in range(300)]
     whole = [write.key for write in writes]
     outcomes = []

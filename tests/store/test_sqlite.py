@@ -1,4 +1,4 @@
-"""The embedded store: its promises, and that a crash at any instruction loses nothing that was acknowledged."""
+"""The embedded store: its contract, and that a crash at any instruction loses no acknowledged commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ while True:
     batch += 1
 """
 # Prints a line for each commit that met the full disk: the reason, whether its outcome is unknown, and whether a crash would
-# show it. The free space differs by a page each time, so that another write of the commit fails.
+# reveal it. The free space differs by a page each time, so that another write of the commit fails.
 FILLED = """
 import os, shutil, sys
 from pathlib import Path
@@ -218,7 +218,7 @@ def test_a_full_disk_loses_the_commit_and_nothing_else(tmp_path: Path, monkeypat
 
 
 def test_a_commit_that_a_full_disk_ended_is_known_to_have_failed_wherever_it_was(tmp_path: Path) -> None:
-    """So the request is refused at once: with an unknown outcome its client would wait in vain."""
+    """The request is then refused at once; with an unknown outcome its client would wait in vain."""
     mounts = ["unshare", "--mount"]
     if (
         shutil.which("unshare") is None

@@ -1,6 +1,6 @@
-"""The store against its contract: a model of it, other processes, and a crash at any instruction or with any part of its log.
+"""The store against its contract: a model of it, other processes, and a crash at any instruction or with any prefix of its log.
 
-The worked examples and what is refused at opening are in `test_sqlite.py`.
+Worked examples and refusals at opening are in `test_sqlite.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def batch(number: int) -> list[Put]:
 
 
 def whole_batches(store: SqliteStore) -> int:
-    """How many batches there are. Fails if one is torn or missing before the last."""
+    """Number of batches. Fails if one is torn, or missing before the last."""
     found: dict[int, list[Put]] = {}
     for record in store.list("/batch/").records:
         found.setdefault(int(record.key.split("/")[2]), []).append(Put(record.key, record.value))
@@ -117,7 +117,7 @@ def test_revisions_go_on_where_they_were_when_the_store_is_opened_again(tmp_path
         store.close()
 
 
-# Neighbours in the order of keys, wildcards of SQL, NUL, what sorts differently in UTF-16, and the last character there is.
+# Neighbours in the order of keys, wildcards of SQL, NUL, a pair that sorts differently in UTF-16, the last Unicode character.
 ODD = st.text(st.sampled_from("/a%_*?'\x00\xe9\uffff\U0001f600\U0010ffff"), max_size=3)
 WRITES = st.lists(
     st.one_of(st.builds(Put, ODD, st.binary(max_size=3)), st.builds(Delete, ODD)), max_size=4, unique_by=lambda w: w.key
@@ -194,7 +194,7 @@ def test_after_kills_at_random_instants_every_acknowledged_batch_is_there_and_no
             child.kill()
             lines += child.stdout.readlines()
         acknowledged = max(int(line) for line in lines if line.endswith("\n"))
-        store = opened(tmp_path)  # the kernel has let go of the dead process's lock
+        store = opened(tmp_path)  # the kernel has released the dead process's lock
         present = whole_batches(store)
         assert acknowledged <= present <= acknowledged + 1
         assert [record.key for record in store.list("/newest/").records] == [f"/newest/{present}"]
@@ -204,7 +204,7 @@ def test_after_kills_at_random_instants_every_acknowledged_batch_is_there_and_no
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_log_that_was_written_in_part_or_ends_in_garbage_holds_whole_batches(tmp_path: Path, seed: int) -> None:
-    """What a power failure leaves: the log up to some byte, then nothing or what the disk had there before."""
+    """After a power failure: the log up to some byte, then nothing or old contents of the disk."""
     rng = random.Random(seed)
     store = opened(tmp_path)
     sizes = [(tmp_path / "db-wal").stat().st_size if (tmp_path / "db-wal").exists() else 0]

@@ -1,8 +1,7 @@
-"""What hostile jobs do on the booted machine of `boot.sh`, against the shipped units with the rights that these have:
-``attacks.py``.
+"""Attacks of hostile jobs on the booted machine of `boot.sh`, against the shipped units with their rights: ``attacks.py``.
 
-It runs as root on nothing but the standard library, beside `story.py`, whose tools it uses. Each attack's outcome goes to
-/srv/out/attacks.json; where one succeeds, the script ends with an error that lists all.
+It runs as root with the standard library only, and uses the tools of `story.py`. Each attack's outcome goes to
+/srv/out/attacks.json; if any succeeds, the script ends with an error that lists all.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ while time.time() < until:
     time.sleep(0.5)
 """
 UNIFIED = Path("/sys/fs/cgroup/unified")
-ENXIO = 6  # no driver answers, which is as far as one gets here
+ENXIO = 6  # no driver answers: as far as an open can get here
 
 
 def submit(name: str, *command: str, gpus: int = 1) -> str:
@@ -100,7 +99,7 @@ def said(name: str, *words: str, least: int = 1) -> list[list[str]]:
 
 
 def of_alice() -> list[int]:
-    """Her processes, without what asks for her (`elasticctl`)."""
+    """Alice's processes, without her `elasticctl` commands."""
     uid = pwd.getpwnam(story.USER).pw_uid
     found = []
     for path in Path("/proc").glob("[0-9]*"):
@@ -132,7 +131,7 @@ def fork_bomb() -> tuple[bool, str]:
     story.ask("cancel", name)
     wait_for(name, "cancelled", "failed", "finished")
     left = len(of_alice())
-    for pid in of_alice():  # what is left of it would disturb what follows
+    for pid in of_alice():  # remains of it would disturb later attacks
         os.kill(pid, 9)
     return most <= TASKS + 2 and left == 0, f"at most {most} processes (limit {TASKS}), {left} left after the job"
 
@@ -194,12 +193,12 @@ def rooms() -> tuple[bool, str]:
 
 
 def restart() -> tuple[bool, str]:
-    """The agent is started again while a worker runs: the worker stays in its groups, and new ones are made."""
+    """The agent restarts while a worker runs: the worker stays in its groups, and new ones are made."""
     first = submit("stays", "python3", "-c", OPENER, "600")
     said(first, "nvidia", least=GPUS)
     (pid,) = [pid for pid in of_alice() if "python3\0-c" in story.command_line(Path(f"/proc/{pid}"))][:1]
     if "hugetlb" in (UNIFIED / "cgroup.controllers").read_text() if UNIFIED.is_dir() else "":
-        # In version 2 a group with controllers enabled holds no process itself. A hybrid may have this one to show it with.
+        # In version 2 a group with controllers enabled holds no process itself. A hybrid system may have this one to show that.
         for above in ("", "system.slice", f"system.slice/{story.unit('workers')}"):
             (UNIFIED / above / "cgroup.subtree_control").write_text("+hugetlb")
     before, agent = groups_of(pid), story.pid("agent")
@@ -217,7 +216,7 @@ def restart() -> tuple[bool, str]:
 
 
 def keeper_killed() -> tuple[bool, str]:
-    """The process that keeps the delegated group ends, while a worker is in it and while none is: limits hold all the time."""
+    """The process that keeps the delegated group ends, with and without a worker in the group: limits hold all the time."""
     said_of, fine = [], True
     for first in ("kept", ""):
         if first:
@@ -238,7 +237,7 @@ def keeper_killed() -> tuple[bool, str]:
 
 
 def unheld() -> tuple[bool, str]:
-    """Without the delegated group nothing starts, and it is told where people look."""
+    """Without the delegated group nothing starts, and the status names the reason."""
     story.run("systemctl", "stop", story.unit("agent"))
     story.run("systemctl", "mask", "--runtime", story.unit("workers"), check=False)
     story.run("systemctl", "kill", "--signal=KILL", "--kill-who=all", story.unit("workers"), check=False)

@@ -1,4 +1,4 @@
-"""What the tests of the units share: systemd's tools, the units as they are installed, and an installed machine."""
+"""Shared fixtures of the units' tests: systemd's tools, the installed units, and an installed machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def tools() -> None:
-    """systemd-analyze and the like are there, or the test is skipped, with the reason."""
+    """Skip the test without systemd-analyze and related tools, with the reason."""
     done = subprocess.run([ROOT / "scripts/need-systemd"], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(done.stderr.strip())
@@ -34,7 +34,7 @@ def units(tools: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of a machine with nothing on it but what `make install` puts there."""
+    """The root of a machine with only the files of `make install`."""
     directory = tmp_path_factory.mktemp("stage")
     run_make(directory)
     return directory
@@ -47,9 +47,9 @@ def install() -> Callable[..., str]:
 
 
 def run_make(directory: Path, target: str = "install", **variables: str) -> str:
-    """What it said. AssertionError with that, if it failed."""
+    """Output of make. AssertionError with the output if it failed."""
     given = [f"{name}={value}" for name, value in {"DESTDIR": str(directory), **variables}.items()]
-    # What `make test` has set for itself is not meant for this one.
+    # variables of `make test` must not reach this make
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
         ["make", "-C", str(ROOT), "--no-print-directory", target, *given],

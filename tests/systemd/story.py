@@ -1,7 +1,7 @@
-"""What happens on the booted machine of `boot.sh`: ``story.py first``, then, after a loss of power, ``story.py second``.
+"""Events on the booted machine of `boot.sh`: ``story.py first``, then, after a loss of power, ``story.py second``.
 
-It runs as root on nothing but the standard library. What it finds goes to /srv/out/BOOT.json; where something is not as it should
-be, it ends with an error that tells what.
+It runs as root with the standard library only. Findings go to /srv/out/BOOT.json; on a failed check it ends with an error that
+names it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pid(daemon: str) -> int:
 
 
 def ask(*arguments: str) -> Any:
-    """What `elasticctl ... --json` answers to alice; None: it cannot be had now."""
+    """Answer of `elasticctl ... --json` to alice; None: the command fails now."""
     done = subprocess.run([*elasticctl(*arguments), "--json"], cwd=HOME, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
@@ -68,7 +68,7 @@ def job(name: str) -> dict[str, Any] | None:
 
 
 def trains_past(name: str, step: int) -> dict[str, Any]:
-    """The job, when it has applied more than `step` steps."""
+    """The job, once it has applied more than `step` steps."""
 
     def further() -> dict[str, Any] | None:
         now = job(name)
@@ -80,7 +80,7 @@ def trains_past(name: str, step: int) -> dict[str, Any]:
 
 
 def comes_back(daemon: str, before: int, restarts: int) -> float:
-    """Wait for the daemon's next process; how long that took (s)."""
+    """Wait for the daemon's next process; returns the time (s)."""
     began = time.monotonic()
     until(
         f"the {daemon} comes back", lambda: pid(daemon) not in (0, before) and shown(daemon, "ActiveState") == "active"
@@ -91,7 +91,7 @@ def comes_back(daemon: str, before: int, restarts: int) -> float:
 
 
 def same_workers(name: str, before: dict[str, Any]) -> dict[str, Any]:
-    """The job trains on, with the processes that it had."""
+    """The job, which trains on with the same processes."""
     now = trains_past(name, before["step"])
     kept = ("generation", "restarts", "job")
     assert {key: now[key] for key in kept} == {key: before[key] for key in kept}, (before, now)
@@ -106,7 +106,7 @@ def command_line(process: Path) -> str:
 
 
 def newest_checkpoint() -> int | None:
-    """Its step."""
+    """Step of the newest checkpoint."""
     steps = [int(path.stem.rpartition("-")[2]) for path in Path("/var/lib/elasticctl").rglob("*-step-*.pt")]
     return max(steps, default=None)
 
@@ -166,7 +166,7 @@ def first() -> None:
 
 
 def doctor(*only: str) -> dict[str, tuple[str, str]]:
-    """What `elasticctl doctor` tells root, by place and check."""
+    """Output of `elasticctl doctor` as root, by place and check."""
     line = ["/opt/elasticctl/bin/elasticctl", "doctor", "--json", *(word for name in only for word in ("--only", name))]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/")
     checks = json.loads(done.stdout)["checks"]
@@ -174,7 +174,7 @@ def doctor(*only: str) -> dict[str, tuple[str, str]]:
 
 
 def doctor_finds() -> None:
-    """The services are well as they were installed; one that is not enabled, or has ended, is told."""
+    """The installed services are well; a disabled or ended one is reported."""
     names = ("configuration", "daemon", "unit", "state", "sockets", "programs", "listening", "open-files", "processes")
     well = doctor(*names, "controller", "scratch", "checkpoints")
     found["doctor"] = {name: said for name, (outcome, said) in well.items() if outcome == "warning"}
@@ -192,7 +192,7 @@ def doctor_finds() -> None:
 
 
 def reloads() -> None:
-    """A right file is taken while the daemons run; a wrong one changes nothing, and is told."""
+    """A valid file is loaded while the daemons run; an invalid one changes nothing, and is reported."""
     processes = [pid(daemon) for daemon in DAEMONS]
     right = (ETC / "controller.yaml").read_text()
     (ETC / "controller.yaml").write_text(
@@ -239,7 +239,7 @@ def second() -> None:
 
 
 def elasticctl(*arguments: str) -> list[str]:
-    """As alice would type it."""
+    """The command line as alice types it."""
     alice = pwd.getpwnam(USER)
     become = ["setpriv", f"--reuid={alice.pw_uid}", f"--regid={alice.pw_gid}", "--init-groups", "--reset-env"]
     return [*become, "env", f"ELASTICCTL_CONTROLLER={CLIENTS}", "/usr/local/bin/elasticctl", *arguments]

@@ -1,4 +1,4 @@
-"""A real systemd boots in namespaces with what `make install` has installed. `story.py` and `attacks.py` tell what happens."""
+"""A real systemd boots in namespaces with the files of `make install`, and runs `story.py` and `attacks.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_PERMITTED = 77
 
 
 def boot(stage: Path, out: Path, *scripts: str) -> None:
-    """Boot the installed machine once for each script; skips where that is not permitted. AssertionError with what was said."""
+    """Boot the installed machine once for each script; skips where that is not permitted. AssertionError with the output."""
     if os.geteuid() != 0:
         pytest.skip("only root can boot a machine in namespaces")
     (stage / "srv").mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def test_hostile_jobs_stay_within_their_bounds_under_the_shipped_units(
 
 @pytest.mark.cluster
 def test_jobs_outlive_daemons_that_are_killed_or_hang_and_a_reboot(tools: None, stage: Path, tmp_path: Path) -> None:
-    # PyTorch from here, as if EXTRAS=worker had installed it.
+    # PyTorch of this environment, as if EXTRAS=worker had installed it.
     for site in stage.glob("opt/elasticctl/lib/python3*/site-packages"):
         (site / "worker.pth").write_text("/srv/packages\n")
     boots = ("first", "second")

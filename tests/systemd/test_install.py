@@ -1,4 +1,4 @@
-"""`make install` lays out what all users of a machine can run, and takes nothing from an operator."""
+"""`make install` installs files that all users of a machine can run, and keeps an operator's files."""
 
 from __future__ import annotations
 

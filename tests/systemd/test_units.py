@@ -1,4 +1,4 @@
-"""The units are right, and no more open than is explained."""
+"""The units are valid, and no more exposed than is explained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 UNITS = sorted(path.name for path in (ROOT / "systemd").glob("*.service"))
 
-# As `systemd-analyze security` rates what the service may do, from 0 (nothing) to 10 (all): not to rise without a reason.
+# `systemd-analyze security` rates the service's exposure from 0 (none) to 10 (all); it must not rise without a reason.
 MOST_EXPOSURE = {"elasticctl-controller.service": 1.4, "elasticctl-agent.service": 4.3}
 LIMIT_OF_THE_CONTROLLER = 2.0
 
@@ -29,7 +29,7 @@ def exposure(unit: Path) -> float:
 
 
 def remaining(unit: Path) -> set[str]:
-    """The names of the settings by which the service stays exposed."""
+    """Settings that leave the service exposed."""
     lines = json.loads(security(unit, "--json=short"))
     return {line["json_field"] for line in lines if float(line["exposure"] or 0) > 0}
 

@@ -1,4 +1,4 @@
-"""Crash anywhere in the simulated cluster: some of the lives of `make crash-anywhere`, and that they say what they are."""
+"""Crash anywhere in the simulated cluster: a sample of `make crash-anywhere`, and the names of lives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated cluster has virtual time and no effects: what would make threads, sockets or processes is not even imported."""
+"""The simulated cluster has virtual time and no effects: it does not even import modules for threads, sockets or processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 WORLD = Path(__file__).parents[2] / "verification" / "world"
 EFFECTS = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "torch", "zmq"}
-RUNNERS = {"__main__.py", "campaign.py", "crash_anywhere.py", "planted.py"}  # they run worlds, side by side
+RUNNERS = {"__main__.py", "campaign.py", "crash_anywhere.py", "planted.py"}  # they run simulations in parallel
 MODULES = sorted(path for path in WORLD.glob("*.py") if path.name not in RUNNERS)
 
 
 def imported(source: str) -> set[str]:
-    """The first words of what a module imports from elsewhere."""
+    """Top-level names of a module's imports from elsewhere."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Mutants by machine: what is changed, what is left alone, and whether what is known of them still fits the code."""
+"""Mutants of the state machines: mutated and skipped code, and whether recorded results still fit the code."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""The count of samples finds what can be wrong with them."""
+"""The check of samples finds every kind of error."""
 
 from __future__ import annotations
 

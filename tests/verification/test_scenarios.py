@@ -1,4 +1,4 @@
-"""Each scenario goes as it is written down."""
+"""Each scenario produces its recorded events."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The simulated cluster itself: it repeats itself, it finds what is planted, and what it finds can be made short."""
+"""The simulated cluster: it is deterministic, it finds planted bugs, and failing histories shrink."""
 
 import os
 import subprocess
