@@ -1,5 +1,5 @@
-"""Ranks that are real processes: `python communicator_ranks.py SCENARIO SIZE ADDRESS LASTING` forks SIZE of them, of which
-LASTING do not end by themselves.
+"""Ranks as real processes: `python communicator_ranks.py SCENARIO SIZE ADDRESS LASTING` forks SIZE of them, of which LASTING do
+not end by themselves.
 
 The process imports torch once and stays single-threaded, so forking is safe; each child prints one JSON document.
 """
@@ -20,7 +20,7 @@ import zmq
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
 
 VICTIM = 1
-LIMIT_S = 100.0  # a hang, on a machine that does much else
+LIMIT_S = 100.0  # time limit, generous for a loaded machine
 
 
 def build(rank: int, size: int, address: str) -> Communicator:
@@ -29,7 +29,7 @@ def build(rank: int, size: int, address: str) -> Communicator:
 
 
 def stop_in_the_middle(rank: int, size: int, address: str, number: int) -> dict[str, Any]:
-    """The victim stops in a stream of all-reduces. The others abort after a while, as their control thread would."""
+    """The victim stops in a stream of all-reduces. The others abort after a while, as their control threads would."""
     communicator = build(rank, size, address)
     tensor = torch.ones(100_000)
     for _ in range(3):
@@ -60,12 +60,12 @@ def killed(rank: int, size: int, address: str) -> dict[str, Any]:
 
 
 def stopped(rank: int, size: int, address: str) -> dict[str, Any]:
-    """Nobody's connection breaks, so only `abort` ends the wait; the stuck operation must not keep the process alive."""
+    """No connection breaks, so only `abort` ends the wait; the stuck operation must not keep the process alive."""
     return stop_in_the_middle(rank, size, address, signal.SIGSTOP)
 
 
 def exit_without_retiring(rank: int, size: int, address: str) -> dict[str, Any]:
-    """A script that ends with an error, in the middle of everything."""
+    """A script that ends with an error in the middle of its work."""
     global kept
     kept = build(rank, size, address)
     if rank != 0:
@@ -81,7 +81,7 @@ SCENARIOS = {"killed": killed, "stopped": stopped, "exit_without_retiring": exit
 
 
 def say(document: dict[str, Any]) -> None:
-    """One line in one write, so that those of several ranks don't run into each other."""
+    """One line in one write, so that the ranks' lines are not mixed."""
     os.write(1, f"{json.dumps(document)}\n".encode())
 
 
@@ -92,13 +92,13 @@ def main() -> None:
         if os.fork() == 0:
             result = scenario(rank, size, address)
             say({"rank": rank, **result})
-            return  # through the interpreter's whole end, which is part of the test
+            return  # through the interpreter's whole shutdown, which is part of the test
     wait_for_children(size - lasting)
     say({"ended": size - lasting})
 
 
 def wait_for_children(count: int) -> None:
-    """Until `count` of them have ended. If that takes too long, everything is killed, this process too."""
+    """Wait until `count` of them have ended. After a limit all processes are killed, this one too."""
     deadline = time.monotonic() + LIMIT_S
     while count:
         if os.waitpid(-1, os.WNOHANG)[0]:

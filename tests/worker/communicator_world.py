@@ -1,7 +1,7 @@
 """A real rendezvous server, and real communicators in the threads of one process.
 
-The *device* lane is the code of GPUs where there is none: its groups are real ones of Gloo behind the face of NCCL's, and its
-tensors are all but int64 ones.
+The *device* lane runs the code for GPUs without any: its groups are Gloo groups with the interface of NCCL's, and its tensors
+are all except int64 ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Requests = StoreSet | StoreGet | StoreAdd
 
 
 class RendezvousServer:
-    """What the leader does for it, and nothing else: a ROUTER around a `Rendezvous`."""
+    """The rendezvous part of a leader: a ROUTER socket around a `Rendezvous`."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -77,7 +77,7 @@ class RendezvousServer:
 
 
 class Kernel(dist.Work):
-    """An operation of a device group: it completes by itself, when its group's device is running, and can be ordered after."""
+    """An operation of a device group: it completes while its group's device runs, and later work can be ordered after it."""
 
     def __init__(self, group: DeviceGroup, work: dist.Work, tensors: tuple[Any, ...]) -> None:
         super().__init__()
@@ -109,12 +109,12 @@ class Kernel(dist.Work):
 
 
 class DeviceGroup:
-    """A group of Gloo behind the face of NCCL's."""
+    """A Gloo group with the interface of NCCL's."""
 
     def __init__(self, gloo: dist.ProcessGroup, network: str = "") -> None:
         self._gloo = gloo
         self.network = network
-        self.ordered = 0  # operations that later ones were ordered after
+        self.ordered = 0  # number of operations that later ones were ordered after
         self.aborted = 0
         self.running = threading.Event()
         self.running.set()
@@ -132,7 +132,7 @@ class DeviceGroup:
 
 
 class DeviceLane(Groups):
-    """Everything but control words belongs on the device."""
+    """Everything except control words is on the device."""
 
     def collective(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         return self.host if tensor.dtype is torch.int64 else self.device
@@ -144,7 +144,7 @@ class DeviceLane(Groups):
 def device_group(
     store: Any, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
 ) -> DeviceGroup:
-    """In place of `groups.nccl`."""
+    """Replaces `groups.nccl`."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     return DeviceGroup(dist.ProcessGroupGloo(store, rank, size, options), network)
@@ -153,7 +153,7 @@ def device_group(
 def build(
     lane: str, store: RendezvousStore, rank: int, size: int, gpu: str | None = None, layers: str = ""
 ) -> Communicator:
-    """A communicator of one rank. lane: host, or device. layers: of its server's InfiniBand adapters."""
+    """A communicator of one rank. lane: host, or device. layers: link layers of its server's InfiniBand adapters."""
     if lane == "host":
         return Communicator.build("gloo", store, rank, size, "127.0.0.1", 30.0)
     timeout, device = timedelta(seconds=30), torch.device("cpu")
@@ -167,7 +167,7 @@ def build(
 
 
 def run_ranks(size: int, run: Callable[[Communicator], R], lane: str = "host") -> list[R]:
-    """`run` on each of `size` ranks, each in a thread with a communicator of its own. Their results by rank."""
+    """Run on each of `size` ranks, each in a thread with its own communicator. Returns the results by rank."""
     with RendezvousServer() as server, ThreadPoolExecutor(size) as pool:
 
         def rank_main(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""What worker tests share: processes that fork ranks, each of which serves all tests once it has started, and a small heap."""
+"""Shared fixtures of worker tests: processes that fork ranks, each of which serves all tests once started, and a small heap."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def train() -> Iterator[DivergenceRanks]:
 
 @pytest.fixture(scope="session")
 def play() -> Iterator[Play]:
-    """`played` in a process of its own, which has not imported the tests."""
+    """Runs `played` in a separate process that has not imported the tests."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        with pytest.MonkeyPatch.context() as patched:  # the path that the process begins with
+        with pytest.MonkeyPatch.context() as patched:  # sys.path of the process at its start
             patched.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
             process.submit(frozen).result()
         yield lambda *job: torch.load(io.BytesIO(process.submit(played, *job).result()), weights_only=False)

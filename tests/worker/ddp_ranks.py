@@ -14,7 +14,7 @@ from elasticd.worker.gradients.reduction import TreeAccumulator
 
 
 class Net(nn.Module):
-    """Parameters of two types and odd sizes: buckets that cannot be divided among the ranks."""
+    """Parameters of two types and odd sizes: buckets that do not divide evenly among the ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ def main() -> None:
     expected = [tree_mean([each[other][position] for other in range(ranks)]) for position in range(len(parameters))]
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.005)
     parallel.register_comm_hook(CanonicalState(), canonical_hook)
-    for _ in range(3):  # buckets are made anew after the first step
+    for _ in range(3):  # buckets are rebuilt after the first step
         found = gradients(parallel, parameters, rank)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     dist.barrier()
     if rank == 0:
         print("equal", flush=True)
-    os._exit(0)  # DDP keeps Gloo's threads: one that drops a tensor while the interpreter ends would abort the process
+    os._exit(0)  # DDP keeps Gloo's threads: one that drops a tensor at the interpreter's exit would abort the process
 
 
 if __name__ == "__main__":

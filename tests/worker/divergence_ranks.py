@@ -1,16 +1,16 @@
-"""Workers of which one comes to differ: `python divergence_ranks.py`, with errands on its standard input, each a line of JSON:
+"""Workers of which one diverges: `python divergence_ranks.py`, with tasks on its standard input, each a line of JSON:
 
     {"fault": FAULT, "victim": WORKER, "after": STEP, "workers": COUNT, "every": STEPS, "on_divergence": WHAT,
      "determinism": LEVEL, "address": ADDRESS, "directory": DIRECTORY, "told": FILE}
 
-One worker begins alone, the others join before step 4. After the step that `after` names, a bit is flipped in the victim's
-memory: FAULT says of what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY,
-and what it says on stderr to FILE; the exit codes are the answer, a line for each errand.
+One worker begins alone, the others join before step 4. After step `after`, one bit of the victim's memory is flipped; FAULT
+selects the object. When a worker ends, the others continue. Each writes its final state to DIRECTORY and its stderr to FILE; the
+answer is a line with the exit codes.
 
-What scripts save is written to DIRECTORY.saved.
+Files that scripts save are written to DIRECTORY.saved.
 
-With "case": CASE the script is that function of `unlike_cases`, and all workers that have joined end where one does. "joins" says
-before which step they join. "loses" is a step: the victim is killed in it.
+With "case": CASE the script is that function of `unlike_cases`, and when one joined worker ends, all do. "joins" is the step
+before which they join. "loses" is a step: the victim is killed in it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from elasticd.worker.stepping import Stepping
 
 
 class Survivors(Timetable):
-    """After the loss of one, the others go on."""
+    """After the loss of one worker, the others continue."""
 
     def failed(self, reason: str) -> list[m.Action]:
         print(f"gives a step up: {reason}", file=sys.stderr)
@@ -49,7 +49,7 @@ class Survivors(Timetable):
 
 
 def flip(tensor: torch.Tensor) -> None:
-    """A bit of its last element: not the lowest, which the next update may round away."""
+    """Flip a bit of its last element: not the lowest, which the next update may round away."""
     tensor.detach().reshape(-1)[-1:].view(torch.int32).bitwise_xor_(1 << 20)
 
 
@@ -85,7 +85,7 @@ def script(run: Run, fault: str, after: int | None) -> list[Any]:
 
 
 def lose(step: int) -> None:
-    """This process is killed when it has computed its part of a step."""
+    """Kill this process when it has computed its part of a step."""
     complete = Stepping.complete_own_part
 
     def killed(stepping: Stepping) -> None:
@@ -109,20 +109,20 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
         state = getattr(unlike_cases, errand["case"])(run)
     else:
         state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
-    atexit._run_exitfuncs()  # a forked rank ends without
+    atexit._run_exitfuncs()  # a forked rank ends without running them
     Path(errand["directory"], f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 
 
 def main() -> None:
     torch.set_num_threads(1)
     warm.prepare()
-    gc.freeze()  # what is there is no rank's garbage
+    gc.freeze()  # objects of this process are not the ranks' garbage
     for line in sys.stdin:
         print(json.dumps(carry_out(json.loads(line))), flush=True)
 
 
 def carry_out(errand: dict[str, Any]) -> list[int]:
-    """The exit codes."""
+    """Run one task. Returns the exit codes."""
 
     def told(me: int) -> None:
         os.dup2(os.open(errand["told"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)

@@ -1,6 +1,6 @@
-"""Training loops that change something beside the model: each returns the state that it ends with, as `training_cases` do.
+"""Training loops that change objects beside the model. Each returns its final state, as `training_cases` do.
 
-They are written as for one GPU. What they change must be the same on all workers, and as on one alone.
+They are written as for one GPU. Their changes must be equal on all workers, and equal to those of a single worker.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 
 def used_behind_the_loop(run: Run, data: Any = None) -> list[Any]:
-    """What the loop body has made last is used at the epoch's end, as `print(loss.item())` does."""
+    """Variables of the last loop body are used at the epoch's end, as `print(loss.item())` does."""
     model = network()
     model, optimizer, batches = run.prepare(model, sgd(model), Few() if data is None else data, batch_size=5)
     for _ in run.epochs(EPOCHS):
@@ -83,7 +83,7 @@ def used_behind_the_loop(run: Run, data: Any = None) -> list[Any]:
 
 
 def used_behind_the_loop_of_shards(run: Run) -> list[Any]:
-    """The same with shards, which a worker that joins has not read."""
+    """The same with shards, which a joining worker has not read."""
 
     def samples(shard: int) -> Iterator[tuple[torch.Tensor, int]]:
         data = Points()
@@ -93,7 +93,7 @@ def used_behind_the_loop_of_shards(run: Run) -> list[Any]:
 
 
 def by_hand(run: Run) -> list[Any]:
-    """The rate follows a function of the step; the momentum changes behind the step, and both between epochs."""
+    """The rate is a function of the step; the momentum changes after the step, and both between epochs."""
     model = network()
     model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
     rates: list[float] = []
@@ -116,7 +116,7 @@ def by_hand(run: Run) -> list[Any]:
 
 
 def by_hand_from_before(run: Run) -> list[Any]:
-    """Each step makes the rate a little less than it was."""
+    """Each step lowers the rate a little."""
     model = network()
     model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
     for _ in run.epochs(EPOCHS):
@@ -130,7 +130,7 @@ def by_hand_from_before(run: Run) -> list[Any]:
 
 
 def by_hand_as_tensor(run: Run) -> list[Any]:
-    """A rate that is a tensor, changed in place and assigned anew."""
+    """A rate that is a tensor, changed in place and replaced."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False)
     model, optimizer, batches = run.prepare(model, optimizer, Few(), batch_size=5)
@@ -159,7 +159,7 @@ def scheduled(
     dataset: Any = None,
     optimizer: Any = None,
 ) -> list[Any]:
-    """A scheduler that is made before `prepare` or after it, and stepped in the loop over batches or in that over epochs."""
+    """A scheduler that is made before or after `prepare`, and stepped in the loop over batches or over epochs."""
     model = network()
     optimizer = optimizer(model) if optimizer is not None else sgd(model)
     scheduler = make(optimizer) if before else None
@@ -192,7 +192,7 @@ def per_epoch(run: Run) -> list[Any]:
 
 
 def one_cycle(run: Run) -> list[Any]:
-    """It changes the momentum, too."""
+    """Its scheduler changes the momentum, too."""
     return scheduled(run, lambda optimizer: OneCycleLR(optimizer, 0.1, STEPS + 1), True)
 
 
@@ -219,7 +219,7 @@ def chained(run: Run) -> list[Any]:
 
 
 def two_schedulers(run: Run) -> list[Any]:
-    """Two optimizers, one scheduler of each stepped right behind it, one in some steps only."""
+    """Two optimizers with one scheduler each, one stepped right after its optimizer, one in some steps only."""
     model = network()
     first = torch.optim.SGD(model[:2].parameters(), lr=0.05)
     second = torch.optim.Adam(model[4:].parameters(), lr=0.01)
@@ -238,7 +238,7 @@ def two_schedulers(run: Run) -> list[Any]:
 
 
 def plateau(run: Run) -> list[Any]:
-    """A metric that is the same everywhere, here a norm of the model."""
+    """The metric is equal on all workers, here a norm of the model."""
     model = network()
     optimizer = sgd(model)
     scheduler = ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
@@ -254,7 +254,7 @@ def plateau(run: Run) -> list[Any]:
 
 
 def warnings_are_right(run: Run) -> list[Any]:
-    """torch has no reason to say that a scheduler is stepped before its optimizer."""
+    """torch must not warn that a scheduler is stepped before its optimizer."""
     import warnings
 
     with warnings.catch_warnings():
@@ -267,7 +267,7 @@ def warnings_are_right(run: Run) -> list[Any]:
 
 
 def averaged(run: Run) -> list[Any]:
-    """An exponential average for each step, and one for each second epoch, with buffers."""
+    """An exponential average for each step, and one for every second epoch, with buffers."""
     model = network()
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     swa = AveragedModel(model, use_buffers=True)
@@ -287,7 +287,7 @@ def averaged(run: Run) -> list[Any]:
 
 
 def teacher(run: Run) -> list[Any]:
-    """The average computes in the loop body, and has buffers of its own; it is updated in some steps only."""
+    """The average computes in the loop body, and has its own buffers; it is updated in some steps only."""
     model = network()
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     model, optimizer, batches = run.prepare(model, sgd(model), Points(), batch_size=5)
@@ -304,7 +304,7 @@ def teacher(run: Run) -> list[Any]:
 
 
 def average_in_a_function(run: Run) -> list[Any]:
-    """What is called after each third step sees the average as the bodies have left it; it draws and changes something itself."""
+    """A function called after every third step sees the average of all bodies; it draws and changes values itself."""
     model = network()
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     slow = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -330,7 +330,7 @@ def average_in_a_function(run: Run) -> list[Any]:
 
 
 def average_by_hand(run: Run) -> list[Any]:
-    """A copy of the model, registered as it is, and a tensor beside it."""
+    """A copy of the model, registered unchanged, and a tensor beside it."""
     model, copy = network(), network()
     norms = torch.zeros(3)
     run.register("ema", copy)
@@ -375,11 +375,11 @@ def registered_behind_the_step(run: Run) -> list[Any]:
     return [model.state_dict(), kept]
 
 
-# ------------------------------------------------------------------------------------ what only the optimizer knows; buffers
+# ----------------------------------------------------------------------------- parameters of the optimizer only; buffers
 
 
 class Prototypes(nn.Module):
-    """A loss with weights, and with a buffer that is assigned anew in each forward pass."""
+    """A loss with weights, and with a buffer that each forward pass replaces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +394,7 @@ class Prototypes(nn.Module):
 
 
 def loss_with_weights(run: Run) -> list[Any]:
-    """Its parameters, and a bare one, are the optimizer's alone."""
+    """Its parameters, and a bare one, are known to the optimizer only."""
     model, loss = network(), Prototypes()
     temperature = nn.Parameter(torch.tensor(2.0))
     optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters(), temperature], lr=0.01)
@@ -410,7 +410,7 @@ def loss_with_weights(run: Run) -> list[Any]:
 
 
 def buffers_between_epochs(run: Run) -> list[Any]:
-    """They change where an epoch begins and where it ends."""
+    """Buffers change at the beginning and at the end of each epoch."""
     model = network()
     model.register_buffer("epochs", torch.zeros(2))
     model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
@@ -425,7 +425,7 @@ def buffers_between_epochs(run: Run) -> list[Any]:
 
 
 def parameters_between_epochs(run: Run) -> list[Any]:
-    """Weights and momentum shrink where an epoch begins, weights are clamped where it ends."""
+    """Weights and momentum shrink at the beginning of each epoch, weights are clamped at its end."""
     model = network()
     model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
     for _ in run.epochs(EPOCHS):
@@ -443,7 +443,7 @@ def parameters_between_epochs(run: Run) -> list[Any]:
 
 
 class Scaled(nn.Linear):
-    """It has a state beyond tensors, which the forward pass changes, and a buffer that is assigned anew."""
+    """Has state beyond tensors, which the forward pass changes, and a buffer that each forward pass replaces."""
 
     def __init__(self) -> None:
         super().__init__(3, 3)
@@ -476,7 +476,7 @@ def extra_state(run: Run) -> list[Any]:
     return [{key: value for key, value in state.items() if "extra" not in key}, state, optimizer.state_dict()]
 
 
-# ----------------------------------------------------------------------------------------------------- what is drawn at random
+# ------------------------------------------------------------------------------------------------------- random draws
 
 
 class Langevin(torch.optim.SGD):
@@ -491,7 +491,7 @@ class Langevin(torch.optim.SGD):
 
 
 def noise(run: Run) -> list[Any]:
-    """In the update, in a hook of the optimizer, before it and after it; and in what an epoch begins with."""
+    """In the update, in a hook of the optimizer, before and after it; and at the beginning of each epoch."""
     model = network()
     optimizer = Langevin(model.parameters(), lr=0.05)
 
@@ -514,11 +514,11 @@ def noise(run: Run) -> list[Any]:
     return [model.state_dict(), optimizer.state_dict()]
 
 
-# ------------------------------------------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------------------------------------------- refusals
 
 
 def refusal(run: Run, body: Callable[[Any, int], None], between: Callable[[Any, int], None]) -> list[Any]:
-    """What the script is told. `body` and `between` get a scheduler and this worker's rank."""
+    """Returns the message of the refusal. `body` and `between` get a scheduler and this worker's rank."""
     model = network()
     optimizer = sgd(model)
     scheduler = ReduceLROnPlateau(optimizer) if between is not nothing else ExponentialLR(optimizer, 0.9)

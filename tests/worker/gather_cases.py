@@ -1,4 +1,4 @@
-"""Training loops whose losses compare samples of the whole global batch. Each returns the state that it ends with."""
+"""Training loops whose losses compare samples of the whole global batch. Each returns its final state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticd.worker.run import Run
 
 
 class Towers(nn.Module):
-    """Two encoders and a temperature, as CLIP has."""
+    """Two encoders and a temperature, as in CLIP."""
 
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class Towers(nn.Module):
 def local_loss(
     image: torch.Tensor, text: torch.Tensor, images: torch.Tensor, texts: torch.Tensor, own: Any, scale: Any
 ) -> Any:
-    """Of this batch's rows against all."""
+    """Loss of this batch's rows against all rows."""
     labels = torch.arange(len(image)) + own * len(image)
     one = functional.cross_entropy(scale * image @ texts.T, labels)
     return (one + functional.cross_entropy(scale * text @ images.T, labels)) / 2
 
 
 def clip(run: Run, differentiable: bool = True) -> list[Any]:
-    """A run that counts its steps, clips, averages, and steps a scheduler in its loop."""
+    """A training that counts its steps, clips, averages, and steps a scheduler in its loop."""
     model = Towers()
     state = run.state(step=0, mean=torch.zeros(12))
     raw = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -88,7 +88,7 @@ def simclr(run: Run) -> list[Any]:
 
 
 class ByLoss(torch.utils.data.Sampler[int]):
-    """Draws samples by weights that the training has."""
+    """Draws samples by weights from the training."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
@@ -101,7 +101,7 @@ class ByLoss(torch.utils.data.Sampler[int]):
 
 
 def sampler_by_losses(run: Run) -> list[Any]:
-    """Losses of all samples, by which the next epoch's are drawn."""
+    """The losses of all samples weight the next epoch's draws."""
     model, data = Towers().image, Points()
     model.append(nn.Linear(8, 3))
     numbers = torch.utils.data.StackDataset(data, range(len(data)))

@@ -1,6 +1,6 @@
-"""Training in somebody else's loop, which gets one item for each global step. Each returns the state that it ends with.
+"""Training in a framework's loop, with one item per global step. Each returns its final state.
 
-They log what their steps tell: after any history the log must be the one of a worker alone.
+They log the values of their steps: after any history the log must equal that of a single worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _log(run: Run) -> list[Any]:
 
 
 def host(run: Run) -> list[Any]:
-    """The model of `training_cases.plain`, and what a host logs for each step."""
+    """The model of `training_cases.plain`, and a framework's log of each step."""
     model, log = network(), _log(run)
     has_led, told = False, list[int]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -68,7 +68,7 @@ def host_within_epochs(run: Run) -> list[Any]:
 
 
 def host_until(run: Run) -> list[Any]:
-    """It ends in the middle of an epoch."""
+    """The training ends in the middle of an epoch."""
     model, log = network(), _log(run)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -113,7 +113,7 @@ def items(run: Run) -> list[Any]:
 
 
 def clipped(run: Run) -> list[Any]:
-    """The body says how to clip, in other steps otherwise. The result must be that of `clipped_by_hook`."""
+    """The body sets the clipping, which differs between steps. The result must be that of `clipped_by_hook`."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, prepared, batches = run.prepare(model, optimizer, Points(), batch_size=5)
@@ -128,7 +128,7 @@ def clipped(run: Run) -> list[Any]:
 
 
 def clipped_by_hook(run: Run) -> list[Any]:
-    """As `clipped`, by hand."""
+    """The same as `clipped`, in a hook."""
     model: nn.Module = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 

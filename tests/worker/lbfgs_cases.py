@@ -1,5 +1,6 @@
-"""Training loops with torch.optim.LBFGS, which evaluates the loss of a step several times. Each returns the state that it ends
-with, as `training_cases` do. They are written as for one GPU."""
+"""Training loops with torch.optim.LBFGS, which evaluates the loss of a step several times. Each returns its final state, as
+`training_cases` do. They are written as for one GPU.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def smooth() -> nn.Sequential:
 
 
 def train(run: Run, model: nn.Module, dataset: Any = None, **options: Any) -> list[Any]:
-    """The ordinary loop, as the manual of LBFGS has it."""
+    """The ordinary loop of the LBFGS manual."""
     raw = torch.optim.LBFGS(model.parameters(), **{"lr": 0.3, "max_iter": 4, "history_size": 5, **options})
     model, optimizer, batches = run.prepare(model, raw, dataset or Few(), batch_size=5)
     for _ in run.epochs(EPOCHS):
@@ -70,13 +71,14 @@ def normalized(run: Run) -> list[Any]:
 
 
 def shards(run: Run) -> list[Any]:
-    """Data that is read in sequence: each batch is there once."""
+    """Sequential data: each batch is read once."""
     return train(run, smooth(), elastic.Shards(range(len(LENGTHS)), open=Shard), max_iter=3)
 
 
 def natural(run: Run) -> list[Any]:
-    """What such a loop may do besides: an option by hand, a scheduler, an average, a batch that is changed, values that are
-    told, and hooks."""
+    """Other permitted parts of such a loop: an option set by hand, a scheduler, an average, a changed batch, shared values, and
+    hooks.
+    """
     model = dropping()
     raw = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=3)
     hooks: list[str] = []
@@ -118,7 +120,7 @@ def natural(run: Run) -> list[Any]:
 
 
 def saved_in_the_closure(run: Run) -> list[Any]:
-    """`run.save` where the parameters are those of a line search. The result must be that of `fixed_step`."""
+    """`run.save` while the parameters are those of a line search. The result must be that of `fixed_step`."""
     model = smooth()
     path = Path(tempfile.mkdtemp()) / "model.pt"
     raw = torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4, history_size=5)
@@ -135,7 +137,7 @@ def saved_in_the_closure(run: Run) -> list[Any]:
     run.local("applied")
     model, optimizer, batches = run.prepare(model, raw, Few(), batch_size=5, after_update=keep)
     for _ in run.epochs(EPOCHS):
-        keep()  # whoever joins has others' parameters
+        keep()  # a joiner has others' parameters
         for x, y in batches:
             check()
 
@@ -161,7 +163,7 @@ def saved_in_the_closure(run: Run) -> list[Any]:
 
 
 def refused(run: Run, spoil: Any, **options: Any) -> list[Any]:
-    """What the loop ends with where one worker does something else, as its message."""
+    """The refusal's message, where one worker does something else."""
     model = smooth()
     raw = torch.optim.LBFGS(model.parameters(), **options)
     model, optimizer, batches = run.prepare(model, raw, Few(), batch_size=5)
@@ -190,11 +192,11 @@ def options_that_differ(run: Run) -> list[Any]:
 
 
 def states_that_differ(run: Run) -> list[Any]:
-    """The tensors of one worker's optimizer differ, which nobody compares without determinism."""
+    """The tensors of one worker's optimizer differ, which is not compared without determinism."""
 
     def spoil(optimizer: torch.optim.Optimizer) -> None:
         (state,) = optimizer.state.values()
         for each in state["ro"]:
-            each.fill_(-100.0)  # it would go uphill there, and ends instead
+            each.fill_(-100.0)  # its loss would rise there; it ends instead
 
     return refused(run, spoil, line_search_fn="strong_wolfe", max_iter=4)

@@ -1,7 +1,7 @@
 """A newcomer whose only holder dies: `python orphan_ranks.py WHEN ADDRESS DIRECTORY`, with a timetable of `training_ranks`.
 
-WHEN: whether the holder is killed "before" it sends its state, or when it has "begun" to. The newcomer then has to begin alone.
-It writes what it ends with to DIRECTORY; its exit code is ours.
+WHEN: the holder is killed "before" it sends its state, or when it has "begun" to. The newcomer then has to begin alone. It writes
+its final state to DIRECTORY; its exit code becomes this process's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENTRIES = [(0, [0]), (5, [0, 1])]
 
 
 class Alone(Timetable):
-    """After the loss nobody else is left."""
+    """After the loss no other worker is left."""
 
     def failed(self, reason: str) -> list[m.Action]:
         member = Member(worker=WorkerId("w.1"), gpu=GpuAddress(server=ServerId("s"), index=1))

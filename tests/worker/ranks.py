@@ -1,4 +1,4 @@
-"""Processes that fork ranks which train, with everything imported once: one of each kind for a whole test run (`conftest`)."""
+"""Processes that fork training ranks, with everything imported once: one of each kind for a whole test run (`conftest`)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ CHANGING = [[0, [0]], [5, [0, 1, 2]], [9, [1, 2]], [13, [3, 1]], [17, [3, 1, 4, 
 
 
 def also(*others: str) -> list[Any]:
-    """Parameters of `make test-cluster` alone."""
+    """Parameters that only `make test-cluster` uses."""
     return [pytest.param(other, marks=pytest.mark.cluster) for other in others]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the workers of the last roster end with."""
+    """Final states of the workers of the last roster."""
 
     states: tuple[str, ...]  # as JSON, in order of worker
     norms: set[float]  # of their models
 
 
 class Ranks:
-    """The process that forks those who train (`training_ranks`), with everything imported once."""
+    """Client of the process that forks training ranks (`training_ranks`)."""
 
     def __init__(self) -> None:
         command = [sys.executable, str(HERE / "training_ranks.py")]
@@ -78,14 +78,14 @@ class Divergence:
 
     @property
     def step(self) -> int:
-        """The one in which the difference was found."""
+        """The step in which the difference was found."""
         found = {int(number) for number in re.findall(r"step (\d+): w\.", self.told)}  # lines of several may meet
         (number,) = found
         return number
 
 
 class DivergenceRanks:
-    """The process that forks those who train (`divergence_ranks`), with everything imported once."""
+    """Client of the process that forks diverging ranks (`divergence_ranks`)."""
 
     def __init__(self) -> None:
         command = [sys.executable, str(HERE / "divergence_ranks.py")]

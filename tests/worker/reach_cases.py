@@ -1,7 +1,7 @@
-"""Scripts, and what a worker sees of their values: `python -m tests.worker.reach_cases` runs those that it reads, as JSON.
+"""Scripts, and a worker's view of their values: `python -m tests.worker.reach_cases` runs those that it reads, as JSON.
 
-The loop body of each script runs a few times. What can be looked at before the first body, and behind several, goes to the
-standard output with the sentences for the difference. `watched` stands where the runtime would look.
+The loop body of each script runs a few times. The values before the first body and after several are printed, with the messages
+for the differences. `watched` is called where the runtime would look.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ odds = [Odd(), {"a": Odd(), "b": Odd}]
     + LOOP,
 }
 
-# What differs behind some bodies from what a script begins with: the names, and words that the sentence has.
+# Values that differ after some bodies from those at the beginning: the names, and words of the message.
 KEPT: dict[str, tuple[str, dict[str, str]]] = {
     "counter": (
         BEGIN + "global_step = 0\n" + LOOP + "        global_step += 1\n",
@@ -577,7 +577,7 @@ def main() -> None:
     from elasticd.worker.reachable import Limits
 
     warm.prepare()
-    gc.freeze()  # what is there is no script's garbage
+    gc.freeze()  # objects of this process are not the script's garbage
     answers: dict[str, Any] = {}
     for name, text in json.load(sys.stdin).items():
         answer: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Ranks that are real processes: `python replication_ranks.py ADDRESS PLAN:VICTIM...` forks four for each PLAN:VICTIM, in turn.
+"""Ranks as real processes: `python replication_ranks.py ADDRESS PLAN:VICTIM...` forks four for each PLAN:VICTIM, in turn.
 
 The process imports torch once and stays single-threaded, so forking is safe; each child prints one JSON document. Rank 0 has the
-state. The victim, if any (-1: nobody), kills itself while the state is on its way; the others abort a while after its death, as
-their control threads would.
+state. The victim (-1: none) kills itself during the transfer; the others abort a while after its death, as their control threads
+would.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from elasticd.worker.communication.communicator import Communicator, Communicato
 from elasticd.worker.state.replication import Replication, Transfer
 from elasticd.worker.state.training_state import describe
 
-LIMIT_S = 120.0  # a hang, on a machine that does much else
-HEARD_AFTER_S = 0.2  # between a death and the survivors' hearing of it
+LIMIT_S = 120.0  # time limit, generous for a loaded machine
+HEARD_AFTER_S = 0.2  # from a death until the survivors learn of it
 CHAIN = (Transfer(0, 1), Transfer(1, 2, 1), Transfer(2, 3, 2))
 TREE = (Transfer(0, 1), Transfer(0, 2, 1, (0,)), Transfer(1, 3, 1))
 TOLD = (
     Transfer(0, 1),
     Transfer(0, 2),
     Transfer(2, 3, 1, (0,)),
-)  # 2 serves 3 when 1 is complete, and only 1 can tell it
+)  # 2 serves 3 when 1 is complete, and only 1 can report that
 PLANS = {"chain": CHAIN, "tree": TREE, "told": TOLD}
 SIZE = 4
-NUMBERS = 8 << 20  # of the great tensor: several pieces
+NUMBERS = 8 << 20  # of the large tensor: several pieces
 
 
 def build(rank: int, address: str, case: str) -> Communicator:
@@ -76,13 +76,13 @@ def take_part(communicator: Communicator, plan: tuple[Transfer, ...], victim: in
 
 
 class Life:
-    """Of a victim: a pipe that only it holds open."""
+    """A pipe that only the victim holds open: its end marks the victim's death."""
 
     def __init__(self) -> None:
         self._end, self._held = os.pipe()
 
     def let_go(self) -> None:
-        """In everyone but the victim."""
+        """Called in all ranks except the victim."""
         os.close(self._held)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ def run(rank: int, address: str, case: str, life: Life) -> dict[str, Any]:
 
 
 def wait_for_transfer_threads() -> list[str]:
-    """Those that are still there after a while."""
+    """Transfer threads that still run after a while."""
     deadline = time.monotonic() + 5.0
     while True:
         left = [thread.name for thread in threading.enumerate() if thread.name == "elasticd-transfer"]
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def wait_for_children() -> None:
-    """Until all have ended. If that takes too long, everything is killed, this process too."""
+    """Wait until all have ended. After a limit all processes are killed, this one too."""
     deadline = time.monotonic() + LIMIT_S
     left = SIZE
     while left:

@@ -1,8 +1,8 @@
-"""What a script reads of the step applied last, at each point where it can.
+"""Values of the last applied step, read at each point of a script.
 
-Each returns its state, and what it has read by point.
+Each case returns its state, and the values by point.
 
-A worker that joins, or that has missed a step, comes to fewer points. There it must read what one worker alone does.
+A worker that joins, or that has missed a step, passes fewer points. There it must read the same as a single worker.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from elasticd.worker.run import Run
 
 
 class Seen(dict[str, str]):
-    """By point. What is read at a point again, in another loop body, must be the same."""
+    """By point. A second reading at a point, in another loop body, must be the same."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
         self._run = run
 
     def note(self, point: str) -> None:
-        """The script is at this point."""
+        """Record the readings at this point."""
         run = self._run
         shared = {name: (each.values, each.mean) for name, each in run.shared.items()}
         found = repr([run.last_lr, run.grad_norm, sorted(run.means.items()), sorted(shared.items())])
@@ -33,7 +33,7 @@ class Seen(dict[str, str]):
 
 
 class Job:
-    """A script that decides by nothing, and reads all."""
+    """A script that reads all values, and decides by none."""
 
     def __init__(self, run: Run, epochs: int = EPOCHS) -> None:
         self.run, self.seen, self.epochs = run, Seen(run), epochs
@@ -98,8 +98,9 @@ def ordinary(run: Run) -> list[Any]:
 
 
 def deciding(run: Run) -> list[Any]:
-    """It evaluates, agrees and changes what is registered where an epoch begins and ends, and after some steps. It ends by what
-    it has read."""
+    """The script evaluates, agrees and changes registered values at epoch edges and after some steps, and ends by a condition on
+    its readings.
+    """
     job, data = Job(run, epochs=50), Points()
     found: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Training loops whose loss depends on values of the script's own. Each returns the state that it ends with."""
+"""Training loops whose loss depends on the script's own values. Each returns its final state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
 
 
 def curriculum(run: Run) -> list[Any]:
-    """A counter of global steps, behind the step; the best loss, before it; both change the loss."""
+    """A counter of global steps, updated after the step; the best loss, before it; both change the loss."""
     model = network()
     state = run.state(step=0, best=math.inf)
     raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -46,8 +46,9 @@ def curriculum(run: Run) -> list[Any]:
 
 
 def averages(run: Run) -> list[Any]:
-    """An average of the weights in a list, behind the step, by way of `data` as older scripts have it; and one of inputs in
-    a tensor, in place before the step."""
+    """An average of the weights in a list, updated after the step through `data` as in older scripts; and one of inputs in a
+    tensor, in place before the step.
+    """
     model = network()
     shadow = [parameter.clone() for parameter in model.parameters()]
     state = run.state(shadow=shadow)
@@ -77,7 +78,7 @@ class Counts:
 
 
 def replay(run: Run) -> list[Any]:
-    """A buffer of past inputs that grows, is sampled with a generator of the script's own, and forgets."""
+    """A buffer of past inputs that grows, is sampled with the script's own generator, and forgets."""
     model = network()
     state = run.state(memory=deque(maxlen=9), rng=torch.Generator().manual_seed(4), numbers=numpy.random.default_rng(1))
     run.state(counts=Counts(), kinds={"seen"}, by_name={"a": [(1, 2.0)]})
@@ -106,7 +107,7 @@ def replay(run: Run) -> list[Any]:
 
 
 def large(run: Run) -> list[Any]:
-    """A tensor that is too large for a letter, changed before the step."""
+    """A tensor that is too large for a control message, changed before the step."""
     model = network()
     state = run.state(bank=torch.zeros(5000, 12), at=0)
     raw = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -159,7 +160,7 @@ class Recurrent(nn.Module):
 
 
 def recurrent(run: Run) -> list[Any]:
-    """Truncated backpropagation through time: each virtual worker goes on from its own hidden state. Baselines and buffers."""
+    """Truncated backpropagation through time: each virtual worker continues from its own hidden state. Baselines and buffers."""
     model = Recurrent()
     own = run.per_virtual_worker(hidden=None, baseline=0.0)
     run.per_virtual_worker(past=deque(maxlen=4), rng=torch.Generator().manual_seed(2))
@@ -185,7 +186,7 @@ def recurrent(run: Run) -> list[Any]:
 
 
 def teachers(run: Run) -> list[Any]:
-    """Of each epoch: a copy of the model, pseudo-labels, cluster centres that are drawn and moved, a set of numbers."""
+    """Per epoch: a copy of the model, pseudo-labels, cluster centres that are drawn and moved, a set of numbers."""
     model = network()
     raw = torch.optim.Adam(model.parameters(), lr=0.01)
     points = Points()
@@ -218,7 +219,7 @@ def teachers(run: Run) -> list[Any]:
 
 
 def a_loss_behind_the_step(run: Run) -> list[Any]:
-    """Refused: each worker's last body has another one."""
+    """Refused: the last body differs between workers."""
     model = network()
     state = run.state(last=0.0)
     raw = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -235,8 +236,9 @@ def a_loss_behind_the_step(run: Run) -> list[Any]:
 
 
 def leaders_draws(run: Run) -> list[Any]:
-    """What the leader alone draws, behind the step, in a function between steps, at an epoch's edges and before it agrees with
-    the others: what all draw behind that is the same everywhere."""
+    """Draws on the leader alone: after the step, in a function between steps, at an epoch's edges and before `agree`. The later
+    draws of all workers must be equal.
+    """
     model = network()
     state = run.state(scale=torch.ones(12), order=[0])
     raw = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -276,7 +278,7 @@ def leaders_draws(run: Run) -> list[Any]:
 
 
 def leaves_its_loop(run: Run) -> list[Any]:
-    """Each worker leaves another loop body, and draws behind it."""
+    """Each worker leaves another loop body, and draws after it."""
     model = network()
     raw = torch.optim.SGD(model.parameters(), lr=0.05)
     model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)

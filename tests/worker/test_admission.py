@@ -1,4 +1,4 @@
-"""Who may join: the process that was started for it, and nothing that it has started itself."""
+"""Only the process that the agent started may join, not its children."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_child_of_the_worker_may_not_join_in_its_place() -> None:
         check_process(WORKER, Process(7, "ForkProcess-1", child=True))
     with pytest.raises(UserError, match="is not the worker"):
         check_process({**WORKER, JOINED: "6"}, Process(7))
-    check_process({}, Process(7, "ForkProcess-1", child=True))  # at a desk it trains by itself
+    check_process({}, Process(7, "ForkProcess-1", child=True))  # outside a cluster it trains alone
 
 
 @pytest.mark.parametrize(

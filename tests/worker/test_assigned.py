@@ -1,4 +1,4 @@
-"""The source of a script says where a name is changed, what it begins with, and what is a temporary; and messages say it."""
+"""Analysis of a script's source: changed names, initial values, temporaries; and their use in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker begins: the first holder loads a checkpoint or begins anew, a joiner receives the state."""
+"""Start of a worker: the first holder loads a checkpoint or starts from scratch, a joiner receives the state."""
 
 from __future__ import annotations
 

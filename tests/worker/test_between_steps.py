@@ -1,4 +1,4 @@
-"""What a worker does between two steps: epochs, checkpoints, leaving."""
+"""A worker's work between two steps: epochs, checkpoints, leaving."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_a_checkpoint_that_is_wanted_now_is_written_at_the_next_boundary_and_onc
     story.tell(e.CheckpointWanted(1))
     story.step()
     assert story.saves == [e.SaveCheckpoint(1, 1, 0, 1)]
-    story.tell(e.CheckpointWanted(1))  # it is on its way
+    story.tell(e.CheckpointWanted(1))  # it is in progress
     story.step()
     story.tell(e.CheckpointSaved(1))
-    story.tell(e.CheckpointWanted(1))  # it is there
+    story.tell(e.CheckpointWanted(1))  # it is written
     story.step()
     assert len(story.saves) == 1
     assert (story.status.saved, story.status.saved_file) == (
@@ -113,7 +113,7 @@ def test_an_older_checkpoint_that_is_still_written_counts_though_a_newer_one_has
 
 
 def test_a_checkpoint_that_was_left_out_is_not_waited_for() -> None:
-    """The writer left out the second, and tells nothing of it."""
+    """The writer skipped the second, without a report."""
     story = Story(checkpoint_every_s=60.0)
     story.trains_alone(0)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Communicators beside the one in use: attempts, failures, and when to give up."""
+"""Building the next communicator while one is in use: attempts, failures, and when to give up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_communicator_that_takes_too_long_is_given_up_and_built_again() -> Non
 
 
 def failing_for(story: Story, generation: int, seconds: float) -> None:
-    """Every attempt at `generation`, which another leads, fails after ten seconds."""
+    """For `seconds`, every attempt at `generation`, which another worker leads, fails after ten seconds."""
     for attempt in range(1, int(seconds / 10) + 1):
         story.tell(e.PeerSaid(Prepare(job=story.job, generation=generation, attempt=attempt, base=0, holders=(OTHER,))))
         story.wait(10.0)

@@ -1,4 +1,4 @@
-"""A leader's way to one commit, word by word: whose words count, for which attempt, and who holds the state."""
+"""A leader's protocol up to a commit, message by message: valid messages, their attempts, and the holders of the state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prepared(
 
 
 def begun(*said: Ready, stand: Stand = STILL) -> tuple[Campaign, Prepare]:
-    """A campaign whose members have all said this, and what it says then."""
+    """A campaign whose members have all sent this, and its next message."""
     led = campaign(*(each.worker for each in said))
     for each in said[:-1]:
         assert led.on_ready(0.0, each, stand) == []
@@ -104,7 +104,7 @@ def test_where_nobody_has_a_state_the_leader_begins() -> None:
 
 
 def test_who_trains_in_the_leaders_generation_hands_the_state_over_and_nobody_else() -> None:
-    """One that has come out of an earlier generation has an older state, whatever it says that it has applied."""
+    """A worker of an earlier generation has an older state, whatever step it reports."""
     _, prepare = begun(ready(A, base=3), ready(B, base=3, applied=6), ready(C, base=0, applied=9), stand=TRAINS)
     assert (prepare.holders, prepare.base) == ((A, B), 3)
 

@@ -1,4 +1,4 @@
-"""Wrong objects get the right sentence at `prepare`."""
+"""`prepare` rejects wrong arguments with the right message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lbfgs(model: nn.Module) -> torch.optim.LBFGS:
 
 
 class OwnLBFGS(torch.optim.LBFGS):
-    """With a step of its own."""
+    """With its own `step`."""
 
 
 SYNC = nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))
@@ -133,21 +133,21 @@ def test_a_process_group_of_the_scripts_own_is_refused_with_what_takes_its_place
 
 
 class TwoSteps(torch.optim.SGD):
-    """As public implementations of sharpness-aware minimization have it."""
+    """As in public implementations of sharpness-aware minimization."""
 
     def first_step(self) -> None:
-        """Go up."""
+        """Ascend."""
 
     def second_step(self) -> None:
-        """Go down from where the step began."""
+        """Descend from the start of the step."""
 
 
 class UpAndDown(torch.optim.SGD):
     def ascent_step(self) -> None:
-        """Go up."""
+        """Ascend."""
 
     def descent_step(self) -> None:
-        """Go down."""
+        """Descend."""
 
 
 def test_an_optimizer_that_evaluates_a_step_at_two_points_is_refused_with_the_reason() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, whatever happens to the writer."""
+"""Checkpoints: complete or absent, whatever happens to the writer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from elasticd.worker.state.checkpoint import STALE_AFTER_S, CheckpointWriter, Do
 
 
 class Told:
-    """A writer, and what it tells."""
+    """A writer, and its reports."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self._told: queue.SimpleQueue[CheckpointSaved | CheckpointFailed] = queue.SimpleQueue()
@@ -202,7 +202,7 @@ def test_the_greatest_generation_is_the_newest_even_where_an_older_one_went_furt
 
 
 def test_who_goes_on_from_a_checkpoint_makes_it_its_own(tmp_path: Path) -> None:
-    """A server that was cut off goes on to write; its successors have only read so far, and then die."""
+    """A partitioned server continues to write; its successors have only read so far, and then die."""
     write(tmp_path, 90, 100, generation=3)
     assert newest(tmp_path, 9) is not None
     assert files(tmp_path) == [name_of(3, 90), name_of(9, 100)]
@@ -247,7 +247,7 @@ for step in range(10_000):
 
 
 def test_a_writer_killed_in_the_middle_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
-    """SIGKILL comes while a temporary file is there and grows."""
+    """SIGKILL arrives while a temporary file exists and grows."""
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -256,7 +256,7 @@ def test_a_writer_killed_in_the_middle_leaves_only_whole_checkpoints(tmp_path: P
         while not any(path.stat().st_size > 0 for path in tmp_path.glob(".generation-*")):
             assert time.monotonic() < deadline, "never seen in the middle of a write"
     except FileNotFoundError:
-        pass  # renamed between listing and looking: as good a moment as any
+        pass  # renamed between listing and looking: a valid moment to kill, too
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -265,7 +265,7 @@ def test_a_writer_killed_in_the_middle_leaves_only_whole_checkpoints(tmp_path: P
     step = document.header["counters"]["applied"]
     assert step >= reported
     assert (document.tensors[0] == step).all()
-    write(tmp_path, 20_000)  # the next writer is not disturbed by what is left
+    write(tmp_path, 20_000)  # leftovers do not disturb the next writer
     for path in tmp_path.glob("generation-*.pt"):
         load(path)
 
@@ -274,7 +274,7 @@ def test_a_writer_killed_in_the_middle_leaves_only_whole_checkpoints(tmp_path: P
 
 
 def test_two_writers_of_one_state_do_not_write_into_each_others_file(tmp_path: Path) -> None:
-    """Two savers on two servers, in containers where each process has the same number."""
+    """Two savers on two servers, in containers with equal process ids."""
     first, second = (Told(tmp_path, 2) for _ in range(2))
     seen: list[set[str]] = []
     real = os.replace

@@ -1,4 +1,4 @@
-"""Which files are a job's code, and what a worker says whose code is another."""
+"""The files of a job's code, and the message of a worker with different code."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_equal_code_and_a_state_of_an_older_version_are_taken() -> None:
 
 
 def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Code, dict[str, Any]]:
-    """A worker's code whose helper was edited after the job had begun; and the job's code."""
+    """A worker's code with a helper that was edited after the job's start; and the job's code."""
     (tmp_path / "edited_helper.py").write_text("X = 1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

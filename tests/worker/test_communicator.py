@@ -1,4 +1,4 @@
-"""Communicators over real Gloo: what they carry, and that nobody ever hangs in one."""
+"""Communicators over real Gloo: their operations, and that no rank ever hangs in one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RendezvousServer, run_ranks = _module.RendezvousServer, _module.run_ranks
 
 
 def run_processes(scenario: str, size: int, lasting: int) -> list[dict[str, Any]]:
-    """Runs a scenario of communicator_ranks.py. Returns what its ranks said, once all but the `lasting` ones have ended."""
+    """Run a scenario of communicator_ranks.py. Returns its ranks' documents, once all but the `lasting` ones have ended."""
     with RendezvousServer() as server:
         script = str(Path(__file__).with_name("communicator_ranks.py"))
         command = [sys.executable, script, scenario, str(size), server.address, str(lasting)]
@@ -57,7 +57,7 @@ def test_collectives_of_three(lane: str) -> None:
         total, most = torch.tensor([float(c.rank), 1.0]), torch.tensor([c.rank * 2])
         copy = torch.tensor([float(c.rank)])
         gathered = torch.empty(3)
-        # rank 0 keeps nothing, gives one row to 1 and two to 2; nobody else gives anything
+        # rank 0 keeps nothing, gives one row to 1 and two to 2; the others give nothing
         rows = torch.tensor([[1.0], [2.0], [3.0]]) if c.rank == 0 else torch.empty(0, 1)
         got = torch.zeros(c.rank, 1)
         works = [
@@ -169,7 +169,7 @@ def test_building_is_given_up_when_it_is_cancelled(side: str) -> None:
         timer = threading.Timer(0.1, store.cancel if side == "member" else lambda: server.cancel("1/1"))
         timer.start()
         with pytest.raises(RendezvousCancelled):
-            Communicator.build("gloo", store, 0, 2, "127.0.0.1", 60.0)  # the other one never comes
+            Communicator.build("gloo", store, 0, 2, "127.0.0.1", 60.0)  # the other one never arrives
         timer.join()
 
 

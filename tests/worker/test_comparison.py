@@ -1,4 +1,4 @@
-"""A worker whose state comes to differ is found, named, and ends; the others train what they would have trained."""
+"""A worker with a diverged state is found, named, and ended; the others' training is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.worker.ranks import FLIPPED_AFTER, DivergenceRanks
 
 @pytest.fixture(scope="module")
 def undisturbed(train: DivergenceRanks, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What one worker alone ends with."""
+    """Final state of a single worker."""
     outcome = train(tmp_path_factory.mktemp("alone"), "none", workers=1, victim=0)
     assert outcome.codes == [0]
     return outcome.states[0]

@@ -1,4 +1,4 @@
-"""What torch.compile has made goes to newcomers of the same job, and to nobody else; long compilations are told."""
+"""Compilation caches of torch.compile are sent to newcomers of the same job only; long compilations are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of(key: str = KEY) -> Compiled:
 
 @pytest.fixture
 def artefacts(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """torch's caches hold b"code"; what is loaded is collected."""
+    """torch's caches contain b"code"; loaded caches are recorded."""
     loaded: list[bytes] = []
     monkeypatch.setitem(sys.modules, "torch._inductor", sys.modules.get("torch._inductor", sys))
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"code", None), raising=False)

@@ -1,4 +1,4 @@
-"""The shell around a worker's machine, where the operating system has nothing left for it."""
+"""The process around a worker's state machine, where the operating system lacks resources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ME, LEADER = WorkerId("job-1.1"), WorkerId("job-1.0")
 
 @pytest.fixture
 def control() -> Iterator[ClusterControl]:
-    """Of a follower that stands ready in its loop. Its control thread does not run: what it would send waits."""
+    """Control of a follower that is ready in its loop. Its control thread does not run: its messages stay queued."""
     found = ClusterControl(
         ClusterEnvironment(
             job=JobId("job-1"),
@@ -52,7 +52,7 @@ def control() -> Iterator[ClusterControl]:
 
 
 def failure(control: ClusterControl) -> str:
-    """What the leader is told about the communicator."""
+    """The message to the leader about the communicator."""
     sent: list[Any] = []
     control._to_the_leader = lambda address, data: sent.append(control._to_leader.decode(data))  # type: ignore[method-assign]
     control.tell(e.PeerSaid(Prepare(job=JobId("job-1"), generation=3, attempt=1, base=0, holders=(LEADER,))))

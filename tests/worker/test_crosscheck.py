@@ -1,4 +1,4 @@
-"""A newcomer that computes something else than those who have the state is found before its share counts, and ends."""
+"""A newcomer that computes different results is found before its share counts, and ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEEPS_SOMETHING = {
 
 
 def alone(train: Any, tmp_path: Path, case: str) -> str:
-    """What one worker alone ends with."""
+    """Final state of a single worker."""
     outcome = train(tmp_path / "alone", "none", workers=1, victim=0, case=case)
     assert outcome.codes == [0], outcome.told
     return outcome.states[0]

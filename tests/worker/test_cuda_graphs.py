@@ -1,4 +1,4 @@
-"""CUDA graphs are refused with what to write instead. Where there is a GPU, `make bench-gpu` captures real ones."""
+"""CUDA graphs are refused with an alternative. On a machine with a GPU, `make bench-gpu` captures real ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_module_that_is_compiled_with_graphs_is_named() -> None:
 
 def test_whatever_captures_or_replays_is_refused_when_it_does() -> None:
     class Graph:
-        """In place of torch's, which there is on a GPU only."""
+        """Replaces torch's class, which needs a GPU."""
 
         capture_begin = torch.cuda.CUDAGraph.capture_begin
         replay = torch.cuda.CUDAGraph.replay

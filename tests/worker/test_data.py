@@ -1,4 +1,4 @@
-"""Serial data: every sample once an epoch, whoever reads it."""
+"""Map-style data: every sample once per epoch, on whichever worker."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Squares:
 
 
 class ManySquares(Squares):
-    """One that fetches many samples at a time."""
+    """With a method that reads many samples at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
         return [(torch.tensor([-1.0]), index * index) for index in indices]

@@ -1,4 +1,4 @@
-"""What a job asks of torch, seen in processes of their own: torch's settings are global."""
+"""torch's settings for a job's determinism, checked in separate processes since they are global."""
 
 from __future__ import annotations
 

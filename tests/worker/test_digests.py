@@ -1,4 +1,4 @@
-"""Numbers that tell whether two tensors, or two plain values, have the same bits."""
+"""Digests that tell whether two tensors, or two plain values, have the same bits."""
 
 from __future__ import annotations
 

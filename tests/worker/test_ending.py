@@ -1,4 +1,4 @@
-"""The end of a process whose threads are in the library's code."""
+"""The end of a process with threads in the library's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation says does not depend on who computes which part of it, and leaves no trace."""
+"""Distributed evaluation: its result does not depend on the division of work, and it leaves no trace in the training."""
 
 from __future__ import annotations
 

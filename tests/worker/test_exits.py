@@ -1,4 +1,4 @@
-"""Whether a script has finished its training: by how it left its loop."""
+"""Whether a script has finished its training, decided by how it left its loop."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
 def test_a_loop_whose_epochs_the_script_holds_until_python_ends_is_closed_without_a_word(
     end: str, code: int, tmp_path: Path
 ) -> None:
-    """Python then has taken the modules apart that the loop needs."""
+    """By then Python has cleared the modules that the loop needs."""
     path = tmp_path / "train.py"
     held = script(END=end).replace("in run.epochs(2)", "in held").replace("kept = []", "kept, held = [], run.epochs(2)")
     path.write_text(held)
@@ -157,7 +157,7 @@ def test_a_loop_that_is_left_at_the_top_of_its_body_ends_with_the_step_before(
 def test_a_loop_that_is_left_in_the_middle_of_a_step_is_refused(
     scripts: Scripts, leave: str, end: str, tmp_path: Path
 ) -> None:
-    """With one virtual worker for each worker the step would have been made, with two it would not."""
+    """With one virtual worker per worker the step would have been made, with two it would not."""
     path = tmp_path / "train.py"
     path.write_text(script(MIDDLE=f"if run.steps_done == 3: {leave}", END=end))
     done = scripts.run(path, cwd=tmp_path)
@@ -187,7 +187,7 @@ def test_a_loop_that_cannot_be_followed_is_refused_and_not_waited_for(
 
 
 def test_a_script_that_ends_does_nothing_more_of_what_it_was_instructed_to() -> None:
-    """A signal's handler may raise SystemExit before an instruction is taken."""
+    """A signal handler may raise SystemExit before an instruction is taken."""
 
     class Control:
         communicator = Communicator.alone()
@@ -264,7 +264,7 @@ def test_the_number_of_workers_is_refused_in_the_loop_body_where_a_loss_could_de
 
 
 def alone() -> tuple[Run, torch.nn.Module]:
-    """A script outside a cluster that is about to begin its loop."""
+    """A script outside a cluster, just before its loop."""
     run = Run(LocalControl.alone(2), None, 2, seed=1)
     model = torch.nn.Linear(1, 1)
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), (torch.zeros(4, 1),), batch_size=1)

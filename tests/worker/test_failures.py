@@ -1,4 +1,4 @@
-"""A step whose communicator has failed: what is repeated, and who still holds the state."""
+"""A step with a failed communicator: repeated steps, and the remaining holders of the state."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_newcomer_that_lost_its_initial_values_ends_where_there_is_no_checkpoi
 
 
 def joins_to_prove_itself() -> Any:
-    """A newcomer with the whole state after step 5, which it has yet to compute with as the others do."""
+    """A newcomer with the whole state after step 5, whose results have not been compared yet."""
     story = Story()
     story.tell(e.Arrived(12, 4, 8, registers_values=True, proves=True))
     story.follows(3, OTHER, ME, holders=(OTHER,))
@@ -139,7 +139,7 @@ def test_a_newcomer_whose_proving_step_fails_receives_the_state_again() -> None:
 
 
 def holder_of_a_newcomer() -> Any:
-    """Has sent the state after step 0 to a newcomer, and its registered values after step 1; is in step 2 with it."""
+    """A worker that has sent the state after step 0 to a newcomer, and its registered values after step 1; both are in step 2."""
     story = Story()
     story.tell(e.Arrived(12, 4, 8, registers_values=True, proves=True))
     story.alone()

@@ -1,4 +1,4 @@
-"""A worker whose job has gone on elsewhere overwrites nothing that its successors have saved."""
+"""A worker whose job continues elsewhere overwrites no file of its successors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch is made of, and that it reaches the device as what it is."""
+"""Assembly of a batch, and its transfer to the device with its types kept."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_tensor_data_sets_and_tuples_of_tensors_are_indexed_at_once() -> None:
 
 
 class Negative(TensorDataset):
-    """With a `__getitem__` of its own."""
+    """With its own `__getitem__`."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(-tensor[index] for tensor in self.tensors)
 
 
 class NegativeAtOnce(TensorDataset):
-    """With a `__getitems__` of its own."""
+    """With its own `__getitems__`."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return [-self.tensors[0][index] for index in indices]
@@ -60,14 +60,14 @@ def test_a_list_of_tensors_is_a_list_of_samples() -> None:
 
 
 class Pair(NamedTuple):
-    """A batch with names."""
+    """A batch with named fields."""
 
     x: torch.Tensor
     note: str
 
 
 class Encoding(UserDict[str, Any]):
-    """As Hugging Face's `BatchEncoding`: a mapping that moves itself."""
+    """Like Hugging Face's `BatchEncoding`: a mapping with a method `to`."""
 
     def to(self, device: torch.device) -> Encoding:
         return Encoding({key: value.to(device) for key, value in self.items()})
@@ -75,14 +75,14 @@ class Encoding(UserDict[str, Any]):
 
 @dataclass(frozen=True)
 class Graph:
-    """A batch of a script's own type."""
+    """A batch of a type of the script's."""
 
     nodes: torch.Tensor
     name: str
 
 
 class Graphs(list[Graph]):
-    """Several, with an attribute."""
+    """Several graphs, with an attribute."""
 
     source = "none"
 

@@ -1,4 +1,6 @@
-"""What a script changes beside its model is part of the state: equal bits for any number of workers, and while it changes."""
+"""Objects that a script changes beside its model are part of the state: equal bits for any number of workers, and across
+resizes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.worker.ranks import ALONE, CHANGING, also
 
-# At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
+# At an epoch's end: workers that join in its last, short step, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
 QUICK = [
     "used_behind_the_loop",

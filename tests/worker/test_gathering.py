@@ -1,4 +1,4 @@
-"""Losses over the whole global batch (`run.gather`): right gradients, and equal bits in every history."""
+"""Losses over the whole global batch (`run.gather`): correct gradients, and equal bits in every history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many gradients a worker keeps at once, beside the parameters' own `grad`: at most log2(N / W) + 1 (EasyScale 3.2)."""
+"""Number of gradients that a worker keeps at once, beside the parameters' own `grad`: at most log2(N / W) + 1 (EasyScale 3.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ run_ranks = _module.run_ranks
 
 
 class Counting(Layout):
-    """Counts the gradients that it has made."""
+    """Counts the allocated gradients."""
 
     made = 0
 
@@ -36,7 +36,7 @@ class Counting(Layout):
 
 
 def worker(communicator: Communicator, n: int, losses: int = 0) -> tuple[int, list[torch.Tensor]]:
-    """Trains four steps. Returns the most gradients that were kept at once, and the last step's gradient."""
+    """Train four steps. Returns the most gradients kept at once, and the last step's gradient."""
     model = torch.nn.Sequential(torch.nn.Linear(7, 5, bias=False), torch.nn.Linear(5, 3))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,7 +59,7 @@ def worker(communicator: Communicator, n: int, losses: int = 0) -> tuple[int, li
         found = [view.clone() for view in gradient.views]
         accumulation.applied()
         most = max(most, layout.made)
-        if step < losses:  # the others are gone: what was abandoned owns the old memory
+        if step < losses:  # the others are gone: abandoned operations own the old memory
             layout.made = 0
             accumulation.forget()
             reducer = CanonicalReducer(communicator, ranges, n, layout)

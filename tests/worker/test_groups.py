@@ -1,4 +1,4 @@
-"""The device groups behind a communicator, without a device: real groups of Gloo behind the face of NCCL's."""
+"""Device groups of a communicator, without a device: Gloo groups with the interface of NCCL's."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ assert _spec.loader is not None
 world = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = world
 _spec.loader.exec_module(world)
-WITHIN_S = 120.0  # on a machine that does much else
+WITHIN_S = 120.0  # on a loaded machine
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Polls; the condition is about other threads."""
+    """Poll until `condition`, which concerns other threads."""
     deadline = time.monotonic() + WITHIN_S
     while not condition():
         assert time.monotonic() < deadline
@@ -64,7 +64,7 @@ def test_on_a_device_a_result_may_be_used_at_once_by_what_is_ordered_after_it() 
 
 
 class Marks:
-    """Of a device that comes to them as told."""
+    """Events of a device, which completes them on request."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -97,7 +97,7 @@ def test_a_workers_own_part_is_computed_when_the_device_has_come_to_its_end_not_
 
 
 def test_what_is_ordered_after_others_does_not_belong_to_a_workers_own_part() -> None:
-    """Else a worker whose peer hangs would seem to hang, too."""
+    """Otherwise a worker with a hanging peer would seem to hang, too."""
 
     def run(c: Communicator) -> int:
         marks = Marks()
@@ -159,7 +159,7 @@ def test_both_device_groups_are_aborted_at_the_same_time_and_once() -> None:
             group.abort_lasts.clear()
         for _ in range(3):
             threading.Thread(target=c.abort).start()
-        eventually(lambda: all(group.aborted for group in groups))  # though neither has come to its end
+        eventually(lambda: all(group.aborted for group in groups))  # though neither has completed
         for group in groups:
             group.abort_lasts.set()
         assert [group.aborted for group in groups] == [1, 1]
@@ -183,7 +183,7 @@ threading.Event().wait(WITHIN_S)
 
 
 def test_an_abort_that_does_not_return_ends_its_process() -> None:
-    """As in nccl #1777: the library's own threads wait for a peer, and who aborts waits for them."""
+    """As in nccl #1777: the library's threads wait for a peer, and the aborting thread waits for them."""
     done = subprocess.run(
         [sys.executable, "-c", STUCK.replace("WITHIN_S", str(WITHIN_S))], capture_output=True, text=True, check=False
     )
@@ -287,7 +287,7 @@ def test_connecting_that_is_given_up_is_left_behind_and_what_it_makes_is_destroy
         store: object, rank: int, size: int, timeout: timedelta, device: torch.device, network: str
     ) -> dist.ProcessGroup:
         begun.set()
-        go_on.wait(WITHIN_S)  # as the library does for a member that never comes
+        go_on.wait(WITHIN_S)  # as the library does for a member that never arrives
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         made.append(world.DeviceGroup(dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)))

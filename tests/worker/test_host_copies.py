@@ -1,4 +1,4 @@
-"""Copies through buffers: the same bits, types, shapes and strides, whatever the tensor looks like."""
+"""Copies through pinned buffers keep bits, types, shapes and strides of any tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_copy_has_the_same_bits_type_shape_and_strides(name: str, piece_bytes:
         return made[-1]
 
     copies = HostCopies(make, piece_bytes)
-    for _ in range(2):  # the buffers are used again
+    for _ in range(2):  # the buffers are reused
         copy = copies.of_one(tensor)
         assert (copy.dtype, copy.shape, copy.stride()) == (expected.dtype, expected.shape, expected.stride())
         assert torch.equal(copy, expected)

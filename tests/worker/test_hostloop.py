@@ -1,4 +1,4 @@
-"""Loops that belong to somebody else: one item for each global step, with what all virtual workers have told in it."""
+"""Loops of frameworks: one item per global step, with the reported values of all virtual workers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 
 def train(run: Run, model: torch.nn.Module, in_body: Callable[[int], object] = lambda number: None) -> None:
-    """One epoch in somebody else's loop. in_body: what each body does besides, told its number."""
+    """One epoch in a framework's loop. in_body: called in each body with its number."""
     run.begin(1)
     for step in run.steps():
         for number, batch in enumerate(step):
@@ -133,7 +133,7 @@ def test_shared_values_are_exact_and_their_mean_is_weighted_by_samples() -> None
         means.append(run.shared["size"].mean)
         if step.number == 0:
             assert run.shared["value"].values == (0.1, float(torch.tensor(1 / 3)), 1e-300, float(2**53 - 1))
-    assert means == [2.0, 1.0]  # the short step has one sample for each of two, and the others are not asked
+    assert means == [2.0, 1.0]  # the short step has one sample for each of two; the others are not asked
     assert run.shared["size"].virtual_workers == (0, 1)
 
 

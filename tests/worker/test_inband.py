@@ -1,4 +1,4 @@
-"""What workers tell each other within a step: everybody learns the greatest numbers, and all letters once anybody wants them."""
+"""In-band messages of workers within a step: all learn the maxima, and all letters as soon as any worker wants them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ run_ranks = _module.run_ranks
 
 
 class Voter:
-    """Tells a number in each step, a letter where the numbers differ, and another one if it wants to."""
+    """Votes a number in each step, sends a letter where the numbers differ, and another one if it wants to."""
 
     def __init__(self, name: str, number: int, wants: bool = False) -> None:
         self.name, self.number, self.wanted = name, number, wants

@@ -1,4 +1,4 @@
-"""The script's own code between two steps: what the worker's machine does while it waits, and what is kept of it."""
+"""The script's own code between two steps: the worker's state machine meanwhile, and results that are kept."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_code_that_cannot_be_interrupted_comes_to_its_end_first() -> None:
 
 
 def lost_while_deciding(settled: int = 0, resumes: bool = True) -> Story:
-    """Alone in its generation, which breaks; it has known so many decisions."""
+    """A worker alone in its generation, which breaks; it knows so many decisions."""
     story = between_epochs()
     for _ in range(settled):
         story.tell(e.SharingBegun(resumes))
@@ -132,7 +132,7 @@ def test_the_last_step_may_be_decided() -> None:
     assert story.take() == [e.SaveCheckpoint(1, 1, 3, 1)], "the end is saved as that of any job"
 
 
-# ------------------------------------------------------------------------------------------------------------ what is kept
+# ---------------------------------------------------------------------------------------------------------- kept results
 
 
 def test_settlements_come_back_as_they_were() -> None:

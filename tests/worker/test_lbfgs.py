@@ -1,4 +1,4 @@
-"""torch.optim.LBFGS evaluates the loss of a step several times: equal bits for any number of workers, and while it changes."""
+"""torch.optim.LBFGS evaluates the loss of a step several times: equal bits for any number of workers, and across resizes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 from tests.worker.ranks import ALL, ALONE, CHANGING, also
 
-# At an epoch's end, whose last step is short: those who join in it, and in the first of the next epoch.
+# At an epoch's end, whose last step is short: workers that join in it, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
 MISSED = [[0, [0, 1, 2]], [5, [1, 0, 2], [0]], [11, [1, 2, 3], [1]]]
-# In the middle of a step, after an evaluation at which the parameters were others than before; also with a joiner in it.
+# In the middle of a step, after an evaluation with other parameters than before; also with a joiner in it.
 BROKEN = [
     [0, [0, 1, 2]],
     [4, [2, 1, 0], [], 1],
@@ -111,7 +111,7 @@ def test_workers_that_would_evaluate_more_or_less_often_all_end_with_the_reason(
     assert re.search(words, json.loads(first)[1]), first
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------------------------------------------- refusals
 
 
 class Counting(nn.Linear):
@@ -131,7 +131,7 @@ class Counting(nn.Linear):
 
 
 class Script:
-    """A script alone with two virtual workers, three steps an epoch."""
+    """A script with a single worker and two virtual workers, three steps per epoch."""
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self.run = Run(LocalControl.alone(2), None, 2, seed=1)
@@ -233,7 +233,7 @@ def test_a_loop_left_between_two_evaluations_is_refused() -> None:
 
     with pytest.raises(UserError, match="was left in the middle of step 1, between two evaluations of its loss"):
         leave()
-    atexit.unregister(script.run._at_exit)  # which would end this process with the reason
+    atexit.unregister(script.run._at_exit)  # it would end this process with the reason
 
 
 def test_a_loop_left_at_the_top_of_its_body_ends_with_the_step_before() -> None:

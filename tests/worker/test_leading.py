@@ -1,4 +1,4 @@
-"""Code of the leader alone in a loop body: told where it may shift draws of the forward pass, and only there."""
+"""Leader-only code in a loop body: a warning where it may shift random draws of the forward pass, and only there."""
 
 from __future__ import annotations
 

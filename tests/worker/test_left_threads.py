@@ -1,4 +1,4 @@
-"""Threads that keep a process alive when its script has come to its end: they are named, waited for, and ended in the end."""
+"""Threads that outlive their script: they are named, waited for, and ended with the process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ END = "the script has come to its end, but not its thread 'mine' (in {}, <string
 
 
 def run(thread: str, limit_s: float, failed: str = "") -> tuple[int, list[str], list[str]]:
-    """Exit code, and what was printed and said."""
+    """Exit code, output lines and log lines."""
     command = [sys.executable, "-c", SCRIPT, thread, str(limit_s), failed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""Data of two workers are compared: what differs is named, and looking at a dataset changes nothing of it."""
+"""Comparison of two workers' data: differences are named, and the comparison changes nothing of a dataset."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ME, THEM = "s-1.2 on 10.0.0.2", "s-1.0 on 10.0.0.1"
 
 
 def told(dataset: Any) -> dict[str, Any]:
-    """A fingerprint as it comes with a state."""
+    """A fingerprint as received with a state."""
     found: dict[str, Any] = unpack(pack(fingerprint(dataset, NOW), "a fingerprint"))
     return found
 
@@ -41,7 +41,7 @@ def compared(own: Any, theirs: Any) -> str | None:
 
 
 class Files(Dataset[Any]):
-    """As scripts write it: a list of names, and an augmentation that draws."""
+    """As in many scripts: a list of names, and an augmentation that draws."""
 
     def __init__(self, files: list[str]) -> None:
         self.files = files
@@ -66,7 +66,7 @@ class Files(Dataset[Any]):
 
 
 class Noisy(Files):
-    """Draws from a generator of its own, too."""
+    """Also draws from its own generator."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)["name"] if index % 2 else float(self.generator.random())
@@ -78,7 +78,7 @@ NAMES = [f"image-{number:03d}.png" for number in range(100)]
 def test_equal_data_are_equal_with_augmentation_and_in_other_places() -> None:
     assert compared(Files(NAMES), Files(NAMES)) is None
     assert compared(Files([f"/fast/{name}" for name in NAMES]), Files([f"/nfs/data/{name}" for name in NAMES])) is None
-    random.seed(1)  # what the script has drawn before does not matter
+    random.seed(1)  # earlier draws of the script do not matter
     first = told(Files(NAMES))
     random.seed(2)
     assert first == told(Files(NAMES))

@@ -1,4 +1,4 @@
-"""How long a worker's training thread may take, and how one that hangs is told from one that waits."""
+"""Time limits of a worker's training thread, and the distinction of hanging from waiting."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_one_that_does_not_come_out_of_an_abandoned_communicator_ends_itself() -
 
 
 def test_a_process_that_was_stopped_itself_does_not_take_its_thread_for_hung() -> None:
-    """SIGSTOP, a frozen container: its own time ran on, its thread's did not."""
+    """SIGSTOP, a frozen container: the process's clock ran on, its thread's did not."""
     story = Story()
     story.trains_alone(5)
     story.begin_step()

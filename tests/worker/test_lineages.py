@@ -1,4 +1,4 @@
-"""Which checkpoint counts, where several generations of a job have written some."""
+"""The valid checkpoint, where several generations of a job have written some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the membership machine, one by one. Whole histories are for the simulated cluster (`make world`)."""
+"""Rules of the membership state machine, one by one. `make world` tests whole histories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def worker(number: int) -> WorkerId:
 
 
 def order(generation: int, *numbers: int, broken: tuple[int, ...] = ()) -> Order:
-    """Worker 0 leads."""
+    """An order led by worker 0."""
     members = tuple(
         Member(worker=worker(number), gpu=GpuAddress(server=ServerId("s"), index=number)) for number in numbers
     )
@@ -78,7 +78,7 @@ def test_a_new_job_begins_with_its_leader_as_the_only_holder() -> None:
 
 
 def test_a_worker_that_has_left_has_nothing_more_to_report() -> None:
-    """Its process ends through the same lines as one that has finished, which waits until its last report has come."""
+    """Its process then ends, as after a finished training, once its last report is acknowledged."""
     leaver = follower_in_generation_1()
     leaver.handle(0.0, m.OrderReceived(order(2, 0)))
     leaver.handle(0.0, m.StepStarted(last=False))
@@ -114,7 +114,7 @@ def test_an_event_that_only_a_bug_can_send_changes_nothing() -> None:
 
 
 def test_a_newcomer_asks_the_leader_of_an_overtaken_order_whether_it_had_been_committed() -> None:
-    """Its leader may have, just before; then those who train wait for the newcomer in their next step."""
+    """Its leader may have committed just before; then the others wait for the newcomer in their next step."""
     me, old, new = worker(1), worker(0), worker(2)
 
     def order(generation: int, workers: list[WorkerId], leader: WorkerId) -> m.OrderReceived:

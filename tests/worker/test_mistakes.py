@@ -1,4 +1,4 @@
-"""Facts that cannot come now."""
+"""Events that are impossible in the present state."""
 
 from __future__ import annotations
 

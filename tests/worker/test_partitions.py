@@ -1,4 +1,4 @@
-"""Shards read in sequence: each sample once an epoch, in the same order through any history of joins, losses and restarts."""
+"""Shards read in sequence: each sample once per epoch, in the same order through any history of joins, losses and restarts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HISTORIES = 1200
 
 @dataclass
 class Job:
-    """Shards with lengths that nobody knows before their ends are read."""
+    """Shards with lengths that are unknown until their ends are read."""
 
     lengths: list[int]
     rules: Rules
     epochs: int = 2
 
     def length(self, shard: int, epoch: int) -> int:
-        """Where shards are volatile they change places from epoch to epoch."""
+        """Length of a shard; where shards are volatile, lengths change places from epoch to epoch."""
         return self.lengths[(shard + epoch) % len(self.lengths) if self.rules.volatile else shard]
 
     def hand_out(self) -> HandOut:
@@ -37,14 +37,14 @@ class Job:
 
 @dataclass
 class Worker:
-    """One that reads for its virtual workers, and knows nothing but what it reads and is told."""
+    """A worker that reads for its virtual workers, and knows only its readings and received messages."""
 
     job: Job
     hand_out: HandOut
-    met: dict[int, dict[int, int]] = field(default_factory=dict)  # in this step, by epoch
+    met: dict[int, dict[int, int]] = field(default_factory=dict)  # lengths found in this step, by epoch
 
     def reads(self, stand: Stand, stream: int) -> list[tuple[int, int]]:
-        """As a reader does: until the batch is full or nothing is left."""
+        """Read as a reader does: until the batch is full or nothing is left."""
         batch: list[tuple[int, int]] = []
         for partition in self.job.rules.reads(stand, stream):
             length = self.job.length(partition.shard, stand.epoch)
@@ -58,7 +58,7 @@ class Worker:
         return batch
 
     def looks_ahead(self, stream: int) -> None:
-        """Reads the stream's batch of the step after the one to come."""
+        """Read the stream's batch of the step after the next."""
         batch = self.reads(self.hand_out.following, stream)
         stand = self.hand_out.next_first(stream, empty=not batch)
         if stand is not None:
@@ -78,7 +78,7 @@ def begin(job: Job) -> Worker:
 
 
 def train(job: Job, chance: random.Random | None) -> tuple[Trained, dict[int, int]]:
-    """What is trained when, and the epoch of each step. With `chance` through a history, else by one worker."""
+    """Trained samples by step, and the epoch of each step. With `chance` through a history, else by one worker."""
     n = job.rules.virtual_workers
     workers = [begin(job)]
     saved = workers[0].hand_out.state(), 0
@@ -104,7 +104,7 @@ def train(job: Job, chance: random.Random | None) -> tuple[Trained, dict[int, in
                 ]
             letters += worker.news()
         if chance is not None and chance.random() < 0.1:
-            continue  # a collective has failed: the step is not applied, and run again
+            continue  # a collective has failed: the step is not applied, and repeated
         trained.update(now)
         epochs[step] = workers[0].hand_out.epoch
         for worker in workers:

@@ -1,4 +1,4 @@
-"""A preempted job: who saves its state, who stands by, who ends."""
+"""A preempted job: the worker that saves, the worker that stands by, and the ends of all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_preempted_leader_saves_and_ends(saver: WorkerId | None) -> None:
 
 
 def follower(*places: ServerId) -> Story:
-    """In its second step in a generation of OTHER, who leads, itself and THIRD, which are on these servers."""
+    """A follower in its second step in a generation of OTHER, who leads, itself and THIRD, on these servers."""
     story = Story()
     story.trains_alone(2)
     story.begin_step()

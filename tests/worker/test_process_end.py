@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Imports once, and forks a process for each moment, which goes through the interpreter's whole end.
+# Imports once, and forks a process for each moment, which runs the interpreter's whole shutdown.
 PROGRAM = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[1])

@@ -1,4 +1,4 @@
-"""How fast a generation steps, told from the steps that it has made by itself."""
+"""The step rate of a generation, measured over steps without disturbances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elasticd.worker.progress import STEADY_STEPS, StepTimes
 
 
 def steps(times: StepTimes, count: int, pace_s: float, since: tuple[int, float] = (-1, 0.0)) -> tuple[int, float]:
-    """So many steps more; the last one, and when it was."""
+    """Add `count` steps; returns the number and time of the last."""
     step, at = since
     for _ in range(count):
         step, at = step + 1, at + pace_s

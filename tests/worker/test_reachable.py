@@ -1,4 +1,4 @@
-"""What a script keeps is found by name, and what it does not keep is not named."""
+"""Values that a script keeps are found by name; others are not named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Answers = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def seen() -> tuple[Answers, Answers]:
-    """What two processes with different hash seeds have seen of all scripts."""
+    """Results of two processes with different hash seeds for all scripts."""
     texts = json.dumps({**ORDINARY, **{name: text for name, (text, _) in KEPT.items()}})
     processes = [
         subprocess.Popen(
@@ -57,7 +57,7 @@ def seen() -> tuple[Answers, Answers]:
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_a_script_that_keeps_nothing_has_no_names_that_differ(seen: tuple[Answers, Answers], name: str) -> None:
-    """Neither of two workers that have run the same bodies, nor of one that has run some and one that has run none."""
+    """Neither between two workers after the same bodies, nor between one after some bodies and one before the first."""
     one, other = (each[name] for each in seen)
     found = differences(Reach.of(one["now"]), Reach.of(other["now"]))
     assert [each.name for each in found if each.changed] == []
@@ -86,14 +86,14 @@ def test_times_at_which_processes_began_differ_from_the_beginning_and_are_told_a
     assert [(each.name, each.changed) for each in found] == [("start", False)]
 
 
-# -- in this process: `of` looks at its own variables
+# -- in this process: `of` inspects its own variables
 
 
-DEFAULT = Limits(seconds=60.0)  # a machine that does much else takes its time
+DEFAULT = Limits(seconds=60.0)  # generous for a loaded machine
 
 
 def of(limits: Limits = DEFAULT, known: Any = (), beside: Any = None, **values: Any) -> Reach:
-    """What a function with these variables has."""
+    """The values of a function with these variables."""
     namespace: dict[str, Any] = {"values": values, "result": None, "__name__": __name__}
     lines = [f"    {name} = values[{name!r}]" for name in values]
     code = "def script(see, values):\n" + "\n".join([*lines, "    return see()"])
@@ -103,7 +103,7 @@ def of(limits: Limits = DEFAULT, known: Any = (), beside: Any = None, **values: 
         frame = sys._getframe(1)
         return look(frame, frozenset(values), known, limits, beside=beside)
 
-    with contextlib.chdir(tempfile.gettempdir()):  # these tests are no part of the script
+    with contextlib.chdir(tempfile.gettempdir()):  # these tests are not part of the script
         seen_: Reach = namespace["script"](see, values)
     return seen_
 

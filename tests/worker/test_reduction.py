@@ -1,4 +1,4 @@
-"""The canonical tree: equal bits, whoever hosts what."""
+"""The canonical reduction tree: equal bits for every distribution of virtual workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ run_ranks: Callable[..., list[torch.Tensor]] = _module.run_ranks
 
 
 def leaves(n: int, numel: int) -> torch.Tensor:
-    """Values of very different sizes, so that every order of addition gives other bits."""
+    """Values of very different magnitudes, so that every order of addition gives other bits."""
     generator = torch.Generator().manual_seed(n)
     return torch.randn(n, numel, generator=generator) * torch.logspace(-3, 3, n)[:, None]
 
@@ -41,7 +41,7 @@ def accumulate(gradients: torch.Tensor, hosted: range) -> TreeAccumulator[torch.
 
 
 def reference(gradients: torch.Tensor) -> torch.Tensor:
-    """The definition, recursively."""
+    """The definition, as a recursion."""
 
     def add(lo: int, size: int) -> torch.Tensor:
         if size == 1:
@@ -58,7 +58,7 @@ def reference(gradients: torch.Tensor) -> torch.Tensor:
 
 @st.composite
 def hosted_ranges(draw: st.DrawFn) -> tuple[int, list[range]]:
-    """N and any division of it into contiguous ranges, some of them empty."""
+    """N and a division of it into contiguous ranges, some of them empty."""
     n = draw(st.integers(1, 70))
     cuts = sorted(draw(st.lists(st.integers(0, n), max_size=9)))
     return n, [range(lo, hi) for lo, hi in zip([0, *cuts], [*cuts, n], strict=True)]
@@ -112,13 +112,13 @@ def test_a_gap_between_nodes_is_a_bug() -> None:
 
 
 def layout_of(numel: int, n: int, dtype: torch.dtype = torch.float32) -> Layout:
-    """A model of parameters of several sizes, `numel` elements in all."""
+    """A model with parameters of several sizes, `numel` elements in all."""
     sizes = [size for size in (numel // 2, numel // 3, numel - numel // 2 - numel // 3) if size]
     return Layout([torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes], padding=n + 1)
 
 
 def nodes_of(layout: Layout, gradients: torch.Tensor, hosted: range, merged: bool) -> list[Node[Gradient]]:
-    """This range's part of the tree, its siblings added up or not."""
+    """This range's part of the tree; `merged`: with sibling nodes added up."""
     tree: TreeAccumulator[Gradient] = TreeAccumulator(len(gradients))
     for v in hosted:
         leaf = layout.allocate()
@@ -130,7 +130,7 @@ def nodes_of(layout: Layout, gradients: torch.Tensor, hosted: range, merged: boo
 
 
 def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) -> list[torch.Tensor]:
-    """What the reducer makes of it on each rank: at once, then told bit by bit how much is complete, as hooks do."""
+    """The reducer's results on each rank: all at once, or in pieces as hooks complete them."""
     n, numel = gradients.shape
     ranges = assign(n, hosts)
 
@@ -154,7 +154,7 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
         reducer.start(nodes, out)
         late = [node.buffer.flats[0].clone() for node in nodes]
         for node in nodes:
-            node.buffer.flats[0][:numel].fill_(float("nan"))  # still to come
+            node.buffer.flats[0][:numel].fill_(float("nan"))  # not computed yet
         step = max(1, numel // 7)
         for begin in range(0, numel if hosted else 0, step):
             for node, flat in zip(nodes, late, strict=True):

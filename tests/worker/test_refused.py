@@ -1,4 +1,4 @@
-"""Loop bodies that would train something else than on one GPU are refused at once, with the line that would be right."""
+"""Loop bodies that would not train as on one GPU are refused at once, with the correct line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticd.worker.run import Run
 
 
 class Script:
-    """A script alone with two virtual workers. `body` is run for each batch."""
+    """A script with a single worker and two virtual workers. `body` runs for each batch."""
 
     def __init__(self, several: bool = False, scaler: bool = False, **options: Any) -> None:
         self.run = Run(LocalControl.alone(2), None, 2, seed=1)
@@ -32,7 +32,7 @@ class Script:
             self.model, raw if several else every, data, batch_size=2, **options
         )
         self.number = 0
-        self.own_scaler = torch.amp.GradScaler("cpu")  # which the runtime is not told of
+        self.own_scaler = torch.amp.GradScaler("cpu")  # unknown to the runtime
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         made = self.model[1](y)
@@ -160,7 +160,7 @@ def test_what_the_messages_advise_works() -> None:
 
 
 class Again(torch.optim.SGD):
-    """Whose update evaluates the loss once more."""
+    """Its update evaluates the loss once more."""
 
     def step(self, closure: Any = None) -> Any:
         with torch.enable_grad():
@@ -219,7 +219,7 @@ def test_a_second_point_of_each_micro_batch_is_allowed_where_the_old_values_are_
 
 
 def gan(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
-    """The natural loop: two halves in one body."""
+    """The usual loop: two halves in one body."""
     first, second = script.optimizer
     first.zero_grad()
     script.loss(x, y).backward()
@@ -274,7 +274,7 @@ def test_each_update_trains_its_own_parameters_alone_from_the_same_batch() -> No
 
 
 def plain_gan() -> list[torch.Tensor]:
-    """The same on one GPU without the runtime: the natural loop over whole global batches."""
+    """The same on one GPU without the runtime: the usual loop over whole global batches."""
     script = Script(several=True, updates=("discriminator", "generator"))
     schedule: Any = script.run._trainer._sampler  # type: ignore[union-attr]
     loader: Any = script.run._trainer._stepping._loader  # type: ignore[union-attr]

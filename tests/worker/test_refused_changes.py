@@ -1,4 +1,4 @@
-"""What a script may not change in its loop body, since it would not be the same for any number of workers; and what it may."""
+"""Changes in a loop body that would depend on the number of workers are refused; others are permitted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..forked import Scripts
 
 
 class Holder(nn.Linear):
-    """With a buffer and a number, which `change` changes in a forward pass."""
+    """With a buffer and a number, which the forward pass changes if `change` is set."""
 
     def __init__(self) -> None:
         super().__init__(2, 1)
@@ -38,7 +38,7 @@ class Holder(nn.Linear):
 
 
 class Job:
-    """A script alone, with four virtual workers."""
+    """A script with a single worker and four virtual workers."""
 
     def __init__(self, model: nn.Module | None = None, **options: Any) -> None:
         self.run = Run(LocalControl.alone(4), None, 4, seed=1)
@@ -67,7 +67,7 @@ class Job:
         self.run.finish()
 
 
-# ------------------------------------------------------------------------------------------------------ the right numbers
+# ------------------------------------------------------------------------------------------------------ correct results
 
 
 def test_what_is_called_in_each_body_acts_once_for_each_step() -> None:
@@ -120,7 +120,7 @@ def test_the_parts_of_a_scheduler_are_not_stepped_twice() -> None:
     assert parts[1].last_epoch == 4
 
 
-# --------------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------------ refusals
 
 
 def set_rate(job: Job, value: float) -> None:

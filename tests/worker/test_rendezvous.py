@@ -1,4 +1,4 @@
-"""The rendezvous: the leader's half as a pure object, the member's half over real sockets."""
+"""The rendezvous: the leader's side as a pure object, the member's side over real sockets."""
 
 from __future__ import annotations
 

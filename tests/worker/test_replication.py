@@ -1,4 +1,4 @@
-"""State from holders to joiners: what arrives is equal, in whatever order a plan has it sent, and nobody hangs."""
+"""State transfer from holders to joiners: received states are equal under every plan, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ CPU = torch.device("cpu")
 
 
 def to(communicator: Communicator, *targets: int) -> Replication:
-    """The state goes from this rank to each of `targets`."""
+    """Transfers from this rank to each of `targets`."""
     return Replication(communicator, tuple(Transfer(communicator.rank, target) for target in targets))
 
 
 def coming(communicator: Communicator, source: int) -> Replication:
-    """The state comes to this rank from `source`."""
+    """The transfer from `source` to this rank."""
     return Replication(communicator, (Transfer(source, communicator.rank),))
 
 
@@ -130,12 +130,12 @@ def test_empty_scalar_boolean_and_strided_tensors_arrive() -> None:
 def test_a_receiver_whose_sender_is_given_up_gets_an_error() -> None:
     def run(c: Communicator) -> str:
         if c.rank == 1:
-            c.wait(c.receive(torch.zeros(1), 0, 99))  # until the other one is through
+            c.wait(c.receive(torch.zeros(1), 0, 99))  # until the other rank has finished
             with contextlib.suppress(CommunicatorBroken):
                 c.wait(c.send(torch.zeros(1), 0, 98))
             return ""
         c.wait(c.send(torch.zeros(1), 1, 99))
-        c.wait(c.receive(torch.zeros(1), 1, 98))  # what has not been read when connections are closed is lost
+        c.wait(c.receive(torch.zeros(1), 1, 98))  # unread data is lost when connections are closed
         c.abort()
         with pytest.raises(CommunicatorBroken):
             coming(c, 1).take(CPU)
@@ -168,7 +168,7 @@ def described(tensors: list[torch.Tensor]) -> dict[str, Any]:
 
 
 def test_a_joiner_passes_pieces_on_before_it_has_them_all() -> None:
-    """The holder holds the second tensor back until the last of the chain has the first."""
+    """The holder withholds the second tensor until the last rank of the chain has the first."""
     tensors = [torch.arange(SMALL_BYTES * 1.0), torch.arange(SMALL_BYTES * 2.0)]
     passed_on = threading.Event()
 
@@ -196,7 +196,7 @@ def test_a_joiner_passes_pieces_on_before_it_has_them_all() -> None:
 
 
 def test_a_state_comes_to_its_places_however_those_lie_in_memory() -> None:
-    """A large tensor that is received as it comes, one laid out otherwise, and a small one that travels with others."""
+    """A large tensor that is received in place, one with another layout, and a small one that travels with others."""
     tensors = [torch.randn(SMALL_BYTES), torch.randn(300, 200), torch.randn(7)]
     places = [torch.zeros(SMALL_BYTES, requires_grad=True), torch.zeros(200, 300).t(), torch.zeros(7)]
 
@@ -216,7 +216,7 @@ def test_a_state_comes_to_its_places_however_those_lie_in_memory() -> None:
 
 
 def test_headers_reach_those_whose_turn_has_not_come() -> None:
-    """2 comes after 1, which does not get its tensors until 2 has said that it has the header."""
+    """2 comes after 1, which gets its tensors only after 2 has confirmed the header."""
     tensors = [torch.ones(3)]
     here = threading.Event()
 
@@ -243,7 +243,7 @@ def test_headers_reach_those_whose_turn_has_not_come() -> None:
 
 
 class Log:
-    """A communicator of rank 3 that writes down what is begun; its operations are completed by hand."""
+    """A communicator of rank 3 that records started operations; the test completes them."""
 
     rank = 3
 
@@ -337,14 +337,14 @@ def test_tensors_greater_than_a_piece_arrive() -> None:
 
 
 Said = dict[str, list[dict[str, Any]]]
-LIMIT_S = 400.0  # of all cases together, on a machine that does much else
+LIMIT_S = 400.0  # of all cases together, on a loaded machine
 WHOLE = ["chain:-1", "tree:-1", "told:-1"]
 KILLED = [f"{plan}:{victim}" for plan in ("chain", "told") for victim in (0, 1, 2)]
 
 
 @pytest.fixture(scope="module")
 def said() -> Said:
-    """For each case what the ranks of replication_ranks.py say, in rank order; all but the victims have ended by themselves."""
+    """For each case the documents of replication_ranks.py's ranks, in rank order; all but the victims have ended."""
     with RendezvousServer() as server:
         script = str(Path(__file__).with_name("replication_ranks.py"))
         command = [sys.executable, script, server.address, *WHOLE, *KILLED]

@@ -1,4 +1,4 @@
-"""A status is small, whatever a script reports of itself."""
+"""A status is small, whatever metrics a script reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every element of a state is looked at in one step out of so many, whatever the state consists of."""
+"""Every element of a state is checked in one step out of so many, whatever the state consists of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script's source says of its calls of `run.save`: what goes into them, and which are the leader's alone."""
+"""Analysis of `run.save` calls in a script's source: the saved values, and calls of the leader alone."""
 
 from __future__ import annotations
 

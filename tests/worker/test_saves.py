@@ -1,4 +1,4 @@
-"""What a script saves is compared before it is written: a difference is named, and no file appears."""
+"""Saved values are compared before they are written: a difference is named, and no file appears."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_files_are_the_same_in_directories_of_each_workers_own() -> None:
 
 
 def saved(directory: Path) -> dict[str, str]:
-    """Digests of contents by name; also of files that have no name of the script's."""
+    """Digests of contents by name; also of temporary files."""
     found = directory.with_name(f"{directory.name}.saved")
     return {path.name: digest(torch.load(path)) for path in sorted(found.iterdir())} if found.exists() else {}
 

@@ -1,4 +1,4 @@
-"""Where a script may be, one after the other."""
+"""The states of a script, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a worker's script, as it should be and otherwise."""
+"""The end of a worker's script, regular and irregular."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_holder_completes_its_transfers_before_it_finishes() -> None:
 
 
 def test_a_worker_that_is_over_only_reports() -> None:
-    """Its agent may be new. Its thread for control sleeps in between."""
+    """Its agent may have restarted. Its control thread sleeps in between."""
     story = Story()
     story.trains_alone(2)
     story.tell(e.LoopEnded(3))

@@ -1,4 +1,4 @@
-"""Values of the script's own (`run.state`, `run.per_virtual_worker`, `run.epoch_begin`): equal bits in every history."""
+"""The script's own values (`run.state`, `run.per_virtual_worker`, `run.epoch_begin`): equal bits in every history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_loss_that_depends_on_a_scripts_values_gives_the_bits_of_one_worker_al
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_job_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(ranks: Any, tmp_path: Path, case: str) -> None:
-    """Two workers in the middle of an epoch, and one after the restart, with which another joins in a later epoch."""
+    """Two workers in the middle of an epoch, and one after the restart; another joins in a later epoch."""
     (expected,) = ranks.outcome(f"state_cases.{case}", ALONE).states
     ranks.train(f"state_cases.{case}", TWO, checkpoints=str(tmp_path))
     written = {int(path.stem.rpartition("-")[2]): path for path in tmp_path.glob("*step-*.pt")}
@@ -45,7 +45,7 @@ def test_a_job_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(ranks: Any
     assert min(steps) == kept, "the job has begun anew"
 
 
-# ---------------------------------------------------------------------------------------------- one worker, and what is refused
+# ------------------------------------------------------------------------------------------- a single worker; refusals
 
 
 def a_run(virtual_workers: int = 4) -> Run:
@@ -53,7 +53,7 @@ def a_run(virtual_workers: int = 4) -> Run:
 
 
 def train(run: Run, body: Any = lambda x: None, behind: Any = lambda x: None, epoch: Any = lambda number: None) -> None:
-    """Two epochs of three steps; the samples are 0, 1, 2, ... in their order."""
+    """Two epochs of three steps; the samples are 0, 1, 2, ... in order."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     numbers = torch.arange(3.0 * 2 * run.virtual_workers).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""What a script reads of the last step is the same on every worker, at each point of the script: it may decide by it."""
+"""A script's readings of the last step are equal on every worker, at each point of the script, so that it may decide by them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.worker.ranks import ALONE, CHANGING
 from tests.worker.turns import WHOLE, Play, Reads
 
 LAST = 24  # steps
-MISSING = {  # who misses the step before: in the middle of an epoch, its last, the job's last
+MISSING = {  # workers that miss the step before: in the middle of an epoch, its last, the job's last
     "some": [[0, [0, 1]], [5, [0, 1], [1]], [9, [0, 1], [0]], [12, [0, 1], [1]], [23, [0, 1], [0]]],
     "all ends": [[0, [0, 1]], [6, [0, 1], [1]], [12, [1, 0], [0]], [18, [0, 1, 2], [1]], [LAST, [0, 1, 2], [1, 2]]],
 }
@@ -21,7 +21,7 @@ MISSING = {  # who misses the step before: in the middle of an epoch, its last, 
 @pytest.mark.parametrize("case", ["ordinary", "host", "deciding"])
 @pytest.mark.parametrize("timetable", [CHANGING, *MISSING.values()], ids=["changing", *MISSING])
 def test_all_workers_read_what_one_worker_alone_does(ranks: Any, case: str, timetable: list[Any]) -> None:
-    if case == "deciding":  # which is its job's last is decided behind it
+    if case == "deciding":  # whether a step is the job's last is decided after it
         timetable = [entry for entry in timetable if entry[0] < LAST]
     (alone,) = ranks.outcome(f"seen_cases.{case}", ALONE).states
     *expected, points = json.loads(alone)

@@ -1,4 +1,4 @@
-"""Shards as a script describes them, and how they are read: each sample once, from anywhere, whoever reads."""
+"""Shards in a script, and how they are read: each sample once, from any position, on any worker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def alone(virtual_workers: int) -> Run:
 
 
 def batches_of(dataset: Any, virtual_workers: int = 4, epochs: int = 1, **options: Any) -> list[list[Any]]:
-    """What a loop sees, by epoch: numbers."""
+    """The numbers that a loop reads, by epoch."""
     run = alone(virtual_workers)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -155,7 +155,7 @@ def test_a_job_that_has_ended_can_be_given_more_epochs_or_steps(divides_itself: 
 
 def test_what_is_random_depends_on_the_sample_alone() -> None:
     def shuffled(shard: int) -> Iterator[float]:
-        """A pipeline with a buffer that is shuffled by the generator that everybody uses."""
+        """A pipeline with a buffer that is shuffled by the global generator."""
         buffer: list[int] = []
         for sample in range(100 * shard, 100 * shard + 30):
             buffer.append(sample)
@@ -180,7 +180,7 @@ def test_a_custom_collate_function_gets_the_samples() -> None:
 
 
 class Counting(IterableDataset[int]):
-    """Divides itself as PyTorch's manual has it."""
+    """Divides its data as in PyTorch's manual."""
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
@@ -236,7 +236,7 @@ def test_what_an_iterable_dataset_notes_of_its_iteration_is_each_virtual_workers
 
 
 class Numbers:
-    """Samples that know where they stand. Counts how many were read."""
+    """Samples that report their position. Counts the readings."""
 
     def __init__(self, length: int) -> None:
         self.length, self.at, self.pulled = length, 0, 0
@@ -370,7 +370,7 @@ def test_a_file_can_be_opened_at_each_sample(kind: str, tmp_path: Path) -> None:
 
 
 def write_tar(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Samples of two files each, in a folder whose name is longer than a tar header has room for."""
+    """Samples of two files each, in a folder with a name longer than a tar header's field."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         for number, row in enumerate(rows):
             for extension, content in (("json", json.dumps(row)), ("label.txt", str(number))):
@@ -385,7 +385,7 @@ def test_a_tar_sample_has_its_files_by_extension(tmp_path: Path) -> None:
     assert sample == {"__key__": "long/" * 60 + "0000", "json": b'{"a": 1}', "label.txt": b"0"}
 
 
-# -- what is refused
+# -- refusals
 
 
 def test_wrong_shards_get_the_right_sentence(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def reading_processes_end(but: Collection[multiprocessing.process.BaseProcess] =
         until = time.monotonic() + 60.0
         while (
             process.exitcode is None and time.monotonic() < until
-        ):  # `join` tells nothing where another thread has waited for it
+        ):  # `join` returns nothing where another thread has waited for the process
             process.join(0.1)
         assert process.exitcode is not None, "a reading process has outlived its training"
 

@@ -1,4 +1,4 @@
-"""What a script gives `prepare` to read: PyTorch's names, its samplers, its DataLoader."""
+"""Data arguments of `prepare`: PyTorch's names, its samplers, its DataLoader."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def flat(batches: list[list[Any]]) -> list[Any]:
 
 
 class Halves(Sampler[int]):
-    """Shuffles with generators that it keeps, and knows its epoch."""
+    """Shuffles with its own generators, and knows its epoch."""
 
     def __init__(self) -> None:
         self.torch = torch.Generator()
@@ -112,7 +112,7 @@ def test_a_weighted_sampler_draws_what_its_weights_say() -> None:
 
 
 class Buckets(Sampler[list[int]]):
-    """Batches of samples that are about as long, of any size."""
+    """Batches of samples of similar length, with varying sizes."""
 
     def __iter__(self) -> Iterator[list[int]]:
         batches = [[0, 1, 2, 3], [4, 5], [6], [7, 8, 9], [10, 11]]
@@ -207,7 +207,7 @@ def sums(samples: list[tuple[torch.Tensor]]) -> torch.Tensor:
 
 
 def offset(number: int) -> None:
-    """In a process that reads: the script's own dataset is where PyTorch has it."""
+    """Runs in a data loader process: the script's own dataset is where PyTorch expects it."""
     info = get_worker_info()
     assert info is not None
     info.dataset.tensors = (info.dataset.tensors[0] + 100 * (info.id == number),)
@@ -224,7 +224,7 @@ def test_worker_init_fn_and_collate_fn_act_where_batches_are_read(as_loader: boo
     assert [loader.batch(0, v).item() for v in range(2)] == [201.0, 205.0]
 
 
-# --------------------------------------------------------------------------------------------- what cannot be meant
+# ---------------------------------------------------------------------------------------------- ambiguous arguments
 
 
 class Stream(IterableDataset[int]):
@@ -238,7 +238,7 @@ class Endless:
 
 
 class Growing(Halves):
-    """Gives more in each epoch."""
+    """Yields more samples in each epoch."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(12 + self.epoch))
@@ -317,11 +317,11 @@ def test_a_sampler_whose_epochs_differ_in_length_is_refused() -> None:
         schedule.indices(2 * schedule.steps_per_epoch, 0)
 
 
-# --------------------------------------------------------------------------------- workers that do not read the same
+# -------------------------------------------------------------------------------- workers that read different data
 
 
 class Remembers(Halves):
-    """Its order depends on how often it has been read."""
+    """Its order depends on the number of earlier readings."""
 
     turns = 0
 
@@ -331,7 +331,7 @@ class Remembers(Halves):
 
 
 def compared(*schedules: Schedule, step: int = 9) -> None:
-    """What the workers with these tell each other, as `inband` carries it."""
+    """Exchange the messages of the workers with these schedules, as `inband` does."""
     part = Part(step, (0,))
     watches = [OrderWatch(schedule) for schedule in schedules]
     greatest = [max(numbers) for numbers in zip(*(watch.numbers(part) for watch in watches), strict=True)]

@@ -1,4 +1,4 @@
-"""The training state as header and tensors: whole, in order, and only for the same script."""
+"""The training state as header and tensors: complete, in order, and only for the same script."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def train(state: TrainingState, steps: int, seed: int = 1) -> None:
 
 
 def copy(source: TrainingState, target: TrainingState) -> None:
-    """What the network does: the header as bytes, tensors one by one."""
+    """The transfer over the network: the header as bytes, tensors one by one."""
     header = msgspec.msgpack.decode(msgspec.msgpack.encode(source.header({"applied": 3})))
     sent = [tensor.clone() for tensor in source.tensors()]
     with torch.no_grad():
@@ -318,7 +318,7 @@ def test_what_was_not_packed_is_not_unpacked(data: Any) -> None:
 
 
 def test_a_group_of_an_optimizer_may_be_empty() -> None:
-    """As where everything that it was meant for is frozen."""
+    """As where all its parameters are frozen."""
 
     def state() -> TrainingState:
         model = torch.nn.Linear(2, 1)
@@ -333,7 +333,7 @@ def test_a_group_of_an_optimizer_may_be_empty() -> None:
 
 
 def test_a_registered_tensor_that_others_have_keeps_its_memory() -> None:
-    """Another one in its place would be taken for it."""
+    """A new tensor in its place could be taken for the old one."""
     array = numpy.ones(1, numpy.float32)
     memory = weakref.ref(array)
     value = {"loss": torch.from_numpy(array)}

@@ -1,4 +1,4 @@
-"""Datasets of other libraries that are read in sequence, where these are installed: each sample once an epoch."""
+"""Sequential datasets of other libraries, where these are installed: each sample once per epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = (5, 17, 9, 30, 2)
 
 
 def seen_in(dataset: Any, virtual_workers: int = 4, **options: Any) -> list[list[list[int]]]:
-    """The numbers that a loop of two epochs sees."""
+    """The numbers that a loop of two epochs reads."""
     run = Run(LocalControl.alone(virtual_workers), None, virtual_workers, seed=3)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

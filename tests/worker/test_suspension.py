@@ -1,4 +1,4 @@
-"""A job that is preempted: whatever step it is interrupted at, it ends with the values of one that is not."""
+"""A preempted job: after an interruption at any step, it ends with the values of an undisturbed one."""
 
 from __future__ import annotations
 

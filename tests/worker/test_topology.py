@@ -1,4 +1,4 @@
-"""Who sends the state to whom: the paper's example, machines that exist, what every plan promises, and how good plans are."""
+"""Plans of state transfers: the paper's example, real machines, properties of every plan, and optimality."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spots(server: str, places: Sequence[GpuPlace]) -> list[Spot]:
 
 
 def unknown(server: str, count: int = 8) -> list[Spot]:
-    """Of a server whose agent tells nothing."""
+    """GPUs of a server whose agent reports no topology."""
     return spots(server, [GpuPlace()] * count)
 
 
@@ -54,7 +54,7 @@ def dgx_a100(server: str) -> list[Spot]:
 
 
 def plan(where: Sequence[Spot], holders: Sequence[int], relays: bool = True) -> tuple[Transfer, ...]:
-    """All that do not hold the state join."""
+    """A plan in which all ranks without the state join."""
     joiners = [rank for rank in range(len(where)) if rank not in holders]
     return plan_transfers([spot.gpu for spot in where], holders, joiners, [spot.place for spot in where], relays)
 
@@ -122,7 +122,7 @@ def test_the_two_directions_of_a_link_are_two_lanes() -> None:
 
 
 def test_elan_figure_9_two_joiners_are_served_at_once_each_by_its_nearest() -> None:
-    """A and B hang on one switch, C on the other socket of their server, D on another server; E joins near C, F near D."""
+    """A and B are on one switch, C on the other socket of their server, D on another server; E joins near C, F near D."""
     near = spots(
         "s1", [GpuPlace(socket=0, switch=0)] * 2 + [GpuPlace(socket=1, switch=1), GpuPlace(socket=1, switch=2)]
     )
@@ -149,7 +149,7 @@ def test_transfers_between_sockets_go_in_turn_where_joiners_do_not_serve() -> No
 
 def test_the_link_between_sockets_is_crossed_once_and_the_others_there_are_served_behind_it() -> None:
     transfers = plan(four_pcie("a"), [0])
-    assert pairs(transfers, 0) == [(0, 2)]  # first the one who can serve another
+    assert pairs(transfers, 0) == [(0, 2)]  # first the one that can serve another
     assert pairs(transfers, 1) == [(0, 1), (2, 3)]
     assert [transfer.after for transfer in transfers] == [(), (0,), ()]
 
@@ -213,7 +213,7 @@ MACHINES = (unknown, four_pcie, eight_pcie, dgx_1, dgx_a100)
 
 @st.composite
 def clusters(draw: st.DrawFn, most: int = 14) -> tuple[list[Spot], list[int]]:
-    """Some GPUs of some servers in any order, and who holds the state."""
+    """Some GPUs of some servers in any order, and the holders of the state."""
     machines = draw(st.lists(st.sampled_from(MACHINES), min_size=1, max_size=4))
     everywhere = [spot for number, machine in enumerate(machines) for spot in machine(f"s{number}")]
     where = draw(st.lists(st.sampled_from(everywhere), min_size=2, max_size=most, unique_by=lambda spot: spot.gpu))
@@ -222,7 +222,7 @@ def clusters(draw: st.DrawFn, most: int = 14) -> tuple[list[Spot], list[int]]:
 
 
 def has_state_from(transfers: Sequence[Transfer], holders: Sequence[int]) -> dict[int, int]:
-    """In which round each rank can begin to serve."""
+    """The round from which each rank can serve."""
     return {**dict.fromkeys(holders, 0), **{t.target_rank: t.round + 1 for t in transfers}}
 
 
@@ -257,7 +257,7 @@ def test_however_long_each_takes_those_that_share_a_lane_follow_each_other(
 ) -> None:
     where, holders = cluster
     transfers = plan(where, holders, relays)
-    before: list[set[int]] = []  # for each transfer all that are complete when it begins
+    before: list[set[int]] = []  # for each transfer the ranks that are complete when it begins
     for position, transfer in enumerate(transfers):
         assert all(earlier < position and transfers[earlier].round < transfer.round for earlier in transfer.after)
         before.append({each for earlier in transfer.after for each in (earlier, *before[earlier])})
@@ -279,7 +279,7 @@ def test_no_source_is_farther_than_the_nearest_that_has_the_state_to_begin_with(
 
 @given(clusters())
 def test_no_lane_is_left_idle_that_would_serve_a_waiting_joiner_nearest(cluster: tuple[list[Spot], list[int]]) -> None:
-    """Whoever waits for a round could not have been served in the one before from any nearer than who serves it then."""
+    """A joiner that waits for a round had no source in the round before that is as near as its present one."""
     where, holders = cluster
     transfers = plan(where, holders)
     able = has_state_from(transfers, holders)
@@ -301,7 +301,9 @@ def test_no_lane_is_left_idle_that_would_serve_a_waiting_joiner_nearest(cluster:
 
 
 def fewest_rounds(where: Sequence[Spot], holders: Sequence[int]) -> int:
-    """Over all plans that keep the rules: lanes, sources that have the state, and none farther than the nearest holder."""
+    """Exhaustive search over plans within the rules: lanes, sources that have the state, and none farther than the nearest
+    holder.
+    """
     everyone = frozenset(range(len(where)))
     farthest = {j: min(link(where[h], where[j]) for h in holders) for j in everyone - set(holders)}
 

@@ -1,4 +1,4 @@
-"""transformers.Trainer (`integrations`): weights and all logs are those of one worker alone, whatever happens to the job."""
+"""transformers.Trainer (`integrations`): weights and logs equal those of a single worker, whatever happens to the job."""
 
 from __future__ import annotations
 

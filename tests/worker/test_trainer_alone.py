@@ -1,4 +1,4 @@
-"""transformers.Trainer (`integrations`), one worker alone: what it trains, what it writes, and what it refuses."""
+"""transformers.Trainer (`integrations`) with a single worker: results, written files, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ cases = importlib.import_module("trainer_cases")
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As `elastic.join` has it."""
+    """As `elastic.join` sets it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -65,7 +65,7 @@ def trainer(directory: Path, kind: Any = ElasticTrainer, callbacks: Any = (), mo
 
 
 class Told(TrainerCallback):  # type: ignore[misc]
-    """Keeps what the host tells its callbacks."""
+    """Records the callbacks' arguments."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, float]] = []
@@ -80,7 +80,7 @@ class Told(TrainerCallback):  # type: ignore[misc]
 
 
 class Same(Trainer):  # type: ignore[misc]
-    """The host alone, with the micro-batches that the elastic one reads in each step: as many as it accumulates."""
+    """The plain Trainer with the micro-batches of the elastic one: as many as it accumulates."""
 
     batches: list[list[dict[str, Any]]] = []
 
@@ -93,7 +93,7 @@ def losses(host: Any, name: str = "loss") -> list[float]:
 
 
 def test_it_trains_as_the_plain_trainer_does_that_accumulates_over_as_many_micro_batches(tmp_path: Path) -> None:
-    """Those of full steps: accumulation has no notion of a step in which some have no sample."""
+    """With full steps only: accumulation knows no steps in which some have no sample."""
     read: list[list[dict[str, Any]]] = []
 
     class Watching(ElasticTrainer):
@@ -114,7 +114,7 @@ def test_it_trains_as_the_plain_trainer_does_that_accumulates_over_as_many_micro
     for name, value in plain.model.state_dict().items():
         torch.testing.assert_close(
             elastic.model.state_dict()[name], value, rtol=1e-3, atol=2e-4
-        )  # Adam makes a little much of small gradients
+        )  # Adam amplifies small gradients
 
 
 def _kept(step: Any, into: list[Any]) -> Any:

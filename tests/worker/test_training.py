@@ -1,4 +1,4 @@
-"""What a step does with a script's model, optimizers and data: equal bits for any number of workers, and while it changes."""
+"""A step's effect on a script's model, optimizers and data: equal bits for any number of workers, and across resizes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_without_the_canonical_order_all_workers_agree_but_the_bits_are_their_nu
 
 
 def orphan(when: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """A newcomer whose only holder is killed and which is told to begin alone (`orphan_ranks`)."""
+    """A newcomer whose only holder is killed, and which then begins alone (`orphan_ranks`)."""
     with RendezvousServer() as server:
         command = [sys.executable, str(HERE / "orphan_ranks.py"), when, server.address, str(directory)]
         return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)

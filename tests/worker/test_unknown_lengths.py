@@ -1,4 +1,4 @@
-"""Epochs whose number of steps nobody knows beforehand: the facts say to which epoch the step to come belongs."""
+"""Epochs with an unknown number of steps: events tell the epoch of the next step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def alone(max_steps: int | None = None) -> Story:
 
 
 def step(story: Story, next_epoch: int) -> int:
-    """One that is followed by a step of that epoch."""
+    """A step whose successor belongs to epoch `next_epoch`."""
     run = story.begin_step()
     story.tell(e.PartComputed())
     story.tell(e.WordRead(run.proposal))

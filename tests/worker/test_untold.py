@@ -1,4 +1,4 @@
-"""What a loop body changes that no other worker would be told of is refused at once, or warned of."""
+"""Changes in a loop body that other workers would not get are refused at once, or cause a warning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.ara
 
 
 class Script:
-    """A training with two virtual workers, and something beside it."""
+    """A training with two virtual workers, and an object beside it."""
 
     def __init__(self, model: nn.Module | None = None) -> None:
         torch.manual_seed(2)
@@ -34,7 +34,7 @@ class Script:
         between: Callable[[], None] = lambda: None,
         after_update: Callable[[], None] | None = None,
     ) -> None:
-        """The functions are called in the loop body, behind its step and before it, at an epoch's end, and in the update."""
+        """The functions are called in the loop body, after its step and before it, at an epoch's end, and in the update."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         model, optimizer, batches = self.run.prepare(self.model, optimizer, DATA, 4, after_update=after_update)
         for _ in self.run.epochs(2):
@@ -47,7 +47,7 @@ class Script:
         self.run.finish()
 
     def steps(self) -> Iterator[None]:
-        """The same training, a body at a time."""
+        """The same training, one body at a time."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         model, optimizer, batches = self.run.prepare(self.model, optimizer, DATA, 4)
         for _ in self.run.epochs(2):
@@ -67,7 +67,7 @@ def clamp(script: Script) -> Callable[[], None]:
 
 
 def clamp_data(script: Script) -> Callable[[], None]:
-    """As the discriminator of a Wasserstein GAN is clipped. It leaves no trace in the tensors' versions."""
+    """As the discriminator of a Wasserstein GAN is clipped. It does not change the tensors' versions."""
 
     def act() -> None:
         for parameter in script.model.parameters():
@@ -107,7 +107,7 @@ def test_between_epochs_parameters_are_the_scripts_to_change() -> None:
 
 
 def test_a_body_may_change_parameters_for_a_while() -> None:
-    """As in adversarial weight perturbation, if it puts them back as they were."""
+    """As in adversarial weight perturbation, if it restores them."""
     script = Script()
     saved: list[torch.Tensor] = []
 
@@ -123,7 +123,7 @@ def test_a_body_may_change_parameters_for_a_while() -> None:
 
 
 class Shadow:
-    """An average by hand, as many have it: a tensor for each parameter's name."""
+    """An average by hand, as in many scripts: a tensor for each parameter's name."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -203,7 +203,7 @@ def test_a_copy_that_stays_as_it_is_is_nobody_s_business() -> None:
 
 
 class Listed:
-    """An average in a list, as libraries for it have."""
+    """An average in a list, as in libraries."""
 
     def __init__(self, model: nn.Module) -> None:
         self.shadow_params = [parameter.detach().clone() for parameter in model.parameters()]
@@ -329,7 +329,7 @@ def test_only_a_variable_of_the_script_can_be_said_to_be_a_worker_s_own() -> Non
 
 
 def test_the_model_of_another_job_in_the_same_process_is_no_copy() -> None:
-    """As in a notebook, whose cell is run once more."""
+    """As in a notebook, with a cell that is run once more."""
     first, second = Script(), Script()
     first_steps, second_steps = first.steps(), second.steps()
     for _ in range(4):
@@ -351,7 +351,7 @@ def test_other_things_beside_tensors_and_lazy_modules_are_no_copies() -> None:
 
 
 class Counting(nn.Linear):
-    """It remembers something, beside its tensors."""
+    """Has state beside its tensors."""
 
     calls = 0
 

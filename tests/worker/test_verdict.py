@@ -1,4 +1,4 @@
-"""Whose state is wrong, if workers' states differ, and how that is told."""
+"""The diverged worker, if workers' states differ, and the reports about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where virtual workers run, and where their randomness comes from."""
+"""Placement of virtual workers, and the seeds of their randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`optimizer.zero_grad()` between two backward passes of a loop body means what it means in PyTorch."""
+"""`optimizer.zero_grad()` between two backward passes of a loop body behaves as in PyTorch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made() -> tuple[nn.Sequential, list[torch.optim.Optimizer]]:
 
 
 def plain(body: Body) -> list[torch.Tensor]:
-    """Without the runtime."""
+    """The same training without the runtime."""
     model, optimizers = made()
     for _ in range(2):
         for x, y in zip(*(part.split(BATCH) for part in DATA), strict=True):
@@ -55,7 +55,7 @@ def zero(optimizers: Optimizers) -> None:
 
 
 def adversarial(model: nn.Module, optimizers: Optimizers, x: torch.Tensor, y: torch.Tensor) -> None:
-    """The first pass is for the inputs' gradient, as in the fast gradient sign method."""
+    """The first pass computes the inputs' gradient, as in the fast gradient sign method."""
     x = x.clone().requires_grad_()
     functional.cross_entropy(model(x), y).backward()
     assert x.grad is not None
@@ -78,7 +78,7 @@ def halves(model: nn.Module, optimizers: Optimizers, x: torch.Tensor, y: torch.T
 
 
 def everywhere(model: nn.Module, optimizers: Optimizers, x: torch.Tensor, y: torch.Tensor) -> None:
-    """At the beginning, between the steps and behind them it does no harm."""
+    """At the beginning, between the steps and after them it has no effect."""
     zero(optimizers)
     functional.cross_entropy(model(x), y).backward()
     optimizers[0].step()
@@ -101,7 +101,7 @@ def test_it_leaves_other_virtual_workers_gradients_alone(body: Body) -> None:
 
 
 def begins_late(passes: Iterator[int]) -> Body:
-    """From the fourth batch on it computes twice, when gradients are sent while they are computed."""
+    """From the fourth batch on it has two passes; by then gradients are sent during the computation."""
 
     def body(model: nn.Module, optimizers: Optimizers, x: torch.Tensor, y: torch.Tensor) -> None:
         functional.cross_entropy(model(x), y).backward()

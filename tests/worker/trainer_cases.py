@@ -1,4 +1,4 @@
-"""transformers.Trainer in a job: each returns the weights that it ends with, and what it has logged."""
+"""transformers.Trainer in a job. Each case returns its final weights and its log."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def gpt2(dropout: float = 0.1) -> GPT2LMHeadModel:
 def train(
     run: Run, model: Any = None, size: int = 90, callbacks: Any = (), kind: Any = ElasticTrainer, **arguments: Any
 ) -> list[Any]:
-    """Six steps an epoch, the last of them short: some virtual workers have no sample in it."""
+    """Six steps per epoch, the last of them short: some virtual workers have no sample in it."""
     sys.stdout = sys.stderr  # the other one belongs to `training_ranks`
     options = {
         "output_dir": str(Path(tempfile.gettempdir(), f"trainer-{os.getppid()}")),
@@ -107,7 +107,7 @@ def half_precision(run: Run) -> list[Any]:
 
 
 class Odd(TrainerCallback):  # type: ignore[misc]
-    """Changes the global gradient, and looks at what the host tells."""
+    """Changes the global gradient, and reads the callbacks' arguments."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -124,7 +124,7 @@ def gradients_that_a_callback_changes(run: Run) -> list[Any]:
 
 
 class Early(ElasticTrainer):
-    """Whose loss is its own, and forgets what it is told about the number of items."""
+    """With its own loss, which ignores the given number of items."""
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -140,7 +140,7 @@ def stops_early(run: Run) -> list[Any]:
     return train(
         run,
         kind=Early,
-        callbacks=[EarlyStoppingCallback(7, early_stopping_threshold=10.0)],  # nothing is that much better
+        callbacks=[EarlyStoppingCallback(7, early_stopping_threshold=10.0)],  # no metric ever improves that much
         num_train_epochs=30,
         eval_strategy="steps",
         eval_steps=3,
@@ -155,7 +155,7 @@ def stops_early(run: Run) -> list[Any]:
 
 
 class Leading(TrainerCallback):  # type: ignore[misc]
-    """Remembers whether this worker leads when the tenth step begins."""
+    """Records whether this worker leads at the beginning of the tenth step."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -166,7 +166,7 @@ class Leading(TrainerCallback):  # type: ignore[misc]
 
 
 def the_leader_s_files_are_lost(run: Run) -> list[Any]:
-    """Each has a directory of its own. The first leader leaves when it has written the ninth step's checkpoint."""
+    """Each worker has a separate directory. The first leader leaves when it has written the ninth step's checkpoint."""
     directory, leading = Path(tempfile.mkdtemp()), Leading(run)
     found = train(run, callbacks=[leading], output_dir=str(directory), save_strategy="steps", save_steps=3)
     if leading.then:

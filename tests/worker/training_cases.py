@@ -1,4 +1,4 @@
-"""Training loops, each with something that is easily lost or done twice. Each returns the state that it ends with."""
+"""Training loops, each with state that is easily lost or applied twice. Each returns its final state."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def data_workers(run: Run) -> list[Any]:
 
 
 def own_sampler(run: Run) -> list[Any]:
-    """A sampler with a generator of its own, more samples an epoch than there are, processes that read."""
+    """A sampler with its own generator, more samples per epoch than exist, data loader processes."""
     model = network()
     sampler = torch.utils.data.WeightedRandomSampler(
         torch.linspace(0.1, 1, SIZE).tolist(), SIZE + 20, generator=torch.Generator()
@@ -112,7 +112,7 @@ class Lengths(torch.utils.data.Sampler[list[int]]):
 
 
 class Encoding(UserDict[str, Any]):
-    """As Hugging Face's `BatchEncoding`: a mapping with a method `to`."""
+    """Like Hugging Face's `BatchEncoding`: a mapping with a method `to`."""
 
     def to(self, device: torch.device) -> Encoding:
         return Encoding({key: value.to(device) for key, value in self.items()})
@@ -124,7 +124,7 @@ def encode(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> Encoding:
 
 
 def own_batches(run: Run) -> list[Any]:
-    """Batches of different sizes, in a mapping of the script's own, of which the last step has two."""
+    """Batches of different sizes, in a mapping of the script's own; the last step has two of them."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer, batches = run.prepare(
@@ -150,7 +150,7 @@ def saved_in_the_loop(run: Run) -> list[Any]:
         applied[:] = [(name, value.clone()) for name, value in model.state_dict().items()]
 
     def check() -> None:
-        if run.is_leader:  # which writes it at once, since nothing is compared
+        if run.is_leader:  # writes it at once, since nothing is compared
             run.save(model, path)
             found = torch.load(path)
             assert all(torch.equal(found[name], value) for name, value in applied), "not what was applied last"
@@ -179,7 +179,7 @@ def no_overlap(run: Run) -> list[Any]:
 
 
 def many_segments(run: Run) -> list[Any]:
-    """More than one segment and bucket, so that there is something to overlap."""
+    """More than one segment and bucket, so that communication can overlap."""
     model = nn.Sequential(network(600), nn.Linear(3, 900), nn.ReLU(), nn.Linear(900, 900), nn.Linear(900, 3))
     return train(run, model, torch.optim.AdamW(model.parameters(), lr=0.001), max_grad_norm=0.5)
 
@@ -237,7 +237,7 @@ def several_types(run: Run) -> list[Any]:
 
 
 def unfreezing(run: Run) -> list[Any]:
-    """Parameters that are trained from the second epoch on, in a group of their own."""
+    """Parameters that are trained from the second epoch on, in a separate group."""
     model = network()
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
@@ -271,7 +271,7 @@ def two_passes(run: Run, noise: float = 0.0, **options: Any) -> list[Any]:
 
 
 def gradients_that_are_changed(run: Run) -> list[Any]:
-    """And noise added to what they give: nothing may be sent before `step`."""
+    """Gradients are changed, with noise added: nothing may be sent before `step`."""
     return two_passes(run, noise=0.01, overlap=False)
 
 
@@ -350,7 +350,7 @@ def global_gradient(run: Run) -> list[Any]:
 
 
 def compiled(run: Run) -> list[Any]:
-    """A model that torch.compile has taken apart."""
+    """A model compiled by torch.compile."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     model = torch.compile(nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3)), backend="aot_eager")
     torch.manual_seed(5)
@@ -360,7 +360,7 @@ def compiled(run: Run) -> list[Any]:
 
 
 def compiled_by_default(run: Run) -> list[Any]:
-    """`torch.compile` with its default backend, which makes C++ of a model, under autocast."""
+    """`torch.compile` with its default backend, which generates C++ code, under autocast."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     torch.manual_seed(5)
     model = torch.compile(nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3)), dynamic=True)
@@ -378,7 +378,7 @@ def compiled_by_default(run: Run) -> list[Any]:
 
 
 class Blocks(nn.Module):
-    """A tied embedding, and blocks with dropout whose activations are computed again in the backward pass."""
+    """A tied embedding, and blocks with dropout whose activations are recomputed in the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -418,7 +418,7 @@ LENGTHS = (31, 8, 0, 57, 22, 3, 40, 99)  # of the shards
 
 
 class Shard:
-    """Random points with random augmentation, one after the other; `set_epoch` shifts them."""
+    """Random points with random augmentation, in sequence; `set_epoch` shifts them."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -435,7 +435,7 @@ class Shard:
 
 
 class Divided(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The same, as PyTorch has it: each worker of a data loader reads some of the shards, in each epoch others."""
+    """The same as a PyTorch dataset: each data loader process reads some of the shards, in each epoch others."""
 
     epoch = 0
 
@@ -450,7 +450,7 @@ class Divided(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]
 
 
 def sequential(run: Run, dataset: Any = None, **options: Any) -> list[Any]:
-    """Shards of unequal lengths, in batches that are mixed up at random."""
+    """Shards of unequal lengths, in randomly mixed batches."""
     torch.manual_seed(5)
     model: nn.Module = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
     raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

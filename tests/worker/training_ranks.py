@@ -1,21 +1,21 @@
-"""Ranks that train: `python training_ranks.py`, and then on its standard input one errand a line, as JSON:
+"""Training ranks: `python training_ranks.py`, with tasks on its standard input, each a line of JSON:
 
     {"case": CASE, "address": ADDRESS, "timetable": TIMETABLE, "directory": DIRECTORY}
 
-It may also have "checkpoints", a directory from which the job goes on and in which it writes, and "max_steps".
+Optional fields: "checkpoints", a directory from which the job resumes and to which it writes, and "max_steps".
 
-For each errand a process is forked for each worker; each writes what it ends with to DIRECTORY, and the worst of their exit codes
-is the answer, one line on standard output.
+For each task one process per worker is forked; each writes its final state to DIRECTORY. The answer is the worst of their exit
+codes, a line on standard output.
 
 CASE is a function of `training_cases`, or MODULE.FUNCTION of another module beside it; and after a colon
 the job's determinism (default elastic).
 
-TIMETABLE is a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One worker
-alone is what `python script.py` does. An entry may have a third element, [workers]: these miss the step before, which the others
-have applied, and which may not be the first of its generation. It may have a fourth, a number e: all workers come out of the
-communicator of the entry before in the entry's first step, after its evaluation e, and begin that step anew.
+TIMETABLE is a list of [first step, [workers]]. All switch at these steps; a worker that is new in an entry is a joiner. One
+worker alone equals `python script.py`. An entry may have a third element, [workers]: these miss the step before, which the others
+have applied, and which may not be the first of its generation. It may have a fourth, a number e: in the entry's first step all
+workers leave the communicator of the entry before, after its evaluation e, and begin that step again.
 
-The process imports once what a training script needs, and stays single-threaded, so forking is safe.
+The process imports a training script's modules once, and stays single-threaded, so forking is safe.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import training_cases as training_cases  # here already when ranks are forked
+import training_cases as training_cases  # imported before ranks are forked
 import zmq
 
 from elasticd.protocol.model import (
@@ -72,7 +72,7 @@ class Rehearsal(control.Rehearsal):
 
 
 def digest(value: Any) -> Any:
-    """Something that differs if a single bit does."""
+    """A value that differs if a single bit differs."""
     if isinstance(value, torch.Tensor):
         data = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {list(value.shape)} {hashlib.sha256(data).hexdigest()[:16]}"
@@ -88,8 +88,9 @@ def module_of(case: str) -> str:
 
 
 def miss_steps(timetable: Timetable) -> None:
-    """This worker does not come to know that a step that it misses is complete. The others apply it, and get no answer from it in
-    that generation any more: each ends it when all have heard what they need of the step."""
+    """Let this worker not learn that a step is complete. The others apply the step, and get no answer of this worker in that
+    generation any more: each ends the generation when all have the messages that they need of the step.
+    """
     complete = InBand.complete
 
     def without(in_band: InBand, communicator: Communicator, part: Part) -> int:
@@ -105,7 +106,7 @@ def miss_steps(timetable: Timetable) -> None:
 
 
 def break_steps(timetable: Timetable) -> None:
-    """Communicators break in the middle of a step, where the timetable says so."""
+    """Break communicators in the middle of a step, as the timetable says."""
     evaluate = Stepping._evaluate
 
     def broken(stepping: Stepping, part: Part, computed: Callable[[], None]) -> bool:
@@ -130,12 +131,13 @@ def rank_main(
     checkpoints: str = "",
     max_steps: int | None = None,
 ) -> dict[str, Any]:
-    """meeting: a directory in which all ranks see who is where. checkpoints: where the job's are; if it is not given, none is
-    written."""
+    """meeting: a directory in which all ranks find each other's addresses. checkpoints: the job's directory; empty: none is
+    written.
+    """
     name, _, determinism = case.partition(":")
     cases = importlib.import_module(module_of(case))
     place = environment(me, Determinism(determinism or "elastic"))
-    if name.rpartition(".")[2] != "rates_that_differ":  # else the comparison would be the first to tell
+    if name.rpartition(".")[2] != "rates_that_differ":  # otherwise the comparison would be the first to report
         place = replace(place, compare_every=1)
     if checkpoints:
         place = replace(place, checkpoint_directory=checkpoints, checkpoint_every_s=0.001, checkpoint_keep=100)
@@ -160,7 +162,7 @@ def rank_main(
 
 
 def environment(me: int, determinism: Determinism) -> ClusterEnvironment:
-    """What an agent would say."""
+    """The environment that an agent would create."""
     return ClusterEnvironment(
         job=JobId("w"),
         worker=WorkerId(f"w.{me}"),
@@ -178,7 +180,7 @@ def environment(me: int, determinism: Determinism) -> ClusterEnvironment:
 
 
 def fork(worker: Callable[[], None]) -> int:
-    """A process that does this and ends. Returns its id."""
+    """Run `worker` in a forked process. Returns its id."""
     pid = os.fork()
     if pid:
         return pid
@@ -191,7 +193,7 @@ def fork(worker: Callable[[], None]) -> int:
 
 
 def carry_out(case: str, address: str, timetable: list[Any], directory: str, **named: Any) -> int:
-    """One errand. Returns the worst exit code."""
+    """Run one task. Returns the worst exit code."""
     if module_of(case) not in sys.modules:  # once for all ranks
         importlib.import_module(module_of(case))
         gc.freeze()
@@ -210,7 +212,7 @@ def carry_out(case: str, address: str, timetable: list[Any], directory: str, **n
 def main() -> None:
     torch.set_num_threads(1)
     warm.prepare()
-    gc.freeze()  # what is there is no rank's garbage
+    gc.freeze()  # objects of this process are not the ranks' garbage
     for line in sys.stdin:
         print(carry_out(**json.loads(line)), flush=True)
 

@@ -1,6 +1,6 @@
-"""A job that is preempted again and again, in a process that has imported no tests.
+"""A job that is preempted again and again, in a process that has not imported the tests.
 
-A run compares every value that its process can reach, and a process of pytest can reach a million.
+A run compares every value that its process can reach, which in a pytest process are a million.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elasticd.worker.trainer import ScriptExit
 
 EPOCHS, STEPS = 3, 4  # steps of an epoch
 
-WHOLE = (10**6,)  # boundaries of a run that nothing interrupts
+WHOLE = (10**6,)  # boundaries of an undisturbed run
 
 
 class Turn(LocalControl):
@@ -49,14 +49,14 @@ class Turn(LocalControl):
 
 
 class Turns:
-    """A job, from one process to the next: each ends as a script's does, with what runs at its exit."""
+    """A job, from one process to the next: each ends as a script's does, with its exit handlers."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.runs = 0
 
     def train(self, boundaries: float, saver: WorkerId | None = None) -> dict[str, Any] | None:
-        """What the script ends with; None: it was preempted before."""
+        """Final state of the script; None: it was preempted before."""
         self.runs += 1
         place = ClusterEnvironment(
             job=JobId("job"),
@@ -75,14 +75,14 @@ class Turns:
         try:
             return self._script(run)
         except ScriptExit:
-            run.finish()  # atexit
+            run.finish()  # the exit handler
             return None
 
     def _script(self, run: Run) -> dict[str, Any]:
         raise NotImplementedError
 
     def whole(self, interrupted: Iterable[int]) -> dict[str, Any]:
-        """What the script ends with after preemptions at these boundaries, one for each run."""
+        """Final state of the script after preemptions at these boundaries, one per run."""
         for boundaries in interrupted:
             if (found := self.train(boundaries)) is not None:
                 return found
@@ -90,7 +90,7 @@ class Turns:
 
 
 class Ordinary(Turns):
-    """Ends with the model, the optimizer's state, and what it has kept itself."""
+    """Ends with the model, the optimizer's state, and its own values."""
 
     lbfgs = False
 
@@ -106,7 +106,7 @@ class Ordinary(Turns):
         model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
         for epoch in run.epochs(EPOCHS):
             with torch.no_grad():
-                model[0].weight.mul_(0.9)  # which the state of a step in this epoch has behind it
+                model[0].weight.mul_(0.9)  # the state of a step in this epoch includes it
             for x, y in batches:
 
                 def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
@@ -126,7 +126,7 @@ class Lbfgs(Ordinary):
 
 
 class Reads(Turns):
-    """Notes what its script reads of the last step."""
+    """Records the script's readings of the last step."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -162,8 +162,8 @@ Play = Callable[[type[Turns], Path, tuple[int, ...]], tuple[int, dict[str, Any],
 
 
 def played(kind: type[Turns], directory: Path, interrupted: tuple[int, ...]) -> bytes:
-    """One job through its preemptions: how many processes it had, what it ended with and what it noted, by `torch.save`."""
-    frozen()  # runs stay in the memory of their process: one at its end, in the product
+    """One job through its preemptions: number of processes, final state and readings, by `torch.save`."""
+    frozen()  # runs stay in the memory of their process; in the product there is one, at its end
     turns = kind(directory)
     kept = io.BytesIO()
     end = turns.whole(interrupted)
@@ -172,8 +172,9 @@ def played(kind: type[Turns], directory: Path, interrupted: tuple[int, ...]) -> 
 
 
 def frozen() -> None:
-    """A loop that begins looks for optimizers and copies among all objects that are not frozen: the million of PyTorch
-    and pytest would cost half a second each time."""
+    """Freeze all objects: a loop's start searches unfrozen objects for optimizers and copies, and the million of PyTorch and
+    pytest would cost half a second each time.
+    """
     warm.prepare()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Training loops that keep a value of their own, which a worker that joins does not have. Each returns its last state."""
+"""Training loops that keep a value which a joining worker does not have. Each returns its last state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def keeps_nothing(run: Run) -> list[Any]:
 
 
 class Cached(Points):
-    """Keeps what it has read, and changes it at random each time."""
+    """Caches the samples that it has read, and changes them at random each time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def dataset_that_caches(run: Run) -> list[Any]:
 
 
 def counts_for_a_log(run: Run) -> list[Any]:
-    """A sum of losses, which no gradient depends on."""
+    """A sum of losses, on which no gradient depends."""
     model, optimizer, batches = prepared(run)
     total = 0.0
     for _ in run.epochs(EPOCHS):
@@ -87,7 +87,7 @@ def says_that_it_counts(run: Run) -> list[Any]:
 
 
 def counter(run: Run) -> list[Any]:
-    """A curriculum by a count of loop bodies."""
+    """A curriculum by a counter of loop bodies."""
     model, optimizer, batches = prepared(run)
     global_step = 0
     for _ in run.epochs(EPOCHS):
@@ -99,7 +99,7 @@ def counter(run: Run) -> list[Any]:
 
 
 def moving_baseline(run: Run) -> list[Any]:
-    """As REINFORCE with a baseline: the advantage is a reward less a mean of those before."""
+    """As REINFORCE with a baseline: the advantage is a reward minus a mean of earlier ones."""
     model, optimizer, batches = prepared(run)
     baseline = 0.0
     for _ in run.epochs(EPOCHS):
@@ -112,7 +112,7 @@ def moving_baseline(run: Run) -> list[Any]:
 
 
 def hidden_state(run: Run) -> list[Any]:
-    """As truncated backpropagation: the state of the last batch goes into the next one."""
+    """As truncated backpropagation: the state after the last batch is an input of the next one."""
     model, optimizer, batches = prepared(run)
     hidden = torch.zeros(3)
     for _ in run.epochs(EPOCHS):
@@ -163,7 +163,7 @@ def own_generator(run: Run) -> list[Any]:
 
 
 def switch_in_an_epoch(run: Run) -> list[Any]:
-    """Something begins in one epoch, and stays."""
+    """A change of behaviour in one epoch that stays."""
     model, optimizer, batches = prepared(run)
     weight = 1.0
     for epoch in run.epochs(EPOCHS):
@@ -176,7 +176,7 @@ def switch_in_an_epoch(run: Run) -> list[Any]:
 
 
 def switched_before_it_came(run: Run) -> list[Any]:
-    """The same, with the switch in an epoch that a later newcomer never sees: it joins in epoch 2."""
+    """The same, with the change in an epoch that a later newcomer never sees: it joins in epoch 2."""
     model, optimizer, batches = prepared(run)
     weight = 1.0
     for epoch in run.epochs(EPOCHS):
@@ -202,7 +202,7 @@ def rate_from_a_counter(run: Run) -> list[Any]:
 
 
 def data_that_differ(run: Run) -> list[Any]:
-    """Files on a newcomer's server are others."""
+    """The files on a newcomer's server differ."""
     data = Points()
     if run._env is not None and run._env.worker != "w.0":
         data.x = data.x + 1.0
@@ -246,11 +246,11 @@ def teacher_and_counter(run: Run) -> list[Any]:
     return ended(run, model)
 
 
-# -- what is saved
+# -- saved values
 
 
 def write(run: Run, path: str, *values: Any) -> None:
-    """The source does not tell which variables a caller gives."""
+    """The source does not show which variables a caller passes."""
     run.save(values[0], path)
 
 
@@ -295,7 +295,7 @@ def saves_a_history_behind_the_loop(run: Run) -> list[Any]:
 
 
 def saves_the_best_by_its_own_loss(run: Run) -> list[Any]:
-    """One worker's epoch may be better than the one before, and another's not."""
+    """An epoch may be better than the one before on one worker, and not on another."""
     model, optimizer, batches = prepared(run)
     best = float("inf")
     for epoch in run.epochs(EPOCHS):
@@ -359,7 +359,7 @@ def saves_what_all_have(run: Run) -> list[Any]:
 
 
 def saves_on_the_leader(run: Run) -> list[Any]:
-    """What it saves is its own: nothing is compared."""
+    """The leader's saved values are its own: nothing is compared."""
     model, optimizer, batches = prepared(run)
     total = 0.0
     run.local("total")
@@ -391,7 +391,7 @@ def saves_in_some_bodies(run: Run) -> list[Any]:
 
 
 def lbfgs_counts_later_evaluations(run: Run) -> list[Any]:
-    """What a step's first evaluation computes is the same on all workers."""
+    """The first evaluation of a step is equal on all workers."""
     model = network()
     raw = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=3)
     model, optimizer, batches = run.prepare(model, raw, Points(), 5)
@@ -415,7 +415,7 @@ def lbfgs_counts_later_evaluations(run: Run) -> list[Any]:
 
 
 def host_counter(run: Run) -> list[Any]:
-    """A framework's loop whose step counts what it computes."""
+    """A framework's loop whose step counts its computations."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     run.prepare(model, optimizer, Points(), 5)
@@ -458,7 +458,7 @@ def the_leader_estimates_in_the_body(run: Run) -> list[Any]:
 
 
 class ByLoss(torch.utils.data.Sampler[int]):
-    """Draws samples by the losses that this worker's bodies have had."""
+    """Draws samples by the losses of this worker's bodies."""
 
     def __init__(self, size: int) -> None:
         self.losses = torch.ones(size)
@@ -497,7 +497,7 @@ def saves_after_a_break(run: Run) -> list[Any]:
 
 
 def saves_a_model_that_counts(run: Run) -> list[Any]:
-    """What a module keeps beside its state, and a data set's cache, go into no file."""
+    """A module's values beside its state, and a data set's cache, are in no saved file."""
     model = network()
     data = Points()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -515,7 +515,7 @@ def saves_a_model_that_counts(run: Run) -> list[Any]:
 
 
 def scale_in_the_update(run: Run) -> list[Any]:
-    """A loss scale by hand, which grows with the updates that this process has made."""
+    """A loss scale by hand, which grows with the updates of this process."""
     model = network()
     scale, updates = 4.0, 0
 

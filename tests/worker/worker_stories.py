@@ -1,4 +1,4 @@
-"""One worker's machine, told what a shell would tell it, with its answers kept apart: instructions, and all other actions."""
+"""One worker's state machine with the events of its shell; instructions and other actions are kept apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def roster(generation: int, *workers: WorkerId, leader: WorkerId | None = None) 
 
 
 class Story:
-    """A machine at a time of its own; `instructions` are those that the training thread has not carried out yet."""
+    """A state machine with a clock; `instructions` are those that the training thread has not carried out yet."""
 
     def __init__(self, **place: Any) -> None:
         self.now = 1000.0
@@ -52,12 +52,12 @@ class Story:
 
     @property
     def status(self) -> WorkerStatus:
-        """The newest, once it is due."""
+        """The newest status, once it is due."""
         self.wait(0.5)
         return self.all(e.SendStatus)[-1].status
 
     def wait(self, seconds: float) -> None:
-        """Time passes, and the machine is woken whenever it asks for that."""
+        """Time passes, and the state machine is woken when it requests that."""
         end = self.now + seconds
         for _ in range(100_000):
             at = self.machine.next_deadline()
@@ -68,7 +68,7 @@ class Story:
             self.tell(e.TimePassed())
         raise AssertionError(f"time stands still at {self.now}")
 
-    # -- usual courses
+    # -- usual histories
 
     def order(self, roster: Roster, broken: tuple[int, ...] = ()) -> None:
         address = "" if roster.leader == ME else f"address of {roster.leader}"
@@ -82,14 +82,14 @@ class Story:
         self.tell(e.Arrived(STEPS, STEPS_PER_EPOCH, 8, registers_values))
 
     def alone(self, generation: int = 1) -> list[e.Instruction]:
-        """In a generation of its own."""
+        """A worker alone in a new generation."""
         self.order(roster(generation, ME))
         build = self.all(e.BuildGroup)[-1]
         self.tell(e.GroupBuilt(generation, build.attempt))
         return self.take()
 
     def follows(self, generation: int, *workers: WorkerId, holders: tuple[WorkerId, ...]) -> list[e.Instruction]:
-        """In a generation that somebody else leads, by message: it stands still now."""
+        """A member of a generation that another worker leads, by messages."""
         return self.follow(roster(generation, *workers), holders)
 
     def follow(self, roster: Roster, holders: tuple[WorkerId, ...]) -> list[e.Instruction]:
@@ -101,7 +101,7 @@ class Story:
         return self.take()
 
     def trains_alone(self, applied: int = -1) -> None:
-        """Has applied that step, and the script runs its own code. -1: it has begun anew."""
+        """A worker that has applied that step, in the script's own code. -1: it has started from scratch."""
         self.arrive()
         self.alone()
         self.tell(e.CheckpointMissing())
@@ -110,7 +110,7 @@ class Story:
             self.step()
 
     def joins(self, applied: int = 4, registers_values: bool = False) -> None:
-        """Has taken part in the step after `applied`, whose state it received, and runs its own code."""
+        """A joiner that has taken part in the step after `applied`, whose state it received, in its own code."""
         self.arrive(registers_values)
         self.follows(3, OTHER, ME, holders=(OTHER,))
         self.tell(e.StateArriving(applied))
@@ -120,7 +120,7 @@ class Story:
         self.take()
 
     def begin_step(self) -> e.RunStep:
-        """The script asks for batches until there is one."""
+        """The script requests batches until there is one."""
         for _ in range(3):
             self.tell(e.StepWanted(self.epoch))
             (*_, last) = self.take()
