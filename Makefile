@@ -12,6 +12,9 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
+# Tests start thousands of processes, each of which would compile the product anew. Images of containers often set this.
+unexport PYTHONDONTWRITEBYTECODE
+
 TESTS := seven and a half thousand tests: some nine minutes on two cores, several times as long on a busy machine. The first half minute collects them.
 # Idle processes take tests from the one that has most left. A process that dies fails its test and is replaced (with
 # `--dist loadfile` the run would hang at its end). A hang in C code, where no signal is handled, ends with its traceback.
@@ -57,7 +60,7 @@ test-cluster: about-test-cluster $(STAMP)  ## longer ones with real processes: k
 	@$(PYTEST) -m "cluster and not campaign" $(ARGS)
 
 test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: half an hour (ARGS: for pytest)
-	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
+	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/cluster/test_framework_starts.py tests/cluster/test_policy_switch.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false

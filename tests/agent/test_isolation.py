@@ -33,8 +33,13 @@ from .accounts_stories import ALICE, BOB, Agent, as_account, only_root, public_d
 
 pytestmark = only_root
 
-PYTHON = python_for_all() if os.getuid() == 0 else None
-needs_python = pytest.mark.skipif(PYTHON is None, reason="no interpreter that other accounts can execute")
+
+@pytest.fixture(scope="module")
+def python() -> tuple[str, dict[str, str]]:
+    """An interpreter with our packages that every account can execute, and the variables that it needs."""
+    if (found := python_for_all()) is None:
+        pytest.skip("no interpreter that other accounts can execute")
+    return found
 
 
 def refuses_descriptors() -> bool:
@@ -395,24 +400,22 @@ def test_workers_of_a_job_share_its_own_tmp_and_shared_memory_which_go_with_it()
             agent.close()
 
 
-@needs_python
-def test_a_forked_worker_is_in_its_jobs_room_too() -> None:
-    assert PYTHON is not None
+def test_a_forked_worker_is_in_its_jobs_room_too(python: tuple[str, dict[str, str]]) -> None:
     with public_directory("/var/tmp") as place:
         agent = Agent(place, rooms=True, warm=True)
         try:
             script = place / "lists.py"
             script.write_text("import os; print(sorted(os.listdir('/tmp')), flush=True)\n")
             script.chmod(0o644)
-            python, env = PYTHON
+            interpreter, env = python
             keeper = agent.start(ALICE, "sh", "-c", "touch /tmp/mine; exec sleep 300")
             agent.until(lambda: list((place / "rooms").glob("*/mine")))
-            assert "'mine'" in agent.run(ALICE, python, str(script), number=1, env=env)
+            assert "'mine'" in agent.run(ALICE, interpreter, str(script), number=1, env=env)
             assert agent.warm is not None
             agent.until(lambda: agent.warm and any(each.watched for each in agent.warm._processes.values()))
             (key,) = agent.warm._processes
             assert key.room == agent.processes._watched[keeper].record.room
-            worker = agent.start(ALICE, python, str(script), number=2, env=env)
+            worker = agent.start(ALICE, interpreter, str(script), number=2, env=env)
             agent.until(lambda: worker in agent.processes._watched or any(t.worker == worker for t in agent.told))
             assert agent.processes._watched[worker].child is None, "it is forked"
             agent.end(worker)
@@ -659,7 +662,7 @@ while True:
 """
 
 
-@needs_python
+@pytest.mark.usefixtures("python")
 def test_a_warm_process_that_names_anothers_process_as_its_worker_is_not_believed(place: Path) -> None:
     agent = Agent(place, warm=True)
     try:
@@ -954,10 +957,10 @@ def test_nonsense_from_a_warm_process_harms_nobody(place: Path, said: bytes) -> 
 # ------------------------------------------------------------------------------------------------------ warm processes
 
 
-@needs_python
-def test_workers_are_forked_from_a_warm_process_of_their_own_account(place: Path) -> None:
-    assert PYTHON is not None
-    python, env = PYTHON
+def test_workers_are_forked_from_a_warm_process_of_their_own_account(
+    place: Path, python: tuple[str, dict[str, str]]
+) -> None:
+    interpreter, env = python
     agent = Agent(place, warm=True)
     try:
         script = place / "show.py"
@@ -971,10 +974,10 @@ def test_workers_are_forked_from_a_warm_process_of_their_own_account(place: Path
             return sum(bool(process.watched) for process in agent.warm._processes.values())  # type: ignore[union-attr]
 
         for number, account in enumerate((ALICE, BOB)):
-            agent.run(account, python, str(script), env=env, job=f"first-{number}")
+            agent.run(account, interpreter, str(script), env=env, job=f"first-{number}")
             agent.until(lambda number=number: ready() == number + 1)
         for number, account in enumerate((ALICE, BOB)):
-            worker = agent.start(account, python, str(script), env=env, job=f"second-{number}")
+            worker = agent.start(account, interpreter, str(script), env=env, job=f"second-{number}")
             agent.until(lambda worker=worker: worker in agent.processes._watched)
             watched = agent.processes._watched[worker]
             assert watched.child is None, "it was executed"

@@ -1,7 +1,8 @@
 """A real controller and a real agent kill themselves before or after one of their operations on what is durable, and start again.
 
 What the simulated cluster does for each operation (`make crash-anywhere`) is done here for some of them, chosen evenly, with
-SQLite and with etcd. One of them is in `make test-cluster`; `make test-survival` has the others.
+SQLite and with etcd: a campaign (`make test-survival`). In `make test`, tests/cluster/test_smoke.py kills both daemons of a
+training.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from elasticd.protocol.model import GpuRange, JobPhase, JobSpec
 from ..etcds import Etcd, needed
 from .conftest import Cluster
 from .test_smoke import alone, assert_same_bits, load
+
+pytestmark = pytest.mark.campaign
 
 WRAPPER = Path(__file__).with_name("dying.py")
 EPOCHS = ("--epochs", "5", "--size", "128")
@@ -225,7 +228,6 @@ def counted(store: str, directory: Path, same: SameId) -> list[tuple[str, int]]:
     return COUNTED[store]
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     "strike", [Strike("controller", 6, "after"), Strike("s1", 4, "before")], ids=["controller", "agent"]
 )
@@ -237,7 +239,6 @@ def test_who_dies_at_an_operation_loses_nothing(
     assert cluster.restarts == 1
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("store", ["sqlite", "etcd"])
 @pytest.mark.parametrize("part", range(POINTS))
 def test_who_dies_at_any_operation_loses_nothing(

@@ -1,4 +1,8 @@
-"""Three controllers on etcd: whatever happens to the one that leads, another one does, and training does not notice."""
+"""Three controllers on etcd: whatever happens to the one that leads, another one does, and training does not notice.
+
+A leader that is stopped and goes on is in `make test-cluster`: it shows a failover with real processes, and the refusal of orders
+of a former term. The other causes of a failover are in `make test-survival`; tests/controller/leading tests what is decided.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,8 @@ from .test_smoke import alone, assert_same_bits, load
 
 pytestmark = pytest.mark.cluster
 
-EPOCHS = ("--epochs", "8")  # of 32 steps
-PACE = ("--pace", "0.2")
+EPOCHS = ("--epochs", "12")  # of 32 steps
+PACE = ("--pace", "0.5", "--enough")  # more than three minutes, unless it is enough
 # Waits for all GPUs, of which the other one keeps one at least.
 LATER = JobSpec(name="later", command=("true",), gpus=GpuRange(min=4, max=4), virtual_workers=4, workdir="/")
 
@@ -32,8 +36,8 @@ class Training:
     def __init__(self, cluster: Several, directory: Path) -> None:
         self.cluster = cluster
         self.output, self._reference = directory / "out.pt", directory / "alone.pt"
-        self.touched = directory / "touched"
-        arguments = (str(self.output), *EPOCHS, *PACE, "--touched", str(self.touched))
+        self.touched, self._enough = directory / "touched", directory / "enough"
+        arguments = (str(self.output), *EPOCHS, *PACE, str(self._enough), "--touched", str(self.touched))
         self.job = cluster.submit(*arguments)
         cluster.until_step(self.job, 3)
         cluster.until_share(self.job, 4)
@@ -54,6 +58,7 @@ class Training:
 
     def ends_well(self) -> None:
         """With the bits of an undisturbed run."""
+        self._enough.touch()
         self.cluster.until_final(self.job)
         assert_same_bits(load(self.output), alone(self._reference, *EPOCHS))
 
@@ -85,6 +90,7 @@ def asked_at(cluster: Several, name: str, request: Request, timeout_s: float = 3
         client.close()
 
 
+@pytest.mark.campaign  # `make bench-failover` kills ten leaders
 def test_a_killed_leader_is_followed_by_a_standby(several: Callable[..., Several], tmp_path: Path) -> None:
     cluster = several()
     first = cluster.leader()

@@ -1,4 +1,8 @@
-"""Every framework's script begins on one GPU, on several, and again after it has had none, with the same result."""
+"""Every framework's script begins on one GPU, on several, and again after it has had none, with the same result.
+
+Agents start the scripts of all frameworks alike, so one of them is in `make test-cluster`, where tests/cluster/test_scripts.py
+also plays resizes, kills and a preemption of each without agents. The others are a campaign (`make test-survival`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from verification.bits.verdict import differing_bits
 from verification.scripts.__main__ import missing
 
 SCRIPT = Path(__file__).with_name("train_framework.py")
-SCRIPTS = ("own", "ddp", "accelerated", "fabric", "lightning_trainer", "trainer")
+OTHERS = ("own", "ddp", "accelerated", "fabric", "lightning_trainer")
+SCRIPTS = ("trainer", *(pytest.param(name, marks=pytest.mark.campaign) for name in OTHERS))
 
 pytestmark = pytest.mark.cluster
 

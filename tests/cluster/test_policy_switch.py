@@ -1,4 +1,8 @@
-"""A policy is changed under running jobs: they grow and shrink, and nobody starts anew."""
+"""A policy is changed under running jobs: they grow and shrink, and no worker starts anew.
+
+A campaign: `make world` changes policies under its jobs, tests/controller/test_policy.py tests the decisions, and
+tests/ctl/test_cli.py the commands.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def choose(cluster: Any, policy: str | None, dry_run: bool = False) -> dict[str,
     return {one.job: (one.before_gpus, one.after_gpus) for one in answer.shares}
 
 
-@pytest.mark.cluster
+@pytest.mark.campaign
 def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays_in_force(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
