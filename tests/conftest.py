@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -11,7 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from .forked import Scripts
 
-# A slow machine is no failure.
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # `verification` and `examples` are not installed
+
+# A busy machine is no failure.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("same", UNTIMED, derandomize=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 from elasticd.controller.store.etcd import EtcdStore
 from elasticd.controller.store.etcd_connection import Access, Connection, Endpoint
 from elasticd.controller.store.interface import StoreUnavailable
+from verification.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 120.0
@@ -78,7 +78,7 @@ class Etcd:
     members: list[Member] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        ports = _free_ports(2 * self.size)
+        ports = [free_port() for _ in range(2 * self.size)]
         encrypted = self.tls or self.certificates
         scheme = "https" if encrypted else "http"
         if encrypted and not self.made:
@@ -181,16 +181,6 @@ class Etcd:
             if member.process is not None:
                 member.signal(signal.SIGCONT)
             member.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def _make_certificates(directory: Path) -> None:

@@ -38,11 +38,12 @@ class Subject(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Finding of a check. `remedy`: how to mend the fault; empty if there is none."""
+    """Finding of a check. `remedy`: how to mend the fault; empty if there is none. `certain`: it needs no more time."""
 
     outcome: Outcome
     found: str
     remedy: str = ""
+    certain: bool = False
 
 
 Look = Callable[["Place"], Finding]
@@ -92,8 +93,8 @@ def warning(found: str, remedy: str) -> Finding:
     return Finding(Outcome.WARNING, found, remedy)
 
 
-def failure(found: str, remedy: str) -> Finding:
-    return Finding(Outcome.FAILURE, found, remedy)
+def failure(found: str, remedy: str, certain: bool = False) -> Finding:
+    return Finding(Outcome.FAILURE, found, remedy, certain)
 
 
 ORDER = (Outcome.ABSENT, Outcome.OK, Outcome.WARNING, Outcome.FAILURE)

@@ -120,7 +120,8 @@ def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | N
     """Yield the finding of each check, in order; each runs in a process of its own, within its limit. `look`: returns the
     load of the machine.
 
-    On an overloaded machine, a check that fails after a large part of its time says nothing about its subject.
+    On an overloaded machine, a check that fails after a large part of its time says nothing about its subject, unless that
+    failure is certain.
     """
     import msgspec
 
@@ -148,7 +149,8 @@ def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | N
         else:
             finding = msgspec.convert(done.answer, Finding)
             late = done.took_s > LATE * check.limit_s
-            if late and finding.outcome is Outcome.FAILURE and (now := look()).crowded:
+            doubtful = late and finding.outcome is Outcome.FAILURE and not finding.certain
+            if doubtful and (now := look()).crowded:
                 finding = warning(now.sentence(finding.found), AGAIN)
         yield Result(place, check, finding, done.took_s)
 

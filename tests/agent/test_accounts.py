@@ -58,7 +58,7 @@ def in_an_agent(code: str, without: int | None = None) -> subprocess.CompletedPr
 
     source = AROUND.format(uid=uid(ALICE)) + textwrap.dedent(code)
     return subprocess.run(
-        [sys.executable, "-c", source], preexec_fn=before, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", source], preexec_fn=before, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -841,10 +841,9 @@ def program(path: Path, text: str) -> str:
 def test_an_open_file_that_a_warm_process_sends_holds_nobody_up(place: Path, home: Path) -> None:
     agent = Agent(place, warm=True)
     try:
-        begin = time.monotonic()
         agent.end(agent.start(ALICE, program(home / "python", LINGERING), "train.py"))
         agent.until(lambda: (home / "refused").exists())
-        assert time.monotonic() - begin < 15
+        assert not stuck_threads()
     finally:
         agent.close()
 

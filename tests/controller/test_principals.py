@@ -202,11 +202,9 @@ def test_a_key_that_is_added_or_revoked_while_all_runs_counts_from_then_on(contr
     server.hello()
     assert server.hear(Acknowledged) is not None
 
-    began = time.monotonic()
     controller.keys.revoke("user:carol")
     controller.keys.revoke("server:s3")
-    assert server.monitor.poll(int(PATIENCE_S * 1000))
-    assert time.monotonic() - began < 5.0
+    assert server.monitor.poll(int(PATIENCE_S * 1000)), "its connection is cut"
 
     def refused() -> bool:
         try:

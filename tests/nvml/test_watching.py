@@ -159,7 +159,7 @@ def test_before_a_worker_starts_its_gpu_is_looked_at(
     server.say(line)
     found, took_s = server.run(CHECK, str(state), "0", "")
     assert found == (None if code is None else [code, 0])
-    assert took_s < 60
+    assert took_s < 120, "what the driver does not answer is not waited for"
     if code not in (None, "gpu-lost"):
         found, _ = server.run(CHECK, str(state), "0", code)
         assert found is None, "an operator trusts it"

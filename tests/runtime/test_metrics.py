@@ -25,6 +25,7 @@ from elasticd.protocol.figures import MOST_VALUES, Buckets, Figure, Kind, counte
 from elasticd.runtime import metrics
 from elasticd.runtime.config import host_and_port
 from elasticd.runtime.metrics import MOST_READERS, PREFIX, Exporter
+from verification.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
@@ -256,13 +257,6 @@ def test_an_address_of_ipv6_is_taken() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- real daemons
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 class Daemon:

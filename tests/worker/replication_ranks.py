@@ -117,8 +117,8 @@ def run(rank: int, address: str, case: str, life: Life) -> dict[str, Any]:
 
 
 def wait_for_transfer_threads() -> list[str]:
-    """Transfer threads that still run after a while."""
-    deadline = time.monotonic() + 5.0
+    """Those that are still there after a while."""
+    deadline = time.monotonic() + LIMIT_S
     while True:
         left = [thread.name for thread in threading.enumerate() if thread.name == "elasticd-transfer"]
         if not left or time.monotonic() > deadline:

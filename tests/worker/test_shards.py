@@ -429,7 +429,7 @@ def test_an_error_of_a_reading_process_is_that_of_the_script() -> None:
 
 def reading_processes_end(but: Collection[multiprocessing.process.BaseProcess] = ()) -> None:
     for process in set(multiprocessing.active_children()).difference(but):
-        until = time.monotonic() + 60.0
+        until = time.monotonic() + 300.0
         while (
             process.exitcode is None and time.monotonic() < until
         ):  # `join` returns nothing where another thread has waited for the process

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import signal
-import socket as socketlib
 import subprocess
 import sys
 import time
@@ -33,6 +32,8 @@ from elasticd.protocol.messages import (
 )
 from elasticd.runtime import transport
 from elasticd.runtime.keys import KeyDirectory, KeyFile
+
+from ..ports import free_port
 
 PATIENCE_S = 30.0  # for an answer, while the process handles corrupted messages
 IDLE_S = 0.04  # without processor use, after which a process counts as idle
@@ -143,7 +144,7 @@ class Controller(Subject):
 
     def __init__(self, directory: Path, context: zmq.Context[Socket], **limits: Any) -> None:
         """limits: on one principal; by default practically none, as one principal sends all of a campaign's messages."""
-        ports = [_free_port() for _ in range(2)]
+        ports = [free_port() for _ in range(2)]
         self.clients, self.agents = (f"ipc://{directory}/state/{door}" for door in ("clients", "agents"))
         self.clients_tcp, self.agents_tcp = (f"tcp://127.0.0.1:{port}" for port in ports)
         self._keys = keys = KeyDirectory(directory.with_name(f"{directory.name}-keys"))
@@ -263,12 +264,6 @@ class Agent(Subject):
                 for each in (*process.children(recursive=True), process):
                     with suppress(psutil.NoSuchProcess):
                         each.kill()
-
-
-def _free_port() -> int:
-    with socketlib.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _environment() -> dict[str, str]:
