@@ -59,7 +59,7 @@ test: about-test $(STAMP)  ## the tests, five of them with a cluster of real pro
 test-cluster: about-test-cluster $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
 	@$(PYTEST) -m "cluster and not campaign" $(ARGS)
 
-test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: half an hour (ARGS: for pytest)
+test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: forty minutes (ARGS: for pytest)
 	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/cluster/test_framework_starts.py tests/cluster/test_policy_switch.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
