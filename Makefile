@@ -20,7 +20,7 @@ TESTS := seven and a half thousand tests: some nine minutes on two cores, severa
 # `--dist loadfile` the run would hang at its end). A hang in C code, where no signal is handled, ends with its traceback.
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
-CLUSTER_TESTS := three hundred tests with real processes: twenty minutes on two cores, longer on a busy machine.
+CLUSTER_TESTS := 270 tests with real processes: twenty minutes on two cores, longer on a busy machine.
 
 .PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
