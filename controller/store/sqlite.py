@@ -196,9 +196,8 @@ def _rolled_back_on_error(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if db.in_transaction:
-            with suppress(sqlite3.Error):  # the first error is the one to report; closing rolls back as well
-                db.execute("rollback")
+        with suppress(sqlite3.Error):  # the first error is the one to report, and may have ended the transaction
+            db.execute("rollback")
         raise
 
 

@@ -8,7 +8,9 @@ import secrets
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ import yaml
 from elasticd.controller.records import CLUSTER_KEY, ClusterRecord
 from elasticd.controller.store import Deposed, Put, PutLeased, SqliteStore, StoreUnavailable
 from elasticd.controller.store.__main__ import main
+from elasticd.controller.store.copying import check_unused, contents, contents_of_file, fill
+from elasticd.controller.store.interface import Listing
+from elasticd.protocol.errors import OperatorError
 from elasticd.runtime.directories import give_to_owner
 
 from ..etcds import PASSWORD, USER
@@ -179,6 +184,55 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(tmp_path: Path, 
     assert done.returncode == 2
     assert "is damaged" in done.stderr
     assert not (tmp_path / "restored.db").exists()
+
+
+def test_a_copy_between_files_says_which_cluster_it_is_and_what_is_in_it(tmp_path: Path, filled: Path) -> None:
+    done = elasticctl("copy", f"sqlite:{filled}", f"sqlite:{tmp_path / 'other.db'}")
+    assert done.returncode == 0, done.stderr
+    assert "cluster c1: 801 records, 400 jobs, 0 of them in the archive" in done.stdout
+
+
+def test_a_store_that_loses_what_is_copied_into_it_is_reported(tmp_path: Path, filled: Path) -> None:
+    class Forgetful(SqliteStore):
+        def commit(self, conditions: Any, writes: Any) -> int | None:
+            return super().commit(conditions, writes[:-1])
+
+    store = Forgetful(tmp_path / "other.db")
+    with pytest.raises(OperatorError, match="does not hold what was written"):
+        fill(store, contents_of_file(filled / "cluster.db"))
+    store.close()
+
+
+def test_records_of_running_controllers_are_not_copied_and_keep_a_store_from_being_moved(tmp_path: Path) -> None:
+    class Led(SqliteStore):
+        """As a shared store shows it while a controller runs."""
+
+        def list(self, prefix: str) -> Listing:
+            found = super().list(prefix)
+            return Listing(tuple(replace(r, lease=7 * (r.key == "/leader")) for r in found.records), found.revision)
+
+        def pages(self, first: str, end: str) -> Iterator[Listing]:
+            yield self.list("")
+
+    store = Led(tmp_path / "db")
+    store.commit([], [CLUSTER])
+    check_unused(store)
+    store.commit([], [Put("/leader", b"")])
+    with pytest.raises(OperatorError, match=r"controllers use it \(/leader\)"):
+        check_unused(store)
+    assert contents(store).records == ((CLUSTER.key, CLUSTER.value),)
+    store.close()
+
+
+def test_a_damaged_database_is_not_backed_up_as_if_it_were_whole(tmp_path: Path, filled: Path) -> None:
+    data = bytearray((filled / "cluster.db").read_bytes())
+    for page in range(3 * 4096, len(data), 4096):
+        data[page : page + 64] = b"\xff" * 64
+    (filled / "cluster.db").write_bytes(bytes(data))
+    done = elasticctl("backup", f"sqlite:{filled}", tmp_path / "kept")
+    assert done.returncode == 2
+    assert "cannot be read" in done.stderr
+    assert not (tmp_path / "kept").exists()
 
 
 def test_an_interrupted_copy_leaves_an_empty_store(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:

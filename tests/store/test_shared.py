@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ from elasticd.controller.store import (
     Watch,
     journal,
 )
-from elasticd.controller.store.leases import KeptLease
 
 PATIENCE_S = 120.0
 Open = Callable[..., Any]
@@ -187,29 +185,16 @@ def test_keys_go_with_their_lease_and_that_is_told(shared: Open) -> None:
     store.revoke(lease.id)  # it has ended already
 
 
-@pytest.mark.parametrize("shared", ["etcd-three"], indirect=True)
-def test_a_lease_that_is_kept_outlasts_its_time_and_ends_when_it_is_closed(shared: Open) -> None:
+def test_a_lease_that_is_renewed_outlasts_its_time_and_ends_when_it_is_revoked(shared: Open) -> None:
     store = shared()
-    asked_s = time.monotonic()
-    kept = KeptLease(store, store.grant(4.0), asked_s)
-    store.claim([], [PutLeased("/leased", b"", kept.lease.id)])
-    until_s = asked_s + 1.3 * kept.lease.ttl_s
+    lease = store.grant(2.0)
+    store.claim([], [PutLeased("/leased", b"", lease.id)])
+    until_s = time.monotonic() + 1.5 * lease.ttl_s
     while time.monotonic() < until_s:
-        assert kept.holds()
+        assert store.renew(lease.id) == lease.ttl_s
         assert store.get("/leased") is not None
-    kept.close()
-    assert not kept.holds()
+    store.revoke(lease.id)
     assert store.get("/leased") is None
-
-
-def test_a_lease_that_was_ended_by_another_is_noticed(shared: Open) -> None:
-    store = shared()
-    ended = threading.Event()
-    kept = KeptLease(store, store.grant(2.0), time.monotonic(), ended.set)
-    store.revoke(kept.lease.id)
-    assert ended.wait(PATIENCE_S)
-    assert not kept.holds()
-    kept.close()
 
 
 def test_a_key_cannot_be_bound_to_a_lease_that_has_ended(shared: Open) -> None:

@@ -193,6 +193,15 @@ def test_a_database_that_another_process_has_locked_is_told_apart_from_a_broken_
     store.close()
 
 
+def test_a_commit_that_raises_in_its_midst_leaves_nothing_and_the_store_usable(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    with pytest.raises(UnicodeEncodeError):
+        store.commit([], [Put("/a", b"1"), Put("/\ud800", b"a key that is no text")])
+    assert store.commit([], [Put("/b", b"2")]) == 1
+    assert store.keys("") == ("/b",)
+    store.close()
+
+
 def test_a_full_disk_loses_the_commit_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = 8
 

@@ -45,7 +45,7 @@ _WORKER = tuple(
     )
 )  # fmt: skip
 _AGENT = ("tests/agent/test_machine.py", "tests/agent/test_starts.py", "tests/agent/test_stops.py")
-_STORE = ("sqlite", "interface", "journal", "leases", "copying")
+_STORE = ("sqlite", "interface", "journal", "copying")
 _SHELLS = ("elector", "follower", "asking")  # of an election: threads and sockets
 
 MACHINES = (
@@ -66,7 +66,7 @@ MACHINES = (
     Machine(
         "store",
         tuple(f"controller/store/{name}.py" for name in _STORE),
-        tuple(f"tests/store/test_{name}.py" for name in ("sqlite", "store", "copying", "conformance")),
+        tuple(f"tests/store/test_{name}.py" for name in ("sqlite", "store", "copying", "conformance", "limits")),
     ),
     Machine(
         "turn",
