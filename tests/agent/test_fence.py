@@ -17,7 +17,7 @@ from elasticd.agent.events import (
     StartProcess,
     Warn,
 )
-from elasticd.agent.fence import REFUSAL_INTERVAL_S
+from elasticd.agent.fence import REFUSAL_INTERVAL_S, Fence, Verdict
 from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.messages import (
@@ -29,6 +29,7 @@ from elasticd.protocol.messages import (
     Standby,
     StopWorker,
 )
+from elasticd.protocol.terms import NO_TERM
 from elasticd.protocol.times import SILENT_INTERVALS
 
 _spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
@@ -159,6 +160,12 @@ def test_a_controller_without_terms_is_obeyed_as_after_a_downgrade_and_the_log_s
     assert not any(isinstance(action, Warn) for action in driven.in_term(0, order(3))), "once"
     assert driven.machine.refused == 0
     assert driven.machine.term == 7, "an upgrade goes on from there"
+
+
+def test_an_agent_that_has_never_received_a_term_has_nothing_to_report_of_a_controller_without_terms():
+    fence = Fence(NO_TERM)
+    assert fence.weigh(NO_TERM) is Verdict.OBEYED
+    assert fence.news(0.0, NO_TERM) == ""
 
 
 def test_a_standby_that_lags_behind_is_heard_and_one_that_is_ahead_raises_the_term():

@@ -16,6 +16,7 @@ from elasticd.agent.session import Due, Phase, Session
 from elasticd.controller.cluster import MORE_THAN_ANY_SESSION
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, AgentHello
 from elasticd.protocol.model import Server, ServerId
+from elasticd.protocol.times import SILENT_INTERVALS
 
 INTERVAL_S = 1.0
 
@@ -40,8 +41,29 @@ def test_a_connection_is_looked_for_with_growing_pauses() -> None:
         times.append(now)
     pauses = [round(after - before, 6) for before, after in itertools.pairwise(times)]
     assert pauses == sorted(pauses)
+    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(pauses)), "a controller is back soon"
     assert pauses[0] < 0.1
     assert pauses[-1] == pytest.approx(INTERVAL_S)
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.5])
+def test_a_controller_that_is_quick_again_is_missed_as_soon_as_before_it_was_slow(took_s: float) -> None:
+    session = new_session()
+    assert session.due(0.0) is Due.HELLO
+    session.heard(10.0)
+    session.say_again(10.0)
+    assert session.due(10.0) is Due.HELLO
+    session.acknowledged(10.0 + took_s, Acknowledged(incarnation="c1", sent=0))
+    assert session.due(10.0 + took_s + SILENT_INTERVALS * INTERVAL_S) is Due.HELLO
+    assert session.phase is Phase.ASKED, "the session was lost"
+
+
+def test_the_next_endpoint_is_asked_at_once_when_the_connection_to_the_present_one_ends() -> None:
+    session = Session(INTERVAL_S, random.Random(0), endpoints=2)
+    assert session.due(0.0) is Due.HELLO
+    session.disconnected(0.1, endpoint=0)
+    assert session.endpoint == 1
+    assert session.due(0.1) is Due.HELLO
 
 
 def test_as_soon_as_a_connection_stands_the_agent_speaks() -> None:

@@ -47,3 +47,15 @@ def test_the_generation_is_that_of_the_moment(tmp_path: Path) -> None:
     assert moving.overtaken_by() == 5
     now[0] = 6
     assert moving.overtaken_by() is None
+
+
+def test_a_directory_without_marks_is_no_sign_of_another_generation(tmp_path: Path) -> None:
+    ours = fence(tmp_path, 0)
+    assert ours.overtaken_by() is None
+    (tmp_path / "checkpoints").mkdir()
+    assert ours.overtaken_by() is None
+
+
+def test_a_mark_is_left_where_no_directory_of_the_path_exists_yet(tmp_path: Path) -> None:
+    fence(tmp_path / "cluster" / "job", 7).mark()
+    assert fence(tmp_path / "cluster" / "job", 3).overtaken_by() == 7
