@@ -210,7 +210,8 @@ def submit(
     doubt = None if shared.is_this_machine() else doubts.append
     packed = Packed()
     options, where = goes_on.options(file, overrides), goes_on.where(file, _where_we_are())
-    spec = goes_on.job(file, overrides, build(file, options, where, os.environ, doubt, packed.take))
+    built = build(file, options, where, os.environ, doubt, packed.take)
+    spec = goes_on.job(file, overrides, built, packed.take)
     doubts += packed.left_out
     from .commands import copies
 

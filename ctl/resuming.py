@@ -76,6 +76,7 @@ class GoingOn:
             raise UserError("--with-new-code goes with --resume; in a job file: with_new_code: true")
         self.source = None if given is None or is_directory(given) else view_of(given)
         self._resume: ResumeFrom | None = None
+        self._keeps_snapshot = False
         if self.source is not None:
             self._resume = ResumeFrom(job=self.source.job, any_code=any_code)
         elif given is not None:
@@ -83,19 +84,28 @@ class GoingOn:
 
     def options(self, file: Path | None, options: Overrides) -> Overrides:
         """Return the options with which to build the job. Without a file or a command, the command is that of the other
-        job.
+        job. A snapshot is then left to `job`, as it contains the other job's command and environment.
         """
-        if self.source is None or file is not None or options.command:
+        if self.source is None or file is not None:
             return options
-        return replace(options, command=self.source.spec.command)
+        return replace(options, command=options.command or self.source.spec.command, snapshot=None)
 
     def where(self, file: Path | None, cwd: Path) -> Path:
         """Return the directory that relative paths start at."""
         return cwd if self.source is None or file is not None else Path(self.source.spec.workdir)
 
-    def job(self, file: Path | None, options: Overrides, built: JobSpec) -> JobSpec:
-        """Return the job to submit. `built`: the job of file and options, or of the options alone."""
-        spec = as_before(self.source.spec, built, options) if self.source is not None and file is None else built
+    def job(
+        self, file: Path | None, options: Overrides, built: JobSpec, snapshot: Callable[[JobSpec], JobSpec]
+    ) -> JobSpec:
+        """Return the job to submit. `built`: the job of file and options, or of the options alone. `snapshot` returns a
+        job with a new snapshot. Raises UserError.
+        """
+        spec = built
+        if self.source is not None and file is None:
+            spec = as_before(self.source.spec, built, options)
+            self._keeps_snapshot = spec.snapshot is not None and not options.snapshot
+            if options.snapshot:
+                spec = snapshot(spec)
         return spec if self._resume is None else replace(spec, resume=self._resume)
 
     def unwritten(self, file: Path | None, spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
@@ -103,7 +113,7 @@ class GoingOn:
         if self.source is None or file is not None:
             return []
         found = []
-        if spec.snapshot is not None:
+        if self._keeps_snapshot:
             found.append(f"the file takes a new snapshot of {spec.workdir}; --resume keeps that of {self.source.job}")
         if more := [name for name in CAPTURED_VARIABLES if name in environ and name not in spec.env]:
             found.append(

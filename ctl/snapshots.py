@@ -57,13 +57,32 @@ class Packed:
         return replace(spec, command=command, env=env, snapshot=snapshot)
 
     def send(self, shared: Context, spec: JobSpec) -> None:
-        """Send the parts that the controller lacks. Raises the errors of `Client.ask`."""
+        """Send the parts that the controller lacks. Raises UserError, and the errors of `Client.ask`."""
         if spec.snapshot is None:
             return
         wanted = shared.ask(OfferSnapshot(snapshot=spec.snapshot), SnapshotWanted, SENT_WITHIN_S)
+        if wanted.parts and not self._data:
+            self._data = _packed_again(spec)
         for part in wanted.parts:
             data = part_of(self._data, part)
             shared.ask(PutSnapshot(snapshot=spec.snapshot, part=part, data=data), SnapshotWanted, SENT_WITHIN_S)
+
+
+def _packed_again(spec: JobSpec) -> bytes:
+    """Return the bytes of an earlier job's snapshot, which the controller keeps no longer, from the directory that it was
+    taken of. Raises UserError if that directory has changed.
+    """
+    root, reason = Path(spec.workdir), ""
+    try:
+        snapshot, data = pack(read(root)[0])
+    except UserError as error:
+        snapshot, data, reason = None, b"", f" ({error})"
+    if snapshot == spec.snapshot:
+        return data
+    raise UserError(
+        f"the snapshot of the earlier job is kept no longer, and {root} does not have its files any more{reason}: put them "
+        "back, or take a new one with --snapshot"
+    )
 
 
 def read(root: Path) -> tuple[list[File], list[str]]:

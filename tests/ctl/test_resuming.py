@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from elasticd.ctl.jobfile import Overrides
+from elasticd.ctl.jobfile import Overrides, build
 from elasticd.ctl.jobgpus import GpuOptions
-from elasticd.ctl.resuming import as_before, is_directory, of_directory
+from elasticd.ctl.resuming import GoingOn, as_before, is_directory, of_directory
+from elasticd.ctl.snapshots import Packed
 from elasticd.protocol.errors import UserError
-from elasticd.protocol.model import CheckpointSpec, Deadline, GpuRange, JobSpec, ResumeFrom
+from elasticd.protocol.messages import JobView
+from elasticd.protocol.model import CheckpointSpec, Deadline, GpuRange, JobId, JobPhase, JobSpec, ResumeFrom
 
 BEFORE = JobSpec(
     name="digits",
@@ -73,3 +78,63 @@ def test_a_directory_without_a_checkpoint_is_refused_with_what_is_there(tmp_path
         of_directory(str(tmp_path), any_code=False)
     with pytest.raises(UserError, match="No such file"):
         of_directory(str(tmp_path / "nowhere"), any_code=False)
+
+
+def view_of(spec: JobSpec) -> JobView:
+    usual: dict[str, Any] = {each.name: None for each in msgspec.structs.fields(JobView) if each.required}
+    return JobView(**{**usual, "job": JobId("digits-1"), "phase": JobPhase.CANCELLED, "spec": spec})
+
+
+def gone_on(before: JobSpec, options: Overrides) -> JobSpec:
+    """Return the job that `submit --resume digits-1` submits with these options."""
+    goes_on, packed = GoingOn("digits-1", False, lambda name: view_of(before)), Packed()
+    where = goes_on.where(None, Path("/nowhere"))
+    built = build(None, goes_on.options(None, options), where, dict(os.environ), lambda doubt: None, packed.take)
+    return goes_on.job(None, options, built, packed.take)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("name", "other", "name"),
+        ("gpus", GpuOptions(gpus="2"), "gpus"),
+        ("gpus", GpuOptions(types=("V100",)), "gpu_types"),
+        ("gpus", GpuOptions(memory="40GiB"), "gpu_memory_bytes"),
+        ("gpus", GpuOptions(gpus="4", per_server=2), "gpus_per_server"),
+        ("virtual_workers", 4, "virtual_workers"),
+        ("max_steps", 200, "max_steps"),
+        ("until", "accuracy >= 0.9", "until"),
+        ("deadline", "2h", "deadline"),
+        ("soft", True, "deadline"),
+        ("priority", "high", "priority"),
+        ("env", ("SEED=3",), "env"),
+        ("checkpoint_every", "5s", "checkpoint"),
+        ("determinism", "none", "determinism"),
+        ("processes", "per-server", "processes"),
+        ("restarts", 2, "restarts"),
+        ("snapshot", True, "snapshot"),
+        ("command", ("env", "true"), "command"),
+    ],
+)
+def test_no_option_is_ignored_beside_resume(option: str, value: Any, field: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    before = replace(BEFORE, workdir=str(tmp_path), deadline=None, command=("true",))
+    usual = gone_on(before, Overrides())
+    beside = {"deadline": "2h"} if option == "soft" else {}
+    assert getattr(gone_on(before, Overrides(**{**beside, option: value})), field) != getattr(usual, field)
+    every = {mark for (mark, _, _) in test_no_option_is_ignored_beside_resume.pytestmark[0].args[1]}  # type: ignore[attr-defined]
+    assert every == set(Overrides.__struct_fields__), "an option has no example here"
+
+
+def test_a_new_snapshot_has_the_present_files_and_the_command_and_environment_of_the_earlier_job(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("old")
+    earlier = replace(BEFORE, workdir=str(tmp_path), command=("true", str(script)), env={"PYTHONPATH": str(tmp_path)})
+    before = Packed().take(earlier)
+    script.write_text("new")
+    assert gone_on(before, Overrides()).snapshot == before.snapshot
+    found = gone_on(before, Overrides(snapshot=True))
+    assert found.snapshot == Packed().take(earlier).snapshot != before.snapshot
+    assert (found.command, found.env) == (("true", "train.py"), before.env)

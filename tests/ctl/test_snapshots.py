@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from elasticd.ctl import snapshots
+from elasticd.ctl.context import Context
 from elasticd.ctl.snapshots import Packed, read
 from elasticd.protocol.errors import UserError
+from elasticd.protocol.messages import PutSnapshot, SnapshotWanted
 from elasticd.protocol.model import GpuRange, JobSpec
+from elasticd.protocol.snapshots import File, unpack
 
 
 def lay_out(root: Path, *names: str) -> None:
@@ -109,3 +113,33 @@ def test_what_leads_back_to_the_directory_is_made_relative_and_its_program_is_no
     assert spec.env["ELASTIC_SUBMITTED_FROM"] == str(tmp_path)
     assert spec.snapshot is not None
     assert spec.workdir == str(tmp_path), "of which people know what it is"
+
+
+class Empty:
+    """A controller without any snapshot, as a context reaches it. Keeps the parts that are sent."""
+
+    def __init__(self) -> None:
+        self.got = b""
+
+    def ask(self, request: Any, answer: type[Any], timeout_s: float) -> SnapshotWanted:
+        if isinstance(request, PutSnapshot):
+            self.got += request.data
+        return SnapshotWanted(parts=() if self.got else (0,))
+
+
+def test_a_snapshot_that_is_kept_no_longer_is_sent_again_if_the_directory_still_has_its_files(tmp_path: Path) -> None:
+    lay_out(tmp_path, "train.py")
+    spec = Packed().take(job(tmp_path, "true"))
+    assert spec.snapshot is not None
+    controller = Empty()
+    Packed().send(cast(Context, controller), spec)
+    assert unpack(spec.snapshot, controller.got) == [File("train.py", False, b"train.py")]
+
+
+@pytest.mark.parametrize("how", ["edited", "gone"])
+def test_a_snapshot_that_is_kept_nowhere_any_more_is_told(tmp_path: Path, how: str) -> None:
+    lay_out(tmp_path, "train.py")
+    spec = Packed().take(job(tmp_path, "true"))
+    (tmp_path / "train.py").write_text("other") if how == "edited" else (tmp_path / "train.py").unlink()
+    with pytest.raises(UserError, match=r"is kept no longer, and .* take a new one with --snapshot"):
+        Packed().send(cast(Context, Empty()), spec)
