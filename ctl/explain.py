@@ -17,7 +17,7 @@ from ..protocol.model import GpuAddress
 from ..protocol.texts import gpu_count, ranges
 from . import completion, render
 from .context import DECIDED_WITHIN_S, JSON, of, print_json
-from .promises import deadline_line, moment, slack
+from .promises import deadline_line, moment, saves_deadline, slack
 from .words import printable, span
 
 LABEL = 12  # columns
@@ -88,7 +88,7 @@ def lines(job: JobView, why: Explanation, now_s: float, width: int | None, every
     if job.promise is not None:
         yield from _deadline(page, job, now_s)
     yield from _changes(page, job.shares, now_s, everything)
-    yield from _remedies(page, job, why, everything)
+    yield from _remedies(page, job, why, now_s, everything)
 
 
 def _state(job: JobView, why: Explanation, now_s: float) -> str:
@@ -157,7 +157,7 @@ def _where(gpus: Sequence[GpuAddress]) -> str:
 def _deadline(page: _Page, job: JobView, now_s: float) -> Iterator[str]:
     assert job.promise is not None
     eta_s = render.eta_s(job)
-    yield from page.part("deadline", deadline_line(job.promise, now_s, eta_s))
+    yield from page.part("deadline", deadline_line(job.promise, now_s, eta_s, with_ways=False))
     least = f"; minimum satisfactory share {gpu_count(job.promise.least_gpus)}" if job.promise.least_gpus else ""
     yield from page.part("slack", f"{slack(job.promise, now_s, eta_s).text}{least}")
 
@@ -173,19 +173,23 @@ def _changes(page: _Page, shares: Sequence[ShareChange], now_s: float, everythin
         yield from page.part("changes" if at == first else "", text)
 
 
-def _remedies(page: _Page, job: JobView, why: Explanation, everything: bool) -> Iterator[str]:
+def _remedies(page: _Page, job: JobView, why: Explanation, now_s: float, everything: bool) -> Iterator[str]:
+    """Yield the changes that would give the job other GPUs, and those that would keep its deadline."""
+    saves = saves_deadline(job.promise, now_s) if job.promise is not None else ""
+    if saves:
+        yield from page.part("changes it", f"its deadline: {saves}")
     if job.phase.final or not why.policy:
         return
     shown = why.remedies if everything else _chosen(why.remedies)
-    if not shown:
+    if not shown and (why.tried or not saves):
         nothing = f"nothing of {why.tried} things that were tried" if why.tried else "nothing that is known here"
-        yield from page.part("changes it", nothing)
+        yield from page.part("" if saves else "changes it", f"its GPUs: {nothing}" if saves else nothing)
     for at, remedy in enumerate(shown):
         verb = "has" if job.share_gpus else "starts with"
         who = f" ({remedy.by})" if remedy.by else ""
         loses = f"; {render.pushed(remedy.pushed)} would lose by it" if remedy.pushed else ""
         text = f"it {verb} {gpu_count(remedy.share_gpus)} if {remedy.text}{who}{loses}"
-        yield from page.part("changes it" if not at else "", text)
+        yield from page.part("" if at or saves else "changes it", text)
         if remedy.command:
             yield from page.whole(remedy.command)
     more = len(why.remedies) - len(shown)

@@ -24,17 +24,20 @@ def moment(unix_s: float, now_s: float) -> str:
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", when)
 
 
-def deadline_line(promise: PromiseView, now_s: float, eta_s: float | None = None) -> str:
-    """Return the deadline, the plan, and the time to spare. eta_s: the job's remaining time at its present pace."""
+def deadline_line(promise: PromiseView, now_s: float, eta_s: float | None = None, with_ways: bool = True) -> str:
+    """Return the deadline, the plan, and the time to spare. eta_s: the job's remaining time at its present pace.
+
+    with_ways: add the changes that would keep the deadline, or would have kept it.
+    """
     left_s = promise.deadline_s - now_s
     when = f"in {span(left_s)}" if left_s >= 0 else f"{span(-left_s)} ago"
     due = f"{moment(promise.deadline_s, now_s)}, {when}{', soft' if promise.soft else ''}"
     spare_s = left_s - eta_s if eta_s is not None else 0.0
     pace = f"; at its present pace {span(spare_s)} to spare" if spare_s > 0 else ""
-    return f"{due}: {_standing(promise, now_s)}{pace}"
+    return f"{due}: {_standing(promise, now_s, with_ways)}{pace}"
 
 
-def _standing(promise: PromiseView, now_s: float) -> str:
+def _standing(promise: PromiseView, now_s: float, with_ways: bool) -> str:
     planned = f"planned end {moment(promise.planned_s, now_s)}" if promise.planned_s is not None else ""
     match promise.state:
         case PromiseState.HOLDS:
@@ -46,20 +49,26 @@ def _standing(promise: PromiseView, now_s: float) -> str:
             return f"provisional until {printable(promise.waits_for)} is known{known}"
         case PromiseState.BREAKS:
             late = f"ends {span(promise.planned_s - promise.deadline_s)} late" if promise.planned_s else "ends late"
-            return f"{late}, as things are" + (f"; {printable(promise.saved_by)}" if promise.saved_by else "")
+            return f"{late}, as things are" + (f"; {printable(promise.saved_by)}" if promise.saved_by and with_ways else "")
         case PromiseState.NONE:
             why = printable(promise.saved_by) or "there is no room for it beside the promises to other jobs"
-            return f"not promised: {why}{_would_save(promise, now_s)}"
+            saves = _would_have_saved(promise, now_s)
+            return f"not promised: {why}" + (f"; {saves}" if saves and with_ways else "")
 
 
-def _would_save(promise: PromiseView, now_s: float) -> str:
+def saves_deadline(promise: PromiseView, now_s: float) -> str:
+    """Return the changes that would keep a deadline, or would have kept it; "": it holds, or none are known."""
+    return printable(promise.saved_by) if promise.state is PromiseState.BREAKS else _would_have_saved(promise, now_s)
+
+
+def _would_have_saved(promise: PromiseView, now_s: float) -> str:
     """Return the changes that would have saved a deadline that is not promised, and when; "": none are known."""
     offer = promise.offer
     if offer is None or promise.offered_s is None:
         return ""
     deadline = f"of {moment(offer.deadline_s, now_s)}" if offer.deadline_s is not None else ""
     ways = "; or ".join(changes(offer, deadline, " left"))
-    return f"; what would have saved it at {moment(promise.offered_s, now_s)}: {ways}" if ways else ""
+    return f"what would have saved it at {moment(promise.offered_s, now_s)}: {ways}" if ways else ""
 
 
 def slack(promise: PromiseView | None, now_s: float, eta_s: float | None) -> Cell:

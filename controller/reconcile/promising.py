@@ -188,12 +188,18 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         if _is_new(job := wide.jobs[row]):
             continue
         hours.add(job.user, filled.gpu_s if job.promised else 0.0)
+    looked = False
     for row, filled in kept.plan.found.items():
         job, one = wide.jobs[row], kept.promised[row]
         planned = Planned(filled.finish_s, one.levels.counts[filled.level], gpu_s=filled.gpu_s)
         if _is_new(job) and job.profiling is None:
             if why := hours.beyond(job.user, filled.gpu_s):
-                _note(cluster, now, job, PromiseState.NONE, Planned(filled.finish_s, saved_by=why))
+                offer, offered_s = job.planned.offer, job.planned.offered_s
+                if _is_offer_due(now, job, looked):
+                    most_gpu_s = hours.left_gpu_s(job.user)
+                    offer, offered_s, looked = _offered(wide, asked, kept, row, terms, most_gpu_s), now, True
+                refused = Planned(filled.finish_s, saved_by=why, offer=offer, offered_s=offered_s)
+                _note(cluster, now, job, PromiseState.NONE, refused)
                 continue
             hours.add(job.user, filled.gpu_s)
         _note(cluster, now, job, PromiseState.HOLDS, planned)
@@ -207,13 +213,11 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         saved_by = _saved_by(wide, asked, one) if is_new else job.planned.saved_by
         end_s = _end_s(wide.view, one.key, _share(kept, wide, one.key))
         _note(cluster, now, job, PromiseState.BREAKS, Planned(end_s, saved_by=saved_by))
-    looked, why = False, "" if kept.plan.found or kept.plan.broken else ALONE
+    why = "" if kept.plan.found or kept.plan.broken else ALONE
     for row in kept.unkept:
         job = wide.jobs[row]
         offer, offered_s = job.planned.offer, job.planned.offered_s
-        turns_out = job.record.promise is PromiseState.PROVISIONAL
-        old = now < job.deadline_s and (offered_s is None or now - offered_s >= OFFERED_S)
-        if _is_new(job) and (turns_out or (old and not looked)):
+        if _is_new(job) and _is_offer_due(now, job, looked):
             offer, offered_s, looked = _offered(wide, asked, kept, row, terms), now, True
         end_s = _end_s(wide.view, row, _share(kept, wide, row))
         _note(cluster, now, job, PromiseState.NONE, Planned(end_s, saved_by=why, offer=offer, offered_s=offered_s))
@@ -235,6 +239,15 @@ def _is_new(job: Job) -> bool:
         and not deadline.soft
         and job.record.promise in (PromiseState.PROVISIONAL, PromiseState.NONE)
     )
+
+
+def _is_offer_due(now: float, job: Job, looked: bool) -> bool:
+    """Return whether to look for changes with which the deadline of `job` would be promised. looked: this decision has
+    done so for another job.
+    """
+    offered_s = job.planned.offered_s
+    old = now < job.deadline_s and (offered_s is None or now - offered_s >= OFFERED_S)
+    return job.record.promise is PromiseState.PROVISIONAL or (old and not looked)
 
 
 def _note_by_pace(cluster: Cluster, now: float, wide: _Wide, rows: Iterable[int]) -> None:
@@ -517,18 +530,27 @@ def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
     return f"what would save it: {'; or '.join(ways)}" if ways else ""
 
 
-def _offered(wide: _Wide, asked: Situation, kept: Kept, row: int, terms: Terms) -> CounterOffer | None:
+def _offered(
+    wide: _Wide, asked: Situation, kept: Kept, row: int, terms: Terms, most_gpu_s: float = math.inf
+) -> CounterOffer | None:
     """Return changes with which the deadline of `row` would be promised beside the promises that hold; None: it would be
-    promised as it is, if it were asked for now, or those promises leave no plan to try with.
+    promised as it is, if it were asked for now, or those promises leave no plan to try with. most_gpu_s: the GPU time
+    that may still be promised to the job's user.
 
     The job counts as one that has to start first, as it does if it is submitted again with a later deadline.
     """
-    beside = replace(asked, promised=[kept.promised[key] for key in kept.plan.found])
+    beside = replace(asked, promised=[kept.promised[key] for key in kept.plan.found if key != row])
     (one,) = promises(wide.view.jobs, [row], asked.gpus, wide.view.now, terms, new=True)
     one = structs.replace(one, share=0, lead_s=max(one.lead_s, terms.start_s))
-    if beside.plan() is None or beside.plan([one]) is not None:
+    if beside.plan() is None:
         return None
-    return _offer(wide, wide.jobs[row].steps_left, one, counter_offer(beside, one), terms)
+    if math.isfinite(most_gpu_s):
+        found = within(beside, one, most_gpu_s)
+    elif beside.plan([one]) is None:
+        found = counter_offer(beside, one)
+    else:
+        return None
+    return _offer(wide, wide.jobs[row].steps_left, one, found, terms)
 
 
 def _last_looks(now: float, kept: Kept, terms: Terms) -> Iterator[float]:

@@ -229,6 +229,11 @@ def test_a_deadline_that_proves_beyond_the_bound_is_not_promised_and_the_job_goe
     told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.ENDANGERED]
     assert len(told) == 1
     assert "its deadline cannot be promised: its deadline takes 0.0" in told[0]
+    offer = job.planned.offer
+    assert 0 < offer.steps < job.steps_left
+    assert f"; what would save it: at most {offer.steps} steps of the " in told[0]
+    fits = _due("fits", in_s=job.deadline_s - world.now, max_steps=offer.steps)
+    assert not world.ask(Forecast(spec=fits), "f", who=ALICE).reason
     world.pass_time(100)
     assert job.record.promise is PromiseState.NONE
     assert job.record.target

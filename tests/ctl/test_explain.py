@@ -9,6 +9,7 @@ import pytest
 
 from elasticd.ctl.explain import document, lines
 from elasticd.protocol.messages import (
+    CounterOffer,
     Explanation,
     GpusTaken,
     JobView,
@@ -121,6 +122,35 @@ def test_a_job_with_a_deadline_has_its_slack_and_its_minimum_satisfactory_share(
     assert "  slack       20m00s; minimum satisfactory share 4 GPUs" in told
     found = document(view(promise=promise), WHY, NOW)
     assert found["slack_s"] == pytest.approx(1200.0)
+
+
+def late(**fields: Any) -> JobView:
+    promise = PromiseView(deadline_s=NOW + 600.0, soft=False, **fields)
+    return view(phase="running", share_gpus=8, wanted_gpus=8, elastic=True, promise=promise)
+
+
+OFFER = CounterOffer(steps=300, more_gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        (late(state=PromiseState.NONE, offer=OFFER, offered_s=NOW),
+         "at most 300 steps left; or 2 GPUs more in the cluster"),
+        (late(state=PromiseState.BREAKS, saved_by="what would save it: at most 9 of the 90 steps left"),
+         "what would save it: at most 9 of the 90 steps left"),
+    ],
+)  # fmt: skip
+def test_what_would_keep_a_deadline_is_among_the_changes_and_only_there(job: JobView, told: str) -> None:
+    for tried, gpus in ((0, ""), (7, "              its GPUs: nothing of 7 things that were tried")):
+        lines = page(None, job, msgspec.structs.replace(WHY, remedies=(), tried=tried))
+        (at,) = [at for at, line in enumerate(lines) if told in line]
+        assert lines[at].startswith("  changes it  its deadline: what would ")
+        assert lines[at].endswith(told)
+        assert lines[at + 1 :] == [gpus] * bool(gpus), "nothing says that nothing helps"
+    lines = page(None, job)
+    assert sum("changes it" in line for line in lines) == 1
+    assert "              it has 2 GPUs if held-3 is given back to the policy (alice or operators)" in lines
 
 
 def test_a_program_gets_the_same_under_stable_names() -> None:
