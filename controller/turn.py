@@ -12,8 +12,9 @@ without a controller. Requests are refused with the reason, so that no client ta
 answered from memory (`looking`). Once a second the store is probed. As soon as it can be written, a new machine recovers from
 the store, as after a crash.
 
-Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: they
-are put to the new machine, which finds a submission that is in the store, and answers it as submitted. The audit log gets
+Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: their
+clients are told the reason (`Refused.in_doubt`), and wait. The requests are put to the new machine, which finds a submission
+that is in the store, and answers it as submitted. The audit log gets
 such requests at once, and perhaps a second time. A request stays in doubt until an answer that rests on records is sent: even
 if the next commit certainly fails, the request may be recorded already, and is not refused. Nor is a request refused that was
 answered before the store failed, and that its client repeats because the answer was lost.
@@ -266,7 +267,11 @@ class Turn:
             sendable += self._outbox
             self._outbox = []
         if self._doubted:
-            answered = {(action.client, action.reply.id) for action in sendable if isinstance(action, ReplyClient)}
+            answered = {
+                (action.client, action.reply.id)
+                for action in sendable
+                if isinstance(action, ReplyClient) and not _is_doubt(action.reply)
+            }
             self._doubted = {name: at for name, at in self._doubted.items() if at not in answered}
         return sendable
 
@@ -287,7 +292,8 @@ class Turn:
             if isinstance(fetch.request, AgentMessage):
                 return  # the agent asks again
             if fetch.request.name in self._doubted:
-                return  # the client repeats the request
+                self._tell_doubt(fetch.request, str(error))  # the client repeats the request
+                return
             reason = f"the store cannot be read: {error}"
             reply = Reply(id=fetch.request.envelope.id, answer=Refused(reason=reason))
             self._outbox.append(ReplyClient(fetch.request.client, reply))
@@ -346,10 +352,20 @@ class Turn:
         while len(self._doubted) > MOST_DOUBTED:
             del self._doubted[next(iter(self._doubted))]
 
+    def _tell_doubt(self, event: ClientRequest, why: str) -> None:
+        """Send the reason for which there is no answer yet."""
+        reason = (
+            f"it is not known whether this request is recorded: {why}; the answer comes when the store can be written again; "
+            "training goes on"
+        )
+        answer = Refused(reason=reason, in_doubt=True)
+        self._outbox.append(ReplyClient(event.client, Reply(id=event.envelope.id, answer=answer)))
+
     def _refuse(self, event: ClientRequest, away: _Away, now: float) -> None:
         if event.name in self._doubted or event.name in self._known:
             self._doubt(event)
             self._unsettled[event.name] = event
+            self._tell_doubt(event, away.reason)
             return
         if away.memory and self._answer_from_memory(event, away, now):
             return
@@ -402,3 +418,7 @@ class Turn:
         self._clock_in_doubt = None
         if not recorded:
             self._set_s += doubt.set_s
+
+
+def _is_doubt(reply: Reply) -> bool:
+    return isinstance(reply.answer, Refused) and reply.answer.in_doubt

@@ -101,6 +101,7 @@ class Client:
         self._poller = zmq.Poller()
         self._lines: list[_Line] = []
         self._noted = False
+        self._doubt = ""  # why the controller cannot tell whether the present request is recorded
         try:
             for each in self._addresses(address):
                 self._lines.append(self._connected(each))
@@ -137,7 +138,8 @@ class Client:
 
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
         """Return the answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason,
-        and ClusterUnreachable.
+        and ClusterUnreachable. While the controller cannot tell whether it has recorded the request, its reason is
+        printed on stderr.
 
         The controller that answered last is asked first. After a second of silence, or if that controller stands by,
         the next one gets the same request, which is carried out once.
@@ -151,6 +153,7 @@ class Client:
             )  # checked at the start only: a controller that dies during the wait may be restarted, which takes a while
         for line in self._lines:
             line.refused = line.standby = ""
+        self._doubt = ""
         referred = 0  # consecutive controllers that stand by or refuse this client
         while (left_s := deadline - time.monotonic()) > 0:
             transport.send(self._lines[self._present].socket, data)
@@ -180,6 +183,8 @@ class Client:
 
     def _failure(self, timeout_s: float) -> ElasticError:
         """Return the error for a request without an answer."""
+        if self._doubt:
+            return ClusterUnreachable(f"{self._doubt} (asked for {timeout_s:g} s)")
         if all(line.refused for line in self._lines):
             return NotAllowed("; ".join(f"the controller at {line.address} {line.refused}" for line in self._lines))
         if len(self._lines) > 1:
@@ -271,13 +276,21 @@ class Client:
                 if ready is line.refusals:
                     self._refused(line)
                 elif (reply := self._codec.decode(line.socket.recv())).id == request:
-                    if not isinstance(reply.answer, Refused) or not reply.answer.standby:
+                    if not isinstance(reply.answer, Refused) or not (reply.answer.standby or reply.answer.in_doubt):
                         self._note(number)
                         return reply
-                    line.standby = reply.answer.reason
+                    if reply.answer.in_doubt:
+                        self._say_doubt(reply.answer.reason)
+                    else:
+                        line.standby = reply.answer.reason
                 if (line.refused or line.standby) and number == self._present and not nobody:
                     return None
         return None
+
+    def _say_doubt(self, reason: str) -> None:
+        if not self._doubt:
+            print(f"elasticctl: {reason}", file=sys.stderr)
+        self._doubt = reason
 
     def _note(self, endpoint: int) -> None:
         self._answered, self._present = True, endpoint

@@ -49,7 +49,9 @@ def _standing(promise: PromiseView, now_s: float, with_ways: bool) -> str:
             return f"provisional until {printable(promise.waits_for)} is known{known}"
         case PromiseState.BREAKS:
             late = f"ends {span(promise.planned_s - promise.deadline_s)} late" if promise.planned_s else "ends late"
-            return f"{late}, as things are" + (f"; {printable(promise.saved_by)}" if promise.saved_by and with_ways else "")
+            return f"{late}, as things are" + (
+                f"; {printable(promise.saved_by)}" if promise.saved_by and with_ways else ""
+            )
         case PromiseState.NONE:
             why = printable(promise.saved_by) or "there is no room for it beside the promises to other jobs"
             saves = _would_have_saved(promise, now_s)

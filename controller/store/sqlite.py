@@ -116,6 +116,9 @@ class SqliteStore:
         After most errors the last page may be in the WAL already, and then the commit counts after a crash. A full disk is
         different: a write to the WAL was cut short. The last page, which alone makes the others count, is written last, so it
         is not whole, and recovery ignores the pages before it ("The WAL file format" in SQLite's documentation).
+
+        Other errors leave the outcome unknown. SQLite reports an exceeded quota (EDQUOT) as any failed write; a network file
+        system may report a failed write that its server has carried out, and a full disk only at fsync, after all pages.
         """
         try:
             db.execute(how)

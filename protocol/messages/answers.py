@@ -273,12 +273,14 @@ class Refused(Message, frozen=True, kw_only=True):
     wrong; 4 (`not_allowed`): the caller lacks the right to do this.
 
     `standby`: the answering controller stands by and has done nothing; another controller may accept the request.
+    `in_doubt`: it is not known whether the request has been recorded. The answer follows, perhaps after a long time.
     """
 
     reason: str
     bad_input: bool = False
     not_allowed: bool = False
     standby: bool = False
+    in_doubt: bool = False
     leader: str = ""  # address at which clients reach the leading controller, as far as the standby knows
 
 

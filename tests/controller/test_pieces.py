@@ -57,6 +57,7 @@ class Limited(Driven):  # type: ignore[misc, valid-type]
         self.now = 1000.0
         self.store = LimitedStore(limits)
         self.incarnations: list[str] = []
+        self.doubts: dict[str, str] = {}
         self.turn = Turn(self.store, self.build, self.now)
         self.hello()
         self.reached: list[Written] = [dict(self.store.records)]
@@ -162,7 +163,7 @@ def test_if_a_piece_cannot_be_recorded_what_came_before_is_kept_and_said_and_the
     refused = {name for name, answer in answers.items() if isinstance(answer, Refused)}
     assert refused.isdisjoint(recorded)
     missing = {f"r{n}" for n in range(12)} - recorded - refused
-    assert bool(missing) == failure.outcome_unknown, "whose outcome is unknown hear nothing yet"
+    assert bool(missing) == failure.outcome_unknown, "whose outcome is unknown have no answer yet"
     later = driven.answers(driven.finish(after_s=1.0))
     driven.hello()  # submissions that are not in the store are repeated after a server's message
     for name in missing:

@@ -36,7 +36,7 @@ from elasticd.protocol.messages import (
     Submit,
     Submitted,
 )
-from elasticd.protocol.model import GpuRange, JobSpec
+from elasticd.protocol.model import GpuRange, JobId, JobSpec
 from elasticd.protocol.terms import stamped
 from elasticd.runtime import transport
 
@@ -52,6 +52,7 @@ class Standbys:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.asked: list[Any] = []  # hellos and envelopes that the standby received
         self.leader = "ipc:///where/it/leads"
+        self.answers: list[Any] = []  # instead of the standby's, as long as there are any
         self._silent = [transport.router(self.context) for _ in range(2)]
         self._standby = [transport.router(self.context) for _ in range(2)]
         names = ("clients", "agents")
@@ -74,7 +75,8 @@ class Standbys:
                 peer, data = clients.recv_multipart()
                 envelope = msgspec.msgpack.decode(data, type=Envelope)
                 self.asked.append(envelope)
-                answer = Refused(reason=f"stands by; {self.leader} leads", standby=True, leader=self.leader)
+                standby = Refused(reason=f"stands by; {self.leader} leads", standby=True, leader=self.leader)
+                answer = self.answers.pop(0) if self.answers else standby
                 transport.send(clients, peer, msgspec.msgpack.encode(Reply(id=envelope.id, answer=answer)))
             if agents.poll(20):
                 peer, _, data = agents.recv_multipart()
@@ -238,6 +240,24 @@ def test_a_standby_alone_is_waited_for_and_then_named(tmp_path: Path, connect: C
         return asked > 1 and f"stands by; {others.leader} leads" in str(failed.value)
 
     eventually(named_after_asking_again, "the standby is not named")
+    others.close()
+
+
+def test_why_a_request_has_no_answer_yet_is_said_at_once_and_once_and_the_answer_is_waited_for(
+    tmp_path: Path, connect: Callable[[str], Client], capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = Standbys(tmp_path)
+    client = connect(others.standby[0])
+    doubt = Refused(reason="it is not known whether this request is recorded: disk I/O error", in_doubt=True)
+    others.answers = [doubt, doubt, Submitted(job=JobId("digits-1"))]
+    assert client.ask(Submit(spec=SPEC)) == Submitted(job=JobId("digits-1"))
+    assert capsys.readouterr().err == f"elasticctl: {doubt.reason}\n"
+    others.answers = [doubt] * 9
+    with pytest.raises(ClusterUnreachable, match=rf"^{doubt.reason} \(asked for 0.5 s\)$"):
+        client.ask(Submit(spec=SPEC), timeout_s=0.5)
+    others.answers = []
+    with pytest.raises(ClusterUnreachable, match="stands by"):
+        client.ask(Ping(), timeout_s=0.5)
     others.close()
 
 

@@ -72,6 +72,7 @@ class Driven:
         self.now = 1000.0
         self.store = FaultyStore()
         self.incarnations: list[str] = []
+        self.doubts: dict[str, str] = {}
         self.turn = Turn(self.store, self.build, self.now)
         self.hello()
 
@@ -102,7 +103,11 @@ class Driven:
         return self.answers(self.finish()).get(name)
 
     def answers(self, actions: list[Action]) -> dict[str, Answer]:
-        return {action.reply.id: action.reply.answer for action in actions if isinstance(action, ReplyClient)}
+        """Return the answers. `doubts` keeps the reasons for which there are none yet."""
+        found = {action.reply.id: action.reply.answer for action in actions if isinstance(action, ReplyClient)}
+        doubted = {name for name, answer in found.items() if isinstance(answer, Refused) and answer.in_doubt}
+        self.doubts.update({name: found.pop(name).reason for name in doubted})
+        return found
 
     def kinds(self) -> list[EventKind]:
         return [event.kind for event in self.turn.machine.cluster.events]
@@ -234,7 +239,10 @@ def test_a_submission_of_unknown_outcome_is_settled_by_the_store(there: bool) ->
     driven = Driven()
     driven.store.fail, driven.store.commits_anyway = UNKNOWN, there
     assert driven.ask(Submit(spec=job_spec()), "r1") is None, "neither granted nor refused"
+    told = driven.doubts.pop("r1")
+    assert told.startswith("it is not known whether this request is recorded: cluster.db: disk I/O error; ")
     assert driven.ask(Submit(spec=job_spec()), "r1") is None, "nor when it is repeated"
+    assert driven.doubts == {"r1": told}
     assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused), "this one is surely not there"
     driven.store.fail = None
     answered = driven.answers(driven.finish(after_s=1.0))
@@ -409,4 +417,5 @@ def test_of_too_many_requests_in_doubt_the_oldest_are_refused_and_no_other(monke
     assert driven.answers(driven.finish()) == {}
     repeated = {name: driven.ask(Submit(spec=job_spec(name)), name) for name in ("r2", "r3", "r1")}
     assert (repeated["r2"], repeated["r3"]) == (None, None)
+    assert set(driven.doubts) == {"r1", "r2", "r3"}
     assert isinstance(repeated["r1"], Refused)

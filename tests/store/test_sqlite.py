@@ -60,6 +60,23 @@ for page in range(12):
     os.unlink(here / "rest")
     store.probe(20_000)
 """
+# A write beyond the process's own limit of a file's size (EFBIG) fails as one beyond a quota does (EDQUOT).
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from elasticd.controller.store import Put, SqliteStore, StoreUnavailable
+store = SqliteStore(Path(sys.argv[1]))
+store.commit((), (Put("/a", b"1"),))
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, unlimited[1]))
+try:
+    store.commit((), (Put("/new", bytes(200_000)),))
+except StoreUnavailable as error:
+    print(error, error.outcome_unknown, sep="|")
+resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+store.probe(200_000)
+print(store.get("/a").value, store.get("/new"), sep="|")
+"""
 
 
 def test_a_commit_is_atomic_conditional_and_revisioned(tmp_path: Path) -> None:
@@ -245,6 +262,15 @@ def test_a_commit_that_a_full_disk_ended_is_known_to_have_failed_wherever_it_was
     for unknown, after_a_crash, before, reason in met:
         assert (unknown, after_a_crash, before) == ("False", "False", "b'1'")
         assert reason.endswith("database or disk is full")
+
+
+def test_the_outcome_of_a_commit_is_unknown_where_a_write_fails_for_another_reason_than_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    """SQLite tells an exceeded quota from no other failed write, and a network file system may have carried out that."""
+    line = [sys.executable, "-c", LIMITED, tmp_path / "db"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{tmp_path / 'db'}: disk I/O error|True", "b'1'|None"]
 
 
 def test_a_database_that_has_gone_is_not_made_anew_while_the_controller_runs(tmp_path: Path) -> None:

@@ -222,6 +222,8 @@ class Users(Process):
         if client == INTRUDER:
             self._world.intruders.answered(reply)
             return
+        if isinstance(reply.answer, Refused) and reply.answer.in_doubt:
+            return  # the answer follows
         envelope, who = self.waiting.pop(reply.id, (None, None))
         request = envelope.request if envelope is not None else None
         if client != AGAIN and envelope is not None and who is not None:
