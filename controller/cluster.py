@@ -26,6 +26,7 @@ from ..protocol.messages import (
     EventKind,
     EventView,
     HelloRefused,
+    RefusedJob,
     Reply,
     ShareForecast,
     Submitted,
@@ -199,6 +200,7 @@ class Cluster:
         self.adopted: dict[ServerId, str] = {}  # servers to be taken over, with the identities of their agents
         self.removed: dict[ServerId, RemovalRecord] = {}  # removed by operators while their agents ran, oldest first
         self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # refused agents reported to the operator
+        self.refused_jobs: tuple[RefusedJob, ...] = ()  # with records in the store that no controller has written
         self.store_is_old = False  # a store behind its agents was reported to the operator
         # The workers of each server at its first hello to this controller: only these may be ahead of the store (`forgery`).
         self.met: dict[ServerId, dict[WorkerId, str]] = {}  # with the uids of the workers' jobs

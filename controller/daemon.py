@@ -377,9 +377,11 @@ class ControllerDaemon:
 
     def _turn_of(self, reign: Reign) -> None:
         reign.look_at_clock(self._clock.now())
-        if self._seals is not None and (refused := self._seals.news()):
-            log.error("%s", refused)
-            self._take(reign, RecordsRefused(refused))
+        if self._seals is not None:
+            if refused := self._seals.news():
+                log.error("%s", refused)
+            if refused or reign.machine.refused_jobs != self._seals.refused_jobs:
+                self._take(reign, RecordsRefused(refused, self._seals.refused_jobs))
         changes, self._changes = self._changes, []
         for change in changes:
             self._take(reign, change)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..protocol.messages import Envelope, Reply, ToAgentFromController, ToControllerFromAgent
+from ..protocol.messages import Envelope, RefusedJob, Reply, ToAgentFromController, ToControllerFromAgent
 from ..protocol.model import ServerId
 from ..protocol.principals import LOCAL_OPERATOR, Principal
 
@@ -66,9 +66,13 @@ class StoreReturned:
 
 @dataclass(frozen=True)
 class RecordsRefused:
-    """The store holds records that no controller has written, and they are ignored. `text` names them, for people."""
+    """The store holds records that no controller has written, and they are ignored.
+
+    `text` names the new ones, for people; `jobs`: all jobs without a valid submission, and why each is refused.
+    """
 
     text: str
+    jobs: tuple[RefusedJob, ...] = ()
 
 
 @dataclass(frozen=True)

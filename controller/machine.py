@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Iterable
 
-from ..protocol.messages import EventKind, LogPiece, Refused
+from ..protocol.messages import EventKind, LogPiece, Refused, RefusedJob
 from ..scheduler.scheduler import Scheduler
 from .cluster import Cluster, Settings
 from .events import (
@@ -105,14 +105,21 @@ class ControllerMachine:
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
                 self._cluster.tell(now, EventKind.STORE_BACK, None, text)
-            case RecordsRefused(text):
-                self._cluster.tell(now, EventKind.RECORDS_REFUSED, None, text)
+            case RecordsRefused(text, jobs):
+                self._cluster.refused_jobs = jobs
+                if text:
+                    self._cluster.tell(now, EventKind.RECORDS_REFUSED, None, text)
             case Reconfigured(settings, configured):
                 self._cluster.settings = settings
                 reconfigured(self._cluster, now, configured)
         if not self._cluster.awaited or isinstance(event, TimePassed):  # the hellos of awaited servers come first
             keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
+
+    @property
+    def refused_jobs(self) -> tuple[RefusedJob, ...]:
+        """The jobs that do not count, as the last `RecordsRefused` has told."""
+        return self._cluster.refused_jobs
 
     def look(self, event: Event) -> list[Action]:
         """Answer a read-only request, or pass on a piece of a log, as of the time of the last event.

@@ -22,6 +22,12 @@ def submission_key(job: JobId) -> str:
     return JOBS + job + SUBMISSION
 
 
+def job_of_submission(key: str) -> JobId | None:
+    """Return the job whose submission is under `key`; None: another record is there."""
+    named = key.startswith(JOBS) and key.endswith(SUBMISSION)
+    return JobId(key.removeprefix(JOBS).removesuffix(SUBMISSION)) if named else None
+
+
 def state_key(job: JobId) -> str:
     """Return the key of a job's state."""
     return JOBS + job + STATE

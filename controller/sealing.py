@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..protocol.errors import OperatorError
+from ..protocol.messages import RefusedJob
 from ..runtime.directories import read_secret, write_secret
 from ..runtime.keys import SEAL_FILE, SECRET_BYTES
 from .jobs.archive import PREFIX as ARCHIVE
-from .records import JOBS, POLICY_KEY
+from .records import JOBS, POLICY_KEY, job_of_submission
 from .seal import HEAD_BYTES, MARK, MISSING, SEAL_KEY, BrokenSeal, Seal, is_sealed
 from .store.etcd import EtcdStore
 from .store.interface import AFTER_ALL, Put, StoreUnavailable
@@ -31,6 +32,8 @@ from .store.interface import AFTER_ALL, Put, StoreUnavailable
 log = logging.getLogger(__name__)
 
 MOST_TOLD = 10_000  # records whose refusal is remembered
+MOST_SHOWN = 100  # refused jobs that are shown to clients
+FOREIGN = "its record in the store was written by another process than a controller"
 NO_SECRET = "it has a seal, and this controller has no secret of seals"
 SEALED_RANGES = ((JOBS, JOBS + AFTER_ALL), (ARCHIVE, ARCHIVE + AFTER_ALL), (POLICY_KEY, POLICY_KEY + "\0"))
 
@@ -58,6 +61,7 @@ class Seals:
 
     def _fresh(self) -> None:
         self.broken: dict[str, str] = {}  # why a record was refused, by its key
+        self.refused_jobs: tuple[RefusedJob, ...] = ()  # of `broken`, the submissions
         self._untold: list[str] = []
         self._opened = self._marked = False  # whether any record, and whether the marker, has been opened
 
@@ -110,6 +114,9 @@ class Seals:
             if self.broken.get(key) == reason or len(self.broken) >= MOST_TOLD:
                 return
             self.broken[key] = reason
+            if (job := job_of_submission(key)) is not None and len(self.refused_jobs) < MOST_SHOWN:
+                others = tuple(each for each in self.refused_jobs if each.job != job)
+                self.refused_jobs = (*others, RefusedJob(job=job, reason=f"{FOREIGN}: {reason}"))
             if self._seal is not None:
                 self._untold.append(key)
 

@@ -345,7 +345,8 @@ def status(
     else:
         jobs = _jobs(shared, everything, mine)
         if as_json:
-            print_json({"jobs": render.plain(jobs.jobs), "time_s": jobs.time_s, "policy": jobs.policy})
+            told = {"jobs": jobs.jobs, "time_s": jobs.time_s, "policy": jobs.policy, "refused": jobs.refused}
+            print_json({name: render.plain(value) for name, value in told.items()})
         else:
             _print(_table(jobs, everything, mine))
         if jobs.next:
@@ -365,7 +366,7 @@ def _jobs(shared: Context, everything: bool, mine: bool) -> Jobs:
     ended = shared.client.jobs(GetEnded(mine=mine), MOST_ENDED)
     jobs = {view.job: view for view in (*live.jobs, *ended.jobs)}  # a job that has ended meanwhile is in both
     shown = sorted(jobs.values(), key=lambda view: job_number(view.job))
-    return msgspec.structs.replace(ended, jobs=tuple(shown))
+    return msgspec.structs.replace(ended, jobs=tuple(shown), refused=live.refused)
 
 
 def _snapshot(shared: Context, job: str | None, everything: bool, mine: bool) -> tuple[object, Iterable[str]]:
@@ -374,14 +375,16 @@ def _snapshot(shared: Context, job: str | None, everything: bool, mine: bool) ->
         answer = shared.ask(GetJob(job=job), JobFound)
         return answer.job, fitted(render.job_lines(answer.job, answer.time_s))
     jobs = _jobs(shared, everything, mine)
-    return jobs.jobs, _table(jobs, everything, mine)
+    return (jobs.jobs, jobs.refused), _table(jobs, everything, mine)
 
 
 def _table(jobs: Jobs, everything: bool, mine: bool) -> Iterable[str]:
     if not jobs.jobs:
         yours = " of yours" if mine else ""
-        return [f"no jobs{yours}" if everything else f"no unfinished jobs{yours} (status --all shows all)"]
-    return table_lines(render.job_table(jobs.jobs, jobs.time_s))
+        yield f"no jobs{yours}" if everything else f"no unfinished jobs{yours} (status --all shows all)"
+    else:
+        yield from table_lines(render.job_table(jobs.jobs, jobs.time_s))
+    yield from (render.refused_job(each) for each in jobs.refused)
 
 
 def _watch(snapshot: Callable[[], tuple[object, Iterable[str]]]) -> None:

@@ -19,6 +19,7 @@ from ..protocol.messages import (
     JobLength,
     JobView,
     LengthSource,
+    RefusedJob,
     ServerState,
     ServerView,
     ShareForecast,
@@ -170,6 +171,11 @@ def kept(job: JobView) -> str:
 def outcome(job: JobView, gap: str = " ") -> str:
     """Return a job's phase with its reason."""
     return f"{job.job}{gap}{_phase_and_reason(job.phase.value, job.phase.value, job.reason)}"
+
+
+def refused_job(refused: RefusedJob) -> str:
+    """Return a job that does not count, with the reason."""
+    return printable(f"{refused.job} refused: {refused.reason}")
 
 
 def _phase_and_reason(phase: str, told: str, reason: str) -> str:

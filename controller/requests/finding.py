@@ -5,7 +5,7 @@ Among jobs of one name, those of the requesting principal come first.
 
 from __future__ import annotations
 
-from ...protocol.errors import UserError
+from ...protocol.errors import RequestRefused, UserError
 from ...protocol.model import JobId
 from ...protocol.principals import Principal
 from ..cluster import Cluster
@@ -31,7 +31,7 @@ def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> J
 
 
 def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
-    """Return the id of the job that `find_job` would return, without fetching the job. Raises UserError."""
+    """Return the id of the job that `find_job` would return, without fetching the job. Raises UserError, RequestRefused."""
     if JobId(name) in cluster.jobs or cluster.archive.find(JobId(name)) is not None:
         return JobId(name)
     named = cluster.index.named(name)
@@ -46,4 +46,6 @@ def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
         if count:
             whose = "jobs of yours" if candidates is own and len(own) < len(unfinished) else "jobs"
             raise UserError(f"{count} {whose} are called {name!r}: name one of {', '.join(candidates[:5])}")
+    if refused := next((each for each in cluster.refused_jobs if each.job == name), None):
+        raise RequestRefused(f"{refused.job[:80]} is refused, and does not run: {refused.reason}")
     raise UserError(f"there is no job {name[:80]!r}")

@@ -64,7 +64,7 @@ def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fe
     else:
         over = _ended(cluster, now, who, ENDED, limit - len(views), fetched, request.mine)
         views, following = [*views, *over.jobs], over.next
-    return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
+    return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following, refused=cluster.refused_jobs)
 
 
 def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, fetched: Fetched) -> Jobs:

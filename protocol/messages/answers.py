@@ -14,6 +14,7 @@ from .views import (
     JobView,
     PromiseView,
     QuotaView,
+    RefusedJob,
     ReservationView,
     ServerView,
     ShareForecast,
@@ -47,6 +48,7 @@ class Jobs(Message, frozen=True, kw_only=True):
     time_s: float
     policy: str
     next: str = ""  # `after` of the next page; "": this was the last one
+    refused: tuple[RefusedJob, ...] = ()  # of unfinished jobs; the same on all pages
 
 
 class JobFound(Message, frozen=True, kw_only=True):

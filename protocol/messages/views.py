@@ -454,6 +454,13 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
 
 
+class RefusedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that does not count, because another process than a controller has written its record in the store."""
+
+    job: JobId
+    reason: str
+
+
 class ShareForecast(msgspec.Struct, frozen=True, kw_only=True):
     """A job with a share that a change would alter. `reason`: why it gets no more."""
 

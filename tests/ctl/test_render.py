@@ -9,10 +9,11 @@ import pytest
 
 from elasticd.ctl import render
 from elasticd.ctl.client import accepted
+from elasticd.ctl.jobs import _table
 from elasticd.ctl.tables import lines
 from elasticd.protocol.errors import NotAllowed, RequestRefused, UserError
-from elasticd.protocol.messages import Failure, JobView, Refused, UsageReport
-from elasticd.protocol.model import GpuRange, GpuSeconds, JobSpec, ServerId, WorkerId
+from elasticd.protocol.messages import Failure, Jobs, JobView, Refused, RefusedJob, UsageReport
+from elasticd.protocol.model import GpuRange, GpuSeconds, JobId, JobSpec, ServerId, WorkerId
 
 SPEC = JobSpec(
     name="digits", command=("python", "train.py"), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/"
@@ -186,3 +187,13 @@ def test_a_job_that_was_cancelled_is_not_told_so_twice(reason: str, told: str) -
     job = view(1, phase="cancelled", reason=reason, finished_s=5.0)
     assert render.outcome(job) == f"digits-1 {told}"
     assert render.verdict(job) == f"digits-1 cancelled after 5s{told.removeprefix('cancelled')}"
+
+
+def test_a_job_whose_record_was_refused_is_in_the_table_of_jobs_with_the_reason_and_moves_no_cursor():
+    refused = RefusedJob(job=JobId("evil-9\x1b[2J"), reason="its seal does not fit its contents")
+    page = Jobs(jobs=(), time_s=0.0, policy="max-min", refused=(refused,))
+    lines = list(_table(page, everything=False, mine=True))
+    assert lines[0].startswith("no unfinished jobs of yours")
+    assert lines[1].startswith("evil-9")
+    assert lines[1].endswith(" refused: its seal does not fit its contents")
+    assert "\x1b" not in lines[1]
