@@ -41,6 +41,8 @@ WRAPPERS = {
 OPTIONS_WITH_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")  # of Python, which takes `-um` for `-u -m`
 OPTIONS_WITH_CODE = re.compile(r"-[bBdEiIOPqsSuvx]*c.*", re.DOTALL)
 SHELLS_OWN = ("cd", "source", ".", "export", "ulimit", "module")  # words that only a shell knows
+BATCH_LINE = re.compile(rb"^#(?:SBATCH|PBS|BSUB|\$)[ \t]+-.*$", re.MULTILINE)
+BATCH_HEAD_BYTES = 16384
 MPI = ("mpirun", "mpiexec", "horovodrun", "srun")  # these start processes on other servers by themselves
 
 
@@ -107,6 +109,20 @@ def script_of(command: Sequence[str]) -> str:
     found = look_at(command)
     script = next((word for word in command if word.endswith(".py")), "") if found.launcher else found.script
     return script if script.endswith(".py") else ""
+
+
+def ignored_lines(command: Sequence[str], workdir: Path) -> str:
+    """Return a sentence about options that a batch script states for another scheduler (#SBATCH, #PBS); "": none."""
+    for word in _unwrapped(command)[:2]:
+        try:
+            with (workdir / word).open("rb") as script:
+                head = script.read(BATCH_HEAD_BYTES)
+        except OSError:
+            continue
+        if head.startswith(b"#!") and (found := BATCH_LINE.search(head)):
+            line = found[0].decode(errors="replace").strip()
+            return f"{word}: {line!r} and other such lines are not read: say what the job needs by options, such as --gpus 2"
+    return ""
 
 
 def joins(found: Command, workdir: Path, env: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ mistake.
 from __future__ import annotations
 
 import datetime
+import difflib
 import math
 import os
 import pwd
@@ -71,6 +72,21 @@ KINDS = {
 
 # Known fields of later versions: refused with a reason instead of being called unknown.
 NOT_YET = ("scaling", "image")
+# Fields in the files of SkyPilot, dstack, Kubernetes and Slurm's REST interface, with those of a job file.
+OTHER_FIELDS = {
+    "accelerators": "gpus",
+    "apiVersion": "`command: python train.py` and what else the job needs, without a container",
+    "commands": "command",
+    "envs": "env",
+    "nodes": "gpus: {max: 8, per_server: 4}",
+    "num_nodes": "gpus: {max: 8, per_server: 4}",
+    "resources": "gpus",
+    "run": "command",
+    "script": "command",
+    "setup": "done before the submission: the job runs in the environment that is active then",
+    "type": "`command: python train.py` and what else the job needs",
+    "working_dir": "workdir",
+}
 
 
 class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True):
@@ -238,11 +254,21 @@ def _read(file: Path) -> _File:
         if field in NOT_YET:
             raise UserError(f"{file}: {field}: this version does not support it yet")
         if field not in known:
-            raise UserError(f"{file}: unknown field {field!r}; known are {', '.join(known)}")
+            raise UserError(f"{file}: unknown field {field!r}{_meant(field, known)}; known are {', '.join(known)}")
     try:
         return convert(document, _File, str(file), UserError)
     except UserError as error:
         raise UserError(WRONG_KIND.sub(_plainly, str(error))) from None
+
+
+def _meant(field: object, known: Sequence[str]) -> str:
+    """Return a hint for an unknown field: the field of another tool's job file, or a slip; "": neither is known."""
+    if not isinstance(field, str):
+        return ""
+    if field in OTHER_FIELDS:
+        return f", of another tool; here it is {OTHER_FIELDS[field]}"
+    alike = difflib.get_close_matches(field, known, 1)
+    return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def _as_written(document: yaml.Node, file: Path) -> None:
@@ -333,7 +359,11 @@ def deadline_of(where: str, value: object, where_soft: str, soft: bool | None) -
         raise UserError(f"{where}: say the time, too, such as {value} 18:00")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"{where}: must be a duration such as 2h, or a date such as 2027-01-31 18:00")
-    return Deadline(in_s=duration_s(value, where), soft=late)
+    try:
+        return Deadline(in_s=duration_s(value, where), soft=late)
+    except UserError as error:
+        date = ", nor a date such as '2027-01-31 18:00'" if isinstance(value, str) else ""
+        raise UserError(f"{error}{date}") from None
 
 
 UNTIL = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=)\s*([-+.\deE]+)\s*")
@@ -545,6 +575,10 @@ def _check_program(where: str, command: Sequence[str], workdir: Path, env: Mappi
     program = command[0]
     found = shutil.which(workdir / program) if os.sep in program else shutil.which(program, path=env.get("PATH"))
     if not found:
+        if os.sep in program and (workdir / program).is_file():
+            raise UserError(
+                f"{where}: {program} may not be executed: `chmod +x {program}`, or write its interpreter first"
+            )
         raise UserError(f"{where}: there is no program {program!r}{commands.unknown_program(program)}")
     script = commands.script_of(command)
     if script and not (workdir / script).is_file():

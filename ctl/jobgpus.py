@@ -104,7 +104,9 @@ def _bounds(where: str, given: Any, least: int) -> tuple[int, int]:
             if "max" not in given:
                 raise UserError(f"{where}: max is missing; write {{min: 1, max: 8}}, or a number")
             return given.get("min", least), given["max"]
-    raise UserError(f"{where}: {given!r} is not {allowed}")
+    named = isinstance(given, str) and re.match(r"[A-Za-z]", given)
+    kind = "; the type of GPU stands apart: --gpu-type A100, or gpus.type in a job file" if named else ""
+    raise UserError(f"{where}: {given!r} is not {allowed}{kind}")
 
 
 def _per_server(where: str, given: Any) -> int | None:

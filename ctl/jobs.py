@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ..protocol.errors import RequestRefused, UserError
+from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ..protocol.messages import (
     Forecast,
     Forecasted,
@@ -213,8 +213,10 @@ def submit(
     built = build(file, options, where, os.environ, doubt, packed.take)
     spec = goes_on.job(file, overrides, built, packed.take)
     doubts += packed.left_out
-    from .commands import copies
+    from .commands import copies, ignored_lines
 
+    if ignored := ignored_lines(spec.command, Path(spec.workdir)):
+        doubts.append(ignored)
     sentence, sure = copies(spec.command, spec.gpus, Path(spec.workdir), spec.env)
     if sure and not dry_run and sys.stdin.isatty() and sys.stderr.isatty():
         agreed(f"{sentence}. Submit it so?", sentence)
@@ -263,13 +265,17 @@ def unchecked(spec: JobSpec) -> list[str]:
 
 
 def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
-    """Show the job as it would be; with a deadline, or a checkpoint to go on from, also the cluster's forecast. Raises
-    RequestRefused if the cluster would refuse it.
+    """Show the job as it would be, and the cluster's forecast. Raises RequestRefused if the cluster would refuse it.
+
+    Without a cluster only a job with a deadline, or a checkpoint to go on from, is an error.
     """
-    if spec.deadline is None and spec.resume is None:
+    answer = _forecast_of(shared, spec)
+    if isinstance(answer, ElasticError):
+        if spec.deadline is not None or spec.resume is not None:
+            raise answer
         _show_spec(spec, as_json)
+        say(f"elasticctl: whether the job would be admitted is not known: {answer}")
         return
-    answer = shared.ask(Forecast(spec=spec), Forecasted)
     if as_json:
         told = {"reason": answer.reason, "promise": answer.promise, "offer": answer.offer, "time_s": answer.time_s}
         filled = msgspec.structs.replace(spec, resume=answer.resume or spec.resume)
@@ -282,6 +288,18 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, answer.time_s)}")
     if answer.reason:
         raise RequestRefused(answer.reason)
+
+
+def _forecast_of(shared: Context, spec: JobSpec) -> Forecasted | ElasticError:
+    """Return the forecast, or why no cluster can be asked: none is known or answers, or there is no key for it."""
+    try:
+        _ = shared.client
+    except (ClusterUnreachable, UserError) as error:
+        return error
+    try:
+        return shared.ask(Forecast(spec=spec), Forecasted)
+    except ClusterUnreachable as error:
+        return error
 
 
 def _where_we_are() -> Path:
@@ -305,7 +323,9 @@ def _file_or_command(arguments: list[str]) -> tuple[Path | None, tuple[str, ...]
             raise UserError(f"submit: one job file at a time; {arguments[1]!r} is too many")
         return Path(arguments[0]), tuple(arguments[1:])
     if "--" not in sys.argv and len(arguments) == 1:
-        raise UserError(f"submit: {arguments[0]!r} is not a job file (.yaml); put a command after --")
+        raise UserError(
+            f"submit: {arguments[0]!r} is not a job file (.yaml); put a command after --, such as -- python train.py"
+        )
     return None, tuple(arguments)
 
 

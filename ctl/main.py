@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..protocol.errors import ElasticError, UserError
 from .context import given
-from .overview import other_word, screen
+from .overview import other_option, other_word, screen
 
 # ClickException, whose module depends on typer's version: newer ones carry click inside.
 COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -136,7 +136,7 @@ def main() -> None:
         code = 0
     except OSError as error:  # a full disk under stdout, a directory without read permission
         _give_up_stdout()
-        print(f"elasticctl: {error}", file=sys.stderr)
+        print(f"elasticctl: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -145,6 +145,8 @@ def _explained(error: Exception) -> int:
     """Print the error of a command line; or the help, where a group of commands stands alone (`elasticctl policy`)."""
     text = error.format_message()  # type: ignore[attr-defined]
     if type(error).__name__ != "NoArgsIsHelpError":
+        context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
+        text = other_option(context.info_name if context else "", option or "") or text
         print(f"elasticctl: {' '.join(text.split())}", file=sys.stderr)
         return 2
     try:

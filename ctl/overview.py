@@ -1,5 +1,5 @@
 """Output of `elasticctl` without a command: one screen with the commands that users need first; and hints for other
-tools' commands.
+tools' commands and options.
 
 `--help` has every command with a line, and each command's own `--help` its options; neither fits a terminal of 24
 lines.
@@ -13,15 +13,19 @@ from dataclasses import dataclass
 
 WIDTH = 80
 
-# Commands of Slurm, PBS, Kubernetes, Docker and the shell, with the corresponding command of elasticctl.
+# Commands of Slurm, PBS, Kubernetes, SkyPilot, dstack, Ray, Docker and the shell, with the corresponding command of elasticctl.
 OTHER_TOOLS = {
     "apply": "submit",
+    "attach": "logs -f JOB",
+    "create": "submit",
     "delete": "cancel",
     "describe": "status JOB",
     "get": "status",
     "help": "--help",
+    "job": "submit`, `status`, `logs` or `cancel",
     "jobs": "status",
     "kill": "cancel",
+    "launch": "submit",
     "list": "status",
     "ls": "status",
     "nodes": "servers",
@@ -35,13 +39,42 @@ OTHER_TOOLS = {
     "sacct": "history",
     "sbatch": "submit",
     "scancel": "cancel",
+    "scontrol": "status JOB`, `hold`, `release`, `pause`, `requeue` or `drain",
+    "show": "status JOB",
     "sinfo": "servers",
     "squeue": "status",
     "srun": "submit",
+    "start": "submit` or `resume",
     "stop": "cancel",
+    "suspend": "pause",
     "tail": "logs",
     "top": "status -w",
+    "undrain": "uncordon",
     "watch": "status -w",
+}
+
+# Options of the same tools for a submission, with the corresponding ones of `submit`.
+OTHER_OPTIONS = {
+    "--accelerators": "--gpus, and --gpu-type",
+    "--chdir": "workdir in a job file",
+    "--constraint": "--gpu-type",
+    "--gpus-per-node": "--gpus-per-server",
+    "--gres": "--gpus",
+    "--job-name": "--name",
+    "--max-restarts": "--restarts",
+    "--nodes": "--gpus, and --gpus-per-server",
+    "--ntasks": "--gpus",
+    "--num-nodes": "--gpus, and --gpus-per-server",
+    "--requeue": "--restarts",
+    "--time": "--deadline, to be over by then, or --max-steps, to end",
+    "--working-dir": "workdir in a job file",
+    "-C": "--gpu-type",
+    "-G": "--gpus",
+    "-J": "--name",
+    "-N": "--gpus, and --gpus-per-server",
+    "-e": "--env",
+    "-n": "--gpus",
+    "-t": "--deadline, to be over by then, or --max-steps, to end",
 }
 
 
@@ -109,3 +142,9 @@ def other_word(word: str) -> str:
     """Return a hint for a command of another tool; "": the word is not one."""
     meant = OTHER_TOOLS.get(word, "")
     return f"there is no command {word!r}: elasticctl has `{meant}` for this" if meant else ""
+
+
+def other_option(command: str, option: str) -> str:
+    """Return a hint for an option of another tool; "": the option is not one."""
+    meant = OTHER_OPTIONS.get(option, "") if command == "submit" else ""
+    return f"{command} has no option {option}: use {meant}" if meant else ""

@@ -308,6 +308,8 @@ def test_scaling_what_has_not_joined_answers_at_once_and_says_why(cli: Cli) -> N
 @pytest.mark.cluster
 def test_a_dry_run_submits_nothing(cli: Cli) -> None:
     before = len(cli.json("status", "--all")["jobs"])
+    done = cli("submit", "--dry-run", "--gpus", "99", "--", "true", code=1)
+    assert "true would not be admitted: it needs at least 99 GPUs, and the cluster has" in done.stderr
     spec = cli.json("submit", "--dry-run", "--gpus", "1:4", "--", "sleep", "1")
     assert (spec["gpus"], spec["virtual_workers"], spec["command"]) == ({"min": 1, "max": 4}, 4, ["sleep", "1"])
     shown = cli("submit", "--dry-run", "sleep.yaml").stdout
@@ -364,6 +366,18 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
         (("squeue", "-u", "me"), "there is no command 'squeue': elasticctl has `status` for this"),
         (("list", "events"), "there is no command 'list': elasticctl has `status` for this"),
         (("statsu",), "Did you mean 'status'?"),
+        (("launch", "job.yaml"), "there is no command 'launch': elasticctl has `submit` for this"),
+        (("job", "submit"), "elasticctl has `submit`, `status`, `logs` or `cancel` for this"),
+        (("scontrol", "hold", "3"), "elasticctl has `status JOB`, `hold`, `release`, `pause`, `requeue` or `drain`"),
+        (("submit", "--gres", "gpu:2", "--", "true"), "submit has no option --gres: use --gpus"),
+        (("submit", "-n", "2", "--", "true"), "submit has no option -n: use --gpus"),
+        (("submit", "--time=2h", "--", "true"), "submit has no option --time: use --deadline"),
+        (
+            ("submit", "--gpus", "A100:2", "--", "true"),
+            "'A100:2' is not a number, or a range such as 1:8; the type of GPU",
+        ),
+        (("submit", "--deadline", "18:00", "--", "true"), "90s, 10m or 1h30m, nor a date such as '2027-01-31 18:00'"),
+        (("submit", "train.py"), "is not a job file (.yaml); put a command after --, such as -- python train.py"),
     ],
 )
 def test_wrong_usage_is_refused_in_one_sentence(offline: Cli, arguments: tuple[str, ...], words: str) -> None:
@@ -676,10 +690,16 @@ def test_the_one_screen_has_every_command_and_no_word_of_another_tool_is_one_of_
     assert max(map(len, text.splitlines())) <= 80
     assert set(commands) <= set(re.findall(r"[a-z]+", text))
     assert not set(overview.OTHER_TOOLS) & set(commands)
-    meant = {word.split()[0] for word in overview.OTHER_TOOLS.values()}
-    assert meant <= {*commands, "--help"}
+    named = [each for text in overview.OTHER_TOOLS.values() for each in re.findall("`(.*?)`", f"`{text}`")]
+    assert {each.split()[0] for each in named} <= {*commands, "--help"}
     full = overview.screen([*commands, *(name for group in overview.GROUPS for name in group.names)])
     assert len(full.splitlines()) < 24, "with all that it has a place for"
+
+
+def test_options_of_other_tools_are_none_of_ours_and_those_that_are_named_instead_are(offline: Cli) -> None:
+    own = set(re.findall(r"(?<![\w-])--?[a-z-]+", offline("submit", "--help").stdout))
+    assert not set(overview.OTHER_OPTIONS) & own
+    assert {each for text in overview.OTHER_OPTIONS.values() for each in re.findall(r"--[a-z-]+", text)} <= own
 
 
 def test_help_version_and_a_bare_command_answer_without_a_cluster(offline: Cli) -> None:
@@ -712,7 +732,9 @@ def test_what_the_interpreter_here_lacks_is_a_warning_where_the_servers_are_else
     where = () if controller is None else ("--controller", controller)
     done = offline(*where, "submit", "--dry-run", "--", str(bare), "needs.py", code=code)
     assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    told = ["is not known: the controller at tcp://192.0.2.1:7700 wants a key"] if code == 0 else []
+    assert [said, *told] == [words for words in (said, *told) if words in done.stderr]
+    assert done.stderr.count("\n") == 1 + len(told)
     assert bool(done.stdout) is (code == 0)
     if controller is None:
         (offline.directory / "cluster.json").unlink()

@@ -189,6 +189,21 @@ def test_no_file_is_looked_for_where_a_wrapper_changes_the_directory(work: Path)
     made(work, "env", "-C", "package", "python", "train.py")
 
 
+@pytest.mark.parametrize("command", [("bash", "job.sh"), ("./job.sh",), ("env", "A=1", "bash", "job.sh", "--x")])
+def test_options_that_a_batch_script_states_for_another_scheduler_are_told_to_be_ignored(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --gpus=2\npython train.py\n")
+    assert "job.sh: '#SBATCH --gpus=2' and other such lines are not read" in commands.ignored_lines(command, tmp_path)
+    script.write_text("#!/bin/bash\n# SBATCH is what we had\necho '#SBATCH --gpus=2'\n")
+    assert commands.ignored_lines(command, tmp_path) == ""
+    with pytest.raises(
+        UserError, match=r"^the command line: command: \./job\.sh may not be executed: `chmod \+x \./job"
+    ):
+        build(None, Overrides(command=("./job.sh",)), tmp_path, dict(os.environ))
+
+
 @pytest.mark.parametrize(
     ("command", "said", "sure"),
     [

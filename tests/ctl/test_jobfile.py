@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,6 +134,20 @@ def test_a_date_without_a_zone_is_in_that_of_whoever_submits(tmp_path: Path) -> 
 )
 def test_a_wrong_deadline_is_refused_with_file_and_field(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError, match=f"job.yaml: {words}"):
+        built(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("comand: python a.py", "unknown field 'comand' (did you mean command?); known are"),
+        ("resources: {}", "unknown field 'resources', of another tool; here it is gpus; known are"),
+    ],
+)
+def test_a_slip_or_another_tools_field_is_refused_with_the_field_that_is_meant(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
         built(tmp_path, text)
 
 
