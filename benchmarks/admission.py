@@ -16,7 +16,7 @@ import numpy as np
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.deadlines.admitting import ElasticflowAdmission
 from elasticd.scheduler.deadlines.promises import settle
-from elasticd.scheduler.deadlines.table import Terms, situation
+from elasticd.scheduler.deadlines.table import Terms, situations
 from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable
 from elasticd.simulator.workload import servers
 
@@ -98,7 +98,7 @@ def _run(columns: Columns, present: object, curves: Curves, cluster: tuple, term
     if len(rows) % 100 and len(rows) != JOBS:
         return
     view = ClusterView(0.0, JobTable(columns, rows, curves), cluster, {})
-    found, _ = situation(view, [], terms)
+    (found,) = situations(view, [], terms)[0].each
     plan = settle(found.promised, found.timeline())
     assert not math.isinf(plan.timeline.now)
     for key, filled in plan.found.items():

@@ -13,14 +13,17 @@ from functools import cache
 
 import numpy as np
 
+from .deadlines.keeping import Deadlines, Foreseen, Kept, Needs, foresee, next_s
 from .decision import (
     Decision,
     Stage,
     Step,
     asks,
     beside_by_hand,
+    gives_way,
     gives_way_to_quotas,
     packed,
+    starts_later,
     told_by_hand,
     too_few,
     too_little_for,
@@ -36,7 +39,7 @@ from .quotas.dividing import Tenancy, not_raised
 from .quotas.limited import share_by_quota
 from .reservation import told
 from .sets import union
-from .sharing import Sharing
+from .sharing import Needed, Sharing
 from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, ServerInView
 
 TOLD_KINDS = 3  # other kinds of free GPUs that a reason lists
@@ -51,26 +54,39 @@ def decide_limited(
     placement: Placement,
     tenancy: Tenancy | None = None,
     without: Collection[int] = frozenset(),
+    deadlines: Deadlines | None = None,
 ) -> Decision:
     """Decide as `pipeline.decide`, for a view with limits. `without`: rows that get none."""
     policy = by_priority(policy, view.jobs)
+    foreseen = None if deadlines is None else foresee(view, deadlines)
+    needs = None if foreseen is None else foreseen.needs(len(view.jobs))
+    needed = None if foreseen is None or needs is None else _needed(foreseen, needs)
+    stay = needed.stay if needed is not None else frozenset()
     if tenancy is None:
-        sharing = Sharing(view, policy, rng, without)
+        sharing = Sharing(view, policy, rng, without, needed)
         sharing.share_out()
-        by_policy = wanted = sharing.given.copy()
+        by_policy = sharing.given.copy()
     else:
-        sharing, by_policy = share_by_quota(view, policy, rng, tenancy, without)
-        wanted = sharing.given.copy()
+        sharing, by_policy = share_by_quota(view, policy, rng, tenancy, without, needed)
+    by_quota = sharing.given.copy()
+    if needed is not None:
+        most = np.minimum(view.jobs.max_gpus, view.jobs.curves.most)
+        sharing.grow_promised(most if tenancy is None else not_raised(tenancy, sharing.given, most))
+    wanted = sharing.given.copy()
     if packing:
-        _pack(view, sharing, tenancy)
+        _pack(view, sharing, tenancy, needs)
     shares, placed = sharing.given, dict(sharing.seats)
     taken = union(placed.values())
     for number, mask in enumerate(sharing.parts):
         amounts = {row: own[number] for row, own in sorted(sharing.amounts.items()) if own.get(number)}
         if amounts:
-            for row, gpus in _Part(view.servers, mask & ~taken).place(placement, view.placements, amounts, first or {}):
+            for row, gpus in _Part(view.servers, mask & ~taken).place(
+                placement, view.placements, amounts, first or {}, stay
+            ):
                 placed[row] = placed.get(row, 0) | gpus
     used = union(placed.values())
+    kept = None if foreseen is None else Kept(**vars(foreseen), shares=shares, lowered=frozenset())
+    review_s = sharing.review_s if kept is None else min(sharing.review_s, next_s(kept, view.now))
 
     @cache
     def held() -> str:
@@ -96,8 +112,13 @@ def decide_limited(
         if shares[row] < wanted[row]:
             yield packed(int(wanted[row]), int(shares[row]))
         yield told(view, row, int(shares[row]))
-        if wanted[row] < by_policy[row]:
+        if kept is not None and not shares[row] and (later := starts_later(view, kept, row)) is not None:
+            yield later
+            return
+        if by_quota[row] < by_policy[row]:
             yield gives_way_to_quotas()
+        if kept is not None and not shares[row] and row not in kept.homes:
+            yield gives_way(view, kept)
         limit = view.limit(row)
         assert limit is not None
         reason = (
@@ -116,15 +137,27 @@ def decide_limited(
             return (Step(Stage.BY_HAND, int(shares[row])),)
         stages = [(Stage.POLICY, by_policy)]
         if tenancy is not None:
-            stages.append((Stage.QUOTAS, wanted))
+            stages.append((Stage.QUOTAS, by_quota))
+        if kept is not None:
+            stages.append((Stage.PROMISES, wanted))
         if packing:
             stages.append((Stage.PACKING, shares))
         return tuple(Step(stage, int(given[row])) for stage, given in stages)
 
-    return Decision(shares, dict(sorted(placed.items())), why, sharing.review_s, wanted, every=every, steps=steps)
+    return Decision(shares, dict(sorted(placed.items())), why, review_s, wanted, kept, every, steps)
 
 
-def _pack(view: ClusterView, sharing: Sharing, tenancy: Tenancy | None) -> None:
+def _needed(foreseen: Foreseen, needs: Needs) -> Needed:
+    """Return what promises need, of the rows in view; without broken promises, which come first where GPUs are left."""
+    rows = np.flatnonzero(needs.least >= 0).tolist()
+    return Needed(
+        least={row: int(needs.least[row]) for row in rows if needs.least[row] > 0},
+        homes={row: foreseen.homes[row] for row in rows},
+        stay=frozenset(np.flatnonzero(needs.exact).tolist()),
+    )
+
+
+def _pack(view: ClusterView, sharing: Sharing, tenancy: Tenancy | None, needs: Needs | None) -> None:
     """Pack the shares of the jobs in each part separately (AFS 4.4), except manual shares, the head of the queue, and
     jobs with seats."""
     taken = union(sharing.seats.values())
@@ -136,10 +169,14 @@ def _pack(view: ClusterView, sharing: Sharing, tenancy: Tenancy | None) -> None:
         chosen: Ints = np.array(sorted(rows), dtype=np.int64)
         left = mask & ~taken
         sizes = [(server & left).bit_count() for server in _masks(view.servers)]
+        least = view.jobs.min_gpus[chosen]
         most = np.minimum(view.jobs.max_gpus[chosen], [sharing.cap(row) for row in chosen.tolist()])
+        if needs is not None:  # promised jobs keep the GPUs that they need
+            least = np.maximum(least, needs.least[chosen])
+            most = np.where(needs.exact[chosen], np.maximum(sharing.given[chosen], least), np.maximum(most, least))
         if tenancy is not None:  # rounding up must not exceed a limit
             most = not_raised(tenancy.cut(chosen), sharing.given[chosen], most)
-        given = pack(sharing.given[chosen], sizes, view.jobs.min_gpus[chosen], most)
+        given = pack(sharing.given[chosen], sizes, least, most)
         sharing.given[chosen] = given
         for row, share in zip(chosen.tolist(), given.tolist(), strict=True):
             sharing.amounts[row] = {number: share} if share else {}
@@ -178,12 +215,19 @@ class _Part:
         self._mask = mask
 
     def place(
-        self, stage: Placement, present: Mapping[int, Gpus], amounts: Mapping[int, int], first: Mapping[int, Gpus]
+        self,
+        stage: Placement,
+        present: Mapping[int, Gpus],
+        amounts: Mapping[int, int],
+        first: Mapping[int, Gpus],
+        stay: Collection[int],
     ) -> Iterator[tuple[int, Gpus]]:
         """Yield the GPUs of each of these jobs, as sets of the view."""
         here = {row: self._inner(gpus) for row, gpus in present.items() if gpus & self._mask}
         leads = {row: self._inner(gpus) for row, gpus in first.items() if gpus & self._mask and row in amounts}
-        for row, gpus in stage.place(self.servers, here, amounts, leads).items():
+        for row, gpus in stage.place(
+            self.servers, here, amounts, leads, [row for row in sorted(stay) if row in amounts]
+        ).items():
             yield row, self._outer(gpus)
 
     def _inner(self, gpus: Gpus) -> Gpus:

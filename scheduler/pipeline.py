@@ -17,6 +17,7 @@ import numpy as np
 from ..protocol.texts import gpu_count
 from .deadlines import keeping
 from .deadlines.keeping import Deadlines, Kept, foresee, has_any, keep, next_s
+from .deadlines.pools import limited
 from .decision import (
     ASKS,
     Stage,
@@ -61,12 +62,16 @@ def decide(
 
     `deadlines`: the terms on which deadlines are promised; None: they are ignored, or the policy handles them itself.
     `tenancy`: owners of the jobs, and their guarantees; None: there are no quotas. Where not every job may use every
-    GPU, `limited` does the same, ignoring deadlines.
+    GPU, `limited` does the same.
     """
+    if deadlines is not None and not has_any(view, deadlines):
+        deadlines = None
+    if deadlines is not None:
+        view = limited(view)
 
     def chosen(seen: ClusterView, without: frozenset[int] = frozenset()) -> Decision:
         if seen.limit_of is not None:
-            return decide_limited(seen, policy, rng, packing, first, placement, tenancy, without)
+            return decide_limited(seen, policy, rng, packing, first, placement, tenancy, without, deadlines)
         divided = divide(seen, policy, rng, packing, deadlines, tenancy, without)
         placed = placement.place(seen.servers, seen.placements, divided.shares, first, divided.stay)
         why = divided.why

@@ -20,6 +20,9 @@ to one choice (`kinds`: one GPU type for the whole life of a job, unless the job
 The consequences: every share can be placed; where jobs compete, those with the fewest usable GPUs come first; no GPU is
 idle that the policy would give to a job. If every job may use every GPU, the policy is asked once.
 
+Jobs with promised deadlines precede the policy: each gets the GPUs of its plan, of one type (`Needed`). A job without
+time for a change keeps its very GPUs.
+
 A job that demands a fixed number of GPUs on each server is assigned its exact GPUs here (`seats`), before the other
 jobs. Otherwise it would be unknown whether its share can be placed. The job stays on its servers while it can.
 Otherwise it takes servers with enough idle GPUs, in one rack.
@@ -37,6 +40,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from .deadlines.keeping import raised
 from .nearness import nearest
 from .policies import Policy
 from .policies.base import Shares
@@ -60,6 +64,16 @@ class Held:
     seats: dict[int, Gpus]
 
 
+@dataclass(frozen=True)
+class Needed:
+    """GPUs that promised deadlines need now. `least`: by row; `homes`: by row, the GPUs of the job's type; `stay`: rows
+    without time for a change."""
+
+    least: Mapping[int, int]
+    homes: Mapping[int, Gpus]
+    stay: frozenset[int]
+
+
 class Sharing:
     """Shares of one decision while they are being built.
 
@@ -68,16 +82,22 @@ class Sharing:
     """
 
     def __init__(
-        self, view: ClusterView, policy: Policy, rng: random.Random, without: Collection[int] = frozenset()
+        self,
+        view: ClusterView,
+        policy: Policy,
+        rng: random.Random,
+        without: Collection[int] = frozenset(),
+        needed: Needed | None = None,
     ) -> None:
-        """Start with all GPUs free. `without`: rows that get no GPUs."""
+        """Start with all GPUs free. `without`: rows that get no GPUs. `needed`: None: there are no promises."""
         self.given: Ints = np.zeros(len(view.jobs), dtype=np.int64)
         self.amounts: dict[int, dict[int, int]] = {}
         self.seats: dict[int, Gpus] = {}
-        self._seated: Gpus = 0  # union of all seats
+        self._seated: Gpus = 0  # union of all seats, and of the GPUs that jobs without time for a change keep
+        self._needed = needed
         self._idle: Gpus = ~union(view.placements.values())
         self.review_s = math.inf
-        self.parts = _parts(view)
+        self.parts = _parts(view, needed.homes.values() if needed is not None else ())
         self._view, self._policy, self._rng, self._without = view, policy, rng, without
         self._limit_of = view.limit_of if view.limit_of is not None else np.zeros(len(view.jobs), dtype=np.int64)
         self._offsets = list(accumulate((len(server.gpus) for server in view.servers), initial=0))
@@ -85,7 +105,9 @@ class Sharing:
         self._choices = [
             tuple(dict.fromkeys(_covered(option, self.parts) for option in limit.options)) for limit in view.limits
         ]
-        self._parts_of = {choice: tuple(elements(choice)) for choices in self._choices for choice in choices}
+        self._home = {row: _covered(home, self.parts) for row, home in needed.homes.items()} if needed else {}
+        known = {*self._home.values(), *(choice for choices in self._choices for choice in choices)}
+        self._parts_of = {choice: tuple(elements(choice)) for choice in sorted(known)}
         self._mask = {choice: union(self.parts[part] for part in own) for choice, own in self._parts_of.items()}
         self._size = {choice: mask.bit_count() for choice, mask in self._mask.items()}
         self._each = np.array([limit.demand.per_server for limit in view.limits])
@@ -108,14 +130,16 @@ class Sharing:
     def begin(self) -> Bools:
         """Give the shares that precede the policy, and return a mask of the rows for which the policy decides.
 
-        Manual shares come first, in the order of submission, as large as they fit. The head of the queue follows, if
-        the GPUs that are held for it are free.
+        Promised jobs come first. Manual shares follow, in the order of submission, as large as they fit, then the head
+        of the queue, if the GPUs that are held for it are free.
         """
         view, head = self._view, self._view.reservation
+        if self._needed is not None:
+            self._keep_promises(self._needed)
         for row, wanted in sorted(view.manual_shares.items()):
             self._by_hand(row, wanted)
         rows = np.ones(len(view.jobs), dtype=bool)
-        rows[[*view.manual_shares, *self._without]] = False
+        rows[[*view.manual_shares, *self._without, *self._home]] = False
         if head is not None:
             self._by_hand(head.row, head.gpus)
             rows[head.row] = False
@@ -197,6 +221,61 @@ class Sharing:
             return max([option.bit_count() for option in options], default=0)
         servers = [((1 << b) - 1) & ~((1 << a) - 1) for a, b in zip(self._offsets, self._offsets[1:], strict=False)]
         return each * max([sum((s & option).bit_count() >= each for s in servers) for option in options], default=0)
+
+    # -- promises
+
+    def _keep_promises(self, needed: Needed) -> None:
+        """Give each promised job its GPUs: first those that stay where they are, then the others."""
+        present = self._view.placements
+        least = {row: gpus for row, gpus in sorted(needed.least.items()) if row in self._home}
+        stays = {
+            row
+            for row, gpus in least.items()
+            if row in needed.stay and (has := present.get(row, 0)).bit_count() == gpus and not has & ~needed.homes[row]
+        }
+        fixed = [row for row in least if self._each[self._code[row]]]
+        self._seated |= union(present[row] for row in stays if row not in fixed)
+        for row in sorted(fixed, key=lambda row: (row not in stays, row)):
+            self._seat(row, least[row], self._room, (self._home[row],))
+        others = {}
+        for row, gpus in least.items():
+            if row in stays and row not in fixed:
+                own = {part: (present[row] & mask).bit_count() for part, mask in enumerate(self.parts)}
+                self.amounts[row] = {part: count for part, count in own.items() if count}
+                self.given[row] = gpus
+                for part, count in own.items():
+                    self._room[part] -= count
+            elif row not in fixed:
+                others[row] = gpus
+        self._pour({row: self._home[row] for row in others}, others, self._room)
+
+    def grow_promised(self, most: Ints) -> None:
+        """Offer the GPUs that no other job has taken to promised jobs with time for a change.
+
+        `most`: by row, the largest share that is allowed.
+        """
+        needed = self._needed
+        if needed is None:
+            return
+        taken = self.used(np.arange(len(self.given)))
+        room = [part.bit_count() - used for part, used in zip(self.parts, taken, strict=True)]
+        for home in dict.fromkeys(self._home.values()):
+            rows = [row for row, own in sorted(self._home.items()) if own == home and row not in needed.stay]
+            rows = [row for row in rows if self._least[row] <= most[row]]
+            free = sum(room[part] for part in self._parts_of[home])
+            if free <= 0 or not rows:
+                continue
+            chosen = np.array(rows, dtype=np.int64)
+            total = free + int(self.given[chosen].sum())
+            least = {at: gpus for at, row in enumerate(rows) if (gpus := int(self.given[row]))}
+            asked = np.minimum(self._ask(chosen, total), np.maximum(most[chosen], self.given[chosen]))
+            found = raised(self._view.jobs.cut(chosen), asked, least, total)[0]
+            wanted = {row: share for row, share in zip(rows, found.tolist(), strict=True) if share}
+            for row in rows:
+                for part, count in self.amounts.pop(row, {}).items():
+                    room[part] += count
+                self.given[row] = 0
+            self._pour(dict.fromkeys(wanted, home), wanted, room)
 
     # -- asking
 
@@ -426,14 +505,14 @@ class Sharing:
 
     # -- a fixed number of GPUs on each server
 
-    def _seat(self, row: int, wanted: int, room: Room) -> int:
+    def _seat(self, row: int, wanted: int, room: Room, ways: Sequence[Choice] | None = None) -> int:
         """Assign a job its exact GPUs, on as many servers as `wanted` takes, or on fewer.
 
-        Return the number of GPUs; 0 if too few are free.
+        Return the number of GPUs; 0 if too few are free. `ways`: the choices among which it may select; None: its own.
         """
         each, has = int(self._each[self._code[row]]), self._view.placements.get(row, 0)
         best: list[Gpus] = []
-        for choice in self._ways(row) if wanted >= each else ():
+        for choice in (self._ways(row) if ways is None else ways) if wanted >= each else ():
             able = self._mask[choice] & ~self._seated
             found = self._stays(able, each, wanted // each, has, room)
             found = found or self._seats(able, each, wanted // each, has, room)
@@ -519,10 +598,10 @@ class Sharing:
         return kept | nearest(server.near, len(server.gpus), more, (pool & ~kept) >> begin, kept >> begin)[1] << begin
 
 
-def _parts(view: ClusterView) -> tuple[Gpus, ...]:
-    """Return the GPUs in view, cut into the largest parts that no option divides."""
+def _parts(view: ClusterView, homes: Iterable[Gpus]) -> tuple[Gpus, ...]:
+    """Return the GPUs in view, cut into the largest parts that no option divides, nor any of `homes`."""
     parts = [(1 << view.total_gpus) - 1]
-    for option in dict.fromkeys(option for limit in view.limits for option in limit.options):
+    for option in dict.fromkeys([*(option for limit in view.limits for option in limit.options), *homes]):
         parts = [piece for part in parts for piece in (part & option, part & ~option) if piece]
     return tuple(part for part in parts if part)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -83,6 +83,9 @@ class Curves:
 
     speedup: Floats
     hull: Floats | None = None  # the concave hulls in the same form, where they are known already
+    # By GPU type, for each curve the row of the same jobs' curve on that type, relative to one GPU of the first curve.
+    # On types that are left out, jobs scale and run as by their own curve.
+    on: Mapping[str, Ints] = field(default_factory=dict)
 
     @property
     def most(self) -> int:

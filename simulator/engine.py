@@ -36,10 +36,12 @@ from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
 from ..scheduler.deadlines.admitting import ElasticflowAdmission
 from ..scheduler.deadlines.keeping import Deadlines
 from ..scheduler.measuring import Measuring
-from ..scheduler.pipeline import Decision, Division, divide
-from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
+from ..scheduler.deadlines.table import Terms
+from ..scheduler.pipeline import Decision, Division, decide, divide
+from ..scheduler.placement.registry import FEWEST_SERVERS, Placement, Standing
 from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
+from ..scheduler.policies.elasticflow import Elasticflow
 from ..scheduler.view import NO_SCHEDULES, ClusterView, Floats, Gpus, Ints, JobTable, ServerInView
 from .allowances import covering
 from .costs import NONE, Costs
@@ -48,6 +50,7 @@ from .knowledge import Knowledge, KnownCurves
 from .learning import MeasuredCurves
 from .outcome import Blocking, Outcome
 from .progress import Progress
+from .typed import Typed, differs
 from .workload import Workload
 
 
@@ -72,6 +75,7 @@ class Simulation:
         `watch`: called with each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
         """
         policy, admission = covering(policy, costs), covering(admission, costs)
+        self._typed = Typed(workload, cluster) if differs(workload, cluster) else None
         self._load = workload
         self._cluster = cluster
         self._packing = packing
@@ -79,7 +83,7 @@ class Simulation:
         self._watch = watch
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
-        self._deadlines = _kept_beside(policy, admission)
+        self._deadlines = _kept_beside(policy, admission, self._typed is not None)
         self._rng = random.Random(seed)
         self._jobs = Jobs(workload, self._gpus)
         self._knowledge: Knowledge = (
@@ -88,7 +92,8 @@ class Simulation:
             else MeasuredCurves(self._jobs, workload.curves, cluster, policy, packing, measuring)
         )
         self._progress = Progress(self._jobs, workload, costs, self._knowledge.began)
-        self._standing = placement.standing(cluster)
+        self._placement = placement
+        self._standing: Standing | Typed = self._typed or placement.standing(cluster)
         self._schedules = NO_SCHEDULES  # the plan of the jobs with promises
         self._used = 0  # number of GPUs
         self._now = 0.0
@@ -160,7 +165,7 @@ class Simulation:
         if not count:
             return False
         table = self._sees()
-        view = ClusterView(self._now, table, self._cluster, {})
+        view = self._view(table, {} if self._typed is None else self._by_row())
         newcomers = range(len(table) - count, len(table))
         if isinstance(self._admission, ElasticflowAdmission):
             answers, self._schedules = self._admission.answers(view, newcomers)
@@ -205,10 +210,11 @@ class Simulation:
         return table
 
     def _decide(self) -> None:
+        if self._typed is not None:
+            self._decide_typed(self._typed)
+            return
         table = self._sees()
-        present = {} if self._watch is None else self._by_row()
-        view = ClusterView(self._now, table, self._cluster, present)
-        vars(view)["total_gpus"] = self._gpus  # avoids a count at each decision
+        view = self._view(table, {} if self._watch is None else self._by_row())
         began = time.perf_counter()
         decided = divide(view, self._policy, self._rng, self._packing, self._deadlines)
         rows = _changed(table, decided)
@@ -227,6 +233,33 @@ class Simulation:
             self._change(moves)
         if self._knowledge.explores:
             self._explore()
+
+    def _decide_typed(self, typed: Typed) -> None:
+        table = self._sees()
+        view = self._view(table, self._by_row())
+        began = time.perf_counter()
+        decided = decide(
+            view, self._policy, self._rng, self._packing, placement=self._placement, deadlines=self._deadlines
+        )
+        self.outcome.decision_s.append(time.perf_counter() - began)
+        self.outcome.decisions += 1
+        moves = typed.change({int(table.rows[row]): gpus for row, gpus in decided.placements.items() if gpus})
+        for job, (_, after) in moves.items():
+            if after:
+                self._progress.scale(job, typed.curve(job, after))
+        if decided.kept is not None:
+            self._schedules = decided.kept.schedules
+        if self._watch is not None:
+            self._watch(view, decided)
+        self._review_s = decided.review_s if decided.review_s > self._now else math.inf
+        if moves:
+            self._change(moves)
+
+    def _view(self, table: JobTable, present: Mapping[int, Gpus]) -> ClusterView:
+        limits, limit_of = ((), None) if self._typed is None else self._typed.limits(table)
+        view = ClusterView(self._now, table, self._cluster, present, limits=limits, limit_of=limit_of)
+        vars(view)["total_gpus"] = self._gpus  # avoids a count at each decision
+        return view
 
     def _by_row(self) -> dict[int, Gpus]:
         """Return the placements by row, as policies know them."""
@@ -332,9 +365,11 @@ def _changed(jobs: JobTable, decided: Division) -> Ints:
     return np.concatenate((rows, stops)) if len(stops) else rows
 
 
-def _kept_beside(policy: Policy, admission: Admission) -> Deadlines | None:
+def _kept_beside(policy: Policy, admission: Admission, typed: bool) -> Deadlines | None:
     """Return deadlines to keep beside the policy: those that `elasticflow` admits, under each policy that may change
-    shares at any time, as on a real cluster."""
+    shares at any time, as on a real cluster. `typed`: the policy `elasticflow`, too, plans each GPU type by itself."""
+    if typed and policy.name == Elasticflow.name and isinstance(policy.parameters, Terms):
+        return Deadlines(policy.parameters)
     if policy.name not in ELASTIC or not isinstance(admission, ElasticflowAdmission):
         return None
     return Deadlines(admission.parameters)

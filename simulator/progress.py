@@ -30,7 +30,7 @@ class Progress:
         self._jobs = jobs
         self._began = began
         self._speedup = workload.curves.speedup
-        self._curve = workload.curve
+        self._curve = workload.curve.copy()  # on the GPUs that the job has
         self._work_s = workload.work_s
         self._prices = _Prices(costs, workload)
         self._standstill = Standstill(workload.work_s)
@@ -109,6 +109,10 @@ class Progress:
         return float(self._rates @ (self._idle_until_s[self._jobs.run] <= self.now))
 
     # -- changes
+
+    def scale(self, job: int, curve: int) -> None:
+        """Let a job scale by this curve from its next change on."""
+        self._curve[job] = curve
 
     def free_s(self, numbers: Ints, held: Sequence[tuple[Gpus, Gpus]]) -> Floats:
         """Return how many seconds each of these jobs waits until running jobs have given up the GPUs that it gets.

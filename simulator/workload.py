@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..protocol.model import JobId, ServerId
+from ..scheduler.kinds import Demand
 from ..scheduler.view import Curves, Floats, Ints, ServerInView
 
 
@@ -29,6 +30,7 @@ class Workload:
     deadline_s: Floats | None = None  # nan: none; None: no job has one
     soft: Ints | None = None  # 1: the deadline is soft; None: none is
     priority: Ints | None = None  # a greater one goes first; None: all are equal
+    demands: Sequence[Demand] | None = None  # the GPUs that each job may use; None: any, but of one type
 
     def __len__(self) -> int:
         return len(self.submit_s)

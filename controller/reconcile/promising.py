@@ -20,7 +20,7 @@ from ...protocol.model import JobId, ServerId
 from ...protocol.texts import changes, gpu_count, span
 from ...scheduler.deadlines.keeping import Busy, Deadlines, Kept
 from ...scheduler.deadlines.promises import Promise, settle
-from ...scheduler.deadlines.table import Terms, promises, situation, told_deadline_s
+from ...scheduler.deadlines.table import Terms, promises, situations, told_deadline_s
 from ...scheduler.deadlines.verdict import Offer, Situation, Verdict, counter_offer, decide, within
 from ...scheduler.quotas.hours import Hours
 from ...scheduler.quotas.reservations import busy

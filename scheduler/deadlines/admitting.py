@@ -11,8 +11,8 @@ import numpy as np
 
 from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
-from .table import Terms, schedules, situation
-from .verdict import decided
+from .homes import decided
+from .table import Terms, schedules, situations
 from .words import refusal_words
 
 if TYPE_CHECKING:
@@ -48,16 +48,22 @@ class ElasticflowAdmission:
         refused = dict.fromkeys(
             untold(view.jobs, newcomers), "its deadline cannot be promised: how long it takes is not told"
         )
-        present, asked = situation(view, newcomers, self.parameters)
+        present, asked = situations(view, newcomers, self.parameters)
         if not asked:
             return refused, view.jobs.schedules
-        by_key = {one.key: one for one in asked}
-        verdicts, plan = decided(present, asked, self._offers)
-        for verdict in verdicts:
+        verdicts, plans = decided(present, asked, self._offers)
+        admitted = False
+        for verdict, choices in zip(verdicts, asked, strict=True):
+            one = choices.get(verdict.pool) or next(iter(choices.values()))
             if not verdict.admitted:
-                refused[verdict.key] = refusal_words(view, present, by_key[verdict.key], verdict, self.parameters)
-        admitted = any(one.admitted and not by_key[one.key].soft for one in verdicts)
-        return refused, schedules(view.jobs, plan) if admitted else view.jobs.schedules
+                refused[one.key] = refusal_words(view, present.each[verdict.pool], one, verdict, self.parameters)
+            admitted |= verdict.admitted and not one.soft
+        if not admitted:
+            return refused, view.jobs.schedules
+        kept = dict(view.jobs.schedules) if len(present.pools) > 1 else {}
+        for number, plan in plans.items():
+            kept |= schedules(view.jobs, plan, present.pools[number].name)
+        return refused, kept
 
 
 class EdfAdmissionParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,19 +19,23 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...protocol.model import JobId
 from ..manual import shares_by_hand
 from ..policies.base import Shares, no_shares, waits_for
-from ..view import UNKNOWN_S, Bools, ClusterView, Ints, JobTable, Reason, Schedules
-from .allocation import soft_too
+from ..sets import union
+from ..view import UNKNOWN_S, Bools, ClusterView, Gpus, Ints, JobTable, Reason, Schedules
+from .homes import Situations, settled, soft_among
+from .pools import Pool
 from .postponing import latest_start_s, postponed
-from .promises import Plan, Promise, settle
-from .table import Terms, due, promises, schedules, situation
+from .promises import Plan, Promise, in_order
+from .schedule import Schedule
+from .table import Busy as Busy
+from .table import Terms, due, schedules, situations, soft_choices
 
-Busy = Sequence[tuple[float, float, int]]
 Ask = Callable[[JobTable, int], Shares]  # returns the policy's shares of these jobs alone, for so many GPUs
 
 
@@ -41,12 +45,13 @@ class Deadlines:
 
     `wide`: the view, extended by jobs that no policy decides about at present and by their GPUs, after its own rows and
     servers; None: there are none. `busy`: GPUs that are not free for a while: (from, until, how many). `uncertain`:
-    rows with deadlines that are ignored for now, though something is known of them.
+    rows with deadlines that are ignored for now, though something is known of them. `busy_on`: as `busy`, by GPU type.
     """
 
     terms: Terms
     wide: ClusterView | None = None
     busy: Busy = ()
+    busy_on: Mapping[str, Busy] = field(default_factory=dict)
     uncertain: frozenset[int] = frozenset()
 
 
@@ -73,7 +78,8 @@ class Foreseen:
     `plan`: of all jobs with promises, soft ones included. `unkept`: rows with soft deadlines that do not hold.
     `unknown`: rows with deadlines that cannot be evaluated yet. `least`: by row of the view, how many GPUs a job must
     have at least. `waits_until_s`: jobs of the plan wait for others until then (Unix time); -inf: none does. Other rows
-    are those of `Deadlines.wide`, if there is one. `schedules`: as in `JobTable`, for the next decision.
+    are those of `Deadlines.wide`, if there is one. `schedules`: as in `JobTable`, for the next decision. `these`: the
+    situation of each pool, of jobs with promises. `homes`: by row, the GPUs of the pool in which the job is planned.
     """
 
     plan: Plan
@@ -83,6 +89,8 @@ class Foreseen:
     least: Mapping[int, int]
     waits_until_s: float = -math.inf
     schedules: Schedules = field(default_factory=dict)
+    these: Situations = field(kw_only=True)
+    homes: Mapping[int, Gpus] = field(default_factory=dict)
 
     def needs(self, rows: int) -> Needs:
         """Return the needs of a view with so many rows."""
@@ -122,32 +130,64 @@ def foresee(view: ClusterView, deadlines: Deadlines) -> Foreseen:
     """Return the needs of the promises, now and later."""
     wide, terms = deadlines.wide or view, deadlines.terms
     jobs = wide.jobs
-    asked, _ = situation(wide, (), terms)
-    asked = replace(asked, busy=deadlines.busy)
-    plan = settle(asked.promised, asked.timeline())
-    promised = {one.key: one for one in asked.promised}
+    these, _ = situations(wide, (), terms, deadlines.busy, deadlines.busy_on)
+    these, plans = settled(these)
     soft = [row for row in due(jobs).tolist() if jobs.soft[row] and row not in wide.manual_shares]
     soft = [row for row in soft if row not in deadlines.uncertain]
-    of_soft = promises(jobs, soft, asked.gpus, view.now, terms)
-    unkept = tuple(one.key for one in soft_too(plan, of_soft))
-    promised |= {one.key: one for one in of_soft if one.key in plan.found}
+    of_soft = soft_choices(wide, soft, terms)
+    unkept, homes = soft_among(these, plans, of_soft)
+    by_pool = [{one.key: one for one in asked.promised} for asked in these.each]
+    for row, choices in zip(soft, of_soft, strict=True):
+        if row in homes:
+            by_pool[homes[row]][row] = choices[homes[row]]
     unknown = tuple(
         row
         for row in np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist()
         if (jobs.left_s[row] >= UNKNOWN_S or row in deadlines.uncertain) and row not in wide.manual_shares
     )
+    others = {*view.manual_shares, *(row for own in by_pool for row in own)}
     waits_until_s = -math.inf
-    if later := postponed(asked, plan, promised, _useful(view, {*promised, *view.manual_shares})):
-        plan, waits_until_s = later
-    least = _needed(view, plan, promised)
-    return Foreseen(plan, promised, unkept, unknown, least, waits_until_s, schedules(jobs, plan))
+    least: dict[int, int] = {}
+    of_next: dict[JobId, Schedule] = {}
+    for number, (pool, asked, promised) in enumerate(zip(these.pools, these.each, by_pool, strict=True)):
+        useful = _useful(view, others, pool if len(by_pool) > 1 else None)
+        if later := postponed(asked, plans[number], promised, useful):
+            plans[number], until_s = later
+            waits_until_s = min(waits_until_s, until_s) if waits_until_s > -math.inf else until_s
+        least |= _needed(view, pool if len(by_pool) > 1 else None, plans[number], promised)
+        of_next |= schedules(jobs, plans[number], pool.name)
+    return Foreseen(
+        plan=plans[0] if len(plans) == 1 else _together(plans),
+        promised={row: one for own in by_pool for row, one in own.items()},
+        unkept=tuple(unkept),
+        unknown=unknown,
+        least=least,
+        waits_until_s=waits_until_s,
+        schedules=of_next,
+        these=these,
+        homes={row: pool.gpus for pool, own in zip(these.pools, by_pool, strict=True) for row in own},
+    )
 
 
-def _useful(view: ClusterView, others: Collection[int]) -> int:
-    """Return how many GPUs the jobs of the view can use, without these rows."""
-    jobs = view.jobs
-    most = np.where(jobs.min_gpus <= view.total_gpus, np.minimum(jobs.max_gpus, jobs.curves.most), 0)
+def _together(plans: Sequence[Plan]) -> Plan:
+    """Return one plan with the jobs of all pools."""
+    found = Plan(plans[0].timeline, tuple(key for plan in plans for key in plan.first))
+    for plan in plans:
+        found.found |= plan.found
+        found.broken += plan.broken
+    found.broken = in_order(found.broken)
+    return found
+
+
+def _useful(view: ClusterView, others: Collection[int], pool: Pool | None) -> int:
+    """Return how many GPUs the jobs of the view can use in a pool, without these rows. `pool`: None: it has all
+    GPUs."""
+    jobs, gpus = view.jobs, view.total_gpus if pool is None else pool.gpus.bit_count()
+    most = np.where(jobs.min_gpus <= gpus, np.minimum(jobs.max_gpus, jobs.curves.most), 0)
     most[[row for row in others if row < len(most)]] = 0
+    if pool is not None and view.limit_of is not None:
+        able = [any(option & pool.gpus for option in limit.options) for limit in view.limits]
+        most[~np.array(able)[view.limit_of]] = 0
     return int(most.sum())
 
 
@@ -201,11 +241,14 @@ def keep(view: ClusterView, shares: Ints, foreseen: Foreseen) -> Kept:
     return Kept(**vars(foreseen), shares=given, lowered=lowered)
 
 
-def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise]) -> dict[int, int]:
-    """Return how many GPUs a job must have at least, by row."""
+def _needed(view: ClusterView, pool: Pool | None, plan: Plan, promised: Mapping[int, Promise]) -> dict[int, int]:
+    """Return how many GPUs of a pool a job must have at least, by row. `pool`: None: it has all GPUs."""
     rows = len(view.jobs)
-    held = int(shares_by_hand(view).sum()) if view.manual_shares else 0
-    free = view.total_gpus - held
+    if pool is None:
+        free = view.total_gpus - (int(shares_by_hand(view).sum()) if view.manual_shares else 0)
+    else:
+        there = pool.gpus & ((1 << view.total_gpus) - 1)
+        free = (there & ~union(view.placements.get(row, 0) for row in view.manual_shares)).bit_count()
     least: dict[int, int] = {}
     for row, filled in plan.found.items():  # the plan may count with GPUs outside of the view that come later
         levels = promised[row].levels

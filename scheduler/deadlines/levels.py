@@ -75,6 +75,20 @@ def levels_of(curves: Curves, curve: int, least: int, most: int, powers: bool) -
     return _levels(curves.speedup[curve, : most + 1].tobytes(), least, powers)
 
 
+def levels_by(curves: Curves, curve: int, least: int, most: int, each: int) -> Levels:
+    """Return the levels of a job with a fixed number of GPUs, `each`, on every server: all numbers of servers, since
+    the job keeps its share to the end and need not be able to mix two levels."""
+    most = min(most, curves.most)
+    return _levels_by(curves.speedup[curve, : most + 1].tobytes(), least, each)
+
+
+@lru_cache(maxsize=1024)
+def _levels_by(speedup: bytes, least: int, each: int) -> Levels:
+    rates = np.maximum.accumulate(np.frombuffer(speedup, dtype=np.float64))
+    counts = range(-(-least // each) * each, len(rates), each)
+    return Levels((0, *counts), (0.0, *rates[list(counts)].tolist()))
+
+
 def levels(speedup: Sequence[float] | Floats, least: int = 1, powers: bool = False) -> Levels:
     """Return the levels of a curve by itself: `speedup[n]` is T(n) / T(1), from n = 0 on."""
     return _levels(np.asarray(speedup, dtype=np.float64).tobytes(), least, powers)

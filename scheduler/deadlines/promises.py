@@ -52,7 +52,8 @@ class Promise(msgspec.Struct, frozen=True):
     present. `lead_s`: how long it stands still before it works on, if its share does not change, or when it gets its
     first GPUs. `change_s`: how long it stands still at a change of its share. `priority`: a larger number counts more.
     `soft`: it goes on if the deadline is missed, and its deadline never stands in the way of others. `schedule`: its
-    GPUs in the last plan.
+    GPUs in the last plan. `each`: its fixed number of GPUs on each server; 0: any number. `seats`: the most GPUs that
+    it can begin with at once, where `each` counts.
     """
 
     key: int
@@ -66,6 +67,8 @@ class Promise(msgspec.Struct, frozen=True):
     priority: int = 0
     soft: bool = False
     schedule: Schedule | None = None
+    each: int = 0
+    seats: int = 0
 
 
 @dataclass
@@ -100,8 +103,11 @@ class Plan:
 
 
 def in_order(promises: Iterable[Promise], first: Sequence[int] = ()) -> list[Promise]:
-    """Return the jobs in the order of their deadlines, but those with the keys in `first` before the others."""
-    order = sorted(promises, key=lambda one: (one.deadline_s, one.key))
+    """Return the jobs in the order of their deadlines, but those with the keys in `first` before the others.
+
+    Jobs with a fixed number of GPUs per server come before those without, since their shares never change.
+    """
+    order = sorted(promises, key=lambda one: (not one.each, not (one.each and one.share), one.deadline_s, one.key))
     if first:
         ranks = {key: at for at, key in enumerate(first)}
         order.sort(key=lambda one: ranks.get(one.key, len(ranks)))
@@ -115,7 +121,9 @@ def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
     for until_s in (one.deadline_s, one.deadline_s + one.grace_s) if one.grace_s else (one.deadline_s,):
         if one.left_s < least_s and abs(until_s - timeline.now) < INSTANT_S:  # rounding has left this bit of the job
             until_s += INSTANT_S
-        if not one.change_s:
+        if one.each:
+            found = _fill_fixed(timeline, one, left_s, until_s)
+        elif not one.change_s:
             found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
         elif one.share:
             found = _fill_running(timeline, one, left_s, until_s, caution)
@@ -123,6 +131,18 @@ def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
             found = _fill_waiting(timeline, one, left_s, until_s, caution)
         if found is not None:
             return found
+    return None
+
+
+def _fill_fixed(timeline: Timeline, one: Promise, left_s: float, until_s: float) -> Filled | None:
+    """Fill a job with a fixed number of GPUs per server: from now to its end with one share.
+
+    It keeps its servers, so no later decision has to find enough GPUs on single servers for it.
+    """
+    want = Want(left_s, until_s, one.levels, one.lead_s, one.change_s)
+    for gpus in (one.share,) if one.share else [count for count in one.levels.counts[1:] if count <= one.seats]:
+        if (found := timeline.keep(want, gpus)) is not None:
+            return replace(found, spare=False)
     return None
 
 
@@ -329,8 +349,8 @@ def _continued(one: Promise, now: float) -> tuple[Filled, list[Piece]] | None:
     rest = list(one.schedule.rest(now, levels))
     begins_s, _, gpus = rest[0]
     has = gpus if begins_s <= now else 0
-    spare = not one.change_s or (not one.share and not has and one.lead_s >= one.change_s)
-    if not spare:
+    spare = not one.each and (not one.change_s or (not one.share and not has and one.lead_s >= one.change_s))
+    if not spare and not one.each:
         back_s = one.change_s * levels.rates[levels.at_most(has)]
         lead_s = max(one.lead_s, one.change_s)
         latest_s = one.schedule.ends_s(now, left_s + back_s, levels, one.share, lead_s, one.change_s)

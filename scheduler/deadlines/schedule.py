@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
 
@@ -24,7 +25,12 @@ Piece = tuple[float, float, int]  # begin and end (Unix time), and number of GPU
 
 
 class Schedule:
-    """The GPUs of one job over time. Immutable; computed from a plan's arrays only on demand, which is seldom."""
+    """The GPUs of one job over time. Immutable; computed from a plan's arrays only on demand, which is seldom.
+
+    `on`: the GPU type (`pools.Pool.name`); "": the plan was made without types.
+    """
+
+    on = ""
 
     def __init__(self, begin_s: Floats | tuple[float, ...], gpus: Ints | tuple[int, ...]) -> None:
         """From `begin_s[k]` until `begin_s[k + 1]` the job has `gpus[k]` GPUs; the last entry of `begin_s` is the end."""
@@ -36,6 +42,12 @@ class Schedule:
         """Build a schedule of these pieces, which must be in order."""
         found = cls((), ())
         found.__dict__["pieces"] = tuple(pieces)
+        return found
+
+    def on_type(self, name: str) -> Schedule:
+        """Return the same schedule, on GPUs of a type."""
+        found = copy(self)
+        found.on = name
         return found
 
     @cached_property

@@ -111,7 +111,8 @@ class Verdict:
 
     `finish_s`: when it ends if it gets no more than its minimum; inf: not promised. `gpus`: its minimum satisfactory
     share, the most GPUs that it needs at a time; 0: not promised. `gpu_s`: the GPU time that it needs. `by_s`: the
-    deadline for its plan, which is before its own; inf: its own. `offer`: if it is refused.
+    deadline for its plan, which is before its own; inf: its own. `offer`: if it is refused. `pool`: number of the pool
+    to which `finish_s`, `gpus`, `gpu_s` and `offer` apply (`homes`).
     """
 
     key: int
@@ -121,6 +122,7 @@ class Verdict:
     gpu_s: float = math.inf
     by_s: float = math.inf
     offer: Offer | None = None
+    pool: int = 0
 
 
 def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> list[Verdict]:
@@ -154,7 +156,7 @@ def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = T
             then, found, by_s[one.key] = sooner, held, offer.deadline_s
     soft_too(found, [one for one in newcomers if one.soft])
     return [
-        _admitted(one, found.found[one.key], by_s.get(one.key, math.inf))
+        admitted(one, found.found[one.key], by_s.get(one.key, math.inf))
         if one.key in found.found
         else Verdict(one.key, one.soft, offer=offered.get(one.key) or (counter_offer(then, one) if offers else None))
         for one in newcomers
@@ -167,7 +169,7 @@ def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Pr
     found = None
     if len(newcomers) <= 1:
         return chosen, found
-    for one in sorted(newcomers, key=lambda one: (_alone_gpu_s(situation, one), one.key)):
+    for one in sorted(newcomers, key=lambda one: (alone_gpu_s(situation, one), one.key)):
         tried = situation.plan([*chosen, one])
         if tried is not None:
             chosen.append(one)
@@ -175,13 +177,15 @@ def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Pr
     return chosen, found
 
 
-def _alone_gpu_s(situation: Situation, one: Promise) -> float:
+def alone_gpu_s(situation: Situation, one: Promise) -> float:
+    """Return the GPU time that a job needs if there is no other; inf if it cannot end in time."""
     filled = fill(situation.timeline(), one)
     return math.inf if filled is None else filled.gpu_s
 
 
-def _admitted(one: Promise, filled: Filled, by_s: float) -> Verdict:
-    return Verdict(one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s, by_s)
+def admitted(one: Promise, filled: Filled, by_s: float, pool: int = 0) -> Verdict:
+    """Return the verdict on an admitted job with these GPUs."""
+    return Verdict(one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s, by_s, pool=pool)
 
 
 # -- counter-offers

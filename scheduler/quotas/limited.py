@@ -4,7 +4,8 @@ As in `dividing`: the policy shares out all GPUs (`sharing`) as if there were no
 its claim, or more than its limit, each tenant gets GPUs of each part (`parts`), and the policy shares these out among
 its jobs alone. GPUs that it cannot use there are offered to the others.
 
-Shares that precede the policy (manual ones, and that of the head of the queue) count first for their tenants.
+Shares that precede the policy (of promised jobs, manual ones, and that of the head of the queue) count first for their
+tenants.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..policies import Policy
-from ..sharing import Sharing
+from ..sharing import Needed, Sharing
 from ..view import ClusterView, Ints
 from .dividing import Claim, Tenancy
 from .parts import Flow, Group, dues, raise_to
 
 
 def share_by_quota(
-    view: ClusterView, policy: Policy, rng: random.Random, tenancy: Tenancy, without: Collection[int]
+    view: ClusterView,
+    policy: Policy,
+    rng: random.Random,
+    tenancy: Tenancy,
+    without: Collection[int],
+    needed: Needed | None = None,
 ) -> tuple[Sharing, Ints]:
     """Return the shares under quotas, and the policy's shares without quotas, by row. `without`: rows that get none."""
-    first = Sharing(view, policy, rng, without)
+    first = Sharing(view, policy, rng, without, needed)
     first.share_out()
-    sharing = Sharing(view, policy, rng, without)
+    sharing = Sharing(view, policy, rng, without, needed)
     loose = np.flatnonzero(sharing.begin())
     fixed = {row: int(share) for row, share in enumerate(sharing.given.tolist()) if share}
     tenancy = tenancy.with_held(fixed)

@@ -19,7 +19,7 @@ from elasticd.scheduler.deadlines.promises import Plan, Promise, continued, plan
 from elasticd.scheduler.deadlines.reserve import reserved_gpus, reserved_servers
 from elasticd.scheduler.deadlines.schedule import Schedule
 from elasticd.scheduler.deadlines.table import Terms, told_deadline_s
-from elasticd.scheduler.deadlines.table import situation as of_view
+from elasticd.scheduler.deadlines.table import situations as of_view
 from elasticd.scheduler.deadlines.timeline import Timeline, Want
 from elasticd.scheduler.deadlines.verdict import Situation, counter_offer, decide
 from elasticd.scheduler.view import ClusterView, Reservation, ServerInView
@@ -386,7 +386,8 @@ def test_jobs_of_the_view_with_hard_deadlines_have_promises_and_newcomers_ask_fo
         job("new", 1, 4, left_s=80.0, deadline_s=60.0),
         job("new, without", 1, 4, left_s=80.0),
     )
-    situation, newcomers = of_view(_view(*jobs), [4, 5], Terms(margin_s=2.0, start_s=0.0))
+    these, choices = of_view(_view(*jobs), [4, 5], Terms(margin_s=2.0, start_s=0.0))
+    (situation,), newcomers = these.each, [one[0] for one in choices]
     assert [(one.key, one.deadline_s, one.grace_s, one.priority) for one in situation.promised] == [(0, 48.0, 2.0, 3)]
     assert [(one.key, one.deadline_s, one.grace_s) for one in newcomers] == [(4, 58.0, 0.0)]
     assert situation.gpus == 4
@@ -399,4 +400,4 @@ def test_gpus_of_the_reserve_and_those_held_for_a_job_are_not_promised() -> None
     held = Reservation(row=0, gpus=2, got=2, ready=True, held=3, confined=frozenset())
     view = _view(job("a", 2, 2), gpus=16, reservation=held)
     terms = Terms(failures_per_server_day=0.1, failure_s=86_400.0, failure_chance=0.1)
-    assert of_view(view, [], terms)[0].gpus == 16 - 2 - 4
+    assert of_view(view, [], terms)[0].each[0].gpus == 16 - 2 - 4

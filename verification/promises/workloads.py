@@ -1,20 +1,22 @@
 """Random workloads with deadlines, random terms of admission, and the jobs that were late.
 
-A case consists of all that its seed draws: jobs, policy, admission and packing, terms, and costs of changes of GPUs. Costs never
-exceed the allowance in the terms, and every job is as long as declared. So an admitted job that is late is an error of the
-scheduler.
+A case consists of all that its seed draws: jobs, policy, admission and packing, terms, and costs of changes of GPUs; and, in a
+part of the cases, two or three types of GPUs, the speed of jobs on each, and jobs that ask for a type, for memory or for GPUs per
+server. Costs never exceed the allowance in the terms, and every job is as long as declared. So an admitted job that is late is an
+error of the scheduler.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from elasticd.protocol.model import JobId
+from elasticd.protocol.model import JobId, ServerId
+from elasticd.scheduler.kinds import Demand, GpuSort
 from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.scheduler.view import Curves, Ints, ServerInView
 from elasticd.simulator.assign import Assigned
@@ -37,6 +39,9 @@ ALLOWANCES: tuple[tuple[Costs, tuple[float, float]], ...] = (  # costs, and term
     (BACKGROUND, (3.4, 0.4)),
     (STOP_RESUME, (30.0, 30.0)),
 )
+GIB = 1 << 30
+SORTS = (GpuSort("NVIDIA A100", 80 * GIB), GpuSort("Tesla V100", 32 * GIB), GpuSort("Tesla T4", 16 * GIB))
+TYPED = 0.5  # part of the cases with several types of GPUs, or with jobs that ask for GPUs per server
 
 
 def curves(rng: random.Random, dents: bool) -> Curves:
@@ -80,6 +85,52 @@ def workload(
     )
 
 
+def typed_cluster(rng: random.Random) -> tuple[ServerInView, ...]:
+    """Return some servers, each with GPUs of one of up to three types; one type in a few cases."""
+    size, found = rng.choice((2, 4)), []
+    for sort in SORTS[: rng.choice((1, 2, 2, 3, 3))]:
+        for _ in range(rng.randint(1, 3)):
+            found.append(ServerInView(ServerId(f"server-{len(found)}"), tuple(range(size)), (sort,) * size))
+    if rng.random() < 0.1:  # one name, another amount of memory
+        found[0] = replace(found[0], sorts=(replace(SORTS[0], memory_bytes=40 * GIB),) * size)
+    rng.shuffle(found)
+    return tuple(sorted((replace(one, server=ServerId(f"server-{at}")) for at, one in enumerate(found)), key=_name))
+
+
+def _name(server: ServerInView) -> str:
+    return server.server
+
+
+def _demand(rng: random.Random, size: int) -> Demand:
+    return Demand(
+        types=rng.choice(((), (), (), ("A100",), ("V100",), ("A100", "V100"), ("T4", "A100"))),
+        memory_bytes=rng.choice((0, 0, 0, 16, 32, 40, 80)) * GIB,
+        mixes=rng.random() < 0.15,
+        per_server=rng.choice((0, 0, 0, 0, 1, 2, size)),
+    )
+
+
+def typed(load: Workload, rng: random.Random, cluster: tuple[ServerInView, ...]) -> Workload:
+    """Return the same jobs with demands, and with a speed of their own on each type of GPUs."""
+    curves, own = load.curves.speedup, np.arange(len(load.curves.speedup))
+    rows, on = [curves], {}
+    for sort in SORTS[1:]:
+        faster = np.array([rng.choice((0.3, 0.5, 1.0, 1.3)) for _ in own])
+        shape = np.array([rng.randrange(len(own)) for _ in own])
+        on[sort.name] = own + len(own) * len(rows)
+        rows.append(curves[shape] * faster[:, None])
+    demands = tuple(_demand(rng, len(cluster[0].gpus)) for _ in load.names)
+    each = np.array([max(demand.per_server, 1) for demand in demands])
+    return replace(
+        load,
+        min_gpus=-(-load.min_gpus // each) * each,
+        max_gpus=load.max_gpus // each * each,
+        curves=Curves(np.vstack(rows), on=on),
+        models=load.models * len(rows),
+        demands=demands,
+    )
+
+
 @dataclass(frozen=True)
 class Case:
     """A random case. `document`: a policy file; `costs`: of changes of a job's GPUs."""
@@ -91,6 +142,13 @@ class Case:
     cluster: tuple[ServerInView, ...]
 
     @property
+    def types(self) -> str:
+        if self.load.demands is None:
+            return "one GPU type"
+        names = {sort.name for server in self.cluster for sort in server.sorts}
+        return f"{len(names)} GPU types, demands" if len(names) > 1 else "one GPU type, demands"
+
+    @property
     def settings(self) -> tuple[str, ...]:
         """Return the properties by which cases are counted."""
         terms = self.document["admission"]["parameters"]
@@ -99,6 +157,7 @@ class Case:
             "powers of two" if terms["powers"] else "any share",
             "packing" if self.document["packing"] != "none" else "no packing",
             f"placement {self.document['placement']}",
+            self.types,
             f"costs {self.costs.name}, {terms['start_s']:g} s and {terms['resize_s']:g} s allowed",
         )
 
@@ -126,7 +185,12 @@ def drawn(seed: int) -> Case:
         turns=rng.random() < 0.4,
     )
     size = rng.choice((2, 4))
-    return Case(seed, load, document, costs, servers(GPUS // size, size))
+    cluster = servers(GPUS // size, size)
+    of_types = random.Random(f"types {seed}")
+    if of_types.random() < TYPED:
+        cluster = typed_cluster(of_types)
+        load = typed(load, of_types, cluster)
+    return Case(seed, load, document, costs, cluster)
 
 
 def replay(case: Case) -> Result:

@@ -1,0 +1,71 @@
+"""GPU types in simulations: the GPUs that each job may use, and its speed on those that it has.
+
+A job stays on one type for its whole life, as on real clusters (`scheduler.kinds`), unless its demand mixes types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..scheduler.kinds import Demand
+from ..scheduler.view import Gpus, Ints, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
+from .workload import Workload
+
+
+def differs(workload: Workload, cluster: Sequence[ServerInView]) -> bool:
+    """Return whether some job may not use every GPU, or GPUs differ in speed."""
+    return workload.demands is not None or len({sort.name for one in cluster for sort, _ in one.by_sort}) > 1
+
+
+class Typed:
+    """The jobs' limits and GPUs. Jobs are given by number (`jobs`)."""
+
+    def __init__(self, workload: Workload, cluster: Sequence[ServerInView]) -> None:
+        self.gpus: dict[int, Gpus] = {}  # of all jobs that have some
+        self._workload = workload
+        self._sorts = gpus_by_sort(cluster)
+        self._types: dict[str, Gpus] = {}
+        for sort, gpus in self._sorts.items():
+            self._types[sort.name] = self._types.get(sort.name, 0) | gpus
+        self._demands = list(workload.demands or [Demand()] * len(workload))
+        self._limits: dict[Demand, Limit] = {}
+
+    def limits(self, jobs: JobTable) -> tuple[tuple[Limit, ...], Ints | None]:
+        """Return the distinct limits of the jobs, and for each row the index of its limit; None: there is no job."""
+        if not len(jobs):
+            return (), None
+        own = [self._demands[number] for number in jobs.rows.tolist()]
+        numbers = {demand: at for at, demand in enumerate(dict.fromkeys(own))}
+        for demand in numbers:
+            if demand not in self._limits:
+                self._limits[demand] = limit_for(demand, self._sorts)
+        return tuple([self._limits[demand] for demand in numbers]), np.array([numbers[one] for one in own], np.int64)
+
+    def leave(self, job: int) -> None:
+        """Remove a finished job."""
+        self.gpus.pop(job, None)
+
+    def change(self, placed: Mapping[int, Gpus]) -> dict[int, tuple[Gpus, Gpus]]:
+        """Replace all placements. Return the GPUs before and after, of all jobs that now have others."""
+        moves = {
+            job: (self.gpus.get(job, 0), placed.get(job, 0))
+            for job in sorted({*self.gpus, *placed})
+            if self.gpus.get(job, 0) != placed.get(job, 0)
+        }
+        self.gpus = dict(placed)
+        for job, (before, after) in moves.items():
+            if not before and not self._demands[job].mixes and not self._demands[job].began_on:
+                (name,) = (name for name, gpus in self._types.items() if gpus & after)
+                self._demands[job] = replace(self._demands[job], began_on=name)
+        return moves
+
+    def curve(self, job: int, gpus: Gpus) -> int:
+        """Return the curve of a job on these GPUs: that of the slowest type among them."""
+        curves, own = self._workload.curves, int(self._workload.curve[job])
+        share = min(gpus.bit_count(), curves.most)
+        there = [name for name, some in self._types.items() if gpus & some]
+        found = [int(curves.on[name][own]) if name in curves.on else own for name in there]
+        return min(found, key=lambda curve: (float(curves.speedup[curve, share]), curve))
