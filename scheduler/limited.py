@@ -60,7 +60,7 @@ def decide_limited(
     policy = by_priority(policy, view.jobs)
     foreseen = None if deadlines is None else foresee(view, deadlines)
     needs = None if foreseen is None else foreseen.needs(len(view.jobs))
-    needed = None if foreseen is None or needs is None else _needed(foreseen, needs)
+    needed = None if foreseen is None or needs is None else _needed(foreseen, needs, (1 << view.total_gpus) - 1)
     stay = needed.stay if needed is not None else frozenset()
     if tenancy is None:
         sharing = Sharing(view, policy, rng, without, needed)
@@ -147,12 +147,12 @@ def decide_limited(
     return Decision(shares, dict(sorted(placed.items())), why, review_s, wanted, kept, every, steps)
 
 
-def _needed(foreseen: Foreseen, needs: Needs) -> Needed:
-    """Return what promises need, of the rows in view; without broken promises, which come first where GPUs are left."""
-    rows = np.flatnonzero(needs.least >= 0).tolist()
+def _needed(foreseen: Foreseen, needs: Needs, everything: Gpus) -> Needed:
+    """Return what promises need, of the rows in view."""
+    rows, pools = np.flatnonzero(needs.least >= 0).tolist(), foreseen.these.pools
     return Needed(
         least={row: int(needs.least[row]) for row in rows if needs.least[row] > 0},
-        homes={row: foreseen.homes[row] for row in rows},
+        homes={row: pools[foreseen.homes[row]].gpus & everything for row in rows},
         stay=frozenset(np.flatnonzero(needs.exact).tolist()),
     )
 

@@ -225,7 +225,10 @@ class Sharing:
     # -- promises
 
     def _keep_promises(self, needed: Needed) -> None:
-        """Give each promised job its GPUs: first those that stay where they are, then the others."""
+        """Give each promised job its GPUs: first those that stay where they are, then the others.
+
+        Soft deadlines refuse no job, so jobs with such a deadline move out of the way of a hard one.
+        """
         present = self._view.placements
         least = {row: gpus for row, gpus in sorted(needed.least.items()) if row in self._home}
         stays = {
@@ -233,17 +236,20 @@ class Sharing:
             for row, gpus in least.items()
             if row in needed.stay and (has := present.get(row, 0)).bit_count() == gpus and not has & ~needed.homes[row]
         }
-        fixed = [row for row in least if self._each[self._code[row]]]
-        self._seated |= union(present[row] for row in stays if row not in fixed)
-        for row in sorted(fixed, key=lambda row: (row not in stays, row)):
-            self._seat(row, least[row], self._room, (self._home[row],))
+        fixed = {row for row in least if self._each[self._code[row]]}
+        for is_soft in (False, True):
+            own = {row for row in least if bool(self._view.jobs.soft[row]) == is_soft}
+            stays -= {row for row in stays & own - fixed if present[row] & self._seated}
+            self._seated |= union(present[row] for row in stays & own - fixed)
+            for row in sorted(fixed & own, key=lambda row: (row not in stays, row)):
+                self._seat(row, least[row], self._room, (self._home[row],))
         others = {}
         for row, gpus in least.items():
             if row in stays and row not in fixed:
-                own = {part: (present[row] & mask).bit_count() for part, mask in enumerate(self.parts)}
-                self.amounts[row] = {part: count for part, count in own.items() if count}
+                there = {part: (present[row] & mask).bit_count() for part, mask in enumerate(self.parts)}
+                self.amounts[row] = {part: count for part, count in there.items() if count}
                 self.given[row] = gpus
-                for part, count in own.items():
+                for part, count in there.items():
                     self._room[part] -= count
             elif row not in fixed:
                 others[row] = gpus

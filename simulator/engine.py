@@ -36,7 +36,6 @@ from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
 from ..scheduler.deadlines.admitting import ElasticflowAdmission
 from ..scheduler.deadlines.keeping import Deadlines
 from ..scheduler.measuring import Measuring
-from ..scheduler.deadlines.table import Terms
 from ..scheduler.pipeline import Decision, Division, decide, divide
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement, Standing
 from ..scheduler.policies import ELASTIC
@@ -93,7 +92,7 @@ class Simulation:
         )
         self._progress = Progress(self._jobs, workload, costs, self._knowledge.began)
         self._placement = placement
-        self._standing: Standing | Typed = self._typed or placement.standing(cluster)
+        self._standing: Standing = placement.standing(cluster)
         self._schedules = NO_SCHEDULES  # the plan of the jobs with promises
         self._used = 0  # number of GPUs
         self._now = 0.0
@@ -197,7 +196,7 @@ class Simulation:
         self.outcome.end_s[numbers] = self._now
         self._used -= int(jobs.columns.share[over].sum())
         for job in numbers.tolist():
-            self._standing.leave(job)
+            (self._typed or self._standing).leave(job)
         jobs.finish(over)
         self._progress.refresh()
         return len(numbers)
@@ -264,9 +263,10 @@ class Simulation:
     def _by_row(self) -> dict[int, Gpus]:
         """Return the placements by row, as policies know them."""
         begin = self._jobs.begin
-        numbers = sorted(self._standing.gpus)
+        held = (self._typed or self._standing).gpus
+        numbers = sorted(held)
         places = self._jobs.places(numbers).tolist()
-        return {place - begin: self._standing.gpus[job] for place, job in zip(places, numbers, strict=True)}
+        return {place - begin: held[job] for place, job in zip(places, numbers, strict=True)}
 
     def _change(self, moves: Mapping[int, tuple[Gpus, Gpus]]) -> None:
         """Change from one placement to another: first the jobs that stop, then those that start, then the others.
@@ -368,7 +368,7 @@ def _changed(jobs: JobTable, decided: Division) -> Ints:
 def _kept_beside(policy: Policy, admission: Admission, typed: bool) -> Deadlines | None:
     """Return deadlines to keep beside the policy: those that `elasticflow` admits, under each policy that may change
     shares at any time, as on a real cluster. `typed`: the policy `elasticflow`, too, plans each GPU type by itself."""
-    if typed and policy.name == Elasticflow.name and isinstance(policy.parameters, Terms):
+    if typed and isinstance(policy, Elasticflow):
         return Deadlines(policy.parameters)
     if policy.name not in ELASTIC or not isinstance(admission, ElasticflowAdmission):
         return None

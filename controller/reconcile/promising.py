@@ -9,28 +9,33 @@ latest `Terms.margin_s` before its deadline.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from msgspec import structs
 
 from ...protocol.messages import CounterOffer, EventKind, PromiseState, PromiseView
-from ...protocol.model import JobId, ServerId
+from ...protocol.model import GpuAddress, JobId, ServerId
 from ...protocol.texts import changes, gpu_count, span
+from ...scheduler.deadlines.homes import Situations, chosen, decided, settled
 from ...scheduler.deadlines.keeping import Busy, Deadlines, Kept
 from ...scheduler.deadlines.promises import Promise, settle
-from ...scheduler.deadlines.table import Terms, promises, situations, told_deadline_s
-from ...scheduler.deadlines.verdict import Offer, Situation, Verdict, counter_offer, decide, within
+from ...scheduler.deadlines.table import NO_LEVELS, Terms, choices_of, situations, told_deadline_s
+from ...scheduler.deadlines.verdict import Offer, Situation, Verdict, counter_offer, within
+from ...scheduler.kinds import GpuSort
 from ...scheduler.quotas.hours import Hours
 from ...scheduler.quotas.reservations import busy
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.speedup_curve import peak
-from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, Curves, Floats, Ints, JobTable, ServerInView
+from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, Curves, Floats, Ints, JobTable, Limit, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job, Planned
 from ..jobs.throughput import Estimated
 from ..loans import taken
+from .rows import demand_of
 from .snapshot import Snapshot, fewest, snapshot
 
 STARTING_SERVER = ServerId("")  # a server of the view that holds the GPUs of jobs that have not joined yet
@@ -63,13 +68,14 @@ def judged(cluster: Cluster, now: float, jobs: Sequence[Job]) -> list[Judged]:
     assert terms is not None
     wide = _wide(cluster, now, seen, (*_starting(cluster), *rest))
     first = len(wide.jobs) - len(rest)
-    asked, newcomers = situation(wide.view, range(first, len(wide.jobs)), terms)
-    asked = replace(asked, busy=wide.busy)
-    verdicts, hours = decide(asked, newcomers), _hours(cluster, wide, asked, newcomers)
+    these, choices = situations(wide.view, range(first, len(wide.jobs)), terms, wide.busy, wide.busy_on)
+    verdicts = decided(these, choices)[0]
+    newcomers = [chosen(each, verdict) for each, verdict in zip(choices, verdicts, strict=True)]
+    hours = _hours(cluster, wide, these, newcomers)
     by_plan = iter(
         [
-            _by_hours(now, wide, asked, verdict, one, terms, hours)
-            or _by_plan(now, wide, verdict, one, terms, bool(asked.promised))
+            _by_hours(now, wide, these.each[verdict.pool], verdict, one, terms, hours)
+            or _by_plan(now, wide, verdict, one, terms, bool(these.each[verdict.pool].promised))
             for verdict, one in zip(verdicts, newcomers, strict=True)
         ]
     )
@@ -83,8 +89,6 @@ def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> J
     why = _never_promised(job)
     if scheduler.terms is None:
         why = f"the policy {scheduler.policy.name} keeps no deadlines; {AS_IT_CAN}; `elasticctl policy list` tells of others"
-    elif not why and seen.view.limit_of is not None:
-        why = f"deadlines are promised only where every job may use every GPU, and here GPUs differ; {AS_IT_CAN}"
     if job.deadline_s <= now:
         why = "its deadline has passed"
     if why:
@@ -95,12 +99,13 @@ def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> J
     return None
 
 
-def _hours(cluster: Cluster, wide: _Wide, asked: Situation, newcomers: Sequence[Promise]) -> Hours:
+def _hours(cluster: Cluster, wide: _Wide, these: Situations, newcomers: Sequence[Promise]) -> Hours:
     """Return the promised GPU time by user; nothing is counted unless a newcomer's user has a bound on promised GPU time."""
     hours = Hours(cluster.decider.scheduler.stages.quotas)
     if any(math.isfinite(hours.left_gpu_s(_owner(wide, one))) for one in newcomers):
-        for key, filled in settle(asked.promised, asked.timeline()).found.items():
-            hours.add(wide.jobs[key].user, filled.gpu_s)
+        for plan in settled(these)[1]:
+            for key, filled in plan.found.items():
+                hours.add(wide.jobs[key].user, filled.gpu_s)
     return hours
 
 
@@ -129,6 +134,8 @@ def _by_hours(
 
 def _by_plan(now: float, wide: _Wide, found: Verdict, newcomer: Promise, terms: Terms, others: bool) -> Judged:
     job = wide.jobs[newcomer.key]
+    if not found.admitted and newcomer.levels is NO_LEVELS:
+        return _refused(f"a deadline needs GPUs of one type, of which the job may use all; {AS_IT_CAN}")
     if found.offer is not None and not found.admitted:
         offer = _offer(wide, job.steps_left, newcomer, found.offer, terms)
         return _refused(_sentence(now, job, offer, others), offer)
@@ -147,7 +154,7 @@ def deadlines(cluster: Cluster, seen: Snapshot, scheduler: Scheduler | None = No
     if terms is None or not cluster.rows.any_deadline:
         return None
     wide = _wide(cluster, seen.view.now, seen, _starting(cluster), scheduler)
-    return Deadlines(terms, wide.view, wide.busy, frozenset(_being_measured(wide)))
+    return Deadlines(terms, wide.view, wide.busy, wide.busy_on, frozenset(_being_measured(wide)))
 
 
 def _being_measured(wide: _Wide) -> Iterator[int]:
@@ -158,18 +165,21 @@ def _being_measured(wide: _Wide) -> Iterator[int]:
             yield row
 
 
-def broken_without(cluster: Cluster, now: float, gpus: int, until_s: float) -> tuple[JobId, ...]:
-    """Return the jobs with promises that hold now, and would break with `gpus` fewer GPUs until `until_s` (Unix time)."""
+def broken_without(cluster: Cluster, now: float, gpus: Sequence[GpuAddress], until_s: float) -> tuple[JobId, ...]:
+    """Return the jobs with promises that hold now, and would break without these GPUs until `until_s` (Unix time)."""
     terms = cluster.decider.scheduler.terms
     if terms is None or not cluster.rows.any_promise:
         return ()
     wide = _wide(cluster, now, snapshot(cluster, now), _starting(cluster))
-    asked, _ = situation(wide.view, (), terms)
-    asked = replace(asked, busy=wide.busy)
-    before = settle(asked.promised, asked.timeline())
-    less = replace(asked, busy=(*wide.busy, (now, until_s, min(gpus, asked.gpus))))
-    after = settle(asked.promised, less.timeline())
-    return tuple(wide.jobs[one.key].id for one in after.broken if one.key in before.found)
+    these, _ = situations(wide.view, (), terms, wide.busy, wide.busy_on)
+    names, found = Counter(cluster.gpu_name(gpu) for gpu in gpus), []
+    for pool, asked in zip(these.pools, these.each, strict=True):
+        count = names[pool.name] if len(these.pools) > 1 else len(gpus)
+        before = settle(asked.promised, asked.timeline())
+        less = replace(asked, busy=(*asked.busy, (now, until_s, min(count, asked.gpus))))
+        after = settle(asked.promised, less.timeline()) if count else before
+        found += [wide.jobs[one.key].id for one in after.broken if one.key in before.found]
+    return tuple(found)
 
 
 def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | None) -> None:
@@ -181,8 +191,6 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         _note_by_pace(cluster, now, wide, range(len(wide.jobs)))
         return
     cluster.schedules = kept.schedules
-    asked, _ = situation(wide.view, (), terms)
-    asked = replace(asked, busy=wide.busy)
     hours = Hours(cluster.decider.scheduler.stages.quotas)
     for row, filled in kept.plan.found.items():
         if _is_new(job := wide.jobs[row]):
@@ -210,15 +218,17 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
             cluster.schedule_due = True
             continue
         is_new = job.record.promise is not PromiseState.BREAKS or job.planned == Planned()
-        saved_by = _saved_by(wide, asked, one) if is_new else job.planned.saved_by
+        saved_by = _saved_by(wide, kept.these.each[kept.homes[one.key]], one) if is_new else job.planned.saved_by
         end_s = _end_s(wide.view, one.key, _share(kept, wide, one.key))
         _note(cluster, now, job, PromiseState.BREAKS, Planned(end_s, saved_by=saved_by))
     why = "" if kept.plan.found or kept.plan.broken else ALONE
     for row in kept.unkept:
         job = wide.jobs[row]
         offer, offered_s = job.planned.offer, job.planned.offered_s
-        if _is_new(job) and _is_offer_due(now, job, looked):
-            offer, offered_s, looked = _offered(wide, asked, kept, row, terms), now, True
+        turns_out = job.record.promise is PromiseState.PROVISIONAL
+        old = now < job.deadline_s and (offered_s is None or now - offered_s >= OFFERED_S)
+        if _is_new(job) and (turns_out or (old and not looked)):
+            offer, offered_s, looked = _offered(wide, kept, row, terms), now, True
         end_s = _end_s(wide.view, row, _share(kept, wide, row))
         _note(cluster, now, job, PromiseState.NONE, Planned(end_s, saved_by=why, offer=offer, offered_s=offered_s))
     for row in kept.unknown:
@@ -253,7 +263,7 @@ def _is_offer_due(now: float, job: Job, looked: bool) -> bool:
 def _note_by_pace(cluster: Cluster, now: float, wide: _Wide, rows: Iterable[int]) -> None:
     """Record the state of deadlines without a plan, by each job's present pace.
 
-    No plan is made for jobs with manual shares, nor for any job if GPUs differ or the policy keeps no deadlines.
+    No plan is made for jobs with manual shares, nor for any job if the policy keeps no deadlines.
     """
     jobs = wide.view.jobs
     for row in rows:
@@ -316,8 +326,6 @@ def _never_promised(job: Job) -> str:
     spec = job.spec
     if not spec.expected_to_join:
         return f"a command that does not call elastic.join() tells no steps: nobody knows when it ends; {AS_IT_CAN}"
-    if spec.gpu_types or spec.gpu_memory_bytes or spec.gpus_per_server:
-        return f"a deadline is promised only to a job that may use every GPU (no type, memory, per_server); {AS_IT_CAN}"
     return ""
 
 
@@ -354,7 +362,8 @@ class _Wide:
 
     view: ClusterView
     jobs: tuple[Job, ...]  # by row
-    busy: Busy  # GPUs that are reserved, or held by starting jobs without deadlines, and until when
+    busy: Busy  # GPUs that are reserved, and until when
+    busy_on: Mapping[str, Busy] = field(default_factory=dict)  # by type, those of starting jobs without deadlines
 
 
 def _starting(cluster: Cluster) -> tuple[Job, ...]:
@@ -372,9 +381,10 @@ def _wide(
     reserved = tuple(busy((scheduler or cluster.decider.scheduler).stages.reservations, taken(cluster), now))
     if not more:
         return _Wide(seen.view, seen.jobs, reserved)
-    own = sum(len(job.own_gpus) for job in more)
-    beside = (ServerInView(STARTING_SERVER, tuple(range(own))),) if own else ()
-    view = structs.replace(seen.view, servers=(*seen.view.servers, *beside))
+    sorts = tuple(_sort(cluster, gpu) for job in more for gpu in job.own_gpus)
+    own = len(sorts)
+    beside = (ServerInView(STARTING_SERVER, tuple(range(own)), sorts),) if own else ()
+    view = structs.replace(seen.view, servers=(*seen.view.servers, *beside), **_limits(cluster, seen, more))
     jobs, total = view.jobs, view.total_gpus
     curves, rows = jobs.curves, []
     narrow = np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist() if own else []  # capped by the GPUs of `seen`
@@ -395,9 +405,43 @@ def _wide(
         columns["max_gpus"][row], columns["curve"][row] = wider["max_gpus"], wider["curve"]
     table = JobTable(Columns(names=names, **columns), np.arange(len(names)), curves, ended=jobs.ended)
     table.schedules = cluster.schedules
-    others = sum(len(job.own_gpus) for job in more if job.spec.deadline is None)
-    starting = ((now, now + STARTED_S, others),) if others else ()
-    return _Wide(structs.replace(view, jobs=table), (*seen.jobs, *more), (*starting, *reserved))
+    others = Counter(_sort(cluster, gpu).name for job in more if job.spec.deadline is None for gpu in job.own_gpus)
+    starting = {name: ((now, now + STARTED_S, count),) for name, count in others.items()}
+    return _Wide(structs.replace(view, jobs=table), (*seen.jobs, *more), reserved, starting)
+
+
+def _sort(cluster: Cluster, gpu: GpuAddress) -> GpuSort:
+    """Return the properties of a GPU; those of an unnamed GPU if its server is unknown."""
+    session = cluster.sessions.get(gpu.server)
+    whole = session.whole if session is not None else None
+    known = whole is not None and gpu.index in whole.gpus and whole.sorts
+    return whole.sorts[whole.gpus.index(gpu.index)] if whole is not None and known else GpuSort(cluster.gpu_name(gpu))
+
+
+def _limits(cluster: Cluster, seen: Snapshot, more: Sequence[Job]) -> dict[str, Any]:
+    """Return the limits and placements of the view of `seen` with the jobs `more` as its last rows; none if every job
+    may use every GPU."""
+    view, begin = seen.view, seen.view.total_gpus
+    placements = dict(view.placements)
+    for row, job in enumerate(more, start=len(seen.jobs)):
+        if count := len(job.own_gpus):
+            placements[row] = ((1 << count) - 1) << begin
+            begin += count
+    own = [demand_of(job, cluster.gpu_name) for job in (*(() if view.limits else seen.jobs), *more)]
+    there = [
+        *(sort for server in view.servers for sort in server.sorts),
+        *(_sort(cluster, g) for j in more for g in j.own_gpus),
+    ]
+    sorts = dict.fromkeys(there)
+    everything = tuple(sorts)
+    if not view.limits and all(one.options(sorts) == (everything,) and not one.per_server for one in own):
+        return {"placements": placements}
+    known = [limit.demand for limit in view.limits]
+    demands = [*known, *(one for one in dict.fromkeys(own) if one not in known)]
+    limits = (*view.limits, *(Limit(demand, ()) for demand in demands[len(known) :]))
+    of_seen = view.limit_of.tolist() if view.limit_of is not None and view.limits else []
+    limit_of = np.array([*of_seen, *(demands.index(one) for one in own)], dtype=np.int64)
+    return {"placements": placements, "limits": limits, "limit_of": limit_of}
 
 
 def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[str, float]:
@@ -411,7 +455,7 @@ def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[
         "max_gpus": max(1, peak(told.hull, min(spec.gpus.min, most), most)) if told.known else most,
         "requested_gpus": most,
         "priority": spec.priority,
-        "share": 0,  # the job still has to start
+        "share": len(job.own_gpus) if spec.gpus_per_server else 0,  # other jobs may start with another share
         "left_s": left_s,
         "told_s": left_s if known else math.nan,
         "done_s": 0.0,
@@ -530,27 +574,23 @@ def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
     return f"what would save it: {'; or '.join(ways)}" if ways else ""
 
 
-def _offered(
-    wide: _Wide, asked: Situation, kept: Kept, row: int, terms: Terms, most_gpu_s: float = math.inf
-) -> CounterOffer | None:
+def _offered(wide: _Wide, kept: Kept, row: int, terms: Terms) -> CounterOffer | None:
     """Return changes with which the deadline of `row` would be promised beside the promises that hold; None: it would be
     promised as it is, if it were asked for now, or those promises leave no plan to try with. most_gpu_s: the GPU time
     that may still be promised to the job's user.
 
     The job counts as one that has to start first, as it does if it is submitted again with a later deadline.
     """
-    beside = replace(asked, promised=[kept.promised[key] for key in kept.plan.found if key != row])
-    (one,) = promises(wide.view.jobs, [row], asked.gpus, wide.view.now, terms, new=True)
-    one = structs.replace(one, share=0, lead_s=max(one.lead_s, terms.start_s))
-    if beside.plan() is None:
-        return None
-    if math.isfinite(most_gpu_s):
-        found = within(beside, one, most_gpu_s)
-    elif beside.plan([one]) is None:
-        found = counter_offer(beside, one)
-    else:
-        return None
-    return _offer(wide, wide.jobs[row].steps_left, one, found, terms)
+    found = []
+    for number, one in choices_of(wide.view, row, terms).items():
+        promised = [kept.promised[key] for key in kept.plan.found if kept.homes[key] == number]
+        beside = replace(kept.these.each[number], promised=promised)
+        one = structs.replace(one, share=0, lead_s=max(one.lead_s, terms.start_s))
+        if beside.plan() is None or beside.plan([one]) is not None:
+            return None
+        found.append((counter_offer(beside, one), one))
+    offer, one = min(found, key=lambda each: each[0].deadline_s)
+    return _offer(wide, wide.jobs[row].steps_left, one, offer, terms)
 
 
 def _last_looks(now: float, kept: Kept, terms: Terms) -> Iterator[float]:

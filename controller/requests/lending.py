@@ -46,7 +46,7 @@ def lend(cluster: Cluster, now: float, asked: ClientRequest, request: LendGpus) 
     if cluster.awaited:
         return None
     gpus = _chosen(cluster, request.gpus)
-    if not request.force and (broken := broken_without(cluster, now, request.gpus, now + request.for_s)):
+    if not request.force and (broken := broken_without(cluster, now, gpus, now + request.for_s)):
         more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
         names = ", ".join(broken[:NAMED]) + more
         raise RequestRefused(

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
-from .homes import decided
+from .homes import chosen, decided
 from .table import Terms, schedules, situations
 from .words import refusal_words
 
@@ -54,7 +54,7 @@ class ElasticflowAdmission:
         verdicts, plans = decided(present, asked, self._offers)
         admitted = False
         for verdict, choices in zip(verdicts, asked, strict=True):
-            one = choices.get(verdict.pool) or next(iter(choices.values()))
+            one = chosen(choices, verdict)
             if not verdict.admitted:
                 refused[one.key] = refusal_words(view, present.each[verdict.pool], one, verdict, self.parameters)
             admitted |= verdict.admitted and not one.soft

@@ -177,9 +177,7 @@ class _Turn:
                 return admitted(one, plan.found[one.key], math.inf, number)
         return None
 
-    def _take(
-        self, number: int, one: Promise, situation: Situation, plan: Plan, by_s: float = math.inf
-    ) -> Verdict:
+    def _take(self, number: int, one: Promise, situation: Situation, plan: Plan, by_s: float = math.inf) -> Verdict:
         each = list(self._these.each)
         each[number] = situation
         self._these, self.plans[number] = replace(self._these, each=tuple(each)), plan
@@ -194,6 +192,11 @@ class _Turn:
     def _seat(self, number: int, one: Promise, plan: Plan) -> None:
         if one.each:
             self._servers[number] += plan.found[one.key].gpus // one.each
+
+
+def chosen(choices: Choices, found: Verdict) -> Promise:
+    """Return the job as a promise in the pool of the verdict."""
+    return choices.get(found.pool) or _any(choices)
 
 
 def _any(choices: Choices) -> Promise:

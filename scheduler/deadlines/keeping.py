@@ -27,7 +27,7 @@ from ...protocol.model import JobId
 from ..manual import shares_by_hand
 from ..policies.base import Shares, no_shares, waits_for
 from ..sets import union
-from ..view import UNKNOWN_S, Bools, ClusterView, Gpus, Ints, JobTable, Reason, Schedules
+from ..view import UNKNOWN_S, Bools, ClusterView, Ints, JobTable, Reason, Schedules
 from .homes import Situations, settled, soft_among
 from .pools import Pool
 from .postponing import latest_start_s, postponed
@@ -45,7 +45,8 @@ class Deadlines:
 
     `wide`: the view, extended by jobs that no policy decides about at present and by their GPUs, after its own rows and
     servers; None: there are none. `busy`: GPUs that are not free for a while: (from, until, how many). `uncertain`:
-    rows with deadlines that are ignored for now, though something is known of them. `busy_on`: as `busy`, by GPU type.
+    rows with deadlines that are ignored for now, though something is known of them. `busy`: of every type, `busy_on`:
+    by GPU type.
     """
 
     terms: Terms
@@ -79,7 +80,7 @@ class Foreseen:
     `unknown`: rows with deadlines that cannot be evaluated yet. `least`: by row of the view, how many GPUs a job must
     have at least. `waits_until_s`: jobs of the plan wait for others until then (Unix time); -inf: none does. Other rows
     are those of `Deadlines.wide`, if there is one. `schedules`: as in `JobTable`, for the next decision. `these`: the
-    situation of each pool, of jobs with promises. `homes`: by row, the GPUs of the pool in which the job is planned.
+    situation of each pool, of jobs with promises. `homes`: by row, the number of the pool in which the job is planned.
     """
 
     plan: Plan
@@ -90,7 +91,7 @@ class Foreseen:
     waits_until_s: float = -math.inf
     schedules: Schedules = field(default_factory=dict)
     these: Situations = field(kw_only=True)
-    homes: Mapping[int, Gpus] = field(default_factory=dict)
+    homes: Mapping[int, int] = field(default_factory=dict)
 
     def needs(self, rows: int) -> Needs:
         """Return the needs of a view with so many rows."""
@@ -165,7 +166,7 @@ def foresee(view: ClusterView, deadlines: Deadlines) -> Foreseen:
         waits_until_s=waits_until_s,
         schedules=of_next,
         these=these,
-        homes={row: pool.gpus for pool, own in zip(these.pools, by_pool, strict=True) for row in own},
+        homes={row: number for number, own in enumerate(by_pool) for row in own},
     )
 
 

@@ -154,16 +154,25 @@ def situations(
     return these, [table.choices(row) for row in rows.tolist() if row in new]
 
 
+def choices_of(view: ClusterView, row: int, terms: Terms) -> Choices:
+    """Return what a job without a promise may ask for."""
+    return _table(view, terms).choices(row)
+
+
 def soft_choices(view: ClusterView, rows: Sequence[int], terms: Terms) -> list[Choices]:
     """Return the promises that jobs with soft deadlines ask for."""
     if not rows:
         return []
-    jobs = view.jobs
-    hard = [row for row in due(jobs).tolist() if not jobs.soft[row] and row not in view.manual_shares]
-    table = _Table(view, pools(view), terms, hard)
+    table = _table(view, terms)
     if len(table.pools.all) == 1 and view.limit_of is None:
         return [{0: one} for one in table.promises(0, rows, promised=True)]
     return [table.choices(row, promised=True) for row in rows]
+
+
+def _table(view: ClusterView, terms: Terms) -> _Table:
+    jobs = view.jobs
+    hard = [row for row in due(jobs).tolist() if not jobs.soft[row] and row not in view.manual_shares]
+    return _Table(view, pools(view), terms, hard)
 
 
 class _Table:

@@ -87,7 +87,8 @@ def workload(
 
 def typed_cluster(rng: random.Random) -> tuple[ServerInView, ...]:
     """Return some servers, each with GPUs of one of up to three types; one type in a few cases."""
-    size, found = rng.choice((2, 4)), []
+    size = rng.choice((2, 4))
+    found: list[ServerInView] = []
     for sort in SORTS[: rng.choice((1, 2, 2, 3, 3))]:
         for _ in range(rng.randint(1, 3)):
             found.append(ServerInView(ServerId(f"server-{len(found)}"), tuple(range(size)), (sort,) * size))
