@@ -7,10 +7,14 @@ job may have any share from one GPU to the share of its model's greatest through
 not known beforehand, the limit is the whole cluster; as in PCS, it can be the request instead.
 
 Without measurements every job scales linearly up to its request and not beyond it.
+
+In a cluster with several types of GPUs a job has a curve for each type. The durations in the trace hold for the type
+that comes first in the table of throughputs. Without measurements, all types are equally fast.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +23,7 @@ import numpy as np
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
+from ..scheduler.kinds import Demand
 from ..scheduler.policies.base import Policy
 from ..scheduler.profiles.curves import Curve, Profiles
 from ..scheduler.view import Curves, Floats, Ints
@@ -52,10 +57,12 @@ def assign(
     cap_at_request: bool = False,
     random_models: bool = False,
     peaks_known: bool = True,
+    types: Sequence[str] = (),
 ) -> Assigned:
     """Return the workload of `trace` on a cluster of so many GPUs.
 
-    `random_models`: ignore the trace's models. Raises UserError if a job cannot be simulated.
+    `random_models`: ignore the trace's models. `types`: the names of the GPUs, if jobs are to have a curve for each.
+    Raises UserError if a job cannot be simulated.
     """
     _check_sizes(trace, cluster_gpus)
     if random_models:
@@ -64,7 +71,7 @@ def assign(
     as_requested = np.array([each.speedup[min(gpus, len(each.speedup) - 1)] for each, gpus in _pairs(chosen, trace)])
     work_s = _work_s(trace, chosen, as_requested)
     told_s = None if trace.told_s is None else trace.told_s * as_requested
-    shape = _Shape(trace, cluster_gpus, cap_at_request, peaks_known)
+    shape = _Shape(trace, cluster_gpus, cap_at_request, peaks_known, profiles, types)
     own = _workload(shape, chosen, work_s, told_s)
     assert own.deadline_s is not None
     return Assigned(own, own.deadline_s, _with_chosen_batches(shape, chosen, profiles, work_s, told_s))
@@ -78,6 +85,8 @@ class _Shape:
     cluster_gpus: int
     cap_at_request: bool
     peaks_known: bool
+    profiles: Profiles | None
+    types: Sequence[str]
 
 
 def _pairs(curves: Sequence[Curve], trace: Trace) -> Iterator[tuple[Curve, int]]:
@@ -96,20 +105,39 @@ def _workload(shape: _Shape, chosen: Sequence[Curve], work_s: Floats, told_s: Fl
         best = np.full_like(best, shape.cluster_gpus)
     order = np.argsort(trace.submit_s, kind="stable")
     began_s = trace.submit_s[order[0]]
+    most = _most(trace, best, shape.cap_at_request)
+    each = np.array([max(one.per_server, 1) for one in trace.demands or [Demand()] * len(trace)])
+    curves = _on_types(shape, distinct)
     return Workload(
         names=tuple(JobId(trace.names[row]) for row in order.tolist()),
         submit_s=trace.submit_s[order] - began_s,
-        min_gpus=np.ones(len(trace), dtype=np.int64),
-        max_gpus=_most(trace, best, shape.cap_at_request)[order],
+        min_gpus=each[order],
+        max_gpus=np.maximum(most // each * each, each)[order],
         requested_gpus=trace.gpus[order],
         work_s=work_s[order],
         curve=curve[order],
-        curves=Curves(_padded(distinct, int(trace.gpus.max()))),
-        models=tuple(each.model for each in distinct),
+        curves=curves,
+        models=tuple(one.model for one in distinct) * (len(curves.speedup) // len(distinct)),
         told_s=None if told_s is None else told_s[order],
         deadline_s=trace.deadline_s[order] - began_s,
         priority=None if trace.priority is None else trace.priority[order],
+        demands=None if trace.demands is None else [trace.demands[row] for row in order.tolist()],
     )
+
+
+def _on_types(shape: _Shape, distinct: Sequence[Curve]) -> Curves:
+    """Return these curves, and those of the same jobs on each type of GPUs, relative to one GPU of the first curve."""
+    requested = int(shape.trace.gpus.max())
+    found, on = list(distinct), {}
+    for name in shape.types if shape.profiles is not None else ():
+        on[name] = np.arange(len(distinct)) + len(found)
+        for curve in distinct:
+            other = shape.profiles.on_type(curve, name)
+            faster = other.iterations_per_s / curve.iterations_per_s if other is not curve else 1.0
+            if not math.isfinite(faster):
+                faster = other.samples_per_s / curve.samples_per_s
+            found.append(replace(other, speedup=other.speedup * faster))
+    return Curves(_padded(found, requested), on=on)
 
 
 def _with_chosen_batches(

@@ -8,8 +8,10 @@ import msgspec
 
 from ..protocol.errors import UserError
 from ..protocol.model import ServerId
+from ..scheduler.kinds import GpuSort
 from ..scheduler.view import ServerInView
 
+GIB = 1 << 30
 MOST_GPUS = 65_536
 
 Cluster = tuple[ServerInView, ...]
@@ -17,11 +19,13 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
 
 
 class Servers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`count` servers of equal size; with a name where it is one."""
+    """`count` servers of equal size; with a name where it is one. `gpu_type`, `gpu_memory_gib`: of each GPU."""
 
     gpus: Count
     count: Count = 1
     name: str | None = None
+    gpu_type: str = ""
+    gpu_memory_gib: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
 
 
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,5 +47,7 @@ def build(document: ClusterFile, source: str) -> Cluster:
             name = ServerId(one or f"{entry.name or 'server'}-{len(found):0{len(str(total))}d}")
             if name in found:
                 raise UserError(f"{source}: servers: two servers are named {name}")
-            found[name] = ServerInView(name, tuple(range(entry.gpus)))
+            sort = GpuSort(entry.gpu_type, int(entry.gpu_memory_gib * GIB))
+            sorts = (sort,) * entry.gpus if sort != GpuSort() else ()
+            found[name] = ServerInView(name, tuple(range(entry.gpus)), sorts)
     return tuple(found[name] for name in sorted(found))

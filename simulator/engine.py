@@ -368,7 +368,7 @@ def _changed(jobs: JobTable, decided: Division) -> Ints:
 def _kept_beside(policy: Policy, admission: Admission, typed: bool) -> Deadlines | None:
     """Return deadlines to keep beside the policy: those that `elasticflow` admits, under each policy that may change
     shares at any time, as on a real cluster. `typed`: the policy `elasticflow`, too, plans each GPU type by itself."""
-    if typed and isinstance(policy, Elasticflow):
+    if typed and type(policy) is Elasticflow:
         return Deadlines(policy.parameters)
     if policy.name not in ELASTIC or not isinstance(admission, ElasticflowAdmission):
         return None

@@ -26,6 +26,7 @@ from .costs import Costs, preset
 from .metrics import Metrics
 from .runs import Result, Setup, run_all
 from .telling import Telling
+from .typed import differs
 from .workload import servers as alike
 
 
@@ -65,9 +66,15 @@ def prepare(
     gpus = sum(len(server.gpus) for server in cluster)
     whole = traces.load(trace, where or {})
     jobs = whole.up_to(gpus) if drop_larger else whole
+    names = dict.fromkeys(sort.name for server in cluster for sort in server.sorts)
+    types = list(names) if gpu_type is None and len(names) > 1 else []
     found = []
     for seed in seeds:
-        assigned = assign(jobs, gpus, tables, seed, cap_at_request, random_models, peaks_known=curves_known)
+        assigned = assign(jobs, gpus, tables, seed, cap_at_request, random_models, curves_known, types)
+        if not curves_known and differs(assigned.workload, cluster):
+            raise UserError(
+                "curves: measured: not in clusters with several types of GPUs, nor for jobs that ask for GPUs"
+            )
         if tells is not None:
             load = assigned.workload
             assigned = replace(assigned, workload=replace(load, told_s=tells.told_s(load.work_s, seed)))

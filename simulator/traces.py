@@ -11,7 +11,8 @@
 * EasyScale's workload: ``name,time,application,max_parallelism,epochs``, in no strict order, some names twice
 
 Any of them may have a column ``told_s``: the duration that a job has reported with its requested GPUs; empty: none. And
-one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal.
+one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal. For clusters with several types
+of GPUs: ``gpu_type`` (A100, or A100|V100 for either), ``gpu_memory_gib``, ``gpus_per_server``; empty: any.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from ..protocol.errors import UserError
 from ..protocol.limits import MAX_PRIORITY, PRIORITIES
+from ..scheduler.kinds import Demand
 from ..scheduler.profiles.tables import Table, listed, read
 from ..scheduler.view import Floats, Ints
 
@@ -95,6 +97,7 @@ EASYSCALE = Format(
     unique=False,
 )
 TOLD, PRIORITY = "told_s", "priority"  # columns that any format may have
+DEMANDS = "gpu_type", "gpu_memory_gib", "gpus_per_server"  # likewise
 FORMATS = (PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE)
 
 
@@ -113,6 +116,7 @@ class Trace:
     deadline_s: Floats  # nan: none
     told_s: Floats | None = None  # reported duration with `gpus`; nan: none; None: not in the file
     priority: Ints | None = None  # a greater one goes first; None: not in the file
+    demands: Sequence[Demand] | None = None  # None: not in the file
 
     def __len__(self) -> int:
         return len(self.names)
@@ -144,6 +148,7 @@ class Trace:
             deadline_s=self.deadline_s[rows],
             told_s=None if self.told_s is None else self.told_s[rows],
             priority=None if self.priority is None else self.priority[rows],
+            demands=None if self.demands is None else [self.demands[row] for row in chosen],
         )
 
 
@@ -179,6 +184,7 @@ def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
         deadline_s=_deadlines(table, form.deadline, submit_s),
         told_s=_told(table),
         priority=_priorities(table),
+        demands=_demands(table),
     )
 
 
@@ -217,6 +223,22 @@ def _priorities(table: Table) -> Ints | None:
             raise table.wrong(row, PRIORITY, reason)
         found.append(number)
     return np.array(found, dtype=np.int64)
+
+
+def _demands(table: Table) -> list[Demand] | None:
+    """Return the GPUs that each job may use; None: not in the file."""
+    if not any(column in table for column in DEMANDS):
+        return None
+    types, memory, each = (table.columns.get(column, [""] * len(table)) for column in DEMANDS)
+    filled = {
+        column: [value or "0" for value in values] for column, values in zip(DEMANDS[1:], (memory, each), strict=True)
+    }
+    numbers = Table(table.source, filled, table.lines)
+    gib, per_server = numbers.numbers(DEMANDS[1]), numbers.whole(DEMANDS[2], least=0)
+    return [
+        Demand(tuple(word for word in of.split("|") if word), int(some * (1 << 30)), per_server=count)
+        for of, some, count in zip(types, gib.tolist(), per_server.tolist(), strict=True)
+    ]
 
 
 def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:

@@ -32,6 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from ...protocol.errors import UserError
+from ..kinds import is_called
 from ..view import Floats
 from .placements import PLACEMENT_COLUMNS, Placed, placement_curves, placement_times
 from .tables import Table, listed, read
@@ -91,6 +92,15 @@ class Profiles:
             known = listed(dict.fromkeys(f"{curve.batch:g}" for curve in named))
             raise UserError(f"{model} with a batch of {batch:g} is not in {self.source}; it has {known}")
         return fitting[0]
+
+    def on_type(self, curve: Curve, name: str) -> Curve:
+        """Return the curve of the same model and batch on GPUs of this name. Raises UserError if there is none."""
+        same = [one for one in self.curves if (one.model, one.batch) == (curve.model, curve.batch)]
+        found = next((one for one in same if not one.gpu_type or is_called(one.gpu_type, name)), None)
+        if found is None:
+            known = listed(dict.fromkeys(one.gpu_type for one in same))
+            raise UserError(f"{curve.name} was not measured on {name} in {self.source}; it was on {known}")
+        return found
 
     def pool(self) -> tuple[Curve, ...]:
         """Return the curves for jobs without a model: all of the first GPU type."""
