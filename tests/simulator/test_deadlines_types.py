@@ -96,9 +96,11 @@ def test_a_promise_counts_with_the_speed_on_the_type_that_has_room() -> None:
 
 
 def test_a_waiting_job_moves_to_another_type_if_a_newcomer_can_use_no_other() -> None:
-    first = (0.0, 200.0, 60.0, V), (0.0, 300.0, 110.0, A)  # both types are in use when the third one is promised
+    first = (0.0, 236.0, 60.0, V), (0.0, 396.0, 100.0, A)  # all V100s until 60 s, all A100s until 100 s
     moves = (1.0, 80.0, 130.0, EITHER)
-    assert refused(workload(*first, moves, (2.0, 160.0, 153.0, A)), TWO) == [False] * 4
+    newcomer = (2.0, 270.0, 129.0, V)
+    assert refused(workload(*first, moves, newcomer), TWO) == [False] * 4
+    assert refused(workload(*first, (1.0, 80.0, 130.0, V), newcomer), TWO) == [False, False, False, True]
 
 
 def test_memory_and_gpus_per_server_bind_a_promise_to_the_servers_that_have_them() -> None:
