@@ -415,7 +415,6 @@ def test_another_controller_knows_what_was_promised_and_tells_nothing_twice() ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"in_s": 60.0, "gpu_types": ("slot",)}, "only to a job that may use every GPU"),
         ({"in_s": 60.0, "low": 4, "high": 4, "restarts": 0}, "does not call elastic.join"),
         ({"deadline": Deadline(at_s=1.0)}, "its deadline has passed"),
     ],
@@ -425,6 +424,45 @@ def test_what_cannot_be_promised_is_refused_with_the_reason(changes, words) -> N
     refused = world.ask(Submit(spec=spec(**changes)))
     assert isinstance(refused, Refused)
     assert words in refused.reason
+
+
+TYPES = {"s1": ("NVIDIA A100", 80 << 30), "s2": ("Tesla V100", 32 << 30)}
+
+
+def test_a_promise_takes_gpus_of_one_type_that_the_job_may_use() -> None:
+    world = World({"s1": 4, "s2": 4}, kinds=TYPES)
+    fills = {"in_s": 50.0, "steps": 150}
+    first = world.submit(spec("first", **fills, gpu_types=("A100",)))
+    refused = world.ask(Submit(spec=spec("second", **fills, gpu_memory_bytes=80 << 30)))
+    assert isinstance(refused, Refused), "V100s do not help"
+    assert "does not hold" in refused.reason
+    other = world.submit(spec("other", **fills))
+    for job, servers in ((first, {"s1"}), (other, {"s2"})):
+        train(world, job, 5)
+        assert promise(world, job).state is PromiseState.HOLDS
+        assert {worker.gpu.server for worker in job.workers} == servers
+
+
+def test_a_job_with_gpus_per_server_keeps_its_servers_and_its_promise() -> None:
+    world = World({"s1": 2, "s2": 2, "s3": 2})
+    job = world.submit(spec(in_s=60.0, low=2, high=4, gpus_per_server=1))
+    train(world, job, 5)
+    assert (promise(world, job).state, promise(world, job).least_gpus) == (PromiseState.HOLDS, 2)
+    assert len({worker.gpu.server for worker in job.workers}) == 2
+    shares = {len(job.workers)}
+    others = [world.submit(spec(name, in_s=400.0)) for name in ("a", "b")]
+    for step in (10, 15, 20):
+        train(world, job, step)
+        shares.add(len(job.workers))
+    assert shares == {2}
+    assert all(promise(world, one).state is PromiseState.HOLDS for one in (job, *others))
+
+
+def test_a_job_that_may_use_a_part_of_a_types_gpus_is_refused_with_the_reason() -> None:
+    world = World({"s1": 4, "s2": 4}, kinds={"s1": ("A100", 80 << 30), "s2": ("A100", 40 << 30)})
+    refused = world.ask(Submit(spec=spec(in_s=60.0, gpu_memory_bytes=80 << 30)))
+    assert isinstance(refused, Refused)
+    assert "GPUs of one type, of which the job may use all" in refused.reason
 
 
 def test_under_a_policy_that_interrupts_nobody_nothing_is_promised() -> None:
