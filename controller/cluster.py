@@ -327,12 +327,18 @@ class Cluster:
         self.leases[name] = None
         self.leases.move_to_end(name)
 
-    def estimate(self, now: float, job: Job, fewest: Ints) -> Estimated:
-        """Return the best estimate of the throughput of `job`. `fewest`: by share, the fewest servers that hold it."""
+    def estimate(self, now: float, job: Job, fewest: Ints, on: str | None = None) -> Estimated:
+        """Return the best estimate of the throughput of `job`. `fewest`: by share, the fewest servers that hold it.
+
+        `on`: on GPUs of this name; None: on those that the job began on, or else on those of the last measurements.
+        """
         earlier = self.history.find(job.kind, now)
         profile = self.settings.profiles.get(job.spec.model.casefold(), {})
-        job.estimated = estimated(job.estimated, job.spec, job.record.measured, earlier, profile, fewest)
-        return job.estimated
+        name, before = (job.record.gpu_name, job.estimated) if on is None else (on, None)
+        found = estimated(before, job.spec, job.record.measured, earlier, profile, fewest, name)
+        if on is None:
+            job.estimated = found
+        return found
 
     def reserve(self, job: Job | None) -> None:
         """Hold GPUs for this job alone from now on. None: release the reservation."""

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
+from msgspec import structs
 
 from ..protocol.model import Value
 from .hull import concave
@@ -73,6 +74,7 @@ class Measured(Value, frozen=True, kw_only=True):
 
     share: int
     servers: int
+    gpu: str = ""  # name of the GPUs; "": of several, or recorded by an earlier version
     recent: tuple[float, ...]  # steps per second, the newest last
     times: int
     at_s: float  # time of the last measurement (Unix time)
@@ -84,7 +86,7 @@ class Measured(Value, frozen=True, kw_only=True):
     def again(self, steps_per_s: float, now: float) -> Measured:
         """Return the measurements with one more."""
         recent = (*self.recent, steps_per_s)[-KEPT_RATES:]
-        return Measured(share=self.share, servers=self.servers, recent=recent, times=self.times + 1, at_s=now)
+        return structs.replace(self, recent=recent, times=self.times + 1, at_s=now)
 
 
 def layer(measured: Iterable[Measured], source: Source) -> Known:
@@ -92,6 +94,14 @@ def layer(measured: Iterable[Measured], source: Source) -> Known:
     return {
         (entry.share, entry.servers): Rate(entry.steps_per_s, source, entry.times, entry.at_s) for entry in measured
     }
+
+
+def on_gpus(measured: Iterable[Measured], name: str) -> list[Measured]:
+    """Return the measurements on GPUs of this name; "": on those that were measured last."""
+    entries = list(measured)
+    if not name:
+        name = max(((one.at_s, one.gpu) for one in entries if one.gpu), default=(0.0, ""))[1]
+    return [one for one in entries if one.gpu in ("", name)]
 
 
 def combined(layers: Iterable[Known]) -> Known:

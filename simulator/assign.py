@@ -129,7 +129,9 @@ def _on_types(shape: _Shape, distinct: Sequence[Curve]) -> Curves:
     """Return these curves, and those of the same jobs on each type of GPUs, relative to one GPU of the first curve."""
     requested = int(shape.trace.gpus.max())
     found, on = list(distinct), {}
-    for name in shape.types if shape.profiles is not None else ():
+    for name in shape.types:
+        if shape.profiles is None:
+            break
         on[name] = np.arange(len(distinct)) + len(found)
         for curve in distinct:
             other = shape.profiles.on_type(curve, name)

@@ -59,6 +59,7 @@ from ...protocol.times import (
     STOP_AGAIN_S,
     TELL_AGAIN_S,
 )
+from ...scheduler.kinds import Demand
 from ...scheduler.speedup_curve import KEPT_RATES, NOISE, Measured
 from .account import Account
 from .archive import key_of
@@ -955,7 +956,8 @@ class Job:
             return False
         rate = 1.0 / steady.step_s
         if known is None:
-            entry = Measured(share=where[0], servers=where[1], recent=(rate,), times=1, at_s=now)
+            gpu = "" if Demand.of(self.spec).mixes else self.record.gpu_name
+            entry = Measured(share=where[0], servers=where[1], gpu=gpu, recent=(rate,), times=1, at_s=now)
         elif len(known.recent) == KEPT_RATES and 0 <= now - known.at_s < OFTEN_ENOUGH_S and not first:
             return False
         else:

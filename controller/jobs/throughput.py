@@ -17,7 +17,7 @@ import msgspec
 
 from ...protocol.model import JobSpec, Value
 from ...scheduler.hull import concave
-from ...scheduler.speedup_curve import NOISE, Known, Measured, Rate, Source, combined, estimate, layer
+from ...scheduler.speedup_curve import NOISE, Known, Measured, Rate, Source, combined, estimate, layer, on_gpus
 from ...scheduler.view import Floats, Ints
 
 KEPT_KINDS = 1000
@@ -39,9 +39,10 @@ class KindRecord(Value, frozen=True, kw_only=True):
 
 def _says(known: KindRecord, measured: Iterable[Measured]) -> bool:
     """Return whether a kind's record contains all these measurements already, within the noise."""
-    rates = {(entry.share, entry.servers): entry.steps_per_s for entry in known.measured}
+    rates = {(entry.share, entry.servers, entry.gpu): entry.steps_per_s for entry in known.measured}
     return all(
-        (rate := rates.get((entry.share, entry.servers))) is not None and abs(entry.steps_per_s - rate) <= NOISE * rate
+        (rate := rates.get((entry.share, entry.servers, entry.gpu))) is not None
+        and abs(entry.steps_per_s - rate) <= NOISE * rate
         for entry in measured
     )
 
@@ -83,8 +84,9 @@ class History:
         known = self.find(kind, now)
         if known is not None and now - known.updated_s < RENEWED_S and _says(known, measured):
             return {}, []
-        entries = {(entry.share, entry.servers): entry for entry in (known.measured if known is not None else ())}
-        entries.update({(entry.share, entry.servers): entry for entry in measured})
+        entries = {}
+        for entry in (*(known.measured if known is not None else ()), *measured):
+            entries[entry.share, entry.servers, entry.gpu] = entry
         fresh = sorted(
             (entry for entry in entries.values() if now - entry.at_s <= KEPT_S), key=lambda entry: entry.at_s
         )
@@ -114,6 +116,7 @@ class Estimated:
     fewest: Ints  # fewest servers by share
     known: Known
     curve: Floats  # steps per second by share; only up to a factor if nothing is known
+    gpu: str = ""  # name of the GPUs; "": those that were measured last
 
     @cached_property
     def speedup(self) -> Floats:
@@ -135,10 +138,15 @@ def estimated(
     earlier: KindRecord | None,
     profile: Mapping[int, float],
     fewest: Ints,
+    gpu: str = "",
 ) -> Estimated:
-    """Return the estimate for a job. `before`: its last estimate, which is returned if it is still valid."""
+    """Return the estimate for a job on GPUs of a name. `before`: its last estimate, which is returned if it is still valid.
+
+    Values from the job file and of profiles apply to all GPUs, as far as none have been measured.
+    """
     if (
         before is not None
+        and before.gpu == gpu
         and before.measured is measured
         and before.earlier is earlier
         and (before.fewest is fewest or before.fewest.tobytes() == fewest.tobytes())
@@ -148,11 +156,11 @@ def estimated(
         (
             _untold(profile, Source.PROFILE),
             _untold(spec.throughput, Source.STATED),
-            layer(earlier.measured if earlier is not None else (), Source.HISTORY),
-            layer(measured, Source.MEASURED),
+            layer(on_gpus(earlier.measured, gpu) if earlier is not None else (), Source.HISTORY),
+            layer(on_gpus(measured, gpu), Source.MEASURED),
         )
     )
-    return Estimated(measured, earlier, fewest, known, estimate(known, fewest))
+    return Estimated(measured, earlier, fewest, known, estimate(known, fewest), gpu)
 
 
 def _untold(rates: Mapping[int, float], source: Source) -> Known:

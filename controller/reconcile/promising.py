@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -380,7 +381,7 @@ def _wide(
     """
     reserved = tuple(busy((scheduler or cluster.decider.scheduler).stages.reservations, taken(cluster), now))
     if not more:
-        return _Wide(seen.view, seen.jobs, reserved)
+        return _Wide(_with_types(cluster, now, seen.view, seen.jobs), seen.jobs, reserved)
     sorts = tuple(_sort(cluster, gpu) for job in more for gpu in job.own_gpus)
     own = len(sorts)
     beside = (ServerInView(STARTING_SERVER, tuple(range(own)), sorts),) if own else ()
@@ -407,7 +408,30 @@ def _wide(
     table.schedules = cluster.schedules
     others = Counter(_sort(cluster, gpu).name for job in more if job.spec.deadline is None for gpu in job.own_gpus)
     starting = {name: ((now, now + STARTED_S, count),) for name, count in others.items()}
-    return _Wide(structs.replace(view, jobs=table), (*seen.jobs, *more), reserved, starting)
+    view = _with_types(cluster, now, structs.replace(view, jobs=table), (*seen.jobs, *more))
+    return _Wide(view, (*seen.jobs, *more), reserved, starting)
+
+
+def _with_types(cluster: Cluster, now: float, view: ClusterView, jobs: Sequence[Job]) -> ClusterView:
+    """Return the view with a curve on each GPU type for jobs that have not begun. A type on which nothing is known of a
+    job's throughput cannot be promised to it."""
+    names = dict.fromkeys(sort.name for server in view.servers for sort in server.sorts)
+    rows = np.flatnonzero(np.isfinite(view.jobs.deadline_s) & (view.jobs.left_s < UNKNOWN_S)).tolist()
+    if len(names) < 2 or not rows:
+        return view
+    curves, servers = view.jobs.curves, fewest(cluster, view.jobs.curves.most)
+    speedup, on = [curves.speedup], {name: list(range(len(curves.speedup))) for name in names}
+    count = len(curves.speedup)
+    for curve, job in {int(view.jobs.curve[row]): jobs[row] for row in rows if not jobs[row].record.gpu_name}.items():
+        alone = float((job.estimated or cluster.estimate(now, job, servers)).curve[1])
+        for name in names:
+            told = cluster.estimate(now, job, servers, name)
+            speedup.append((told.curve[None, :] / alone) if told.known else np.zeros((1, curves.most + 1)))
+            on[name][curve] = count
+            count += 1
+    table = copy(view.jobs)
+    table.curves = Curves(np.vstack(speedup), on={name: np.array(rows) for name, rows in on.items()})
+    return structs.replace(view, jobs=table)
 
 
 def _sort(cluster: Cluster, gpu: GpuAddress) -> GpuSort:

@@ -145,8 +145,8 @@ class Rows:
         self._row: dict[JobId, int] = {}
         self._changed: dict[JobId, Job] = {}
         self._moved: dict[JobId, Job] = {}
-        self._kinds: dict[tuple[str, str], _Kind] = {}
-        self._kind_of: dict[JobId, tuple[str, str]] = {}  # jobs that share an estimate
+        self._kinds: dict[tuple[str, str, str], _Kind] = {}
+        self._kind_of: dict[JobId, tuple[str, str, str]] = {}  # jobs that share an estimate
         self._measured: dict[str, dict[JobId, Job]] = {}  # all other jobs, by kind
         self._own_curve: dict[JobId, int] = {}  # curves of the jobs in `_measured`
         self._earlier: dict[str, KindRecord | None] = {}  # by kind: the record with which `_measured` was estimated
@@ -360,11 +360,11 @@ class Rows:
     def _classify(self, job: Job) -> None:
         """Assign `job` to the shared estimate of its kind, or to a curve of its own if it has throughput data."""
         shares = not job.record.measured and not job.spec.throughput
-        if shares == (job.id in self._kind_of) and (shares or job.id in self._measured.get(job.kind, ())):
+        key = (job.kind, job.spec.model.casefold(), job.record.gpu_name)
+        if self._kind_of.get(job.id) == key if shares else job.id in self._measured.get(job.kind, ()):
             return
         self._unclassify(job)
         if shares:
-            key = (job.kind, job.spec.model.casefold())
             self._kind_of[job.id] = key
             if key not in self._kinds:
                 self._kinds[key] = _Kind(curve=self._new_curve())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.controller.jobs.throughput import fingerprint
 from elasticd.protocol.messages import (
     Cancel,
     EventKind,
@@ -32,6 +33,7 @@ from elasticd.protocol.model import (
     Until,
     WorkerPhase,
 )
+from elasticd.scheduler.speedup_curve import Measured
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -441,6 +443,27 @@ def test_a_promise_takes_gpus_of_one_type_that_the_job_may_use() -> None:
         train(world, job, 5)
         assert promise(world, job).state is PromiseState.HOLDS
         assert {worker.gpu.server for worker in job.workers} == servers
+
+
+@pytest.mark.parametrize(("v100", "state"), [(None, None), (0.5, None), (1.0, PromiseState.HOLDS)])
+def test_a_type_is_promised_with_the_throughput_that_was_measured_there(v100, state) -> None:
+    """The A100s are promised already. v100: steps per second of a V100, as earlier jobs were measured; None: unknown."""
+    world = World({"s1": 4, "s2": 4}, kinds=TYPES)
+    asks = spec("asks", in_s=50.0, steps=150, throughput={})
+    for name, rate in (("NVIDIA A100", 1.0), ("Tesla V100", v100)):
+        measured = [
+            Measured(share=share, servers=1, gpu=name, recent=(share * rate,), times=1, at_s=world.now)
+            for share in (1, 2, 4)
+            if rate is not None
+        ]
+        world.machine.cluster.history.note(fingerprint(asks), measured, world.now)
+    world.submit(spec("first", in_s=50.0, steps=150, gpu_types=("A100",)))
+    answer = world.ask(Submit(spec=asks))
+    assert isinstance(answer, Submitted if state is not None else Refused)
+    if state is not None:
+        assert answer.promise.state is state
+        world.settle(answer.job, 1)
+        assert {worker.gpu.server for worker in world.job(answer.job).workers} == {"s2"}
 
 
 def test_a_job_with_gpus_per_server_keeps_its_servers_and_its_promise() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.controller.jobs.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, fingerprint
+from elasticd.controller.jobs.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, estimated, fingerprint
 from elasticd.protocol.messages import Cancel, EventKind, GetJob, Profile, Profiling, Scale
 from elasticd.protocol.model import Steady, WorkerPhase
 from elasticd.scheduler.measuring import Measuring
-from elasticd.scheduler.speedup_curve import Measured
+from elasticd.scheduler.speedup_curve import Measured, fewest_servers
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -307,3 +307,19 @@ def test_the_newest_figure_of_a_share_counts_and_old_ones_go():
     assert [(one.share, one.at_s) for one in history.find("kind", KEPT_S / 2).measured] == [(1, 0.0), (2, KEPT_S / 2)]
     history.note("kind", [entry(4, KEPT_S + 1)], KEPT_S + 1)
     assert [one.share for one in history.find("kind", KEPT_S + 1).measured] == [2, 4]
+
+
+def test_figures_of_several_gpu_types_are_kept_apart_and_apply_on_their_own_type():
+    history = History()
+    both = [
+        Measured(share=1, servers=1, gpu=gpu, recent=(rate,), times=1, at_s=at_s)
+        for gpu, rate, at_s in (("A100", 4.0, 1.0), ("V100", 2.0, 2.0))
+    ]
+    history.note("kind", both, 2.0)
+    known = history.find("kind", 2.0)
+    rates = {
+        gpu: estimated(None, job_spec(), (), known, {}, fewest_servers([4], 4), gpu).curve[1]
+        for gpu in ("A100", "V100", "")
+    }
+    assert rates == {"A100": 4.0, "V100": 2.0, "": 2.0}, "without a type, the last measurement counts"
+    assert not estimated(None, job_spec(), (), known, {}, fewest_servers([4], 4), "T4").known
