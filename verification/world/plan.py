@@ -610,7 +610,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         faults = (*faults, *(_loan(lending, shape) for _ in range(LOANS)))
         jobs = [_with_priority(lending, job) for job in jobs]
     types: tuple[str, ...] = ()
-    if shape.mixed and seed % FOCUS_OF in MIXED:
+    with_deadlines = focus is Focus.DEADLINES and seed // WITH_DEADLINES[1] % 2 == 1  # in half of these histories
+    if shape.mixed and (seed % FOCUS_OF in MIXED or with_deadlines):
         types = _types(random.Random(f"{seed}/types"), shape.servers)
         jobs = [_typed(random.Random(f"{seed}/types/{i}"), job, types, gpus) for i, job in enumerate(jobs)]
     return Plan(
