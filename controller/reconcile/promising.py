@@ -206,7 +206,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
                 offer, offered_s = job.planned.offer, job.planned.offered_s
                 if _is_offer_due(now, job, looked):
                     most_gpu_s = hours.left_gpu_s(job.user)
-                    offer, offered_s, looked = _offered(wide, asked, kept, row, terms, most_gpu_s), now, True
+                    offer, offered_s, looked = _offered(wide, kept, row, terms, most_gpu_s), now, True
                 refused = Planned(filled.finish_s, saved_by=why, offer=offer, offered_s=offered_s)
                 _note(cluster, now, job, PromiseState.NONE, refused)
                 continue
@@ -226,9 +226,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
     for row in kept.unkept:
         job = wide.jobs[row]
         offer, offered_s = job.planned.offer, job.planned.offered_s
-        turns_out = job.record.promise is PromiseState.PROVISIONAL
-        old = now < job.deadline_s and (offered_s is None or now - offered_s >= OFFERED_S)
-        if _is_new(job) and (turns_out or (old and not looked)):
+        if _is_new(job) and _is_offer_due(now, job, looked):
             offer, offered_s, looked = _offered(wide, kept, row, terms), now, True
         end_s = _end_s(wide.view, row, _share(kept, wide, row))
         _note(cluster, now, job, PromiseState.NONE, Planned(end_s, saved_by=why, offer=offer, offered_s=offered_s))
@@ -598,7 +596,7 @@ def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
     return f"what would save it: {'; or '.join(ways)}" if ways else ""
 
 
-def _offered(wide: _Wide, kept: Kept, row: int, terms: Terms) -> CounterOffer | None:
+def _offered(wide: _Wide, kept: Kept, row: int, terms: Terms, most_gpu_s: float = math.inf) -> CounterOffer | None:
     """Return changes with which the deadline of `row` would be promised beside the promises that hold; None: it would be
     promised as it is, if it were asked for now, or those promises leave no plan to try with. most_gpu_s: the GPU time
     that may still be promised to the job's user.
@@ -607,12 +605,19 @@ def _offered(wide: _Wide, kept: Kept, row: int, terms: Terms) -> CounterOffer | 
     """
     found = []
     for number, one in choices_of(wide.view, row, terms).items():
-        promised = [kept.promised[key] for key in kept.plan.found if kept.homes[key] == number]
+        promised = [kept.promised[key] for key in kept.plan.found if kept.homes[key] == number and key != row]
         beside = replace(kept.these.each[number], promised=promised)
         one = structs.replace(one, share=0, lead_s=max(one.lead_s, terms.start_s))
-        if beside.plan() is None or beside.plan([one]) is not None:
+        if beside.plan() is None:
             return None
-        found.append((counter_offer(beside, one), one))
+        if math.isfinite(most_gpu_s):
+            found.append((within(beside, one, most_gpu_s), one))
+        elif beside.plan([one]) is None:
+            found.append((counter_offer(beside, one), one))
+        else:
+            return None
+    if not found:
+        return None
     offer, one = min(found, key=lambda each: each[0].deadline_s)
     return _offer(wide, wide.jobs[row].steps_left, one, offer, terms)
 
