@@ -117,7 +117,7 @@ def ignored_lines(command: Sequence[str], workdir: Path) -> str:
         try:
             with (workdir / word).open("rb") as script:
                 head = script.read(BATCH_HEAD_BYTES)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a word with a zero byte
             continue
         if head.startswith(b"#!") and (found := BATCH_LINE.search(head)):
             line = found[0].decode(errors="replace").strip()
@@ -153,7 +153,7 @@ def lacks(command: Sequence[str], workdir: Path, env: Mapping[str, str], here: b
     """
     found = look_at(command)
     script = workdir / found.script
-    if found.launcher or not found.script or not script.is_file() or _finds_elsewhere(command, script):
+    if found.launcher or not found.script or not os.path.isfile(script) or _finds_elsewhere(command, script):
         return ""
     wanted = imports(script, surely=True)
     gone = missing(found, [module for module in (*sorted(LIBRARIES), "torch") if module in wanted], workdir, env)
@@ -249,14 +249,14 @@ def _number(command: Sequence[str], *options: str) -> int | None:
 def sources(found: Command, workdir: Path, env: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the script and the files beside it that it imports, as far as their names reveal them: the script first."""
     first = workdir / found.script if found.script else _of_module(found.module, workdir, env)
-    if first is None or not first.is_file():
+    if first is None or not os.path.isfile(first):
         return ()
     files = {first: None}
     queue = [first]
     while queue and len(files) < MAX_SOURCES:
         for name in sorted(imports(queue.pop(0))):
             for beside in (first.parent / f"{name}.py", first.parent / name / "__init__.py"):
-                if beside not in files and beside.is_file():
+                if beside not in files and os.path.isfile(beside):
                     files[beside] = None
                     queue.append(beside)
     return tuple(files)
@@ -269,7 +269,7 @@ def _of_module(module: str, workdir: Path, env: Mapping[str, str]) -> Path | Non
     places = [workdir, *(Path(each) for each in env.get("PYTHONPATH", "").split(":") if each)]
     inside = module.replace(".", "/")
     candidates = [place / name for place in places for name in (f"{inside}.py", f"{inside}/__main__.py")]
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def imports(script: Path, surely: bool = False) -> frozenset[str]:

@@ -563,7 +563,7 @@ def _workdir(where: str, given: str | None, cwd: Path, file: Path | None) -> Pat
     submitted.
     """
     workdir = (_directory(cwd, file) / Path(_text(where, given)).expanduser()) if given else cwd
-    if not workdir.is_dir():
+    if not os.path.isdir(workdir):  # unlike `Path.is_dir`, also False for a name that is too long
         raise UserError(f"{where}: {workdir} is not a directory")
     return Path(_text(where, str(workdir.resolve())))
 
@@ -575,11 +575,11 @@ def _check_program(where: str, command: Sequence[str], workdir: Path, env: Mappi
     program = command[0]
     found = shutil.which(workdir / program) if os.sep in program else shutil.which(program, path=env.get("PATH"))
     if not found:
-        if os.sep in program and (workdir / program).is_file():
+        if os.sep in program and os.path.isfile(workdir / program):
             raise UserError(
                 f"{where}: {program} may not be executed: `chmod +x {program}`, or write its interpreter first"
             )
         raise UserError(f"{where}: there is no program {program!r}{commands.unknown_program(program)}")
     script = commands.script_of(command)
-    if script and not (workdir / script).is_file():
+    if script and not os.path.isfile(workdir / script):
         raise UserError(f"{where}: there is no file {script} in {workdir}")

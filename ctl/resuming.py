@@ -25,7 +25,7 @@ _OF_A_JOB = re.compile(r"([a-z0-9-]+-\d+)\.([0-9a-f]+)")  # name of the director
 
 def is_directory(given: str) -> bool:
     """Return whether `given` is a directory of checkpoints, and not a job."""
-    return "/" in given or Path(given).is_dir()
+    return "/" in given or os.path.isdir(given)
 
 
 def of_directory(given: str, any_code: bool, where: str = "--resume", begin: Path = Path()) -> ResumeFrom:

@@ -226,6 +226,21 @@ def test_a_working_directory_counts_from_the_directory_of_its_file(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (f"command: ./{'x' * 5000}", "there is no program './x"),
+        (f"command: python3 ./{'x' * 5000}.py", "there is no file"),
+        (f"command: sleep 1\nworkdir: {'x' * 5000}", "is not a directory"),
+    ],
+)
+def test_a_name_that_is_too_long_for_a_file_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=words):
+        build(file, Overrides(), tmp_path, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("checkpoint: 5", "checkpoint: must be fields, not a whole number"),
         ("name: [a]", "name: must be text, not a list"),
         ("restarts: many", "restarts: must be a whole number, not text"),

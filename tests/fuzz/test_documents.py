@@ -27,7 +27,7 @@ def test_the_samples_are_right(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=80, suppress_health_check=list(HealthCheck), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_spoiled_file_is_refused_in_words_or_read(name: str, seed: int, tmp_path: Path) -> None:
     rng, document = random.Random(seed), documents()[name]
