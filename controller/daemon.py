@@ -380,7 +380,7 @@ class ControllerDaemon:
         if self._seals is not None:
             if refused := self._seals.news():
                 log.error("%s", refused)
-            if refused or reign.machine.refused_jobs != self._seals.refused_jobs:
+            if refused or reign.machine.cluster.refused_jobs != self._seals.refused_jobs:
                 self._take(reign, RecordsRefused(refused, self._seals.refused_jobs))
         changes, self._changes = self._changes, []
         for change in changes:

@@ -20,14 +20,13 @@ from .jobs.stored import States, is_head, living
 from .machine import ControllerMachine
 from .records import (
     ADOPTED,
-    JOBS,
     OVERRULED,
     POLICY_KEY,
     REMOVED,
-    SUBMISSION,
     OverruleRecord,
     event_key,
     job_of_state,
+    job_of_submission,
     state_key,
 )
 from .store.interface import Delete, Put, Store, StoreUnavailable
@@ -63,8 +62,8 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
         for key in keys:
             if (name := job_of_state(key)) is not None:
                 changed[name] = None
-            elif key.startswith(JOBS) and key.endswith(SUBMISSION):
-                if read(key) is None and (job := cluster.jobs.pop(_job(key, SUBMISSION), None)) is not None:
+            elif (name := job_of_submission(key)) is not None:
+                if read(key) is None and (job := cluster.jobs.pop(name, None)) is not None:
                     cluster.index.forget(job)
             elif key.startswith(OVERRULED):
                 server, value = ServerId(key.removeprefix(OVERRULED)), read(key)
@@ -86,10 +85,6 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
     for event in [event for event in cluster.events if event_key(event.number) in lost]:
         cluster.events.remove(event)
     return True
-
-
-def _job(key: str, ending: str) -> JobId:
-    return JobId(key.removeprefix(JOBS).removesuffix(ending))
 
 
 def answers(machine: ControllerMachine, event: Event, read: Read) -> list[ReplyClient | SendAgent]:

@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Iterable
 
-from ..protocol.messages import EventKind, LogPiece, Refused, RefusedJob
+from ..protocol.messages import EventKind, LogPiece, Refused
 from ..scheduler.scheduler import Scheduler
 from .cluster import Cluster, Settings
 from .events import (
@@ -115,11 +115,6 @@ class ControllerMachine:
         if not self._cluster.awaited or isinstance(event, TimePassed):  # the hellos of awaited servers come first
             keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
-
-    @property
-    def refused_jobs(self) -> tuple[RefusedJob, ...]:
-        """The jobs that do not count, as the last `RecordsRefused` has told."""
-        return self._cluster.refused_jobs
 
     def look(self, event: Event) -> list[Action]:
         """Answer a read-only request, or pass on a piece of a log, as of the time of the last event.

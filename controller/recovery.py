@@ -31,7 +31,6 @@ from .records import (
     POLICY_KEY,
     REMOVED,
     REQUESTS,
-    SUBMISSION,
     AdoptionRecord,
     ClusterRecord,
     LeaderRecord,
@@ -41,6 +40,7 @@ from .records import (
     RequestRecord,
     ServerRecord,
     event_key,
+    job_of_submission,
     request_key,
     server_key,
     submission_key,
@@ -80,7 +80,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 archived.append(key)
             elif states.put(key, value) is not None:
                 pass
-            elif key.startswith(JOBS) and key.endswith(SUBMISSION):
+            elif job_of_submission(key) is not None:
                 submission = _SUBMISSION.decode(value)
                 submitted[submission.job] = submission
             elif key.startswith(JOBS):  # an earlier version kept submission and state in one record

@@ -14,10 +14,10 @@ the store, as after a crash.
 
 Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: their
 clients are told the reason (`Refused.in_doubt`), and wait. The requests are put to the new machine, which finds a submission
-that is in the store, and answers it as submitted. The audit log gets
-such requests at once, and perhaps a second time. A request stays in doubt until an answer that rests on records is sent: even
-if the next commit certainly fails, the request may be recorded already, and is not refused. Nor is a request refused that was
-answered before the store failed, and that its client repeats because the answer was lost.
+that is in the store, and answers it as submitted. The audit log gets such requests at once, and perhaps a second time. A
+request stays in doubt until an answer that rests on records is sent: even if the next commit certainly fails, the request may
+be recorded already, and is not refused. Nor is a request refused that was answered before the store failed, and that its
+client repeats because the answer was lost.
 
 The clock may be set in a turn that cannot be recorded. The new machine then begins at the clock by which the records were
 written, and receives the setting of the clock as an event, as a running machine does: no time limit expires and no time is

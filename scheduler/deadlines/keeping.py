@@ -44,9 +44,9 @@ class Deadlines:
     """The `terms` on which deadlines are promised.
 
     `wide`: the view, extended by jobs that no policy decides about at present and by their GPUs, after its own rows and
-    servers; None: there are none. `busy`: GPUs that are not free for a while: (from, until, how many). `uncertain`:
-    rows with deadlines that are ignored for now, though something is known of them. `busy`: of every type, `busy_on`:
-    by GPU type.
+    servers; None: there are none. `busy`: GPUs that are not free for a while, in every pool: (from, until, how many).
+    `busy_on`: likewise, by GPU type. `uncertain`: rows with deadlines that are ignored for now, though something is
+    known of them.
     """
 
     terms: Terms

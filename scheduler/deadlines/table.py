@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Annotated
 
@@ -134,10 +134,9 @@ def situations(
     All others of the view with hard deadlines have promises. Keys are rows. GPUs that are held by hand, or for a job
     that waits for many at once (`reservation`), are not promised. `busy`: counts in every pool; `busy_on`: by pool.
     """
-    jobs, new = view.jobs, set(newcomers)
-    rows = due(jobs)
-    hard = [row for row in rows.tolist() if row not in new and not jobs.soft[row] and row not in view.manual_shares]
-    table = _Table(view, pools(view), terms, hard)
+    new = set(newcomers)
+    table = _table(view, terms, new)
+    hard = table.hard
     by_pool: list[list[int]] = [[] for _ in table.pools.all]
     for row, number in zip(hard, table.homes(hard), strict=True):
         by_pool[number].append(row)
@@ -151,7 +150,7 @@ def situations(
         for number, gpus in enumerate(table.gpus)
     ]
     these = Situations(table.pools.all, tuple(each), partial(table.choices, promised=True))
-    return these, [table.choices(row) for row in rows.tolist() if row in new]
+    return these, [table.choices(row) for row in due(view.jobs).tolist() if row in new]
 
 
 def choices_of(view: ClusterView, row: int, terms: Terms) -> Choices:
@@ -169,9 +168,9 @@ def soft_choices(view: ClusterView, rows: Sequence[int], terms: Terms) -> list[C
     return [table.choices(row, promised=True) for row in rows]
 
 
-def _table(view: ClusterView, terms: Terms) -> _Table:
-    jobs = view.jobs
-    hard = [row for row in due(jobs).tolist() if not jobs.soft[row] and row not in view.manual_shares]
+def _table(view: ClusterView, terms: Terms, newcomers: Collection[int] = ()) -> _Table:
+    jobs, others = view.jobs, {*newcomers, *view.manual_shares}
+    hard = [row for row in due(jobs).tolist() if not jobs.soft[row] and row not in others]
     return _Table(view, pools(view), terms, hard)
 
 
@@ -179,10 +178,10 @@ class _Table:
     """Promises of a view's rows, by pool."""
 
     def __init__(self, view: ClusterView, found: Pools, terms: Terms, hard: Sequence[int]) -> None:
-        """`hard`: the rows with promises."""
+        self.hard = hard  # the rows with promises
         self.pools = found
         self.gpus = _promisable(view, found, terms)  # number of GPUs that may be promised, by pool
-        self._view, self._terms, self._hard = view, terms, hard
+        self._view, self._terms = view, terms
         self._free: dict[int, list[int]] = {}  # by pool: GPUs on each server that no promised job has
 
     def choices(self, row: int, promised: bool = False) -> Choices:
@@ -266,7 +265,7 @@ class _Table:
         """
         view, jobs = self._view, self._view.jobs
         taken = 0
-        for other in self._hard:
+        for other in self.hard:
             if (own := self.pools.per_server(view, other)) and not jobs.share[other]:
                 schedule = jobs.schedules.get(jobs.name(other))
                 gpus = schedule.pieces[0][2] if schedule is not None and schedule.pieces else int(jobs.max_gpus[other])
@@ -285,7 +284,7 @@ class _Table:
 
     @cached_property
     def _hard_rows(self) -> frozenset[int]:
-        return frozenset(self._hard)
+        return frozenset(self.hard)
 
 
 def _promisable(view: ClusterView, found: Pools, terms: Terms) -> list[int]:

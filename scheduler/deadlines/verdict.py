@@ -125,11 +125,6 @@ class Verdict:
     pool: int = 0
 
 
-def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> list[Verdict]:
-    """Return the verdicts as `decided`, without the plan."""
-    return decided(situation, newcomers, offers)[0]
-
-
 def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> tuple[list[Verdict], Plan]:
     """Return the verdicts on the newcomers, in their order, and the plan of all jobs that then have promises.
 

@@ -21,7 +21,7 @@ from elasticd.scheduler.deadlines.schedule import Schedule
 from elasticd.scheduler.deadlines.table import Terms, told_deadline_s
 from elasticd.scheduler.deadlines.table import situations as of_view
 from elasticd.scheduler.deadlines.timeline import Timeline, Want
-from elasticd.scheduler.deadlines.verdict import Situation, counter_offer, decide
+from elasticd.scheduler.deadlines.verdict import Situation, counter_offer, decided
 from elasticd.scheduler.view import ClusterView, Reservation, ServerInView
 
 FIGURE_3 = levels([0, 1, 1.5])
@@ -92,17 +92,17 @@ def test_two_jobs_that_earliest_deadline_first_fails_each_keep_their_deadlines_w
 def test_minimum_satisfactory_share_rises_where_others_have_the_gpus() -> None:
     """ElasticFlow Fig. 4: job C needs two GPUs and 4 units of GPU time alone, four GPUs and 5 units beside A and B."""
     c = Promise(2, 3.0, 2.0, FIGURE_4)
-    (alone,) = decide(Situation(0.0, 4), [c])
+    (alone,) = decided(Situation(0.0, 4), [c])[0]
     assert (alone.admitted, alone.gpus, alone.gpu_s, alone.finish_s) == (True, 2, 4.0, 2.0)
     others = [Promise(0, 1.0, 1.0, levels([0, 1])), Promise(1, 1.5, 1.0, levels([0, 1, 1.5]))]
-    (beside,) = decide(Situation(0.0, 4, others), [c])
+    (beside,) = decided(Situation(0.0, 4, others), [c])[0]
     assert (beside.admitted, beside.gpus, beside.gpu_s, beside.finish_s) == (True, 4, 5.0, 2.0)
 
 
 def test_a_deadline_of_two_thirds_needs_two_gpus() -> None:
     """ElasticFlow 4.1, the example of minimum satisfactory share."""
-    (one,) = decide(Situation(0.0, 4), [Promise(0, 1.0, 1.0, FIGURE_4)])
-    (two,) = decide(Situation(0.0, 4), [Promise(0, 1.0, 2 / 3, FIGURE_4)])
+    (one,) = decided(Situation(0.0, 4), [Promise(0, 1.0, 1.0, FIGURE_4)])[0]
+    (two,) = decided(Situation(0.0, 4), [Promise(0, 1.0, 2 / 3, FIGURE_4)])[0]
     assert (one.gpus, two.gpus) == (1, 2)
 
 
@@ -247,12 +247,12 @@ def test_a_soft_deadline_is_promised_only_if_it_harms_nobody() -> None:
 
 def test_newcomers_of_one_turn_are_admitted_together_whatever_their_order() -> None:
     late, early = Promise(0, 4.0, 4.0, LINEAR), Promise(1, 4.0, 2.0, LINEAR)
-    assert [one.admitted for one in decide(Situation(0.0, 2), [late, early])] == [True, True]
+    assert [one.admitted for one in decided(Situation(0.0, 2), [late, early])[0]] == [True, True]
 
 
 def test_where_not_all_have_room_as_many_as_possible_are_admitted() -> None:
     large, small = Promise(0, 8.0, 4.0, LINEAR), [Promise(key, 2.0, 4.0, LINEAR) for key in (1, 2, 3, 4)]
-    found = decide(Situation(0.0, 2), [large, *small], offers=False)
+    found = decided(Situation(0.0, 2), [large, *small], offers=False)[0]
     assert [one.admitted for one in found] == [False, True, True, True, True]
 
 
@@ -260,7 +260,7 @@ def test_a_refused_job_is_told_what_would_hold() -> None:
     promised = [Promise(0, 8.0, 4.0, LINEAR, priority=0), Promise(1, 4.0, 8.0, LINEAR, soft=True)]
     newcomer = Promise(2, 6.0, 5.0, LINEAR, priority=1)
     situation = Situation(0.0, 2, promised)
-    (verdict,) = decide(situation, [newcomer])
+    (verdict,) = decided(situation, [newcomer])[0]
     assert not verdict.admitted
     offer = verdict.offer
     assert offer is not None
@@ -269,10 +269,10 @@ def test_a_refused_job_is_told_what_would_hold() -> None:
     assert offer.more_gpus == 1
     assert offer.consent == (0,)
     for better in (
-        decide(situation, [structs.replace(newcomer, deadline_s=offer.deadline_s)]),
-        decide(situation, [structs.replace(newcomer, left_s=offer.left_s)]),
-        decide(replace(situation, gpus=3), [newcomer]),
-        decide(replace(situation, promised=promised[1:]), [newcomer]),
+        decided(situation, [structs.replace(newcomer, deadline_s=offer.deadline_s)])[0],
+        decided(situation, [structs.replace(newcomer, left_s=offer.left_s)])[0],
+        decided(replace(situation, gpus=3), [newcomer])[0],
+        decided(replace(situation, promised=promised[1:]), [newcomer])[0],
     ):
         assert better[0].admitted
 
@@ -292,7 +292,7 @@ def test_every_counter_offer_holds(jobs: list[tuple[list[float], float, float]],
     promised = [Promise(key, work, until, levels(curve)) for key, (curve, work, until) in enumerate(jobs)]
     situation = Situation(0.0, 4, [one for one in promised if one.key in plan(promised, Timeline(0.0, 4)).found])
     newcomer = Promise(9, left_s, until_s, FIGURE_4, priority=1)
-    (verdict,) = decide(situation, [newcomer])
+    (verdict,) = decided(situation, [newcomer])[0]
     offer = verdict.offer
     if offer is None:
         assert verdict.admitted
@@ -391,7 +391,7 @@ def test_jobs_of_the_view_with_hard_deadlines_have_promises_and_newcomers_ask_fo
     assert [(one.key, one.deadline_s, one.grace_s, one.priority) for one in situation.promised] == [(0, 48.0, 2.0, 3)]
     assert [(one.key, one.deadline_s, one.grace_s) for one in newcomers] == [(4, 58.0, 0.0)]
     assert situation.gpus == 4
-    (verdict,) = decide(situation, newcomers)
+    (verdict,) = decided(situation, newcomers)[0]
     assert verdict.admitted
     assert told_deadline_s(newcomers[0].deadline_s, Terms(margin_s=2.0, start_s=0.0)) == 60.0
 

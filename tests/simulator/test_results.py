@@ -187,7 +187,7 @@ def test_several_seeds_give_the_mean_and_its_interval(simulate: Command) -> None
         assert [one["avg_jct_s"] for one in document["by_seed"][label]] == values
         assert document["policies"][label]["avg_jct_s"] == pytest.approx(mean(values))
         assert document["interval_95"][label]["avg_jct_s"] == interval(values)
-    assert "±" in simulate(*random, "--seeds", "2").stdout
+    assert "±" in simulate(*random, "--seeds", "3").stdout
 
 
 def test_it_is_said_where_no_seed_changes_anything(simulate: Command) -> None:

@@ -117,7 +117,7 @@ def run(rank: int, address: str, case: str, life: Life) -> dict[str, Any]:
 
 
 def wait_for_transfer_threads() -> list[str]:
-    """Those that are still there after a while."""
+    """Wait for the end of all transfer threads. Return the names of those that still run after LIMIT_S seconds."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         left = [thread.name for thread in threading.enumerate() if thread.name == "elasticd-transfer"]

@@ -26,6 +26,7 @@ from elasticd.protocol.messages import (
     Answer,
     Envelope,
     Message,
+    Ping,
     Reply,
     Request,
     ToControllerFromAgent,
@@ -35,7 +36,8 @@ from elasticd.runtime.keys import KeyDirectory, KeyFile
 
 from ..ports import free_port
 
-PATIENCE_S = 300.0  # for an answer: on a busy machine, the first one has taken more than 30 s
+PATIENCE_S = 30.0  # for an answer, while the process handles corrupted messages
+START_PATIENCE_S = 300.0  # for the first answer: on a busy machine it has taken more than 30 s
 IDLE_S = 0.04  # without processor use, after which a process counts as idle
 
 Socket = zmq.Socket[bytes]
@@ -166,6 +168,7 @@ class Controller(Subject):
         self._context = context
         self._line = transport.dealer(context, self.clients)
         self._replies: Codec[Reply] = Codec(Reply)
+        self.ask(Ping(), START_PATIENCE_S)
 
     def key_of(self, user: str) -> KeyFile:
         """Issue a new key to a user."""
