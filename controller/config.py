@@ -29,8 +29,8 @@ from ..runtime.door import Bounds
 from ..scheduler.measuring import Measuring
 from ..scheduler.profiles.curves import load as load_profiles
 from ..scheduler.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
-from .cluster import Keeping
 from .jobs.throughput import Profiles
+from .settings import Keeping
 from .store import etcd_api
 from .store.etcd_connection import Access
 from .store.opening import EtcdConfig

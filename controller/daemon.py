@@ -40,7 +40,6 @@ from ..runtime.logs import about
 from ..runtime.loop import Loop
 from . import lines
 from .auditlog import AuditLog
-from .cluster import Settings
 from .config import RELOADED, Configuration, ControllerConfig
 from .events import (
     Action,
@@ -65,6 +64,7 @@ from .metrics import Watch, figures, standby_figures
 from .reign import Reign
 from .requests.answers import changes as is_change
 from .sealing import Seals
+from .settings import Settings
 from .sharing import controllers_of, hearing_of, presence_of, shared_job_keys
 from .store import Compacted, Deposed, SqliteStore, Store, StoreUnavailable
 from .store.etcd import EtcdStore
@@ -221,7 +221,7 @@ class ControllerDaemon:
         self._reign = reign
         self._lines = AgentLines()
         log.info("leads with term %d, cluster=%s policy=%s", reign.term, self._present.options.cluster,
-                 reign.machine.cluster.policy.name)  # fmt: skip
+                 reign.machine.cluster.planning.policy.name)  # fmt: skip
 
     def _end_if_over(self, reign: Reign) -> None:
         """If the reign is over, drop its state and all its unsent messages, because another controller may reign."""

@@ -15,7 +15,7 @@ from ..protocol.principals import LOCAL_OPERATOR, Principal
 
 if TYPE_CHECKING:
     from ..scheduler.scheduler import Scheduler
-    from .cluster import Settings
+    from .settings import Settings
 
 
 @dataclass(frozen=True)

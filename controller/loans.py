@@ -15,7 +15,7 @@ RESERVATION = "reservation-"  # prefix of the loan's name for a reservation
 
 def lent(cluster: Cluster) -> Iterator[tuple[ServerId, Cordon]]:
     """Yield server and cordon of each loan and reservation, one cordon per GPU."""
-    for server, record in cluster.overruled.items():
+    for server, record in cluster.servers.overruled.items():
         for cordon in record.cordons:
             if cordon.loan:
                 yield server, cordon
@@ -25,7 +25,7 @@ def use_of(cluster: Cluster, gpu: GpuAddress) -> Use:
     """Return why a GPU that no job holds is unavailable."""
     loans = [
         cordon.loan
-        for cordon in cluster.overruled.get(gpu.server, NOTHING_OVERRULED).cordons
+        for cordon in cluster.servers.overruled.get(gpu.server, NOTHING_OVERRULED).cordons
         if cordon.loan and cordon.covers(gpu.index)
     ]
     if not loans:

@@ -63,14 +63,14 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
             if (name := job_of_state(key)) is not None:
                 changed[name] = None
             elif (name := job_of_submission(key)) is not None:
-                if read(key) is None and (job := cluster.jobs.pop(name, None)) is not None:
-                    cluster.index.forget(job)
+                if read(key) is None:
+                    cluster.jobs.drop(name)
             elif key.startswith(OVERRULED):
                 server, value = ServerId(key.removeprefix(OVERRULED)), read(key)
-                cluster.overruled.pop(server, None)
+                cluster.servers.overruled.pop(server, None)
                 if value is not None:
-                    cluster.overruled[server] = msgspec.msgpack.decode(value, type=OverruleRecord)
-                cluster.weigh(server)
+                    cluster.servers.overruled[server] = msgspec.msgpack.decode(value, type=OverruleRecord)
+                cluster.servers.update_bars(server)
         for name in changed:
             job, head = cluster.jobs.get(name), read(state_key(name))
             if job is not None and head is not None:
@@ -82,8 +82,8 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
     except StoreUnavailable:
         return False
     lost = set(keys)
-    for event in [event for event in cluster.events if event_key(event.number) in lost]:
-        cluster.events.remove(event)
+    for event in [event for event in cluster.history.events if event_key(event.number) in lost]:
+        cluster.history.events.remove(event)
     return True
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from ..protocol.messages import EventKind, LogPiece, Refused
 from ..scheduler.scheduler import Scheduler
-from .cluster import Cluster, Settings
+from .cluster import Cluster
 from .events import (
     Action,
     AgentMessage,
@@ -48,6 +48,7 @@ from .requests.lending import end_loans, loans_end
 from .requests.policy import reconfigured
 from .requests.reserving import begins_s, keep_reservations
 from .sessions import Session
+from .settings import Settings
 
 QUIET_S = 0.005  # without an event: a controller that waits for its servers then prepares its first decision
 
@@ -101,18 +102,20 @@ class ControllerMachine:
             case TimePassed():
                 self._pass_time(now)
             case ClockSet(by_s):
-                self._cluster.clock_was_set(now, by_s)
+                self._cluster.jobs.clock_was_set(now, by_s)
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
-                self._cluster.tell(now, EventKind.STORE_BACK, None, text)
+                self._cluster.history.add(now, EventKind.STORE_BACK, None, text)
             case RecordsRefused(text, jobs):
                 self._cluster.refused_jobs = jobs
                 if text:
-                    self._cluster.tell(now, EventKind.RECORDS_REFUSED, None, text)
+                    self._cluster.history.add(now, EventKind.RECORDS_REFUSED, None, text)
             case Reconfigured(settings, configured):
                 self._cluster.settings = settings
                 reconfigured(self._cluster, now, configured)
-        if not self._cluster.awaited or isinstance(event, TimePassed):  # the hellos of awaited servers come first
+        if not self._cluster.servers.awaited or isinstance(
+            event, TimePassed
+        ):  # the hellos of awaited servers come first
             keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
 
@@ -133,53 +136,55 @@ class ControllerMachine:
     def next_deadline(self) -> float | None:
         """Return when the machine needs `TimePassed` (Unix time, s); None: no deadline."""
         cluster = self._cluster
-        decide = cluster.schedule_due and cluster.may_decide(self._now)
-        if not cluster.awaited and (cluster.dirty or cluster.gpu_freed or cluster.newcomers or decide):
+        decide = cluster.planning.due and cluster.may_decide(self._now)
+        if not cluster.servers.awaited and (
+            cluster.jobs.dirty or cluster.jobs.gpu_freed or cluster.clients.newcomers or decide
+        ):
             return self._now
         soonest = min(self._deadlines())
-        if cluster.awaited and falls_behind(cluster):
+        if cluster.servers.awaited and falls_behind(cluster):
             soonest = min(soonest, self._now + QUIET_S)
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
     def decides_among_many(self, now: float) -> bool:
         """Return whether the next `TimePassed` makes a decision about so many jobs that replies should be sent before it."""
         cluster = self._cluster
-        return cluster.many_jobs and cluster.schedule_due and not cluster.awaited and cluster.may_decide(now)
+        return cluster.jobs.many and cluster.planning.due and not cluster.servers.awaited and cluster.may_decide(now)
 
     def _deadlines(self) -> list[float]:
-        cluster, awaited = self._cluster, self._cluster.awaited
-        due = [cluster.review_s, *health.deadlines(cluster), *loans_end(cluster)]
+        cluster, awaited = self._cluster, self._cluster.servers.awaited
+        due = [cluster.planning.review_s, *health.deadlines(cluster), *loans_end(cluster)]
         if (
-            silent := next(iter(cluster.leases), None)
+            silent := next(iter(cluster.servers.leases), None)
         ) is not None:  # leases are sorted: the first server has been silent for longest
-            due.append(cluster.sessions[silent].last_heard_s + cluster.settings.server_lease_s)
-        if (pending := next(iter(cluster.pending_logs.values()), None)) is not None:  # sorted by deadline
+            due.append(cluster.servers.sessions[silent].last_heard_s + cluster.settings.server_lease_s)
+        if (pending := next(iter(cluster.clients.pending_logs.values()), None)) is not None:  # sorted by deadline
             due.append(pending.deadline_s)
         if not awaited:  # jobs' timers count only when each server has sent its hello, or is given up
-            due += [cluster.timers.soonest(), begins_s(cluster)]
-            if cluster.schedule_due:
-                due.append(cluster.decision_due_s)
+            due += [cluster.jobs.timers.soonest(), begins_s(cluster)]
+            if cluster.planning.due:
+                due.append(cluster.planning.due_s(cluster.jobs.decision_pause_s))
         return due
 
     def _pass_time(self, now: float) -> None:
         cluster = self._cluster
-        awaited = bool(cluster.awaited)
+        awaited = bool(cluster.servers.awaited)
         for session in self._silent(now):
             server_lost(cluster, now, session)
-        if awaited and not cluster.awaited:
-            cluster.mark_all_dirty()
-        while cluster.pending_logs and now >= next(iter(cluster.pending_logs.values())).deadline_s:
-            pending = cluster.pending_logs.pop(next(iter(cluster.pending_logs)))
+        if awaited and not cluster.servers.awaited:
+            cluster.jobs.mark_all_dirty()
+        while cluster.clients.pending_logs and now >= next(iter(cluster.clients.pending_logs.values())).deadline_s:
+            pending = cluster.clients.pending_logs.pop(next(iter(cluster.clients.pending_logs)))
             reason = f"server {pending.server} has not sent the log in time"
-            cluster.answer(pending.asked, Refused(reason=reason))
+            cluster.clients.answer(pending.asked, Refused(reason=reason))
         health.pass_time(cluster, now)
         end_loans(cluster, now)
         keep_reservations(cluster, now)
-        for due_job in cluster.timers.due(now) if not cluster.awaited else ():
+        for due_job in cluster.jobs.timers.due(now) if not cluster.servers.awaited else ():
             self._pass_time_of(now, cluster.jobs[due_job])
-        if now >= cluster.review_s:
-            cluster.review_s = math.inf
-            cluster.schedule_due = True
+        if now >= cluster.planning.review_s:
+            cluster.planning.review_s = math.inf
+            cluster.planning.request()
         answer_newcomers(cluster, now)
         settle(cluster, now)
         answer_undecided(cluster)
@@ -187,21 +192,19 @@ class ControllerMachine:
     def _silent(self, now: float) -> list[Session]:
         """Return the sessions with expired leases, sorted by server name."""
         found = []
-        for name in self._cluster.leases:
-            session = self._cluster.sessions[name]
+        for name in self._cluster.servers.leases:
+            session = self._cluster.servers.sessions[name]
             if now < session.last_heard_s + self._cluster.settings.server_lease_s:
                 break
             found.append(session)
         return sorted(found, key=lambda session: session.server.server)
 
     def _pass_time_of(self, now: float, job: Job) -> None:
-        self._cluster.mark_dirty(job)
-        if job.hold_until is not None and now >= job.hold_until:
-            job.release()
-            self._cluster.schedule_due = True
+        self._cluster.jobs.mark_dirty(job)
+        job.end_hold(now)
         if job.profiling is not None and now >= job.profiling.until_s and not job.profiling.overdue:
             job.profiling.overdue = True
-            self._cluster.schedule_due = True
+            self._cluster.planning.request()
         stop_late(self._cluster, now, job)
         stop_cut_off(self._cluster, now, job)
         note_running(self._cluster, now, job)
@@ -209,10 +212,7 @@ class ControllerMachine:
             watch_silent(self._cluster, now, job)
         stop_again(self._cluster, now, job)
         tell_again(self._cluster, now, job)
-        for avoided in job.all_avoided:
-            if avoided.until_s is not None and now >= avoided.until_s and job.tries_again(avoided):
-                avoided.until_s = None
-                self._cluster.schedule_due = True
+        job.end_avoidances(now)
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.workers:

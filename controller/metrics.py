@@ -87,7 +87,7 @@ def standby_figures(term: int, store_answers: bool) -> list[Figure]:
 
 def _itself(turn: Turn, cluster: Cluster) -> Iterator[Figure]:
     settings = cluster.settings
-    names = (settings.cluster, settings.version, cluster.policy.name)
+    names = (settings.cluster, settings.version, cluster.planning.policy.name)
     text = "Always 1; the labels say which cluster, version and policy."
     yield table(Kind.GAUGE, "controller_info", text, ("cluster", "version", "policy"), [(names, 1.0)])
     yield gauge("controller_leads", LEADS, 1.0)
@@ -96,15 +96,17 @@ def _itself(turn: Turn, cluster: Cluster) -> Iterator[Figure]:
         "store_available", "1: what happens is recorded; 0: the store cannot be written.", float(not turn.trouble)
     )
     yield gauge(
-        "policy_failing", "1: the policy raises, and the last plan is kept.", float(bool(cluster.policy_trouble))
+        "policy_failing",
+        "1: the policy raises, and the last plan is kept.",
+        float(bool(cluster.planning.policy_trouble)),
     )
 
 
 def _jobs(cluster: Cluster, now: float) -> Iterator[Figure]:
-    phases, events = cluster.index.phases, cluster.tallies.events
+    phases, events = cluster.jobs.index.phases, cluster.history.tallies.events
     counts = {phase.value: float(len(phases[phase])) for phase in LIVE}
     yield labelled(Kind.GAUGE, "jobs", "Jobs that are not over, by phase.", "phase", counts)
-    oldest_s = cluster.index.oldest_pending_s()
+    oldest_s = cluster.jobs.index.oldest_pending_s()
     longest_s = max(0.0, now - oldest_s) if oldest_s is not None else 0.0
     yield gauge("queue_oldest_wait_seconds", "Since the oldest pending job was submitted; 0: none is.", longest_s)
     yield counter("jobs_submitted", "Jobs that were submitted.", events.get(EventKind.SUBMITTED, 0))
@@ -122,15 +124,15 @@ def _jobs(cluster: Cluster, now: float) -> Iterator[Figure]:
 
 
 def _gpus(cluster: Cluster) -> Iterator[Figure]:
-    using = sum(job.record.gpu_account.using for job in cluster.usage.holding)
-    idling = sum(job.record.gpu_account.idling for job in cluster.usage.holding)
+    using = sum(job.record.gpu_account.using for job in cluster.jobs.usage.holding)
+    idling = sum(job.record.gpu_account.idling for job in cluster.jobs.usage.holding)
     taken: dict[ServerId, int] = {}
-    for job in cluster.usage.holding:
+    for job in cluster.jobs.usage.holding:
         for entry in job.workers:
             if entry.state is not WorkerState.ORDERED:
                 taken[entry.gpu.server] = taken.get(entry.gpu.server, 0) + (len(entry.gpus) or 1)
     free = absent = 0
-    for name, session in cluster.sessions.items():
+    for name, session in cluster.servers.sessions.items():
         rest = max(0, len(session.server.gpus) - taken.get(name, 0))
         free, absent = (free + rest, absent) if session.alive else (free, absent + rest)
     states = {"used": using, "idle": idling, "free": free, "absent": absent}
@@ -139,30 +141,32 @@ def _gpus(cluster: Cluster) -> Iterator[Figure]:
 
 
 def _servers(cluster: Cluster, now: float) -> Iterator[Figure]:
-    alive = [name for name, session in cluster.sessions.items() if session.alive]
-    unfit = sum(not cluster.fit(name) for name in alive)
-    lost = len(cluster.sessions) - len(alive)
-    counts = {"alive": len(alive) - unfit, "unfit": unfit, "lost": lost, "foreign": len(cluster.guests)}
+    alive = [name for name, session in cluster.servers.sessions.items() if session.alive]
+    unfit = sum(not cluster.servers.fit(name) for name in alive)
+    lost = len(cluster.servers.sessions) - len(alive)
+    counts = {"alive": len(alive) - unfit, "unfit": unfit, "lost": lost, "foreign": len(cluster.servers.guests)}
     text = "Servers: whole, unable to start workers for now, lost, of another cluster."
     yield labelled(Kind.GAUGE, "servers", text, "state", {name: float(count) for name, count in counts.items()})
     told: dict[tuple[str, ...], float] = {}
     for name in alive:
-        for trouble in cluster.sessions[name].troubles:
+        for trouble in cluster.servers.sessions[name].troubles:
             key = (trouble.code, trouble.severity.value)
             told[key] = told.get(key, 0.0) + 1
     text = "What agents say is wrong with servers and GPUs, by code and what it means for work."
     yield table(Kind.GAUGE, "troubles", text, ("code", "severity"), told.items())
-    barred = sum(len(cluster.barred.get(name, ())) for name in alive)
+    barred = sum(len(cluster.servers.barred.get(name, ())) for name in alive)
     yield gauge("gpus_barred", "GPUs of present servers that take no new work.", barred)
-    cordons = [cordon for record in cluster.overruled.values() for cordon in record.cordons if cordon.gpu is None]
+    cordons = [
+        cordon for record in cluster.servers.overruled.values() for cordon in record.cordons if cordon.gpu is None
+    ]
     drained = [cordon for cordon in cordons if cordon.kind.drains]
     empty = sum(cordon.drained_s is not None for cordon in drained)
     stages = {"cordoned": len(cordons) - len(drained), "draining": len(drained) - empty, "drained": empty}
     text = "Servers on which an operator wants no new work: their work goes on, is to leave, has left."
     counted = {name: float(count) for name, count in stages.items()}
     yield labelled(Kind.GAUGE, "servers_cordoned", text, "state", counted)
-    silent = next(iter(cluster.leases), None)
-    silence_s = max(0.0, now - cluster.sessions[silent].last_heard_s) if silent is not None else 0.0
+    silent = next(iter(cluster.servers.leases), None)
+    silence_s = max(0.0, now - cluster.servers.sessions[silent].last_heard_s) if silent is not None else 0.0
     yield gauge("longest_silence_seconds", "Since the server that has been silent for longest was heard of.", silence_s)
 
 
@@ -175,17 +179,19 @@ def _work(cluster: Cluster, watch: Watch) -> Iterator[Figure]:
     refused = {name: float(count) for name, count in watch.refused.items()}
     text = "Messages that were not understood, or that their sender may not say, by where they came in."
     yield labelled(Kind.COUNTER, "messages_refused", text, "gate", refused)
-    forged = sum(found.count for found in cluster.forged.values())
+    forged = sum(found.count for found in cluster.servers.forged.values())
     yield counter("reports_refused", "Reports of agents about workers that were never sent to them.", forged)
-    events = {kind.value: float(cluster.tallies.events.get(kind, 0)) for kind in EventKind}
+    events = {kind.value: float(cluster.history.tallies.events.get(kind, 0)) for kind in EventKind}
     yield labelled(Kind.COUNTER, "events", "What `elasticctl events` tells, by kind.", "kind", events)
-    yield counter("steps", "Steps of training that no worker of their job had done before.", cluster.tallies.steps)
-    yield histogram("pause_seconds", "How long training stood still in a resize.", cluster.tallies.pauses)
+    yield counter(
+        "steps", "Steps of training that no worker of their job had done before.", cluster.history.tallies.steps
+    )
+    yield histogram("pause_seconds", "How long training stood still in a resize.", cluster.history.tallies.pauses)
 
 
 def _by_user(cluster: Cluster) -> Iterator[Figure]:
     held: dict[str, int] = {}
-    for job in cluster.usage.holding:
+    for job in cluster.jobs.usage.holding:
         held[user_of(job)] = held.get(user_of(job), 0) + job.record.gpu_account.holds
     first = sorted(held, key=lambda user: (-held[user], user))[:MOST_USERS]
     counts = {user: float(held[user]) for user in first}
@@ -196,7 +202,7 @@ def _by_user(cluster: Cluster) -> Iterator[Figure]:
 
 def _by_job(cluster: Cluster, most: int) -> Iterator[Figure]:
     """Yield the metrics by job, for the `most` jobs that were submitted first among those that hold GPUs."""
-    jobs = cluster.usage.holding[:most]
+    jobs = cluster.jobs.usage.holding[:most]
     labels = ("job", "user")
 
     def each(name: str, text: str, values: Iterator[float]) -> Figure:

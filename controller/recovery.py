@@ -14,7 +14,7 @@ from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
 from ..scheduler.ended import NOTHING_ENDED
 from . import snapshots, usage
-from .cluster import KEPT_EVENTS, TRUSTED_AFTER_S, Cluster
+from .cluster import Cluster
 from .intake.statuses import mended_progress, usable_measurement, usable_resize
 from .jobs import account, archive, lengths
 from .jobs.job import Job
@@ -48,6 +48,8 @@ from .records import (
 from .requests.policy import recover_policy
 from .requests.validation import usable_rate
 from .sessions import Session
+from .state.history import KEPT_EVENTS
+from .state.jobs import TRUSTED_AFTER_S
 
 _SUBMISSION = msgspec.msgpack.Decoder(Submission)
 _STATE = msgspec.msgpack.Decoder(JobRecord)
@@ -86,7 +88,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key.startswith(JOBS):  # an earlier version kept submission and state in one record
                 submission = _SUBMISSION.decode(value)
                 submitted[submission.job], earliest[submission.job] = submission, _STATE.decode(value)
-                cluster.remember_answer(submission.request, Submitted(job=submission.job))
+                cluster.clients.remember(submission.request, Submitted(job=submission.job))
                 cluster.replace_record(key)
             elif key.startswith(REQUESTS):
                 answered[key.removeprefix(REQUESTS)] = _REQUEST.decode(value).job
@@ -97,24 +99,26 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key.startswith("/servers/"):
                 known = msgspec.msgpack.decode(value, type=ServerRecord)
                 name = known.server.server
-                cluster.put_session(Session(known.server, alive=False, last_heard_s=now, agent=known.agent))
-                cluster.awaited.add(name)
-                cluster.leases[name] = None
+                cluster.servers.put_session(Session(known.server, alive=False, last_heard_s=now, agent=known.agent))
+                cluster.servers.awaited.add(name)
+                cluster.servers.leases[name] = None
             elif key.startswith(usage.PREFIX):
-                cluster.usage.recover(key, usage.DECODER.decode(value))
+                cluster.jobs.usage.recover(key, usage.DECODER.decode(value))
             elif key == CLUSTER_KEY:
                 itself = msgspec.msgpack.decode(value, type=ClusterRecord)
-                cluster.id, cluster.first_job = itself.id, itself.first_job
+                cluster.id, cluster.jobs.first_number = itself.id, itself.first_job
             elif key == LEADER_KEY:
                 leader = msgspec.msgpack.decode(value, type=LeaderRecord)
             elif key.startswith(ADOPTED):
                 adopted = msgspec.msgpack.decode(value, type=AdoptionRecord)
-                cluster.adopted[ServerId(key.removeprefix(ADOPTED))] = adopted.agent
+                cluster.servers.adopted[ServerId(key.removeprefix(ADOPTED))] = adopted.agent
             elif key.startswith(OVERRULED):
                 overruled = msgspec.msgpack.decode(value, type=OverruleRecord)
-                cluster.overruled[ServerId(key.removeprefix(OVERRULED))] = overruled
+                cluster.servers.overruled[ServerId(key.removeprefix(OVERRULED))] = overruled
             elif key == lengths.KEY:
-                cluster.ended = lengths.recovered(msgspec.msgpack.decode(value, type=lengths.LengthsRecord))
+                cluster.experience.lengths = lengths.recovered(
+                    msgspec.msgpack.decode(value, type=lengths.LengthsRecord)
+                )
             elif key.startswith(REMOVED):
                 removals[ServerId(key.removeprefix(REMOVED))] = msgspec.msgpack.decode(value, type=RemovalRecord)
             elif key == POLICY_KEY:
@@ -122,16 +126,16 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
     cluster.begin_reign(leader)
-    cluster.removed = dict(sorted(removals.items(), key=lambda one: one[1].since_s))
-    for name in cluster.overruled:
-        cluster.weigh(name)
+    cluster.servers.removed = dict(sorted(removals.items(), key=lambda one: one[1].since_s))
+    for name in cluster.servers.overruled:
+        cluster.servers.update_bars(name)
     if not cluster.id:
         cluster.id = f"{cluster.rng.getrandbits(128):032x}"
         cluster.record_itself()
-    cluster.history.recover(kinds)
-    cluster.archive = archive.Archive(archived)
+    cluster.experience.throughput.recover(kinds)
+    cluster.jobs.archive = archive.Archive(archived)
     for request, job in sorted(answered.items(), key=lambda known: job_number(known[1])):
-        cluster.remember_answer(request, Submitted(job=job), recorded=True)
+        cluster.clients.remember(request, Submitted(job=job), recorded=True)
     for submission in sorted(submitted.values(), key=lambda one: job_number(one.job)):
         if (whole := earliest.get(submission.job)) is not None:
             _recover_job(
@@ -139,16 +143,18 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             )
         else:
             _recover_job(cluster, now, submission, states.get(submission.job), True)
-    cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
-    cluster.next_job = max(cluster.first_job, max(map(job_number, (*submitted, *states)), default=0) + 1)
-    cluster.next_job = max(cluster.next_job, cluster.archive.highest_number + 1)
-    cluster.clock_goes_since(trusted_since(cluster.events, now))
-    cluster.next_event = max((event.number for event in events), default=0) + 1
+    cluster.history.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
+    cluster.jobs.next_number = max(
+        cluster.jobs.first_number, max(map(job_number, (*submitted, *states)), default=0) + 1
+    )
+    cluster.jobs.next_number = max(cluster.jobs.next_number, cluster.jobs.archive.highest_number + 1)
+    cluster.jobs.clock_goes_since(trusted_since(cluster.history.events, now))
+    cluster.history.next_number = max((event.number for event in events), default=0) + 1
     if policy is not None and (trouble := recover_policy(cluster, policy)):
-        cluster.tell(now, EventKind.POLICY, None, trouble)
+        cluster.history.add(now, EventKind.POLICY, None, trouble)
         cluster.warn(trouble)
-    if not cluster.awaited:
-        cluster.mark_all_dirty()
+    if not cluster.servers.awaited:
+        cluster.jobs.mark_all_dirty()
 
 
 UNTOUCHED = JobRecord()
@@ -228,7 +234,7 @@ def _recover_job(cluster: Cluster, now: float, submitted: Submission, state: Wri
     best = max(record.best_at_restart, step)
     job = Job(submission, record, WorkerTable(workers), best_applied=best, recovered=True)
     job.begin_timers(now)
-    cluster.add_job(job, (submitted, state) if recorded else None)
+    cluster.jobs.add(job, (submitted, state) if recorded else None)
 
 
 # ----------------------------------------------------------------------- comparison of a recovered state with the one before it
@@ -242,27 +248,34 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
 
     Values of archived records are empty.
     """
-    found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.events}
+    found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.history.events}
     for job in cluster.jobs.values():
-        found |= {key: msgspec.msgpack.encode(part) for key, part in contents(job, cluster.is_parted(job.id)).items()}
+        found |= {
+            key: msgspec.msgpack.encode(part) for key, part in contents(job, cluster.jobs.is_parted(job.id)).items()
+        }
     found |= {submission_key(name): msgspec.msgpack.encode(job.submission) for name, job in cluster.jobs.items()}
-    found |= dict.fromkeys(cluster.archive.keys, b"")
-    for request, answer in cluster.answers.items():
+    found |= dict.fromkeys(cluster.jobs.archive.keys, b"")
+    for request, answer in cluster.clients.answers.items():
         if isinstance(answer, Submitted):
             found[request_key(request)] = msgspec.msgpack.encode(RequestRecord(job=answer.job))
-    for name, session in cluster.sessions.items():
+    for name, session in cluster.servers.sessions.items():
         found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server, agent=session.agent))
-    found |= {key: msgspec.msgpack.encode(record) for key, record in cluster.usage.records().items()}
+    found |= {key: msgspec.msgpack.encode(record) for key, record in cluster.jobs.usage.records().items()}
     found[CLUSTER_KEY] = msgspec.msgpack.encode(cluster.record)
     found[LEADER_KEY] = msgspec.msgpack.encode(cluster.leader)
-    found |= {ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.adopted.items()}
-    found |= {OVERRULED + name: msgspec.msgpack.encode(record) for name, record in cluster.overruled.items()}
-    found |= {REMOVED + name: msgspec.msgpack.encode(record) for name, record in cluster.removed.items()}
-    found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
-    if cluster.ended is not NOTHING_ENDED:
-        found[lengths.KEY] = msgspec.msgpack.encode(lengths.record(cluster.ended))
-    if cluster.decider.record is not None:
-        found[POLICY_KEY] = msgspec.msgpack.encode(cluster.decider.record)
+    found |= {
+        ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.servers.adopted.items()
+    }
+    found |= {OVERRULED + name: msgspec.msgpack.encode(record) for name, record in cluster.servers.overruled.items()}
+    found |= {REMOVED + name: msgspec.msgpack.encode(record) for name, record in cluster.servers.removed.items()}
+    found |= {
+        PREFIX + record.fingerprint: msgspec.msgpack.encode(record)
+        for record in cluster.experience.throughput.records()
+    }
+    if cluster.experience.lengths is not NOTHING_ENDED:
+        found[lengths.KEY] = msgspec.msgpack.encode(lengths.record(cluster.experience.lengths))
+    if cluster.planning.decider.record is not None:
+        found[POLICY_KEY] = msgspec.msgpack.encode(cluster.planning.decider.record)
     return found
 
 

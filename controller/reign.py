@@ -42,7 +42,7 @@ class Reign:
         self.heard = 0  # the later term that an agent has reported, to which this reign gave way; 0: none
         self._steps = steps
         self._leads = leads
-        self._events = EventLog(turn.machine.cluster.events, generation=self.generation)
+        self._events = EventLog(turn.machine.cluster.history.events, generation=self.generation)
 
     @property
     def machine(self) -> ControllerMachine:
@@ -81,7 +81,7 @@ class Reign:
         """End the turn, log its events, and return the messages to send (`Turn.finish`)."""
         outgoing = self._kept(lambda: self.turn.finish(now)) or []
         if not self.over and not self.turn.trouble:
-            self._events.tell(self.machine.cluster.events)
+            self._events.tell(self.machine.cluster.history.events)
         return outgoing
 
     def generation(self, job: JobId) -> int | None:

@@ -225,9 +225,9 @@ class Turn:
         machine, watch = self._machine, self._watch
         if watch is None:
             return machine.handle(now, event)
-        before, began_s = machine.cluster.decisions, watch.now()
+        before, began_s = machine.cluster.planning.decisions, watch.now()
         actions = machine.handle(now, event)
-        if machine.cluster.decisions != before:
+        if machine.cluster.planning.decisions != before:
             watch.decided(watch.now() - began_s)
         return actions
 
@@ -342,7 +342,7 @@ class Turn:
             if error.outcome_unknown and changes(event.envelope.request):
                 self._doubt(event)
             self._refuse(event, away, now)
-        self._known = frozenset(name for name, _ in self._machine.cluster.answers.items()) - {
+        self._known = frozenset(name for name, _ in self._machine.cluster.clients.answers.items()) - {
             event.name for event in asked
         }
 

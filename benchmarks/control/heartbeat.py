@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from benchmarks.control.store import CLUSTER, identity, server
-from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.settings import Settings
 from elasticd.controller.store import SqliteStore
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import AgentHeartbeat, AgentHello

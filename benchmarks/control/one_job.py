@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from elasticd.controller.cluster import Settings
 from elasticd.controller.events import Action, AgentMessage, ClientRequest, Event, Record, SendAgent, TimePassed
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.settings import Settings
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     AgentHello,
@@ -229,7 +229,7 @@ class Bench:
     def lose(self, gone: ServerId) -> None:
         """The lease of a server runs out, as all others are heard of meanwhile."""
         others = [name for number in range(self.servers) if (name := _server(number)) != gone]
-        heard_s = self.machine.cluster.sessions[gone].last_heard_s
+        heard_s = self.machine.cluster.servers.sessions[gone].last_heard_s
         while self.now < heard_s + LEASE_S - BEAT_S:
             self.now += BEAT_S / 2
             for name in others:

@@ -34,7 +34,7 @@ class Absences:
         if 0 <= now - self._told_s < TELL_INTERVAL_S:
             self._untold += 1
             return
-        cluster.tell(now, EventKind.CONTROLLER_AWAY, None, _sentence(gap_s, self._untold))
+        cluster.history.add(now, EventKind.CONTROLLER_AWAY, None, _sentence(gap_s, self._untold))
         self._told_s, self._untold = now, 0
 
 
@@ -53,22 +53,22 @@ def _sentence(gap_s: float, before: int) -> str:
 def _shift(cluster: Cluster, before: float, now: float) -> bool:
     """Exclude the time from `before` to `now` from all timers; return whether there are any."""
     waits = False
-    for name, session in cluster.sessions.items():
-        if session.alive or name in cluster.awaited:
+    for name, session in cluster.servers.sessions.items():
+        if session.alive or name in cluster.servers.awaited:
             session.last_heard_s = now  # all sessions, so the order by silence stays as it is
             waits = True
-    for guest in cluster.guests.values():
+    for guest in cluster.servers.guests.values():
         guest.last_heard_s += now - before
-    for pending in cluster.pending_logs.values():
+    for pending in cluster.clients.pending_logs.values():
         pending.deadline_s += now - before
         waits = True
-    for health in (*cluster.health.values(), *cluster.gpu_health.values()):
+    for health in (*cluster.servers.health.values(), *cluster.servers.gpu_health.values()):
         if health.until_s is not None:
             health.until_s += now - before
     for job in cluster.jobs.values():
-        if job.share_gpus or job.id in cluster.timers or job.workers or job.timers():  # one may not be settled yet
+        if job.share_gpus or job.id in cluster.jobs.timers or job.workers or job.timers():  # one may not be settled yet
             job.leave_out(before, now)
-            cluster.touch(job)
+            cluster.jobs.touch(job)
             waits = True
-    cluster.review_s += now - before
+    cluster.planning.review_s += now - before
     return waits

@@ -88,12 +88,11 @@ def worker_ended(
         why := _gpu_at_fault(cluster, job, entry, fault)
     ):
         fault, reason = Fault.SERVER, f"{reason} ({entry.gpu}: {why})"
-        cluster.schedule_due = True
+        cluster.planning.request()
     elif exit_code == DIVERGED and started and job.elastic:
         fault = Fault.SERVER
         for gpu in entry.all_gpus:
             diverged(cluster, now, gpu, worker)
-        cluster.schedule_due = True
     elif exit_code == UNLIKE and job.elastic:
         fault = Fault.SCRIPT  # independent of the hardware
     elif exit_code == OTHER_CODE and job.elastic:
@@ -104,15 +103,15 @@ def worker_ended(
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     if exit_code == 0 and last is WorkerPhase.FINISHED:
         job.update_worker(worker, finished=True)
-    accounting.ends(cluster.usage, now, job, entry, fault)
+    accounting.ends(cluster.jobs.usage, now, job, entry, fault)
     applied = status.applied if status is not None else None
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault, log)
-    cluster.mark_dirty(job)
-    cluster.mark_waiting_dirty()
-    if any(map(cluster.bar, entry.all_gpus)):
-        cluster.schedule_due = True  # no worker may follow on that GPU
+    cluster.jobs.mark_dirty(job)
+    cluster.jobs.mark_waiting_dirty()
+    if any(map(cluster.servers.bar, entry.all_gpus)):
+        cluster.planning.request()  # no worker may follow on that GPU
     if entry.stopping and not job.record.target:
-        cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
+        cluster.planning.request()  # a preempted job that seemed to be at its end waits again
     if over and last is WorkerPhase.FINISHED and worker == job.record.last_leader and not job.final:
         end_job(cluster, now, job, JobPhase.FINISHED, "", 0)  # the job finished while it was being preempted
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
@@ -124,7 +123,7 @@ def worker_ended(
     if of_gang:
         process_ended(cluster, now, job, entry, exit_code, reason, fault, begun)
         return
-    cluster.tell(now, EventKind.LOST, job.id, f"{worker} on {entry.gpu}: {reason}")
+    cluster.history.add(now, EventKind.LOST, job.id, f"{worker} on {entry.gpu}: {reason}")
     add_broken(job, broken)
     if exit_code == DISAGREED or (exit_code == DIVERGED and _diverges_everywhere(job, now)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
@@ -179,7 +178,7 @@ def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault)
     That is so if the GPU must be left, or if the worker had not begun there.
     """
     has_begun = fault is not Fault.SERVER and (entry.trained or job.gang)
-    found = [bar.fault for bar in map(cluster.bar, entry.all_gpus) if bar is not None and bar.fault is not None]
+    found = [bar.fault for bar in map(cluster.servers.bar, entry.all_gpus) if bar is not None and bar.fault is not None]
     return next((wrong.text for wrong in found if wrong.severity.moves or not has_begun), "")
 
 
@@ -191,7 +190,6 @@ def _at_the_start(
     if exit_code == NO_CHECKPOINT and job.record.saved_step is not None:
         reason = _sees_no_checkpoint(job, entry, reason)
         job.avoid(now, server, reason, Avoidance.BEGIN)
-        cluster.schedule_due = True
         return Fault.SERVER, reason
     if fault is Fault.SERVER:
         start_failed(cluster, now, server, reason)
@@ -225,10 +223,10 @@ def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -
     reason = f"server {entry.gpu.server} does not know it any more"
     broken = broken_by_loss(job, entry.worker)
     job.update_worker(entry.worker, stopping=True, fault=Fault.LOST, reason=reason)
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
     if job.final:
         return
-    cluster.tell(now, EventKind.LOST, job.id, f"{entry.worker} on {entry.gpu}: {reason}")
+    cluster.history.add(now, EventKind.LOST, job.id, f"{entry.worker} on {entry.gpu}: {reason}")
     if not job.elastic:
         fall(cluster, now, job, f"{entry.worker} on {names(entry)}: {reason}")
         return
@@ -244,7 +242,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
         entry = job.worker(late.worker)
         if entry is None or now < late.until_s:
             continue
-        session = cluster.sessions.get(entry.gpu.server)
+        session = cluster.servers.sessions.get(entry.gpu.server)
         # The worker may have reported while its server could not reach the controller.
         if session is None or not session.alive:
             job.allow_more(late.worker, cluster.settings.server_lease_s)
@@ -256,7 +254,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             fault = Fault.SERVER  # the server's storage may not answer
         job.update_worker(late.worker, fault=fault, reason=late.reason)
         stop_worker(cluster, now, job, late.worker)
-        cluster.tell(now, EventKind.LATE, job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
+        cluster.history.add(now, EventKind.LATE, job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
         if not job.elastic:
             if fault is Fault.SCRIPT:
                 end_job(cluster, now, job, JobPhase.FAILED, late.reason)
@@ -294,7 +292,7 @@ def tell_again(cluster: Cluster, now: float, job: Job) -> None:
     order = order_message(job)
     for server in dict.fromkeys(entry.gpu.server for entry in job.uninformed()):
         if order is not None and _alive(cluster, server):
-            cluster.send(server, order)
+            cluster.servers.send(server, order)
     for entry in job.unstarted():
         if not _alive(cluster, entry.gpu.server):
             continue
@@ -308,7 +306,7 @@ def tell_again(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def _alive(cluster: Cluster, server: ServerId) -> bool:
-    session = cluster.sessions.get(server)
+    session = cluster.servers.sessions.get(server)
     return session is not None and session.alive
 
 
@@ -329,14 +327,14 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
         add_broken(job, broken_by_loss(job, worker))
         job.update_worker(worker, fault=Fault.LOST, reason=reason)
         stop_worker(cluster, now, job, worker)
-    cluster.tell(now, EventKind.CUT_OFF, job.id, f"goes on without {_names(gone)}: {reason}")
+    cluster.history.add(now, EventKind.CUT_OFF, job.id, f"goes on without {_names(gone)}: {reason}")
     keep = {gpu for gpu in job.record.target if gpu not in lost and gpu.server not in there - here}
     if len(keep) >= job.spec.gpus.min:
         hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
         return
     for server in there - here:
         job.avoid(now, server, reason, Avoidance.STAY, CUT_OFF_TIMEOUT_S)
-    cluster.schedule_due = True
+    cluster.planning.request()
 
 
 def _names(found: Iterable[str]) -> str:

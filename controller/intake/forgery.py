@@ -32,15 +32,15 @@ MOST_TOLD = 80  # characters of a name that a bad server may have invented
 
 def note_meeting(cluster: Cluster, server: ServerId, hello: AgentHello) -> None:
     """Note the workers in a server's first hello to this controller; they may be older than the controller."""
-    if server in cluster.met:
+    if server in cluster.servers.met:
         return
     told = {local.worker: local.uid for local in hello.processes} | {ended.worker: ended.uid for ended in hello.exited}
-    cluster.met[server] = dict(itertools.islice(told.items(), KEPT_MET))
+    cluster.servers.met[server] = dict(itertools.islice(told.items(), KEPT_MET))
 
 
 def may_be_ahead(cluster: Cluster, session: Session, job: Job, worker: WorkerId, uid: str) -> bool:
     """Return whether a server may have a worker of `job` that the store does not know, or not in that generation."""
-    return uid == job.uid == cluster.met.get(session.server.server, {}).get(worker)
+    return uid == job.uid == cluster.servers.met.get(session.server.server, {}).get(worker)
 
 
 def fault_of(
@@ -69,15 +69,15 @@ def fault_of(
 
 def refuse(cluster: Cluster, now: float, server: ServerId, what: str) -> None:
     """Count a refused report of the agent of `server` about `what`, and show some of many such reports."""
-    found = cluster.forged.setdefault(server, Forgeries())
+    found = cluster.servers.forged.setdefault(server, Forgeries())
     found.count += 1
     found.last = what
     if not found.told.lets(now):
         return
     text = f"server {server} {sentence(found)}"
-    cluster.tell(now, EventKind.SERVER_FORGED, None, text)
+    cluster.history.add(now, EventKind.SERVER_FORGED, None, text)
     cluster.warn(text, server=server)
-    cluster.audit_refusal(now, Principal(role=Role.SERVER, name=server), "report", server, sentence(found))
+    cluster.clients.audit_refusal(now, Principal(role=Role.SERVER, name=server), "report", server, sentence(found))
 
 
 def refuse_report(cluster: Cluster, now: float, server: ServerId, job: JobId, what: str) -> None:

@@ -43,7 +43,7 @@ def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:
 
 def present(cluster: Cluster, now: float, server: ServerId) -> Guest | None:
     """Return the guest server of this name, if its agent has reported within the lease; else None."""
-    guest = cluster.guests.get(server)
+    guest = cluster.servers.guests.get(server)
     if guest is None or now >= guest.last_heard_s + cluster.settings.server_lease_s:
         return None
     return guest
@@ -52,7 +52,7 @@ def present(cluster: Cluster, now: float, server: ServerId) -> Guest | None:
 def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
     """Handle the hello of a server of another cluster."""
     name = hello.server.server
-    before = cluster.guests.get(name)
+    before = cluster.servers.guests.get(name)
     guest = Guest(
         server=hello.server,
         cluster=hello.cluster,
@@ -64,11 +64,11 @@ def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
         running={local.worker: local for local in hello.processes},
         ended={ended.worker: ended.uid for ended in hello.exited},
     )
-    cluster.guests[name] = guest
+    cluster.servers.guests[name] = guest
     if before is None or before.agent != guest.agent or not set(guest.running) <= set(before.running):
-        cluster.tell(now, EventKind.SERVER_FOREIGN, None, f"server {name} {sentence(guest)}")
-    cluster.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
-    if cluster.adopted.get(name) == guest.agent:
+        cluster.history.add(now, EventKind.SERVER_FOREIGN, None, f"server {name} {sentence(guest)}")
+    cluster.servers.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
+    if cluster.servers.adopted.get(name) == guest.agent:
         _clear(cluster, guest)
 
 
@@ -76,28 +76,28 @@ def on_message(cluster: Cluster, now: float, guest: Guest, message: ToController
     """Handle a message from the agent of a guest server."""
     guest.last_heard_s = now
     if isinstance(message, AgentHeartbeat):
-        cluster.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=guest.sent))
+        cluster.servers.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=guest.sent))
     elif isinstance(message, WorkerExit):
         known = guest.running.pop(message.worker, None) is not None or message.worker in guest.ended
         if known or len(guest.ended) < MAX_ENDED:
             guest.ended[message.worker] = message.uid
-        if cluster.adopted.get(guest.server.server) == guest.agent:
+        if cluster.servers.adopted.get(guest.server.server) == guest.agent:
             _forget(cluster, guest)
 
 
 def _clear(cluster: Cluster, guest: Guest) -> None:
     """Ask the workers of an adopted server to save their state and end."""
     for local in guest.running.values():
-        cluster.send_guest(guest, _stop(local))
+        cluster.servers.send_guest(guest, _stop(local))
     _forget(cluster, guest)
 
 
 def _forget(cluster: Cluster, guest: Guest) -> None:
     if guest.ended:
-        cluster.send_guest(guest, ForgetWorkers(workers=tuple(guest.ended), uids=dict(guest.ended)))
+        cluster.servers.send_guest(guest, ForgetWorkers(workers=tuple(guest.ended), uids=dict(guest.ended)))
         guest.ended.clear()
     if not guest.running:  # its next hello will come from an agent that has nothing to lose
-        cluster.ask_for_hello(guest.server.server, guest.agent)
+        cluster.servers.ask_for_hello(guest.server.server, guest.agent)
 
 
 def _stop(local: LocalWorker) -> StopWorker:
@@ -111,16 +111,16 @@ def tell_of_unknown(cluster: Cluster, now: float, before: Session | None, sessio
     """Report workers of unknown jobs after a member's hello, and stop them if the server was adopted."""
     name = session.server.server
     if session.unknown and not set(session.unknown) <= set(before.unknown if before is not None else ()):
-        cluster.tell(now, EventKind.WORKERS_UNKNOWN, None, f"server {name}: {unknown_sentence(session)}")
+        cluster.history.add(now, EventKind.WORKERS_UNKNOWN, None, f"server {name}: {unknown_sentence(session)}")
     if not session.unknown:
-        cluster.record_adoption(name, None)
-    elif cluster.adopted.get(name) == session.agent:
+        cluster.servers.record_adoption(name, None)
+    elif cluster.servers.adopted.get(name) == session.agent:
         stop_unknown(cluster, session)
 
 
 def stop_unknown(cluster: Cluster, session: Session) -> None:
     for local in session.unknown.values():
-        cluster.send(session.server.server, _stop(local))
+        cluster.servers.send(session.server.server, _stop(local))
 
 
 def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool:
@@ -128,9 +128,9 @@ def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool
     if session.unknown.pop(ended.worker, None) is None:
         return False
     if not session.unknown:
-        cluster.record_adoption(session.server.server, None)
-    cluster.schedule_due = True
-    cluster.mark_waiting_dirty()
+        cluster.servers.record_adoption(session.server.server, None)
+    cluster.planning.request()
+    cluster.jobs.mark_waiting_dirty()
     return True
 
 
@@ -142,10 +142,10 @@ def adopt(cluster: Cluster, now: float, name: ServerId, by: str) -> ServerAdopte
 
     `by`: suffix that names the operator, after "is taken over". Raises UserError, RequestRefused.
     """
-    guest, session = present(cluster, now, name), cluster.sessions.get(name)
+    guest, session = present(cluster, now, name), cluster.servers.sessions.get(name)
     if guest is not None:
         workers = len(guest.running)
-        cluster.record_adoption(name, guest.agent)
+        cluster.servers.record_adoption(name, guest.agent)
         _clear(cluster, guest)
     elif session is None:
         raise UserError(f"there is no server {name[:80]!r}")
@@ -155,10 +155,10 @@ def adopt(cluster: Cluster, now: float, name: ServerId, by: str) -> ServerAdopte
         raise RequestRefused(f"server {name} is a member of this cluster, and nothing runs there that is not its own")
     else:
         workers = len(session.unknown)
-        cluster.record_adoption(name, session.agent)
+        cluster.servers.record_adoption(name, session.agent)
         stop_unknown(cluster, session)
     what = f": {_workers(workers)} there save their state and end" if workers else ""
-    cluster.tell(now, EventKind.SERVER_ADOPTED, None, f"server {name} is taken over{by}{what}")
+    cluster.history.add(now, EventKind.SERVER_ADOPTED, None, f"server {name} is taken over{by}{what}")
     return ServerAdopted(server=name, workers=workers)
 
 

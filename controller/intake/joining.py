@@ -49,7 +49,7 @@ def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -
     if reason:
         _refuse(cluster, now, server, hello, reason)
     else:
-        cluster.refused.pop((server, hello.agent), None)  # a later refusal is reported again
+        cluster.servers.refused.pop((server, hello.agent), None)  # a later refusal is reported again
     return bool(reason)
 
 
@@ -77,7 +77,7 @@ def _too_seldom(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
 
 
 def _removed(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
-    removal = cluster.removed.get(server)
+    removal = cluster.servers.removed.get(server)
     if removal is None or (removal.agent, removal.incarnation) != (hello.agent, hello.incarnation):
         return ""
     return (
@@ -91,7 +91,7 @@ def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHel
 
     Then the hello is not late: the agent may have lost the count of its starts, and would be ignored for ever.
     """
-    known = cluster.sessions.get(server)
+    known = cluster.servers.sessions.get(server)
     if known is None or known.alive or known.incarnation == hello.incarnation:
         return
     reason = (
@@ -102,16 +102,16 @@ def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHel
 
 
 def _refuse(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, reason: str) -> None:
-    cluster.refuse_agent(server, hello.agent, reason)
-    if (server, hello.agent) not in cluster.refused:
-        cluster.refused[server, hello.agent] = None
-        if len(cluster.refused) > KEPT_REFUSED:
-            cluster.refused.popitem(last=False)
-        cluster.tell(now, EventKind.SERVER_REFUSED, None, f"refused an agent: {reason}")
+    cluster.servers.refuse_agent(server, hello.agent, reason)
+    if (server, hello.agent) not in cluster.servers.refused:
+        cluster.servers.refused[server, hello.agent] = None
+        if len(cluster.servers.refused) > KEPT_REFUSED:
+            cluster.servers.refused.popitem(last=False)
+        cluster.history.add(now, EventKind.SERVER_REFUSED, None, f"refused an agent: {reason}")
 
 
 def _holder(cluster: Cluster, now: float, server: ServerId) -> Session | Guest | None:
-    session = cluster.sessions.get(server)
-    if session is not None and (session.alive or server in cluster.awaited):
+    session = cluster.servers.sessions.get(server)
+    if session is not None and (session.alive or server in cluster.servers.awaited):
         return session
     return present(cluster, now, server)

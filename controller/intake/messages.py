@@ -76,11 +76,13 @@ def on_agent_message(
     if guest is not None and guest.agent == agent:
         on_message(cluster, now, guest, message)
         return
-    session = cluster.sessions.get(server)
+    session = cluster.servers.sessions.get(server)
     if session is None or not session.alive or session.agent != agent:
-        cluster.ask_for_hello(server, agent)  # the session was given up, or this controller has not met the agent yet
+        cluster.servers.ask_for_hello(
+            server, agent
+        )  # the session was given up, or this controller has not met the agent yet
         return
-    cluster.heard_of(now, session)
+    cluster.servers.heard_of(now, session)
     match message:
         case AgentHeartbeat(starting=starting, reports=reports, troubles=troubles, clock_s=clock_s):
             session.clock.heard(now, clock_s)
@@ -92,7 +94,7 @@ def on_agent_message(
             for report in reports:
                 _on_status(cluster, now, session, report.status, report.uid)
             _stop_strays_again(cluster, now, session)
-            cluster.send(server, _acknowledged(cluster, session, session.sent))
+            cluster.servers.send(server, _acknowledged(cluster, session, session.sent))
         case WorkerReport(status=status, uid=uid):
             _on_status(cluster, now, session, status, uid)
         case WorkerExit():
@@ -109,31 +111,35 @@ def on_agent_message(
 
 def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, agent: str) -> None:
     if hello.server.server != server or hello.agent != agent:
-        if server in cluster.sessions:
+        if server in cluster.servers.sessions:
             refuse(cluster, now, server, f"all those of {hello.server.server[:MAX_NAME]!r}")
         return
     if fault := hello_fault(hello):
         cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}", server=server[:MAX_NAME])
         return
-    before = cluster.sessions.get(server)
-    if before is None and server not in cluster.guests and len(cluster.sessions) + len(cluster.guests) >= MAX_SERVERS:
+    before = cluster.servers.sessions.get(server)
+    if (
+        before is None
+        and server not in cluster.servers.guests
+        and len(cluster.servers.sessions) + len(cluster.servers.guests) >= MAX_SERVERS
+    ):
         cluster.warn(f"dropped a hello of {server}: there are {MAX_SERVERS} servers already")
         return
     if not heard_of_term(cluster, now, server, hello):
         return
-    if stale(before, hello) or stale(cluster.guests.get(server), hello):
+    if stale(before, hello) or stale(cluster.servers.guests.get(server), hello):
         refuse_older(cluster, now, server, hello)
         return
     if refused(cluster, now, server, hello):
         return
-    if server not in cluster.met:
+    if server not in cluster.servers.met:
         note_age(cluster, now, hello)
     note_meeting(cluster, server, hello)
     if belongs_elsewhere(cluster, hello):
         receive(cluster, now, hello)
         return
-    cluster.guests.pop(server, None)
-    cluster.record_removal(server, None)
+    cluster.servers.guests.pop(server, None)
+    cluster.servers.record_removal(server, None)
     session = Session(
         server=hello.server,
         alive=True,
@@ -146,11 +152,11 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
         troubles=within_bounds(hello.server, hello.troubles),
     )
     session.clock.heard(now, hello.clock_s)
-    cluster.put_session(session)
-    cluster.heard_of(now, session)
+    cluster.servers.put_session(session)
+    cluster.servers.heard_of(now, session)
     weigh(cluster, now, server)
     _greet(cluster, now, before, session)
-    cluster.send(server, _acknowledged(cluster, session, 0))
+    cluster.servers.send(server, _acknowledged(cluster, session, 0))
     _take_in(cluster, now, session, hello)
     tell_of_unknown(cluster, now, before, session)
 
@@ -178,33 +184,31 @@ def _acknowledged(cluster: Cluster, session: Session, sent: int) -> Acknowledged
         incarnation=cluster.settings.incarnation,
         sent=sent,
         cluster=cluster.id,
-        newest_event=cluster.next_event - 1,
+        newest_event=cluster.history.next_number - 1,
         session=session.name,
-        heartbeat_interval_s=paced_interval_s(len(cluster.sessions), cluster.settings.server_lease_s),
+        heartbeat_interval_s=paced_interval_s(len(cluster.servers.sessions), cluster.settings.server_lease_s),
     )
 
 
 def _forget(cluster: Cluster, server: ServerId, ends: tuple[WorkerExit, ...]) -> None:
     workers, uids = tuple(ended.worker for ended in ends), {ended.worker: ended.uid for ended in ends}
-    cluster.send(server, ForgetWorkers(workers=workers, uids=uids))
+    cluster.servers.send(server, ForgetWorkers(workers=workers, uids=uids))
 
 
 def _greet(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
     name = session.server.server
-    expected = name in cluster.awaited
-    cluster.awaited.discard(name)
+    expected = name in cluster.servers.awaited
+    cluster.servers.awaited.discard(name)
     if before is None or (before.server, before.agent) != (session.server, session.agent):
-        cluster.record_server(session)
+        cluster.servers.record(session)
     if before is None:
-        cluster.tell(
+        cluster.history.add(
             now, EventKind.SERVER_JOINED, None, f"server {name} joined with {gpu_count(len(session.server.gpus))}"
         )
     elif not before.alive and not expected:
-        cluster.tell(now, EventKind.SERVER_BACK, None, f"server {name} is back")
-    if before is None or not before.alive or before.server != session.server:
-        cluster.schedule_due = True
-    if expected and not cluster.awaited:
-        cluster.mark_all_dirty()
+        cluster.history.add(now, EventKind.SERVER_BACK, None, f"server {name} is back")
+    if expected and not cluster.servers.awaited:
+        cluster.jobs.mark_all_dirty()
 
 
 def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[WorkerId, None]) -> None:
@@ -213,7 +217,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
     A worker that the hello does not name may have been started after the hello was written. So its GPU is not free
     before the agent has answered the stop request.
     """
-    for job in cluster.index.on_server(server):
+    for job in cluster.jobs.index.on_server(server):
         job.silent.pop(server, None)
         here = [entry for entry in job.workers if entry.gpu.server == server]
         if job.record.overtaken:  # the record is outdated, and the job's workers are about to be stopped
@@ -223,7 +227,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
             continue
         order = order_message(job)
         if here and order is not None and not job.final and not job.follow_newest(here):
-            cluster.send(server, order)
+            cluster.servers.send(server, order)
         for entry in here:
             if entry.state is WorkerState.ORDERED:
                 continue
@@ -237,25 +241,21 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
                     unknown_there(cluster, now, job, entry)
                 stop_worker(cluster, now, job, entry.worker)
         if here:
-            cluster.mark_dirty(job)
+            cluster.jobs.mark_dirty(job)
 
 
 def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     """Handle the end of a server's lease: its workers are lost, and its GPUs are not available any more."""
     name = session.server.server
-    session.alive = False
-    session.strays, session.unknown = {}, {}
-    cluster.awaited.discard(name)
-    cluster.leases.pop(name, None)
-    cluster.schedule_due = True
+    cluster.servers.lose(session)
     silence_s = now - session.last_heard_s
-    cluster.tell(now, EventKind.SERVER_LOST, None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
-    for job in cluster.index.on_server(name):
+    cluster.history.add(now, EventKind.SERVER_LOST, None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
+    for job in cluster.jobs.index.on_server(name):
         if wait_for_server(cluster, now, job, name):
             continue
         job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != name), f"server {name} is lost")
         job.profiling = None
-        cluster.mark_dirty(job)
+        cluster.jobs.mark_dirty(job)
         for entry in [entry for entry in job.workers if entry.gpu.server == name]:
             if entry.state is WorkerState.ORDERED:
                 job.drop_unstarted(entry.worker)
@@ -292,7 +292,7 @@ def _unwanted(
         refuse_report(cluster, now, session.server.server, job, fault)
         if worker not in session.places:
             return False  # if the process is among the places, it holds a GPU and is handled below
-    if known is None and (over := cluster.archive.find(job)) is not None and over.has_uid(local.uid):
+    if known is None and (over := cluster.jobs.archive.find(job)) is not None and over.has_uid(local.uid):
         _stop_stray(cluster, now, session, over.job, None, local)
         return False
     if known is None or not known.has_uid(local.uid):
@@ -330,7 +330,7 @@ def _stop_stray(
     stop = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
     session.strays[worker] = Stray(told or (known.all_gpus if known is not None else ()), stop)
     session.strays_told_s = now
-    cluster.send(server, stop)
+    cluster.servers.send(server, stop)
 
 
 def _stop_strays_again(cluster: Cluster, now: float, session: Session) -> None:
@@ -338,7 +338,7 @@ def _stop_strays_again(cluster: Cluster, now: float, session: Session) -> None:
     if session.strays and now - session.strays_told_s >= STOP_AGAIN_S:
         session.strays_told_s = now
         for stray in session.strays.values():
-            cluster.send(session.server.server, stray.stop)
+            cluster.servers.send(session.server.server, stray.stop)
 
 
 def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
@@ -349,7 +349,7 @@ def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerI
         return _unwanted(cluster, now, session, job, worker, session.uid(worker), None)
     if found[1].state is not WorkerState.RUNNING:
         found[0].update_worker(worker, state=WorkerState.RUNNING)
-        cluster.mark_dirty(found[0])
+        cluster.jobs.mark_dirty(found[0])
     return True
 
 
@@ -361,7 +361,7 @@ def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId
         refuse_report(cluster, now, session.server.server, job, fault)
     if found is not None and found[1].started_s is None:
         found[0].update_worker(worker, state=WorkerState.RUNNING, started_s=now)
-        cluster.mark_dirty(found[0])
+        cluster.jobs.mark_dirty(found[0])
         note_running(cluster, now, found[0])
 
 
@@ -405,14 +405,19 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
         return False
     if entry is None or not entry.trained or entry.stopping or entry.gpu.server != session.server.server:
         return False
-    if status.waits_s or entry.gpu.server in cluster.health or entry.gpu in cluster.gpu_health or not sensible(status):
+    if (
+        status.waits_s
+        or entry.gpu.server in cluster.servers.health
+        or entry.gpu in cluster.servers.gpu_health
+        or not sensible(status)
+    ):
         return False
     if status.sequence <= before.sequence or _told(status) != _told(before):
         return False
     job.statuses[status.worker] = status
     if new := job.note_progress(status):
-        cluster.tallies.steps += new
-    cluster.rows.moved(job)
+        cluster.history.tallies.steps += new
+    cluster.jobs.rows.moved(job)
     return True
 
 
@@ -447,32 +452,29 @@ def _note_status(
     job.statuses[status.worker] = status
     if not job.record.joined and not job.final:
         job.update(joined=True)  # policies include the job in their decisions from now on
-        cluster.schedule_due = True
     if status.news and (before is None or before.news != status.news):
-        cluster.tell(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
+        cluster.history.add(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
     for what in job.newly_odd(odd):
-        cluster.tell(
+        cluster.history.add(
             now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}, which cannot be reckoned with"
         )
     _note_worker(now, job, entry, status)
     # Only the arrival of a worker shows that starts succeed on its server now, not one that has long trained there.
     arrives = before is None or before.phase is WorkerPhase.STARTING
-    concerned = entry.gpu.server in cluster.health or entry.gpu in cluster.gpu_health
+    concerned = entry.gpu.server in cluster.servers.health or entry.gpu in cluster.servers.gpu_health
     if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and concerned:
         worked(cluster, now, entry.gpu)
     if not job.final:
-        cluster.tallies.steps += job.note_progress(status)
-        if job.note_reports(status):
-            cluster.schedule_due = True
+        cluster.history.tallies.steps += job.note_progress(status)
+        job.note_reports(status)
         if job.note_saved(status):
-            accounting.saved(cluster.usage, now, job)
+            accounting.saved(cluster.jobs.usage, now, job)
         if job.note_rate(now, status, cluster.settings.measuring.steps):
-            cluster.record_throughput(now, job)
-            cluster.schedule_due = True
+            cluster.experience.record_throughput(now, job)
         for resize in job.note_resizes(status):
-            cluster.tell(now, EventKind.RESIZED, job.id, resize_text(resize))
-            accounting.stood_still(cluster.usage, now, job, resize)
-            cluster.tallies.pauses.add(resize.paused_s)
+            cluster.history.add(now, EventKind.RESIZED, job.id, resize_text(resize))
+            accounting.stood_still(cluster.jobs.usage, now, job, resize)
+            cluster.history.tallies.pauses.add(resize.paused_s)
         _note_commit(now, job, status)
         _note_begin(cluster, now, job, status)
         _note_broken(job, status)
@@ -490,9 +492,9 @@ def _note_status(
     newest = job.newest
     moves = newest is not None and newest.kind is OrderKind.UNION  # the job goes on once the newcomers have taken part
     if before is None or entry.stopping or moves or _matters(before) != _matters(status):
-        cluster.mark_dirty(job)
+        cluster.jobs.mark_dirty(job)
     else:
-        cluster.moved(job)
+        cluster.jobs.moved(job)
 
 
 def _matters(status: WorkerStatus) -> tuple[object, ...]:
@@ -537,7 +539,7 @@ def _note_begin(cluster: Cluster, now: float, job: Job, status: WorkerStatus) ->
     if job.record.begun_cycle >= job.record.cycle or status.worker not in order.roster.workers:
         return
     job.update(begun_cycle=job.record.cycle)
-    cluster.tell(now, EventKind.STARTED, job.id, f"trains on {gpu_count(len(order.roster.members))}")
+    cluster.history.add(now, EventKind.STARTED, job.id, f"trains on {gpu_count(len(order.roster.members))}")
 
 
 def _note_broken(job: Job, status: WorkerStatus) -> None:
@@ -568,10 +570,10 @@ def _note_stall(cluster: Cluster, now: float, job: Job) -> None:
         f"all {len(order.roster.members)} workers of generation {generation} have waited for each other for {waited_s:.0f} s: "
         f"does the network carry data between their GPUs ({servers})? The step is given up"
     )
-    cluster.tell(now, EventKind.STALLED, job.id, text)
+    cluster.history.add(now, EventKind.STALLED, job.id, text)
     for worker in order.roster.workers:
         add_broken(job, broken_by_report(job, worker, generation))
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
 
 
 def resize_text(resize: Resize) -> str:
@@ -587,7 +589,7 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     if unknown_ended(cluster, session, message):
         return False
     if session.strays.pop(message.worker, None) is not None:
-        cluster.mark_waiting_dirty()
+        cluster.jobs.mark_waiting_dirty()
     found = _find(cluster, session, message.job, message.worker, message.uid)
     status = message.status if message.status is not None and message.status.worker == message.worker else None
     if found is None:
@@ -611,14 +613,14 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
 
 
 def _on_log_piece(cluster: Cluster, now: float, server: ServerId, piece: LogPiece) -> None:
-    pending = cluster.pending_logs.get(piece.request)
+    pending = cluster.clients.pending_logs.get(piece.request)
     if pending is None:
         return
     if pending.server != server:
         refuse(cluster, now, server, f"a log that {pending.server} was asked for")
         return
-    del cluster.pending_logs[piece.request]
+    del cluster.clients.pending_logs[piece.request]
     if piece.error:
-        cluster.answer(pending.asked, Refused(reason=piece.error))
+        cluster.clients.answer(pending.asked, Refused(reason=piece.error))
     else:
-        cluster.answer(pending.asked, Log(data=piece.data, next_offset=piece.next_offset, end=piece.end))
+        cluster.clients.answer(pending.asked, Log(data=piece.data, next_offset=piece.next_offset, end=piece.end))

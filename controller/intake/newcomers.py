@@ -101,9 +101,8 @@ def hold_back(
     """Keep the job on these of its GPUs for `hold_s` seconds; None: longer each time."""
     job.hold(now, hold_s if hold_s is not None else min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.record.hold_s * 2)))
     job.profiling = None
-    cluster.schedule_due = True
-    cluster.tell(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")
-    if cluster.awaited:
+    cluster.history.add(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")
+    if cluster.servers.awaited:
         return  # a controller that has just started changes no shares
     target = tuple(gpu for gpu in job.record.target if gpu in keep) or _unclaimed(cluster, job, keep)
     if target:
@@ -118,7 +117,7 @@ def _unclaimed(cluster: Cluster, job: Job, gpus: set[GpuAddress]) -> tuple[GpuAd
     claimed = {
         gpu
         for server in sorted(servers)
-        for other in cluster.index.on_server(server)
+        for other in cluster.jobs.index.on_server(server)
         if other is not job
         for gpu in other.own_gpus
     }
@@ -130,11 +129,10 @@ def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reas
     server = entry.gpu.server
     why = f"server {server} has other code than the job began with: {reason.removeprefix(f'exit code {OTHER_CODE}: ')}"
     job.avoid(now, server, why, Avoidance.REFUSED)
-    cluster.tell(now, EventKind.HELD, job.id, f"does not use server {server} for a while: {why}")
-    cluster.schedule_due = True
+    cluster.history.add(now, EventKind.HELD, job.id, f"does not use server {server} for a while: {why}")
     job.profiling = None
     keep = {holder.gpu for holder in holders(job)}
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return why
     job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != server or gpu in keep), why)
     return why

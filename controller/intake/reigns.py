@@ -29,7 +29,7 @@ def heard_of_term(cluster: Cluster, now: float, server: ServerId, hello: AgentHe
             server=server,
         )
         return False
-    if cluster.elected:
+    if cluster.settings.elected:
         cluster.stand_down(hello.term, server)
         return False
     cluster.reign_beyond(hello.term)

@@ -30,11 +30,11 @@ MARGIN = 1000  # of jobs, of generations, of workers of a job: more than were us
 def note_age(cluster: Cluster, now: float, hello: AgentHello) -> None:
     """Raise the numbers if this agent knows a later event or job than the store."""
     ours = hello.cluster == cluster.id
-    if ours and cluster.next_event <= hello.newest_event <= MAX_NUMBER:
-        what = f"has heard of event {hello.newest_event}, and the last one in the store is {cluster.next_event - 1}"
-        cluster.next_event = hello.newest_event + MARGIN
+    if ours and cluster.history.next_number <= hello.newest_event <= MAX_NUMBER:
+        what = f"has heard of event {hello.newest_event}, and the last one in the store is {cluster.history.next_number - 1}"
+        cluster.history.next_number = hello.newest_event + MARGIN
         _is_old(cluster, now, f"server {hello.server.server} {what}")
-    if cluster.next_job <= hello.highest_job <= MAX_NUMBER:
+    if cluster.jobs.next_number <= hello.highest_job <= MAX_NUMBER:
         what = f"has run a job with the number {hello.highest_job}, which the store does not know"
         cluster.skip_jobs(hello.highest_job + MARGIN)
         if ours:
@@ -72,7 +72,7 @@ def bring_forward(
     _lift(job, seen, worker_number(worker))
     if not job.record.overtaken and job.newest is not None:
         text = "is further than the store says: its workers save its state and end, and it starts again from there"
-        cluster.tell(now, EventKind.OVERTAKEN, job.id, text)
+        cluster.history.add(now, EventKind.OVERTAKEN, job.id, text)
     if gpu is not None and job.worker(worker) is None:
         trained = status is not None and status.applied is not None
         entry = WorkerRecord(
@@ -80,7 +80,7 @@ def bring_forward(
         )
         job.put_worker(entry)
     job.update(overtaken=True)
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
 
 
 def _seen(status: WorkerStatus | None) -> int:
@@ -131,8 +131,8 @@ def _is_old(cluster: Cluster, now: float, evidence: str) -> None:
         return
     cluster.store_is_old = True
     text = f"the store is older than the cluster: {evidence}. Requests since then may be lost"
-    cluster.tell(now, EventKind.STORE_OLD, None, text)
+    cluster.history.add(now, EventKind.STORE_OLD, None, text)
     cluster.warn(text)
-    cluster.skip_jobs(cluster.next_job + MARGIN)
-    for job in cluster.index.live.values():
+    cluster.skip_jobs(cluster.jobs.next_number + MARGIN)
+    for job in cluster.jobs.index.live.values():
         _lift(job, 0, 0)

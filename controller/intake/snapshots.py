@@ -15,11 +15,11 @@ def read(cluster: Cluster, server: ServerId, asked: AgentMessage, request: ReadS
     """Handle the request of `server`'s agent for a part of a snapshot."""
     job = cluster.jobs.get(request.job)
     if job is None or not _may_have(job, server, request.uid):
-        cluster.send(server, _part(request, b"", f"job {request.job[:80]} has no worker on server {server}"))
+        cluster.servers.send(server, _part(request, b"", f"job {request.job[:80]} has no worker on server {server}"))
         return
     snapshot = job.spec.snapshot
     if snapshot is None or not 0 <= request.part < parts_of(snapshot):
-        cluster.send(server, _part(request, b"", "the job has no such snapshot"))
+        cluster.servers.send(server, _part(request, b"", "the job has no such snapshot"))
         return
     cluster.fetch(asked, (key_of(id_of(job.submission.owner, snapshot), request.part),))
 
@@ -30,7 +30,7 @@ def on_fetched(cluster: Cluster, asked: AgentMessage, records: tuple[tuple[str, 
     assert isinstance(request, ReadSnapshot)
     ((_, data),) = records
     error = "" if data is not None else "the snapshot is not in the store any more"
-    cluster.send(asked.server, _part(request, data or b"", error))
+    cluster.servers.send(asked.server, _part(request, data or b"", error))
 
 
 def _may_have(job: Job, server: ServerId, uid: str) -> bool:

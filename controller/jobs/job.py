@@ -170,6 +170,14 @@ def _avoided(
     return Avoided(reason, extent, failures + 1, now + max(back_off_s, at_least_s))
 
 
+# Fields of the record that scheduling decisions depend on, besides those that a decision itself sets.
+SCHEDULED = frozenset({"withheld", "joined", "overtaken", "by_s", "manual_share", "does_not_grow", "expected_steps"})
+
+
+def _nothing_due() -> None:
+    """Ignore a request for a scheduling decision, of a job that belongs to no cluster."""
+
+
 def _nobody(job: Job) -> None:
     """Ignore a change of a job that belongs to no cluster."""
 
@@ -278,10 +286,11 @@ class Job:
     # The job's record and the version of its worker table, as last seen by accounting (`accounting`).
     counted: tuple[JobRecord, int] | None = None
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
+    on_reschedule: Callable[[], None] = _nothing_due  # called after each change that can alter a scheduling decision
     # Since when members of the newest order and its leader have not reached each other (`cut_off`).
     cut_since: float | None = None
     _meeting: Meeting | None = None
-    _borrows: bool = False  # workers and standing belong to another `Job` (`aside`)
+    _borrows: bool = False  # workers and standing belong to another `Job` (`what_if`)
     _standing: Standing = field(default_factory=Standing)
     _stood: tuple[JobRecord, float] | None = None  # the record and `watched_s` from which `_standing` was derived
 
@@ -463,11 +472,20 @@ class Job:
         """Avoid `server`, where the job cannot work, for a while, at least `at_least_s` seconds."""
         if (avoided := _avoided(now, self.avoided.get(server), reason, extent, at_least_s)) is not None:
             self.avoided[server] = avoided
+        self.on_reschedule()
 
     def avoid_gpu(self, now: float, gpu: GpuAddress, reason: str) -> None:
         """Avoid a GPU on which this job alone has failed, for a while."""
         if (avoided := _avoided(now, self.avoided_gpus.get(gpu), reason, Avoidance.START)) is not None:
             self.avoided_gpus[gpu] = avoided
+        self.on_reschedule()
+
+    def end_avoidances(self, now: float) -> None:
+        """Let the job try avoided servers and GPUs again whose time is up."""
+        for avoided in (*self.avoided.values(), *self.avoided_gpus.values()):
+            if avoided.until_s is not None and now >= avoided.until_s and self.tries_again(avoided):
+                avoided.until_s = None
+                self.on_reschedule()
 
     @property
     def all_avoided(self) -> tuple[Avoided, ...]:
@@ -505,12 +523,14 @@ class Job:
 
     def leave(self) -> None:
         """Stop notifying the cluster of changes, because the job no longer belongs to one."""
-        self.on_change = _nobody
+        self.on_change, self.on_reschedule = _nobody, _nothing_due
 
     def update(self, **changes: Any) -> None:
-        """Replace fields of the record."""
-        self.record = msgspec.structs.replace(self.record, **changes)
+        """Replace fields of the record. A new value of one of SCHEDULED requests a scheduling decision."""
+        before, self.record = self.record, msgspec.structs.replace(self.record, **changes)
         self.on_change(self)
+        if any(getattr(before, name) != changes[name] for name in SCHEDULED & changes.keys()):
+            self.on_reschedule()
 
     def aim(self, now: float, target: tuple[GpuAddress, ...], why: str) -> None:
         """Set the target. `why`, in words, is the reason shown with the change of share that results."""
@@ -544,7 +564,7 @@ class Job:
         self.record = record
         self.on_change(self)
 
-    def aside(self) -> Job:
+    def what_if(self) -> Job:
         """Return a copy for trying suppositions, which belongs to no cluster yet.
 
         The copy borrows the workers until it changes them, so it is valid only while this job stays unchanged.
@@ -552,7 +572,7 @@ class Job:
         if len(self.workers):
             _ = self.standing  # bring the standing up to date first, so that the copy need not
         found = copy.copy(self)
-        found.on_change, found._borrows = _nobody, True
+        found.on_change, found.on_reschedule, found._borrows = _nobody, _nothing_due, True
         return found
 
     def _own(self) -> None:
@@ -580,6 +600,7 @@ class Job:
             self.restart_at = self.profiling = self.cut_since = None
             self.why_waiting = _nothing
             self.release()
+            self.on_reschedule()
 
     def _note_short_life(self) -> None:
         """Record the start of a job that ended before it was known to run, such as a command of a moment.
@@ -801,9 +822,16 @@ class Job:
         """Keep the job from growing for `seconds`."""
         self.hold_until = now + seconds
         self.update(hold_s=seconds, held=True)
+        self.on_reschedule()
+
+    def end_hold(self, now: float) -> None:
+        """Let the job grow again if its time is up."""
+        if self.hold_until is not None and now >= self.hold_until:
+            self.release()
+            self.on_reschedule()
 
     def release(self) -> None:
-        """Let the job grow again."""
+        """Let the job grow again. No decision is requested: one may have just preempted the job (`saving.suspend`)."""
         self.hold_until = None
         if self.record.held:
             self.update(held=False)
@@ -920,19 +948,18 @@ class Job:
         )
         return new
 
-    def note_reports(self, status: WorkerStatus) -> bool:
-        """Take over reports of the metric that ends the training; return whether the expected length changed."""
+    def note_reports(self, status: WorkerStatus) -> None:
+        """Take over reports of the metric that ends the training, which may change the expected length."""
         until = self.spec.until
         if until is None or status.applied is None or until.metric not in status.metrics:
-            return False
+            return
         news = self.reports.add(status.applied + 1, status.metrics[until.metric])
         if not news or self.reports.few:
-            return False
+            return
         found, known = self.reports.steps_until(until), self.record.expected_steps
         if found == known or (found and known and abs(found - known) <= NOISE * known):
-            return False
+            return
         self.update(expected_steps=found)
-        return True
 
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
         """Take over the rate of the job with its present share; return whether it is news.

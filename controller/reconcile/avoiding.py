@@ -31,7 +31,7 @@ from ...scheduler.sets import some, union
 from ...scheduler.view import Gpus
 from ..jobs.generations import holders
 from ..jobs.job import Avoidance, Job
-from .snapshot import Snapshot
+from ..state.planning import Snapshot
 
 
 @dataclass(frozen=True)

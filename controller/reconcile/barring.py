@@ -20,15 +20,15 @@ from dataclasses import replace
 from msgspec import structs
 
 from ...protocol.messages import EventKind
-from ...protocol.model import GpuAddress, JobId, ServerId, Severity
+from ...protocol.model import GpuAddress, JobId, ServerId
 from ...protocol.sparing import Sparing
 from ...scheduler.pipeline import Decision
 from ...scheduler.sets import some, union
-from ..bars import Bar, sentences
+from ..bars import sentences
 from ..cluster import Cluster
 from ..jobs.job import Job
+from ..state.planning import Snapshot
 from .avoiding import instead, seats
-from .snapshot import Snapshot
 
 TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # rate limit for events of one server: burst, then one per interval (seconds)
 
@@ -38,36 +38,29 @@ def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) ->
 
     `told`: the change has been reported as an event already.
     """
-    before, after = cluster.weigh(server)
-    changed = {gpu for gpu in {*before, *after} if _causes(before.get(gpu)) != _causes(after.get(gpu))}
-    if not changed:
+    before, after = cluster.servers.update_bars(server)
+    if not before and not after:
         return
-    cluster.schedule_due = True
-    cluster.mark_waiting_dirty()
-    gpus = len(cluster.sessions[server].server.gpus) if server in cluster.sessions else 0
-    worse = {gpu: after[gpu] for gpu in sorted(changed) if gpu in after}
-    better = sorted(gpu for gpu in changed if gpu not in after)
+    cluster.jobs.mark_waiting_dirty()
+    gpus = len(cluster.servers.sessions[server].server.gpus) if server in cluster.servers.sessions else 0
+    better = sorted(before.keys() - after.keys())
     if told:
         return
-    sparing = cluster.told_troubles.setdefault(server, Sparing(TOLD_AT_ONCE, TELL_INTERVAL_S))
-    if worse and sparing.lets(now):
-        cluster.tell(now, EventKind.TROUBLE, None, f"{server}: {'; '.join(sentences(gpus, worse))}"[:1000])
+    sparing = cluster.servers.told_troubles.setdefault(server, Sparing(TOLD_AT_ONCE, TELL_INTERVAL_S))
+    if after and sparing.lets(now):
+        cluster.history.add(now, EventKind.TROUBLE, None, f"{server}: {'; '.join(sentences(gpus, after))}"[:1000])
     if better and sparing.lets(now):
         which = "it" if len(better) == gpus else f"GPU{'s' if len(better) > 1 else ''} {', '.join(map(str, better))}"
-        cluster.tell(now, EventKind.RECOVERED, None, f"{server}: {which} may be used again")
+        cluster.history.add(now, EventKind.RECOVERED, None, f"{server}: {which} may be used again")
 
 
 def give_back(cluster: Cluster, now: float, loan: str, gpus: Sequence[GpuAddress]) -> None:
     """Lift the cordons of `loan` on these GPUs, so that they take work again."""
     for server in dict.fromkeys(gpu.server for gpu in gpus):
-        before, here = cluster.overruled[server], {gpu.index for gpu in gpus if gpu.server == server}
+        before, here = cluster.servers.overruled[server], {gpu.index for gpu in gpus if gpu.server == server}
         kept = tuple(one for one in before.cordons if one.loan != loan or one.gpu not in here)
-        cluster.record_overruled(server, structs.replace(before, cordons=kept))
+        cluster.servers.record_overruled(server, structs.replace(before, cordons=kept))
         weigh(cluster, now, server, told=True)
-
-
-def _causes(bar: Bar | None) -> tuple[Severity, tuple[str, ...]] | None:
-    return (bar.severity, bar.causes) if bar is not None else None
 
 
 def keep_off(cluster: Cluster, seen: Snapshot, decision: Decision) -> Decision:
@@ -121,10 +114,12 @@ def _exchanged(seen: Snapshot, placed: Mapping[int, int], other: int, gpu: int, 
 
 def _barred(cluster: Cluster, seen: Snapshot) -> int:
     """Return the GPUs in view that take no new work."""
-    servers = {*cluster.barred, *(name for name in cluster.health if not cluster.fit(name))}
+    servers = {*cluster.servers.barred, *(name for name in cluster.servers.health if not cluster.servers.fit(name))}
     if not servers:
         return 0
-    return sum(1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in servers and not cluster.usable(gpu))
+    return sum(
+        1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in servers and not cluster.servers.usable(gpu)
+    )
 
 
 def _owner(seen: Snapshot, placed: Mapping[int, int], gpu: int) -> int | None:
@@ -135,10 +130,10 @@ def _owner(seen: Snapshot, placed: Mapping[int, int], gpu: int) -> int | None:
 def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, str]) -> list[Job]:
     """Return the jobs that would lose all their GPUs because they have to leave a GPU that still computes correctly."""
     found = []
-    for server, barred in cluster.barred.items():
+    for server, barred in cluster.servers.barred.items():
         if not any(bar.may_stay for bar in barred.values()):
             continue
-        for job in cluster.index.on_server(server):
+        for job in cluster.jobs.index.on_server(server):
             row = seen.rows.get(job.id)
             if row is None or job.id in staying or int(decision.shares[row]) or not job.record.target:
                 continue
@@ -148,18 +143,18 @@ def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapp
 
 
 def _stays(cluster: Cluster, gpu: GpuAddress) -> bool:
-    bar = cluster.bar(gpu)
+    bar = cluster.servers.bar(gpu)
     return bar is not None and bar.may_stay
 
 
 def sentence(cluster: Cluster, job: Job) -> str:
     """Return why `job` still runs on GPUs that it has to leave; "" if it runs on none."""
-    if not cluster.barred:
+    if not cluster.servers.barred:
         return ""
     found = [
         f"{gpu} ({bar.text})"
         for gpu in job.running_gpus
-        if gpu.server in cluster.barred and (bar := cluster.bar(gpu)) is not None and bar.severity.moves
+        if gpu.server in cluster.servers.barred and (bar := cluster.servers.bar(gpu)) is not None and bar.severity.moves
     ]
     if not found:
         return ""

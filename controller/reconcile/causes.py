@@ -17,8 +17,8 @@ from ...protocol.texts import gpu_count, over_words, ranges
 from ..cluster import Cluster
 from ..jobs.generations import ending
 from ..jobs.job import Job
+from ..state.planning import Snapshot
 from .deciding import Decided
-from .snapshot import Snapshot
 
 MOST_TOLD = 3  # jobs, servers or GPUs in one part of a sentence
 
@@ -107,25 +107,25 @@ class Causes:
 
 def why_gone(cluster: Cluster, gpu: GpuAddress) -> str:
     """Return why a GPU is not available to the policy, as text for users."""
-    session = cluster.sessions.get(gpu.server)
+    session = cluster.servers.sessions.get(gpu.server)
     if session is None or not session.alive:
         return f"server {gpu.server} is lost"
     holder = holder_of(cluster, gpu)
     if holder is not None:
         return f"{holder.id} has it, {'a gang of fixed size' if holder.gang else 'and is about to end'}"
-    if (bar := cluster.bar(gpu)) is not None:
+    if (bar := cluster.servers.bar(gpu)) is not None:
         return bar.text
-    if not cluster.fit(gpu.server):
-        return cluster.health[gpu.server].reason
-    if (name := cluster.index.on_gpu(gpu)) is not None:
+    if not cluster.servers.fit(gpu.server):
+        return cluster.servers.health[gpu.server].reason
+    if (name := cluster.jobs.index.on_gpu(gpu)) is not None:
         return f"a worker of {name} is still there"
     return "a process of no known job is there"
 
 
 def holder_of(cluster: Cluster, gpu: GpuAddress) -> Job | None:
     """Return the job outside the policy's view that holds this GPU, also if it left the view since the last decision."""
-    known = next((job for job in cluster.rows.fixed.values() if gpu in job.own_gpus), None)
-    name = cluster.index.on_gpu(gpu) if known is None else None
+    known = next((job for job in cluster.jobs.rows.fixed.values() if gpu in job.own_gpus), None)
+    name = cluster.jobs.index.on_gpu(gpu) if known is None else None
     job = cluster.jobs.get(name) if name is not None else None
     return job if job is not None and gpu in job.own_gpus and (job.gang or ending(job)) else known
 

@@ -14,9 +14,9 @@ from ...scheduler.pipeline import Decision, decide
 from ...scheduler.plan import Change, at_once, plan
 from ...scheduler.scheduler import Scheduler
 from ..jobs.job import Job
+from ..state.planning import Snapshot
 from .avoiding import elsewhere
 from .growth import unmoved
-from .snapshot import Snapshot
 
 
 class PolicyFailed(RequestRefused):

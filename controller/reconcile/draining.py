@@ -31,10 +31,10 @@ from ..cluster import Cluster
 from ..jobs.generations import ending, holders
 from ..jobs.job import Job
 from ..jobs.records import WorkerState
+from ..jobs.rows import demand_of
 from ..records import Cordon, OverruleRecord
 from ..sessions import Session
-from .rows import demand_of
-from .snapshot import Snapshot
+from ..state.planning import Snapshot
 
 GPUS_TOLD = 8
 MOST_UNKNOWN, MOST_NAME = 64, 80  # workers of jobs that are not known, and characters of their jobs
@@ -59,21 +59,21 @@ def pushing(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mappi
     )
     if pushed is None:
         return {}
-    chosen = candidates if cluster.many_jobs else [max(candidates, key=lambda job: seen.rows[job.id])]
+    chosen = candidates if cluster.jobs.many else [max(candidates, key=lambda job: seen.rows[job.id])]
     return {job.id: f"moving it would leave {pushed.id} without a GPU" for job in chosen}
 
 
 def _to_be_moved(cluster: Cluster, seen: Snapshot) -> Iterator[Job]:
     """Yield the jobs in view that run on GPUs of plain drains."""
-    for server, record in cluster.overruled.items():
-        for job in cluster.index.on_server(server) if record.drains else ():
+    for server, record in cluster.servers.overruled.items():
+        for job in cluster.jobs.index.on_server(server) if record.drains else ():
             there = set(job.record.target).intersection(job.running_gpus)
             if job.id in seen.rows and any(gpu.server == server and _drained(cluster, gpu) for gpu in there):
                 yield job
 
 
 def _drained(cluster: Cluster, gpu: GpuAddress) -> bool:
-    bar = cluster.bar(gpu)
+    bar = cluster.servers.bar(gpu)
     return bar is not None and bar.may_stay and bar.drain is CordonKind.DRAIN
 
 
@@ -82,7 +82,10 @@ def _drained(cluster: Cluster, gpu: GpuAddress) -> bool:
 
 def still_there(cluster: Cluster, server: ServerId) -> tuple[StillThere, ...]:
     """Return the jobs and processes on the GPUs of `server` that are being drained."""
-    session, drains = cluster.sessions.get(server), cluster.overruled.get(server, OverruleRecord()).drains
+    session, drains = (
+        cluster.servers.sessions.get(server),
+        cluster.servers.overruled.get(server, OverruleRecord()).drains,
+    )
     if session is None or not drains:
         return ()
     return tuple(found for found in _all(cluster, session) if _concerns(drains, found.gpus))
@@ -95,7 +98,7 @@ def _concerns(drains: tuple[Cordon, ...], gpus: tuple[int, ...]) -> bool:
 
 def _all(cluster: Cluster, session: Session) -> Iterator[StillThere]:
     server = session.server.server
-    for job in cluster.index.on_server(server):
+    for job in cluster.jobs.index.on_server(server):
         gpus = tuple(
             gpu.index
             for entry in job.workers
@@ -115,7 +118,7 @@ def _all(cluster: Cluster, session: Session) -> Iterator[StillThere]:
 
 def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
     """Return whether `job` stays, for now, on the GPUs that it has to leave, and why it is still there."""
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return False, "the controller has just started, and waits for its servers"
     if job.final or ending(job) or all(entry.stopping for entry in job.workers):
         return False, "is about to end" if job.record.target or job.final else "saves its state, and ends"
@@ -123,18 +126,18 @@ def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
         if job.spec.expected_to_join and job.record.phase is JobPhase.STARTING:
             return False, "has just started, and cannot be moved before it has called elastic.join()"
         return True, f"a fixed gang of {gpu_count(len(job.running_gpus))} cannot be moved; `elasticctl cancel` ends it"
-    if cluster.policy_trouble:
-        return True, cluster.policy_trouble
-    if cluster.schedule_due:
+    if cluster.planning.policy_trouble:
+        return True, cluster.planning.policy_trouble
+    if cluster.planning.due:
         return False, "is about to be moved"
-    if job.id in cluster.cornered:
-        return True, cluster.cornered[job.id] or _no_room(cluster, job)
+    if job.id in cluster.planning.cornered:
+        return True, cluster.planning.cornered[job.id] or _no_room(cluster, job)
     return False, _way(cluster, job)
 
 
 def _way(cluster: Cluster, job: Job) -> str:
     """Return how the job leaves its drained GPUs."""
-    target = [gpu for gpu in job.record.target if (bar := cluster.bar(gpu)) is None or not bar.severity.moves]
+    target = [gpu for gpu in job.record.target if (bar := cluster.servers.bar(gpu)) is None or not bar.severity.moves]
     if not target:
         return "waits until others have made room"
     there = ", ".join(map(str, target[:GPUS_TOLD])) + (", ..." if len(target) > GPUS_TOLD else "")
@@ -144,13 +147,13 @@ def _way(cluster: Cluster, job: Job) -> str:
 
 def _no_room(cluster: Cluster, job: Job) -> str:
     """Return why a job that would lose all its GPUs gets none on other servers."""
-    demand = demand_of(job, cluster.gpu_name)
+    demand = demand_of(job, cluster.servers.gpu_name)
     least = min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
     stocks = [
         session.whole.only(
             [at for at, index in enumerate(session.whole.gpus) if _usable(cluster, session, index)]
         ).stock
-        for _, session in sorted(cluster.sessions.items())
+        for _, session in sorted(cluster.servers.sessions.items())
         if session.alive
     ]
     plain: Demand = replace(demand, began_on="")
@@ -163,7 +166,7 @@ def _no_room(cluster: Cluster, job: Job) -> str:
 
 
 def _usable(cluster: Cluster, session: Session, index: int) -> bool:
-    return cluster.usable(GpuAddress(server=session.server.server, index=index))
+    return cluster.servers.usable(GpuAddress(server=session.server.server, index=index))
 
 
 # --------------------------------------------------------------------------------------------------------------- when it ends
@@ -171,8 +174,8 @@ def _usable(cluster: Cluster, session: Session, index: int) -> bool:
 
 def note_drained(cluster: Cluster, now: float) -> None:
     """Record and report the drains that are over, once each."""
-    for server, record in list(cluster.overruled.items()):
-        session = cluster.sessions.get(server)
+    for server, record in list(cluster.servers.overruled.items()):
+        session = cluster.servers.sessions.get(server)
         if session is None or not session.alive or all(cordon.drained_s is not None for cordon in record.drains):
             continue
         busy = [found.gpus for found in _all(cluster, session)]
@@ -186,7 +189,7 @@ def note_drained(cluster: Cluster, now: float) -> None:
         noted = tuple(
             msgspec.structs.replace(cordon, drained_s=now) if cordon in over else cordon for cordon in record.cordons
         )
-        cluster.record_overruled(server, msgspec.structs.replace(record, cordons=noted))
+        cluster.servers.record_overruled(server, msgspec.structs.replace(record, cordons=noted))
         for cordon in over:
             where = f"server {server}" if cordon.gpu is None else f"GPU {server}:{cordon.gpu}"
-            cluster.tell(now, EventKind.DRAINED, None, f"{where} is drained: nothing runs there any more")
+            cluster.history.add(now, EventKind.DRAINED, None, f"{where} is drained: nothing runs there any more")

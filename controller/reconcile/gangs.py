@@ -51,8 +51,8 @@ def note_running(cluster: Cluster, now: float, job: Job) -> None:
     text = f"runs on {gpu_count(job.share_gpus)}, as a fixed gang"
     if job.spec.expected_to_join:
         text += ": it has not called elastic.join()"
-    cluster.tell(now, EventKind.STARTED, job.id, text)
-    cluster.mark_dirty(job)
+    cluster.history.add(now, EventKind.STARTED, job.id, text)
+    cluster.jobs.mark_dirty(job)
 
 
 def process_ended(
@@ -74,7 +74,7 @@ def process_ended(
         note_running(cluster, now, job)  # the process may have ended before it was reported to run
         return
     what = f"{entry.worker} on {names(entry)}: {reason}"
-    cluster.tell(now, EventKind.LOST, job.id, what)
+    cluster.history.add(now, EventKind.LOST, job.id, what)
     if fault is Fault.SCRIPT or (exit_code and exit_code > 0 and fault is not Fault.SERVER):
         end_job(cluster, now, job, JobPhase.FAILED, what, exit_code)
     else:
@@ -93,7 +93,7 @@ def _has_fellows(job: Job) -> bool:
 
 def not_to_start(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
     """Restart a gang of which a process was not reported to run and must not be started: the gang would stay incomplete."""
-    reason = next((bar.text for gpu in entry.all_gpus if (bar := cluster.bar(gpu)) is not None), "")
+    reason = next((bar.text for gpu in entry.all_gpus if (bar := cluster.servers.bar(gpu)) is not None), "")
     what = f"{entry.worker} on {names(entry)} has not started, and its GPU takes no new work any more: {reason}"
     fall(cluster, now, job, what, begun=_has_fellows(job))
 
@@ -122,8 +122,8 @@ def fall(
     for entry in job.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker)
-    cluster.mark_dirty(job)
-    cluster.schedule_due = True
+    cluster.jobs.mark_dirty(job)
+    cluster.planning.request()
 
 
 def _not_again(job: Job) -> str:
@@ -140,20 +140,20 @@ def wait_for_server(cluster: Cluster, now: float, job: Job, server: ServerId) ->
     if not any(entry.gpu.server == server and entry.state is not WorkerState.ORDERED for entry in job.workers):
         return False
     job.silent.setdefault(server, now + SILENT_SERVER_S)
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
     return True
 
 
 def watch_silent(cluster: Cluster, now: float, job: Job) -> None:
     """Give up the servers that have been silent for too long."""
     for server, due_s in list(job.silent.items()):
-        session = cluster.sessions.get(server)
+        session = cluster.servers.sessions.get(server)
         if session is not None and session.alive:
             del job.silent[server]
         elif now >= due_s:
             del job.silent[server]
             _give_up(cluster, now, job, server)
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
 
 
 def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
@@ -162,19 +162,19 @@ def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     gone = [entry for entry in job.workers if entry.gpu.server == server]
     job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != server), reason)
     for entry in gone:
-        accounting.ends(cluster.usage, now, job, entry, Fault.LOST)
+        accounting.ends(cluster.jobs.usage, now, job, entry, Fault.LOST)
         job.end_worker(entry.worker, now, None, reason, Fault.LOST)
     if stood and gone:
         process_ended(cluster, now, job, gone[0], None, reason, Fault.LOST)
-    cluster.mark_waiting_dirty()
-    cluster.schedule_due = True
+    cluster.jobs.mark_waiting_dirty()
+    cluster.planning.request()
 
 
 def leave_bad_gpus(cluster: Cluster, now: float) -> None:
     """Stop the gangs on GPUs that are gone or may compute wrongly; on GPUs with other bars a gang goes on, as it is not moved."""
-    for server, bars in list(cluster.barred.items()):
+    for server, bars in list(cluster.servers.barred.items()):
         bad = {index: bar for index, bar in bars.items() if bar.severity is Severity.STOP}
-        for job in cluster.index.on_server(server) if bad else ():
+        for job in cluster.jobs.index.on_server(server) if bad else ():
             held = [gpu for entry in job.workers for gpu in entry.all_gpus if gpu.server == server]
             found = next((gpu for gpu in held if gpu.index in bad), None)
             if found is not None and job.gang:

@@ -34,11 +34,11 @@ from ..cluster import Cluster
 from ..jobs.generations import holders, usable
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
+from ..state.planning import Snapshot
 from .avoiding import seats
 from .processes import stop_worker
 from .restarts import end_job
 from .saving import suspend
-from .snapshot import Snapshot
 
 
 def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> None:
@@ -58,15 +58,15 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
         return
     kept = _whole_servers(job, {other.gpu for other in with_state})
     least = least_gpus(job)
-    if len(kept) < least and not cluster.awaited:
+    if len(kept) < least and not cluster.servers.awaited:
         text = f"{why}; {gpu_count(least)} are needed, and {gpu_count(len(kept))} can go on"
         end_job(cluster, now, job, JobPhase.FAILED, text, UNLIKE)
         return
     known = bool(job.record.does_not_grow)
     job.update(does_not_grow=why)
     if not known:
-        cluster.tell(now, EventKind.HELD, job.id, f"does not grow any more: {why}")
-    if not cluster.awaited:  # else a controller that has just started knows too little; `keep_together` follows
+        cluster.history.add(now, EventKind.HELD, job.id, f"does not grow any more: {why}")
+    if not cluster.servers.awaited:  # else a controller that has just started knows too little; `keep_together` follows
         _keep(cluster, now, job, kept)
 
 
@@ -114,13 +114,13 @@ def _keep(cluster: Cluster, now: float, job: Job, kept: set[GpuAddress]) -> None
     if target == job.record.target and stays:
         return
     why = f"does not grow: {job.record.does_not_grow}"
-    cluster.schedule_due = True
+    cluster.planning.request()
     job.profiling = None
     if len(target) < least_gpus(job) or not stays:
         start_elsewhere(cluster, now, job, why, proven[0].worker if proven else None)
     else:
         job.aim(now, target, why)
-        cluster.mark_dirty(job)
+        cluster.jobs.mark_dirty(job)
 
 
 def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str, saver: WorkerId | None = None) -> None:
@@ -130,10 +130,9 @@ def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str, saver: Wor
     """
     job.aim(now, (), why)
     job.profiling = None
-    cluster.tell(
+    cluster.history.add(
         now, EventKind.PREEMPTED, job.id, "cannot be moved while it trains: it saves its state and starts again"
     )
-    cluster.schedule_due = True
     suspend(cluster, now, job, saver)
 
 

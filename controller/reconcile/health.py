@@ -23,7 +23,6 @@ from itertools import chain
 
 from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobId, ServerId, WorkerId
-from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from ...scheduler.view import Use
 from ..bars import Bar, sentences
 from ..cluster import Cluster
@@ -52,31 +51,22 @@ def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, su
 
     Jobs with workers not started there yet are placed on other servers. `suspected`: the fault is inferred by comparison.
     """
-    health = cluster.health.setdefault(server, Health())
-    health.reason = reason.removeprefix("cannot be started: ")
+    health = cluster.servers.start_failed(server, reason.removeprefix("cannot be started: "))
     if health.until_s is not None:
         return  # several workers started together fail together: they count once
-    _back_off(now, health, suspected)
-    cluster.tell(now, EventKind.SERVER_UNFIT, None, f"{server}: {health.sentence(now)}")
-    cluster.schedule_due = True
-    for job in cluster.index.on_server(server):
+    cluster.servers.back_off(now, health, suspected)
+    cluster.history.add(now, EventKind.SERVER_UNFIT, None, f"{server}: {health.sentence(now)}")
+    for job in cluster.jobs.index.on_server(server):
         if not job.final:
             _leave(cluster, now, job, server)
 
 
-def _back_off(now: float, health: Health, suspected: bool, first_s: float = FIRST_SERVER_BACK_OFF_S) -> None:
-    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, first_s * 2.0 ** min(health.failures, 30))
-    health.failures += 1
-    health.suspected = suspected
-    health.until_s = now + back_off_s
-
-
 def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) -> None:
     """Back off from `gpu`, which may be faulty: the state of `worker` there diverged, while the other workers agree."""
-    health = cluster.gpu_health.setdefault(gpu, Health())
+    health = cluster.servers.gpu_health.setdefault(gpu, Health())
     health.reason = f"the state of {worker} there came to differ from that of the other workers"
     if health.until_s is None:
-        _back_off(now, health, suspected=False, first_s=DIVERGED_BACK_OFF_S)
+        cluster.servers.back_off(now, health, suspected=False, first_s=DIVERGED_BACK_OFF_S)
         weigh(cluster, now, gpu.server)
 
 
@@ -90,42 +80,33 @@ def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     job.profiling = None
     for entry in waiting:
         job.drop_unstarted(entry.worker)
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
 
 
 def worked(cluster: Cluster, now: float, gpu: GpuAddress) -> None:
     """Clear `gpu` and its server: a worker has reached its training loop there."""
-    health = cluster.health.pop(gpu.server, None)
-    if health is not None and health.until_s is not None:
-        cluster.schedule_due = True
-    if cluster.gpu_health.pop(gpu, None) is not None:
+    cluster.servers.clear(gpu.server)
+    if cluster.servers.gpu_health.pop(gpu, None) is not None:
         weigh(cluster, now, gpu.server)
 
 
 def forgive(cluster: Cluster, now: float, server: ServerId, gpus: Iterable[GpuAddress]) -> None:
     """Clear `server` and these GPUs of it at once, as an operator has requested."""
     for gpu in gpus:
-        cluster.gpu_health.pop(gpu, None)
-    if cluster.health.pop(server, None) is not None:
-        cluster.schedule_due = True
+        cluster.servers.gpu_health.pop(gpu, None)
+    cluster.servers.clear(server)
     weigh(cluster, now, server)
 
 
 def pass_time(cluster: Cluster, now: float) -> None:
     """End the back-offs that have expired, so that these servers and GPUs are tried again."""
-    for health in cluster.health.values():
-        if health.until_s is not None and now >= health.until_s:
-            health.until_s = None
-            cluster.schedule_due = True
-    for gpu, health in cluster.gpu_health.items():
-        if health.until_s is not None and now >= health.until_s:
-            health.until_s = None
-            weigh(cluster, now, gpu.server)
+    for server in cluster.servers.end_back_offs(now):
+        weigh(cluster, now, server)
 
 
 def deadlines(cluster: Cluster) -> Iterator[float]:
     """Yield the times at which back-offs expire, for `pass_time` (Unix time, s)."""
-    for health in chain(cluster.health.values(), cluster.gpu_health.values()):
+    for health in chain(cluster.servers.health.values(), cluster.servers.gpu_health.values()):
         if health.until_s is not None:
             yield health.until_s
 
@@ -135,12 +116,12 @@ def troubles(cluster: Cluster, now: float) -> str:
 
     Lent GPUs are left out: the reasons of waiting jobs mention them.
     """
-    found = {server for server, health in cluster.health.items() if health.until_s is not None}
-    for server in (*cluster.barred, *cluster.offers_nothing):
+    found = {server for server, health in cluster.servers.health.items() if health.until_s is not None}
+    for server in (*cluster.servers.barred, *cluster.servers.offers_nothing):
         if (
-            server in cluster.sessions
-            and cluster.sessions[server].alive
-            and (server in cluster.offers_nothing or _barred(cluster, server))
+            server in cluster.servers.sessions
+            and cluster.servers.sessions[server].alive
+            and (server in cluster.servers.offers_nothing or _barred(cluster, server))
         ):
             found.add(server)
     told = [
@@ -152,19 +133,19 @@ def troubles(cluster: Cluster, now: float) -> str:
 
 def _told(cluster: Cluster, now: float, server: ServerId) -> str:
     """Return why `server`, or some of its GPUs, take no new work."""
-    health = cluster.health.get(server)
+    health = cluster.servers.health.get(server)
     if health is not None and health.until_s is not None:
         return health.sentence(now)
-    if server in cluster.barred:
-        return "; ".join(sentences(len(cluster.sessions[server].server.gpus), _barred(cluster, server)))
-    return f"it offers nothing: {cluster.offers_nothing[server]}"
+    if server in cluster.servers.barred:
+        return "; ".join(sentences(len(cluster.servers.sessions[server].server.gpus), _barred(cluster, server)))
+    return f"it offers nothing: {cluster.servers.offers_nothing[server]}"
 
 
 def _barred(cluster: Cluster, server: ServerId) -> dict[int, Bar]:
     """Return the bars on GPUs of a server, by index, without GPUs that are only lent."""
     return {
         index: bar
-        for index, bar in cluster.barred.get(server, {}).items()
+        for index, bar in cluster.servers.barred.get(server, {}).items()
         if bar.fault is not None or use_of(cluster, GpuAddress(server=server, index=index)) is Use.BARRED
     }
 
@@ -186,9 +167,12 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     server = entry.gpu.server
     if _gpu_is_to_blame(cluster, now, job, entry, reason):
         return True
-    health = cluster.health.setdefault(server, Health())
+    health = cluster.servers.health.setdefault(server, Health())
     _doubt(health, job)
-    if not any(session.alive and other != server and cluster.fit(other) for other, session in cluster.sessions.items()):
+    if not any(
+        session.alive and other != server and cluster.servers.fit(other)
+        for other, session in cluster.servers.sessions.items()
+    ):
         return False
     enough = FAILURES_OF_A_JOB if job.record.progressed else 1
     comparable = _has_run_elsewhere(job, server) and health.doubts[job.id].times >= enough
@@ -205,7 +189,7 @@ def _agree(cluster: Cluster, health: Health, jobs: Sequence[JobId], enough: int)
     So the scripts of one user alone take no GPUs from other users. If no other user has jobs, one owner suffices.
     """
     owners = {health.doubts[job].owner for job in jobs}
-    return len(jobs) >= enough and (len(owners) >= OWNERS_THAT_AGREE or not cluster.index.others_than(owners))
+    return len(jobs) >= enough and (len(owners) >= OWNERS_THAT_AGREE or not cluster.jobs.index.others_than(owners))
 
 
 def _doubt(health: Health, job: Job) -> None:
@@ -232,7 +216,7 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     if entry.gpus:  # the worker has several GPUs, and the faulty one is not known
         return False
     gpu = entry.gpu
-    health = cluster.gpu_health.setdefault(gpu, Health())
+    health = cluster.servers.gpu_health.setdefault(gpu, Health())
     _doubt(health, job)
     health.reason = reason
     if health.until_s is not None:
@@ -240,22 +224,21 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     beside = {job.id for job, _ in _at_work(cluster, gpu)}
     if not beside or any(
         other.server == gpu.server and other != gpu and known.until_s is not None
-        for other, known in cluster.gpu_health.items()
+        for other, known in cluster.servers.gpu_health.items()
     ):
         return False
     comparable = job.id in beside and not job.record.progressed
     unlike = [name for name in health.doubts if not _fails_on_another(cluster, name, gpu)]
     agreed = job.id in unlike and _agree(cluster, health, unlike, JOBS_THAT_FAIL_ON_GPU)
-    if comparable and not agreed and cluster.index.others_than({job.submission.owner}):
+    if comparable and not agreed and cluster.jobs.index.others_than({job.submission.owner}):
         before = job.avoided_gpus.get(gpu)
         if before is not None and before.until_s is None and before.failures >= TRIES_ON_ONE_SERVER:
             return False
         job.avoid_gpu(now, gpu, f"its script fails at its start on {gpu}: {reason}")
-        cluster.schedule_due = True
         return True
     if not comparable and not agreed:
         return False
-    _back_off(now, health, suspected=True)
+    cluster.servers.back_off(now, health, suspected=True)
     health.reason = f"workers fail at their start there, while other GPUs of the server work: {reason}"
     weigh(cluster, now, gpu.server)
     return True
@@ -263,7 +246,7 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
 
 def _at_work(cluster: Cluster, gpu: GpuAddress) -> Iterator[tuple[Job, WorkerRecord]]:
     """Yield the workers on other GPUs of the same server that have reached their training loop, with their jobs."""
-    for job in cluster.index.on_server(gpu.server):
+    for job in cluster.jobs.index.on_server(gpu.server):
         for entry in job.workers:
             beside = entry.gpu.server == gpu.server and entry.gpu != gpu and not entry.stopping
             if beside and arrived(job, entry.worker):
@@ -271,7 +254,7 @@ def _at_work(cluster: Cluster, gpu: GpuAddress) -> Iterator[tuple[Job, WorkerRec
 
 
 def _fails_on_another(cluster: Cluster, job: JobId, gpu: GpuAddress) -> bool:
-    return any(job in health.doubts for other, health in cluster.gpu_health.items() if other != gpu)
+    return any(job in health.doubts for other, health in cluster.servers.gpu_health.items() if other != gpu)
 
 
 def second_opinion(
@@ -287,7 +270,7 @@ def second_opinion(
     not.
     """
     server = entry.gpu.server
-    if len(cluster.sessions) < 2:
+    if len(cluster.servers.sessions) < 2:
         return False
     sound = late or _is_sound(cluster, job, server)
     others = [other for other, avoided in job.avoided.items() if avoided.extent is Avoidance.START and other != server]
@@ -301,13 +284,12 @@ def second_opinion(
     # After a late start, avoid the server at least as long as the start took: another server may become free meanwhile.
     at_least_s = now - entry.started_s if late and entry.started_s is not None else 0.0
     job.avoid(now, server, f"its script fails at its start on server {server}: {reason}", Avoidance.START, at_least_s)
-    cluster.schedule_due = True
     return True
 
 
 def _is_sound(cluster: Cluster, job: Job, server: ServerId) -> bool:
     """Return whether only `job` and jobs of its kind have failed on `server`, and the controller does not back off from it."""
-    health = cluster.health.get(server)
+    health = cluster.servers.health.get(server)
     if health is None:
         return True
     return health.until_s is None and all(doubt.kind == job.kind for doubt in health.doubts.values())
@@ -321,4 +303,4 @@ def _has_run_elsewhere(job: Job, server: ServerId) -> bool:
 
 
 def _fails_elsewhere(cluster: Cluster, job: JobId, server: ServerId) -> bool:
-    return any(job in health.doubts for other, health in cluster.health.items() if other != server)
+    return any(job in health.doubts for other, health in cluster.servers.health.items() if other != server)

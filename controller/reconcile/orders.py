@@ -23,7 +23,7 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
     """
     generation = job.record.generation + 1
     if step.fresh_start:
-        accounting.restarted(cluster.usage, now, job)  # books the steps that a preempted job could not save
+        accounting.restarted(cluster.jobs.usage, now, job)  # books the steps that a preempted job could not save
         if job.record.committed >= job.record.cycle:
             count_restart(cluster, now, job, "no worker with its state is left")
             if job.final:
@@ -34,7 +34,9 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
             worker=place.worker or _new_worker(job, place.gpu, generation, place.gpus),
             gpu=place.gpu,
             gpus=place.gpus,
-            place=gpu_place(session.server if (session := cluster.sessions.get(place.gpu.server)) else None, place.gpu),
+            place=gpu_place(
+                session.server if (session := cluster.servers.sessions.get(place.gpu.server)) else None, place.gpu
+            ),
         )
         for place in step.places
     )
@@ -54,8 +56,8 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
     text = f"generation {generation}: {gpu_count(len(gpus))}, {', '.join(gpus)}"
     if before is not None:
         text += f" (before: {gpu_count(len(before.roster.members))})"
-    cluster.tell(now, EventKind.ORDERED, job.id, text)
-    cluster.mark_dirty(job)
+    cluster.history.add(now, EventKind.ORDERED, job.id, text)
+    cluster.jobs.mark_dirty(job)
     job.told_s = now
     send_order(cluster, job)
 
@@ -64,7 +66,7 @@ def _note_type(cluster: Cluster, job: Job, members: tuple[Member, ...]) -> None:
     """Record the GPU model on which a job starts; once the job has made progress, it keeps to that model (`scheduler.kinds`)."""
     if job.record.gpu_name and (job.record.progressed or job.record.committed >= job.record.cycle):
         return
-    name = cluster.gpu_name(members[0].gpu)
+    name = cluster.servers.gpu_name(members[0].gpu)
     if name and name != job.record.gpu_name:
         job.update(gpu_name=name)
 
@@ -114,4 +116,4 @@ def send_order(cluster: Cluster, job: Job) -> None:
     job.sent_address = message.leader_address
     servers: dict[ServerId, None] = {entry.gpu.server: None for entry in job.workers}
     for server in servers:
-        cluster.send(server, message)
+        cluster.servers.send(server, message)

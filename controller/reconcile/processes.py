@@ -17,7 +17,7 @@ FIRST_PORT = 29_500  # for a gang if the agent of its first server is too old to
 
 def start_waiting(cluster: Cluster, now: float) -> None:
     """Start the ordered workers of which all GPUs are free; a gang starts only when all its workers can."""
-    for job in cluster.index.unstarted():
+    for job in cluster.jobs.index.unstarted():
         waiting = [entry for entry in job.workers if entry.state is WorkerState.ORDERED]
         able = [entry for entry in waiting if all(map(cluster.gpu_free, entry.all_gpus))]
         if not job.elastic and not (len(able) == len(waiting) and complete(job)):
@@ -28,13 +28,13 @@ def start_waiting(cluster: Cluster, now: float) -> None:
             job.told_s = now
             job.update_worker(entry.worker, state=WorkerState.STARTED, held_s=now)
         for entry in able:
-            cluster.mark_dirty(job)
+            cluster.jobs.mark_dirty(job)
             send_start(cluster, job, entry)
 
 
 def meeting_port(cluster: Cluster, gpu: GpuAddress) -> int:
     """Return the rendezvous port that the agent of the GPU's server reserves for `gpu`."""
-    session = cluster.sessions.get(gpu.server)
+    session = cluster.servers.sessions.get(gpu.server)
     found = (each.port for each in session.server.gpus if each.index == gpu.index) if session is not None else iter(())
     return next(found, 0) or FIRST_PORT + gpu.index
 
@@ -54,7 +54,7 @@ def _renew_port(cluster: Cluster, job: Job) -> None:
 
 def may_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> bool:
     """Return whether the start of a worker may be sent again to its agent: not if one of its GPUs takes no new work by now."""
-    return not entry.stopping and not job.final and not any(map(cluster.bar, entry.all_gpus))
+    return not entry.stopping and not job.final and not any(map(cluster.servers.bar, entry.all_gpus))
 
 
 def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
@@ -67,14 +67,14 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         generation=entry.generation,
         checkpoint_step=job.record.saved_step,
         uid=job.uid,
-        session=cluster.sessions[entry.gpu.server].name,
+        session=cluster.servers.sessions[entry.gpu.server].name,
         owner=job.submission.owner,
         account=job.submission.account,
-        trusted=tuple(dict.fromkeys(code for gpu in entry.all_gpus for code in cluster.trusted(gpu))),
+        trusted=tuple(dict.fromkeys(code for gpu in entry.all_gpus for code in cluster.servers.trusted(gpu))),
         gpus=entry.gpus,
         rendezvous=None if job.elastic else _rendezvous(cluster, job, entry),
     )
-    cluster.send(entry.gpu.server, message)
+    cluster.servers.send(entry.gpu.server, message)
 
 
 def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous | None:
@@ -86,7 +86,7 @@ def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous |
     if meeting is None or entry.worker not in meeting.ranks:
         return None  # the worker is about to be stopped
     servers, here = list(meeting.servers), entry.gpu.server
-    session = cluster.sessions.get(servers[0])
+    session = cluster.servers.sessions.get(servers[0])
     if session is None:
         return None  # rank 0 has ended, and its server is forgotten: no rendezvous is possible
     return Rendezvous(
@@ -124,7 +124,7 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId) -> Non
     entry = job.worker(worker)
     if entry is None:
         return
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
     if entry.state is WorkerState.ORDERED:
         job.drop_unstarted(worker)
         return
@@ -153,7 +153,7 @@ def send_stop(cluster: Cluster, job: Job, entry: WorkerRecord, grace_s: float, s
         saved=saved,
         uid=job.uid,
     )
-    cluster.send(entry.gpu.server, message)
+    cluster.servers.send(entry.gpu.server, message)
 
 
 def save_grace_s(job: Job) -> float:

@@ -18,13 +18,13 @@ from ...scheduler.policies import RIGID
 from ...scheduler.speedup_curve import points
 from ..cluster import Cluster
 from ..jobs.job import AllMeasured, Job, ProfilingRun
-from .rows import left_s
-from .snapshot import Snapshot
+from ..jobs.rows import left_s
+from ..state.planning import Snapshot
 
 
 def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decision) -> None:
     """Begin, continue and end the profiling of jobs after a decision, whose changes have ended that of the changed jobs."""
-    begin = cluster.settings.measuring.way_down and cluster.policy.name not in RIGID
+    begin = cluster.settings.measuring.way_down and cluster.planning.policy.name not in RIGID
     packed = _packed(cluster)
     for row in seen.view.placements:  # only jobs with GPUs can be measured
         job = seen.jobs[row]
@@ -75,7 +75,7 @@ def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...
         return
     job.profiling = None
     job.aim(now, target, "has been measured, and has its GPUs back")
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
 
 
 def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> tuple[int, ...]:
@@ -103,9 +103,9 @@ def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> t
 
 def _packed(cluster: Cluster) -> int | None:
     """Return the number of GPUs of each server if shares are packed, otherwise None."""
-    if not cluster.decider.scheduler.stages.packing:
+    if not cluster.planning.decider.scheduler.stages.packing:
         return None
-    return server_size([len(session.server.gpus) for session in cluster.sessions.values() if session.alive])
+    return server_size([len(session.server.gpus) for session in cluster.servers.sessions.values() if session.alive])
 
 
 def _on_the_way(job: Job, packed: int | None) -> tuple[int, ...]:
@@ -136,8 +136,8 @@ def _measure_with(cluster: Cluster, now: float, job: Job, shares: tuple[int, ...
     job.profiling = ProfilingRun(shares, reserved, began_s=now, until_s=now + cluster.settings.measuring.longest_s)
     text = f"measures its throughput with {shares[0]} of its {len(own)} GPUs"
     job.aim(now, target, text)
-    cluster.mark_dirty(job)
-    cluster.tell(now, EventKind.MEASURING, job.id, text)
+    cluster.jobs.mark_dirty(job)
+    cluster.history.add(now, EventKind.MEASURING, job.id, text)
 
 
 def _some(gpus: tuple[GpuAddress, ...], share: int) -> tuple[GpuAddress, ...]:

@@ -34,10 +34,11 @@ from ...scheduler.speedup_curve import peak
 from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, Curves, Floats, Ints, JobTable, Limit, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job, Planned
+from ..jobs.rows import demand_of
 from ..jobs.throughput import Estimated
 from ..loans import taken
-from .rows import demand_of
-from .snapshot import Snapshot, fewest, snapshot
+from ..state.planning import Snapshot
+from .snapshot import fewest, snapshot
 
 STARTING_SERVER = ServerId("")  # a server of the view that holds the GPUs of jobs that have not joined yet
 STARTED_S = 10.0  # expected time from a job's start to its first step
@@ -61,7 +62,7 @@ class Judged:
 
 def judged(cluster: Cluster, now: float, jobs: Sequence[Job]) -> list[Judged]:
     """Return the judgements on newly submitted jobs with deadlines, all of one turn together, in the order of `jobs`."""
-    seen, terms = snapshot(cluster, now), cluster.decider.scheduler.terms
+    seen, terms = snapshot(cluster, now), cluster.planning.decider.scheduler.terms
     found = [_without_a_plan(cluster, now, seen, job) for job in jobs]
     rest = [job for job, known in zip(jobs, found, strict=True) if known is None]
     if not rest:
@@ -85,7 +86,7 @@ def judged(cluster: Cluster, now: float, jobs: Sequence[Job]) -> list[Judged]:
 
 def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> Judged | None:
     """Return the judgement if no plan is needed for it; None: a plan is needed."""
-    deadline, scheduler = job.spec.deadline, cluster.decider.scheduler
+    deadline, scheduler = job.spec.deadline, cluster.planning.decider.scheduler
     assert deadline is not None
     why = _never_promised(job)
     if scheduler.terms is None:
@@ -102,7 +103,7 @@ def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> J
 
 def _hours(cluster: Cluster, wide: _Wide, these: Situations, newcomers: Sequence[Promise]) -> Hours:
     """Return the promised GPU time by user; nothing is counted unless a newcomer's user has a bound on promised GPU time."""
-    hours = Hours(cluster.decider.scheduler.stages.quotas)
+    hours = Hours(cluster.planning.decider.scheduler.stages.quotas)
     if any(math.isfinite(hours.left_gpu_s(_owner(wide, one))) for one in newcomers):
         for plan in settled(these)[1]:
             for key, filled in plan.found.items():
@@ -151,8 +152,8 @@ def deadlines(cluster: Cluster, seen: Snapshot, scheduler: Scheduler | None = No
 
     `scheduler`: the scheduler that decides; None: the one in use.
     """
-    terms = (scheduler or cluster.decider.scheduler).terms
-    if terms is None or not cluster.rows.any_deadline:
+    terms = (scheduler or cluster.planning.decider.scheduler).terms
+    if terms is None or not cluster.jobs.rows.any_deadline:
         return None
     wide = _wide(cluster, seen.view.now, seen, _starting(cluster), scheduler)
     return Deadlines(terms, wide.view, wide.busy, wide.busy_on, frozenset(_being_measured(wide)))
@@ -168,12 +169,12 @@ def _being_measured(wide: _Wide) -> Iterator[int]:
 
 def broken_without(cluster: Cluster, now: float, gpus: Sequence[GpuAddress], until_s: float) -> tuple[JobId, ...]:
     """Return the jobs with promises that hold now, and would break without these GPUs until `until_s` (Unix time)."""
-    terms = cluster.decider.scheduler.terms
-    if terms is None or not cluster.rows.any_promise:
+    terms = cluster.planning.decider.scheduler.terms
+    if terms is None or not cluster.jobs.rows.any_promise:
         return ()
     wide = _wide(cluster, now, snapshot(cluster, now), _starting(cluster))
     these, _ = situations(wide.view, (), terms, wide.busy, wide.busy_on)
-    names, found = Counter(cluster.gpu_name(gpu) for gpu in gpus), []
+    names, found = Counter(cluster.servers.gpu_name(gpu) for gpu in gpus), []
     for pool, asked in zip(these.pools, these.each, strict=True):
         count = names[pool.name] if len(these.pools) > 1 else len(gpus)
         before = settle(asked.promised, asked.timeline())
@@ -185,14 +186,14 @@ def broken_without(cluster: Cluster, now: float, gpus: Sequence[GpuAddress], unt
 
 def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | None) -> None:
     """Record the state of each promise after a decision, and report changes as events. `kept`: the decision's plan."""
-    if not cluster.rows.any_deadline:
+    if not cluster.jobs.rows.any_deadline:
         return
-    wide, terms = _wide(cluster, now, seen, _starting(cluster)), cluster.decider.scheduler.terms
+    wide, terms = _wide(cluster, now, seen, _starting(cluster)), cluster.planning.decider.scheduler.terms
     if kept is None or terms is None:
         _note_by_pace(cluster, now, wide, range(len(wide.jobs)))
         return
-    cluster.schedules = kept.schedules
-    hours = Hours(cluster.decider.scheduler.stages.quotas)
+    cluster.planning.schedules = kept.schedules
+    hours = Hours(cluster.planning.decider.scheduler.stages.quotas)
     for row, filled in kept.plan.found.items():
         if _is_new(job := wide.jobs[row]):
             continue
@@ -216,7 +217,6 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         job = wide.jobs[one.key]
         if job.record.by_s is not None:  # planned with an earlier deadline; the job's own may still hold
             job.update(by_s=None)
-            cluster.schedule_due = True
             continue
         is_new = job.record.promise is not PromiseState.BREAKS or job.planned == Planned()
         saved_by = _saved_by(wide, kept.these.each[kept.homes[one.key]], one) if is_new else job.planned.saved_by
@@ -237,7 +237,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         _note(cluster, now, job, PromiseState.PROVISIONAL, Planned(waits_for=waits_for, final_by_s=final_by_s))
     planned_for = {*kept.plan.found, *(one.key for one in kept.plan.broken), *kept.unkept, *kept.unknown}
     _note_by_pace(cluster, now, wide, [row for row in range(len(wide.jobs)) if row not in planned_for])
-    cluster.review_s = min(cluster.review_s, now + REVIEW_S, *_last_looks(now, kept, terms))
+    cluster.planning.review_s = min(cluster.planning.review_s, now + REVIEW_S, *_last_looks(now, kept, terms))
 
 
 def _is_new(job: Job) -> bool:
@@ -273,7 +273,7 @@ def _note_by_pace(cluster: Cluster, now: float, wide: _Wide, rows: Iterable[int]
             end_s = _end_s(wide.view, row, int(jobs.share[row] or jobs.max_gpus[row]))  # without GPUs: the earliest end
             late = end_s is None or end_s > job.deadline_s
             _note(cluster, now, job, PromiseState.BREAKS if late else PromiseState.HOLDS, Planned(end_s))
-        cluster.review_s = min(cluster.review_s, now + REVIEW_S)
+        cluster.planning.review_s = min(cluster.planning.review_s, now + REVIEW_S)
 
 
 def promise_view(job: Job) -> PromiseView | None:
@@ -367,7 +367,7 @@ class _Wide:
 
 def _starting(cluster: Cluster) -> tuple[Job, ...]:
     """Return the jobs that cannot be resized yet because their workers are expected to join and have not."""
-    return tuple(job for job in cluster.rows.gangs.values() if job.spec.expected_to_join and not job.final)
+    return tuple(job for job in cluster.jobs.rows.gangs.values() if job.spec.expected_to_join and not job.final)
 
 
 def _wide(
@@ -377,7 +377,7 @@ def _wide(
 
     `scheduler`: the scheduler that decides; None: the one in use.
     """
-    reserved = tuple(busy((scheduler or cluster.decider.scheduler).stages.reservations, taken(cluster), now))
+    reserved = tuple(busy((scheduler or cluster.planning.decider.scheduler).stages.reservations, taken(cluster), now))
     if not more:
         return _Wide(_with_types(cluster, now, seen.view, seen.jobs), seen.jobs, reserved)
     sorts = tuple(_sort(cluster, gpu) for job in more for gpu in job.own_gpus)
@@ -403,7 +403,7 @@ def _wide(
     for row, wider in zip(narrow, rows, strict=False):
         columns["max_gpus"][row], columns["curve"][row] = wider["max_gpus"], wider["curve"]
     table = JobTable(Columns(names=names, **columns), np.arange(len(names)), curves, ended=jobs.ended)
-    table.schedules = cluster.schedules
+    table.schedules = cluster.planning.schedules
     others = Counter(_sort(cluster, gpu).name for job in more if job.spec.deadline is None for gpu in job.own_gpus)
     starting = {name: ((now, now + STARTED_S, count),) for name, count in others.items()}
     view = _with_types(cluster, now, structs.replace(view, jobs=table), (*seen.jobs, *more))
@@ -434,10 +434,14 @@ def _with_types(cluster: Cluster, now: float, view: ClusterView, jobs: Sequence[
 
 def _sort(cluster: Cluster, gpu: GpuAddress) -> GpuSort:
     """Return the properties of a GPU; those of an unnamed GPU if its server is unknown."""
-    session = cluster.sessions.get(gpu.server)
+    session = cluster.servers.sessions.get(gpu.server)
     whole = session.whole if session is not None else None
     known = whole is not None and gpu.index in whole.gpus and whole.sorts
-    return whole.sorts[whole.gpus.index(gpu.index)] if whole is not None and known else GpuSort(cluster.gpu_name(gpu))
+    return (
+        whole.sorts[whole.gpus.index(gpu.index)]
+        if whole is not None and known
+        else GpuSort(cluster.servers.gpu_name(gpu))
+    )
 
 
 def _limits(cluster: Cluster, seen: Snapshot, more: Sequence[Job]) -> dict[str, Any]:
@@ -449,7 +453,7 @@ def _limits(cluster: Cluster, seen: Snapshot, more: Sequence[Job]) -> dict[str, 
         if count := len(job.own_gpus):
             placements[row] = ((1 << count) - 1) << begin
             begin += count
-    own = [demand_of(job, cluster.gpu_name) for job in (*(() if view.limits else seen.jobs), *more)]
+    own = [demand_of(job, cluster.servers.gpu_name) for job in (*(() if view.limits else seen.jobs), *more)]
     there = [
         *(sort for server in view.servers for sort in server.sorts),
         *(_sort(cluster, g) for j in more for g in j.own_gpus),
@@ -541,11 +545,11 @@ def _note(cluster: Cluster, now: float, job: Job, state: PromiseState, planned: 
     if state is before:
         return
     job.update(promise=state)
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
     text = _told(now, job, state, before)
     if text:
         kind = EventKind.PROMISED if state is PromiseState.HOLDS else EventKind.ENDANGERED
-        cluster.tell(now, kind, job.id, text)
+        cluster.history.add(now, kind, job.id, text)
 
 
 def _told(now: float, job: Job, state: PromiseState, before: PromiseState | None) -> str:

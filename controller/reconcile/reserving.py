@@ -35,27 +35,27 @@ def reserved(
     `chosen`: rows of `Rows` in view; `there`: connected servers; `running`: GPUs with processes, by row of the view. `tenancy`:
     GPUs guaranteed to other tenants are not reserved.
     """
-    gangs = [job for job in cluster.rows.gangs.values() if _stays(job)]
-    if not gangs and cluster.reserved is None:
+    gangs = [job for job in cluster.jobs.rows.gangs.values() if _stays(job)]
+    if not gangs and cluster.jobs.reserved is None:
         return view, math.inf
     bits: dict[GpuAddress, Gpus] = {}
     for server in there:
         for index in server.gpus:
             bits[GpuAddress(server=server.server, index=index)] = 1 << len(bits)
-    barred = {name for name in (*cluster.barred, *cluster.health) if name in cluster.sessions}
-    unusable = union(bit for gpu, bit in bits.items() if gpu.server in barred and not cluster.usable(gpu))
-    demands, demand_of = cluster.rows.demands(chosen)
+    barred = {name for name in (*cluster.servers.barred, *cluster.servers.health) if name in cluster.servers.sessions}
+    unusable = union(bit for gpu, bit in bits.items() if gpu.server in barred and not cluster.servers.usable(gpu))
+    demands, demand_of = cluster.jobs.rows.demands(chosen)
     queue = Queue(
         servers=there,
         usable=((1 << len(bits)) - 1) & ~unusable,
-        busy=tuple(_gpus(job, bits) for job in cluster.rows.fixed.values()),
+        busy=tuple(_gpus(job, bits) for job in cluster.jobs.rows.fixed.values()),
         gangs=union(_gpus(job, bits) for job in gangs),
         demands=demands,
         demand_of=demand_of,
-        stays=cluster.rows.unjoined(chosen, expected=any(job.spec.expected_to_join for job in gangs)),
+        stays=cluster.jobs.rows.unjoined(chosen, expected=any(job.spec.expected_to_join for job in gangs)),
         begun=frozenset(row for row, gpus in running.items() if gpus),
     )
-    before: JobId | None = cluster.reserved
+    before: JobId | None = cluster.jobs.reserved
     most = partial(_most, tenancy, lasting(view, tenancy)) if tenancy is not None else None
     return reserve(view, queue, policy, policy in RIGID, cluster.settings.reserve_after_s, before, most)
 

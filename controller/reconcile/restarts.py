@@ -29,7 +29,7 @@ def start_again(cluster: Cluster, now: float, job: Job) -> None:
             return
         restart_at = job.wait_for_restart(now)
         job.enter(JobPhase.STARTING, now)
-        cluster.mark_dirty(job)
+        cluster.jobs.mark_dirty(job)
     if not job.record.target:
         suspend(cluster, now, job)
     elif now >= restart_at:
@@ -49,7 +49,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     If a server was lost or could not start the workers, the script is not to blame, and both counts start again from 0.
     Workers refused because of their code count as killed: the code may be accepted on another server, or on none.
     """
-    accounting.restarted(cluster.usage, now, job)
+    accounting.restarted(cluster.jobs.usage, now, job)
     kept = job.record
     ended = [entry for entry in kept.past if entry.generation >= kept.cycle and entry.fault not in INNOCENT]
     faults = {entry.fault for entry in ended}
@@ -70,7 +70,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     )
     if kept.does_not_grow or job.hold_until is not None:
         job.release()  # the restart replaces all its workers
-        cluster.schedule_due = True
+        cluster.planning.request()
     job.newest_progress = None
     job.start_failures = 0
     last = ended[-1] if ended else None
@@ -85,7 +85,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
         job.update(restarts=kept.restarts + 1)
         saved = kept.saved_step if job.elastic else None
         where = f"from its last checkpoint, of step {saved}" if saved is not None else "from the beginning"
-        cluster.tell(now, EventKind.RESTARTED, job.id, f"starts again {where}: {because}")
+        cluster.history.add(now, EventKind.RESTARTED, job.id, f"starts again {where}: {because}")
 
 
 def has_lost_workers(job: Job) -> bool:
@@ -117,12 +117,11 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
     if phase is JobPhase.FAILED:
         job.update(failure=failure(job))
     texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: reason}
-    cluster.tell(now, EventKind(phase.value), job.id, texts[phase])
+    cluster.history.add(now, EventKind(phase.value), job.id, texts[phase])
     _tell_of_deadline(cluster, now, job, phase)
     if job.record.measured:
-        cluster.record_throughput(now, job)
-    cluster.schedule_due = True
-    cluster.mark_dirty(job)
+        cluster.experience.record_throughput(now, job)
+    cluster.jobs.mark_dirty(job)
     for entry in job.workers:
         if entry.state is WorkerState.ORDERED:
             job.drop_unstarted(entry.worker)
@@ -148,4 +147,4 @@ def _tell_of_deadline(cluster: Cluster, now: float, job: Job, phase: JobPhase) -
     late_s = now - job.deadline_s
     if phase is JobPhase.FINISHED and late_s > 0:
         promised = "" if job.promised else ", which was not promised"
-        cluster.tell(now, EventKind.MISSED, job.id, f"finished {span(late_s)} after its deadline{promised}")
+        cluster.history.add(now, EventKind.MISSED, job.id, f"finished {span(late_s)} after its deadline{promised}")

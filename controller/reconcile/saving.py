@@ -51,7 +51,7 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     job.release()  # the restart replaces all its workers
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
 
 
 def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
@@ -101,7 +101,7 @@ def turn_of(job: Job, saver: WorkerId | None, now: float) -> float | None:
 
 
 def _is_there(cluster: Cluster, entry: WorkerRecord) -> bool:
-    session = cluster.sessions.get(entry.gpu.server)
+    session = cluster.servers.sessions.get(entry.gpu.server)
     return session is not None and session.alive
 
 
@@ -126,7 +126,7 @@ def _tell_change(cluster: Cluster, now: float, job: Job, saver: WorkerId) -> Non
         return  # this controller has just started, and has not named a saver yet
     before = job.statuses.get(named)
     why = f"has not saved it ({before.note})" if before is not None else "has ended"
-    cluster.tell(now, EventKind.SAVER, job.id, f"{saver} is to save the job's state, since {named} {why}")
+    cluster.history.add(now, EventKind.SAVER, job.id, f"{saver} is to save the job's state, since {named} {why}")
 
 
 def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int | None) -> None:

@@ -29,15 +29,15 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
     `at_once`: make a scheduling decision even if the last one was a moment ago. While a controller that has just started waits
     for agents to reconnect, nothing is done.
     """
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return  # agents have yet to report which workers run
     leave_bad_gpus(cluster, now)
-    if cluster.plan_unfinished and not cluster.index.anyone_astray:
-        cluster.schedule_due = True
-    if cluster.schedule_due and (at_once or cluster.may_decide(now)):
+    if cluster.planning.unfinished and not cluster.jobs.index.anyone_astray:
+        cluster.planning.request()
+    if cluster.planning.due and (at_once or cluster.may_decide(now)):
         set_targets(cluster, now)
     _steer_dirty(cluster, now)
-    if cluster.schedule_due and cluster.may_decide(now):  # a job has ended meanwhile, or has given GPUs back
+    if cluster.planning.due and cluster.may_decide(now):  # a job has ended meanwhile, or has given GPUs back
         set_targets(cluster, now)
         _steer_dirty(cluster, now)
     start_waiting(cluster, now)
@@ -45,7 +45,7 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
 
 
 def _steer_dirty(cluster: Cluster, now: float) -> None:
-    for name in cluster.take_dirty():
+    for name in cluster.jobs.take_dirty():
         if (job := cluster.jobs.get(name)) is not None:
             _steer(cluster, now, job)
 
@@ -57,7 +57,6 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
         job.update(overtaken=False)
         job.aim(now, (), "it is further than the controller's store, which was restored from a backup")
         job.profiling = None
-        cluster.schedule_due = True
         if job.elastic or job.spec.restarts is None:
             suspend(cluster, now, job, furthest(job))
         else:
@@ -65,11 +64,13 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
             if job.final:
                 return
     keep_together(cluster, now, job)
-    step = next_step(job, cluster.gpu_free, cluster.left_at_once())
+    step = next_step(job, cluster.gpu_free, cluster.servers.left_at_once())
     if isinstance(step, StartAgain):
         start_again(cluster, now, job)
         step = (
-            next_step(job, cluster.gpu_free, cluster.left_at_once()) if not job.final and job.newest is None else None
+            next_step(job, cluster.gpu_free, cluster.servers.left_at_once())
+            if not job.final and job.newest is None
+            else None
         )
     if isinstance(step, GiveOrder):
         give_order(cluster, now, job, step)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId, Severity
 from ...scheduler.measuring import first_share
-from ...scheduler.placement.fewest_servers import addresses
 from ...scheduler.quotas.dividing import Tenancy
 from ...scheduler.quotas.terms import Quotas
 from ...scheduler.scheduler import Scheduler
@@ -19,38 +17,13 @@ from ...scheduler.speedup_curve import fewest_servers
 from ...scheduler.view import Aside, ClusterView, Gpus, Ints, JobTable, ServerInView, Use
 from ..cluster import Cluster
 from ..jobs.job import Job
+from ..jobs.rows import Rows
 from ..loans import use_of
 from ..sessions import Session
+from ..state.planning import Snapshot
 from .reserving import reserved
-from .rows import Rows
 
 MANY_BEHIND = 100  # changed jobs whose rows are out of date
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Scheduler's view of the cluster, with the jobs of its rows and the GPUs of its bits."""
-
-    view: ClusterView
-    jobs: tuple[Job, ...]
-    first: Mapping[int, Gpus]  # by row: the GPU of the job's first worker
-    running: Mapping[int, Gpus]  # by row: GPUs with processes of the job; only jobs with GPUs or processes
-    held: Mapping[
-        int, Gpus
-    ]  # by row: GPUs of workers that are not stopping, those to be started included; only jobs with processes
-    fixed: tuple[Job, ...] = ()  # jobs that keep their GPUs, which are not in the view
-    tenancy: Tenancy | None = None  # tenants of the jobs and their quotas; None without quotas
-    review_s: float = math.inf  # when a job may next get a reservation (Unix time, s)
-
-    @cached_property
-    def rows(self) -> Mapping[JobId, int]:
-        """Row of each job in the view."""
-        return {job.id: row for row, job in enumerate(self.jobs)}
-
-    @cached_property
-    def gpus(self) -> tuple[GpuAddress, ...]:
-        """GPU of each bit in the view's GPU sets."""
-        return addresses(self.view.servers)
 
 
 def snapshot(
@@ -69,17 +42,17 @@ def snapshot(
     `without`: jobs that have no GPU and are to get none now. `staying`: jobs that keep GPUs which they should leave.
     `scheduler`: the scheduler that decides; None: the one in use.
     """
-    rows, there = cluster.rows, cluster.present_gpus
+    rows, there = cluster.jobs.rows, cluster.servers.present_gpus
     _catch_up(cluster, now, there)
-    sessions = sorted(cluster.sessions.items())
+    sessions = sorted(cluster.servers.sessions.items())
     servers = _in_view(cluster, sessions, staying)
     jobs, chosen = rows.jobs(frozenset(without))
     total = sum([len(server.gpus) for server in servers])
     first = first_share(total, len(jobs)) if cluster.settings.measuring.way_down else None
     there_now = tuple([session.whole for _, session in sessions if session.alive])
     columns, curves = rows.columns(chosen, now, total, there_now, first)
-    table = JobTable(columns, np.arange(len(jobs)), curves, ended=cluster.ended)
-    table.schedules = cluster.schedules
+    table = JobTable(columns, np.arange(len(jobs)), curves, ended=cluster.experience.lengths)
+    table.schedules = cluster.planning.schedules
     manual = {row: _manual(rows.manual[name]) for row, name in rows.where(rows.manual, chosen)}
     places = _places(rows, chosen, servers)
     limits, limit_of = rows.limits(chosen, servers)
@@ -87,7 +60,7 @@ def snapshot(
     aside = _aside(cluster, sessions, servers)
     whole = there_now if aside else ()
     view = ClusterView(now, table, servers, places.own, manual, limits, limit_of, absent, whole, aside=aside)
-    scheduler = scheduler or cluster.decider.scheduler
+    scheduler = scheduler or cluster.planning.decider.scheduler
     tenancy = _tenancy(cluster, scheduler.stages.quotas, jobs, chosen)
     review_s = math.inf
     if not rows.any_promise:  # GPUs kept for promised deadlines cannot be reserved for other jobs
@@ -102,16 +75,16 @@ def _tenancy(cluster: Cluster, quotas: Quotas, jobs: tuple[Job, ...], chosen: In
     if not quotas.any:
         return None
     held: dict[str, int] = {}
-    for job in cluster.rows.fixed.values():
+    for job in cluster.jobs.rows.fixed.values():
         tenant = quotas.tenant(job.user)
         held[tenant] = held.get(tenant, 0) + len(job.own_gpus)
-    stays = frozenset(np.flatnonzero(cluster.rows.unjoined(chosen, expected=False)).tolist())
+    stays = frozenset(np.flatnonzero(cluster.jobs.rows.unjoined(chosen, expected=False)).tolist())
     return Tenancy(quotas, [job.user for job in jobs], held, stays)
 
 
 def falls_behind(cluster: Cluster) -> bool:
     """Return whether so many rows are out of date that some should be updated before the next decision (`keep_up`)."""
-    return cluster.rows.behind >= MANY_BEHIND
+    return cluster.jobs.rows.behind >= MANY_BEHIND
 
 
 def keep_up(cluster: Cluster, now: float) -> None:
@@ -120,14 +93,14 @@ def keep_up(cluster: Cluster, now: float) -> None:
     A controller that has just started assumes that all known servers will reconnect.
     """
     if falls_behind(cluster):
-        there = cluster.known_gpus if cluster.awaited else cluster.present_gpus
-        _catch_up(cluster, now, there, bool(cluster.awaited), MANY_BEHIND)
+        there = cluster.servers.known_gpus if cluster.servers.awaited else cluster.servers.present_gpus
+        _catch_up(cluster, now, there, bool(cluster.servers.awaited), MANY_BEHIND)
 
 
 def _catch_up(cluster: Cluster, now: float, there: int, absent_too: bool = False, limit: int | None = None) -> None:
-    cluster.rows.catch_up(
+    cluster.jobs.rows.catch_up(
         lambda most: fewest(cluster, min(most, max(there, 1)), absent_too),
-        lambda kind: cluster.history.find(kind, now),
+        lambda kind: cluster.experience.throughput.find(kind, now),
         lambda job, servers: cluster.estimate(now, job, servers),
         limit,
     )
@@ -138,14 +111,14 @@ def _in_view(
 ) -> tuple[ServerInView, ...]:
     """Return the connected servers, with those of their GPUs that the scheduler may give to jobs."""
     busy: dict[ServerId, set[int]] = {}
-    for job in cluster.rows.fixed.values():
+    for job in cluster.jobs.rows.fixed.values():
         for gpu in job.own_gpus:  # also GPUs left idle for a measurement: the job may use them again
             busy.setdefault(gpu.server, set()).add(gpu.index)
     found = []
     for name, session in sessions:
         if not session.alive:
             continue
-        fit, barred = cluster.fit(name), cluster.barred.get(name)
+        fit, barred = cluster.servers.fit(name), cluster.servers.barred.get(name)
         if fit and not barred and name not in busy and not session.unknown:
             found.append(session.whole)
             continue
@@ -163,7 +136,7 @@ def _aside(
 ) -> tuple[Aside, ...]:
     """Return the GPUs of connected servers that are not in view, by reason."""
     in_view = {server.server: server for server in servers}
-    fixed = {gpu: job for job in cluster.rows.fixed.values() for gpu in job.own_gpus}
+    fixed = {gpu: job for job in cluster.jobs.rows.fixed.values() for gpu in job.own_gpus}
     found: dict[Use, list[ServerInView]] = {}
     for name, session in sessions:
         if not session.alive or in_view.get(name) is session.whole:
@@ -194,16 +167,16 @@ def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId
     server, hidden = session.server.server, set()
     there = {
         gpu.index: job.id
-        for job in cluster.index.on_server(server)
+        for job in cluster.jobs.index.on_server(server)
         if not job.final
         for gpu in set(job.own_gpus).intersection(job.running_gpus)
         if gpu.server == server
     }
     for index in session.whole.gpus:
         gpu = GpuAddress(server=server, index=index)
-        if cluster.usable(gpu):
+        if cluster.servers.usable(gpu):
             continue
-        bar, job = cluster.bar(gpu), there.get(index)
+        bar, job = cluster.servers.bar(gpu), there.get(index)
         severity = bar.severity if bar is not None else Severity.NO_NEW_WORK
         stays = bar is not None and bar.may_stay and job in staying
         if job is None or (severity.moves and not stays):
@@ -243,5 +216,5 @@ def fewest(cluster: Cluster, most: int, absent_too: bool = False) -> Ints:
 
     `absent_too`: count all known servers, also those that are not connected.
     """
-    sessions = cluster.sessions.values()
+    sessions = cluster.servers.sessions.values()
     return fewest_servers([len(session.server.gpus) for session in sessions if session.alive or absent_too], most)

@@ -17,9 +17,9 @@ from ...scheduler.placement.fewest_servers import in_order
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import Submission
+from ..jobs.rows import demand_of
 from ..sessions import Session
 from .deciding import PolicyFailed
-from .rows import demand_of
 from .snapshot import snapshot
 from .weighing import Outcome, weighed
 
@@ -54,18 +54,16 @@ def outcome(cluster: Cluster, now: float, supposed: Supposition = AS_IT_IS) -> O
 
     None if the policy fails, or if the controller still waits for servers to connect after its start.
     """
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     first, later = set(supposed.over[:1]), supposed.over[1:]
-    copied = cluster.aside(job for name, job in cluster.index.live.items() if name not in first)
+    copied = cluster.what_if(job for name, job in cluster.jobs.index.live.items() if name not in first)
     for name, share in supposed.by_hand.items():
         if (job := copied.jobs.get(name)) is not None:
             job.profiling = None
             job.update(manual_share=share)
     if supposed.instead is not None:
-        job = copied.jobs[supposed.instead.job] = Job(supposed.instead)
-        copied.index.changed(job)
-        copied.rows.changed(job)
+        copied.jobs.suppose(Job(supposed.instead))
     supposed.change(copied)
     try:
         found = weighed(copied, now, snapshot(copied, now), lambda job: None)
@@ -97,38 +95,38 @@ def share_of(found: Outcome | None, job: JobId) -> int:
 
 def without_cordons(cluster: Cluster, server: ServerId, away: Callable[[int | None, str], bool]) -> None:
     """Remove from a copy the cordons of a server for which `away(gpu, loan)` holds."""
-    before = cluster.overruled[server]
+    before = cluster.servers.overruled[server]
     kept = tuple(cordon for cordon in before.cordons if not away(cordon.gpu, cordon.loan))
-    cluster.overruled[server] = msgspec.structs.replace(before, cordons=kept)
-    cluster.weigh(server)
+    cluster.servers.overruled[server] = msgspec.structs.replace(before, cordons=kept)
+    cluster.servers.update_bars(server)
 
 
 def mended(cluster: Cluster, server: ServerId, gpu: int | None) -> None:
     """Clear in a copy the faults and start failures of a GPU, or of the server as a whole (None)."""
-    session = cluster.sessions[server]
+    session = cluster.servers.sessions[server]
     kept = tuple(trouble for trouble in session.troubles if trouble.gpu != gpu)
-    cluster.sessions[server] = replace(session, troubles=kept)
+    cluster.servers.sessions[server] = replace(session, troubles=kept)
     if gpu is None:
-        cluster.health.pop(server, None)
+        cluster.servers.health.pop(server, None)
     else:
-        cluster.gpu_health.pop(GpuAddress(server=server, index=gpu), None)
-    cluster.weigh(server)
+        cluster.servers.gpu_health.pop(GpuAddress(server=server, index=gpu), None)
+    cluster.servers.update_bars(server)
 
 
 def back(cluster: Cluster, server: ServerId) -> None:
     """Reconnect a lost server in a copy, with no processes on it."""
-    cluster.sessions[server] = replace(cluster.sessions[server], alive=True, unknown={}, strays={})
-    cluster.weigh(server)
+    cluster.servers.sessions[server] = replace(cluster.servers.sessions[server], alive=True, unknown={}, strays={})
+    cluster.servers.update_bars(server)
 
 
 def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
     """Add to a copy `count` GPUs that `job` can use, on new servers. Return False if no known GPU model suits the job."""
     models = {
         sort: session.server.gpus[at]
-        for _, session in sorted(cluster.sessions.items())
+        for _, session in sorted(cluster.servers.sessions.items())
         for at, sort in enumerate(session.whole.sorts)
     }
-    demand = demand_of(job, cluster.gpu_name)
+    demand = demand_of(job, cluster.servers.gpu_name)
     option = next(iter(demand.options(models)), None)
     if option is None:
         return False
@@ -139,5 +137,5 @@ def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
             for index in range(min(each, count - begin))
         )
         more = Server(server=ServerId(f"{MORE}{number:06}"), address="", gpus=gpus)
-        cluster.sessions[more.server] = Session(server=more, alive=True, last_heard_s=now)
+        cluster.servers.sessions[more.server] = Session(server=more, alive=True, last_heard_s=now)
     return True

@@ -15,6 +15,7 @@ from ...scheduler.sets import union
 from ..cluster import Cluster
 from ..jobs.generations import holders
 from ..jobs.job import Job
+from ..state.planning import Snapshot
 from .causes import Causes
 from .deciding import Decided, PolicyFailed
 from .growth import start_elsewhere
@@ -22,7 +23,7 @@ from .profiling import profile_jobs
 from .promising import note_promises
 from .restarts import has_lost_workers
 from .saving import suspend
-from .snapshot import Snapshot, snapshot
+from .snapshot import snapshot
 from .weighing import weighed
 
 KEPT_POLICY_FAILURES = 64
@@ -34,12 +35,11 @@ def set_targets(cluster: Cluster, now: float) -> None:
 
     If the policy fails, the last plan is kept.
     """
-    cluster.schedule_due, cluster.decided_s = False, now
-    cluster.decisions += 1
-    for job in cluster.cramped:
+    cluster.planning.begin_decision(now)
+    for job in cluster.planning.cramped:
         job.room = None  # the decision finds the limit again
-        cluster.rows.changed(job)
-    cluster.cramped = ()
+        cluster.jobs.rows.changed(job)
+    cluster.planning.cramped = ()
     seen = snapshot(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
@@ -50,19 +50,19 @@ def set_targets(cluster: Cluster, now: float) -> None:
         _keep_plan(cluster, now, seen, failure)
         return
     seen, found = outcome.seen, outcome.found
-    cluster.policy_trouble, cluster.cornered = "", outcome.staying
+    cluster.planning.policy_trouble, cluster.planning.cornered = "", outcome.staying
     review_s = min(found.decision.review_s, seen.review_s)
-    cluster.review_s = review_s if review_s > now else math.inf
+    cluster.planning.review_s = review_s if review_s > now else math.inf
     reservation = seen.view.reservation
-    cluster.reserve(seen.jobs[reservation.row] if reservation is not None else None)
+    cluster.jobs.reserve(seen.jobs[reservation.row] if reservation is not None else None)
     if seen.view.manual_shares:
-        cluster.pushes.append((cluster.decisions, partial(_pushed, found, seen)))
+        cluster.planning.pushes.append((cluster.planning.decisions, partial(_pushed, found, seen)))
     reasons = partial(_reason, found, seen)
     for job in seen.jobs:
         job.why_waiting = reasons
-    cluster.plan_unfinished = found.unfinished
+    cluster.planning.unfinished = found.unfinished
     for_whom = _for_whom(found, seen)
-    causes = Causes(cluster, cluster.last_seen, seen, found)
+    causes = Causes(cluster, cluster.planning.last_seen, seen, found)
     for change in found.changes:
         job = seen.jobs[change.row]
         if change.row in found.again:
@@ -70,22 +70,25 @@ def set_targets(cluster: Cluster, now: float) -> None:
             continue
         target = in_order(change.gpus, seen.gpus, job.record.target)
         retarget(cluster, now, job, target, causes.of(change.row, len(target)), for_whom)
-    cluster.last_seen = seen
+    cluster.planning.last_seen = seen
     profile_jobs(cluster, now, seen, found.decision)
     note_promises(cluster, now, seen, found.decision.kept)
 
 
 def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFailed) -> None:
     """Keep all jobs on their GPUs; the policy decides again after a change, or after POLICY_RETRY_S seconds."""
-    cluster.policy_trouble = f"{failure}; the last plan is kept"
-    cluster.review_s = now + POLICY_RETRY_S
-    cluster.plan_unfinished = False
+    cluster.planning.policy_trouble = f"{failure}; the last plan is kept"
+    cluster.planning.review_s = now + POLICY_RETRY_S
+    cluster.planning.unfinished = False
     for job in seen.jobs:
-        job.why_waiting = partial(_trouble, cluster.policy_trouble if not job.record.target else "")
-    if failure.where not in cluster.policy_failures and len(cluster.policy_failures) < KEPT_POLICY_FAILURES:
-        cluster.policy_failures.add(failure.where)
-        cluster.tell(now, EventKind.POLICY_FAILED, None, cluster.policy_trouble)
-        cluster.warn(cluster.policy_trouble)
+        job.why_waiting = partial(_trouble, cluster.planning.policy_trouble if not job.record.target else "")
+    if (
+        failure.where not in cluster.planning.policy_failures
+        and len(cluster.planning.policy_failures) < KEPT_POLICY_FAILURES
+    ):
+        cluster.planning.policy_failures.add(failure.where)
+        cluster.history.add(now, EventKind.POLICY_FAILED, None, cluster.planning.policy_trouble)
+        cluster.warn(cluster.planning.policy_trouble)
 
 
 def _reason(found: Decided, seen: Snapshot, job: JobId) -> str:
@@ -146,12 +149,12 @@ def retarget(
     """
     job.aim(now, target, why)
     job.profiling = None
-    cluster.mark_dirty(job)
+    cluster.jobs.mark_dirty(job)
     if target:
         return
     if not holders(job) and has_lost_workers(job):
-        cluster.tell(now, EventKind.WAITING, job.id, f"waits, since no GPUs can be had for new workers: {why}")
+        cluster.history.add(now, EventKind.WAITING, job.id, f"waits, since no GPUs can be had for new workers: {why}")
     else:
         how = "; its state is saved first" if holders(job) else " before it has begun"
-        cluster.tell(now, EventKind.PREEMPTED, job.id, f"gives all its GPUs back{for_whom}{how}")
+        cluster.history.add(now, EventKind.PREEMPTED, job.id, f"gives all its GPUs back{for_whom}{how}")
     suspend(cluster, now, job)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from ...protocol.model import JobId
 from ..cluster import Cluster
 from ..jobs.job import Job
+from ..state.planning import Snapshot
 from .barring import cornered, keep_off
 from .deciding import Decided, decided
 from .draining import pushing
 from .promising import deadlines
-from .snapshot import Snapshot, snapshot
+from .snapshot import snapshot
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ def weighed(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job],
     while (stays := _staying(cluster, seen, found, staying)) or found.stuck or found.cramped:
         staying.update(stays)
         for job, most in found.cramped:
-            job.room, cluster.cramped = most, (*cluster.cramped, job)
-            cluster.rows.changed(job)
+            job.room, cluster.planning.cramped = most, (*cluster.planning.cramped, job)
+            cluster.jobs.rows.changed(job)
         for job in found.stuck:
             without[job.id] = None
             waits(job)
@@ -50,7 +51,7 @@ def weighed(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job],
 
 def _decided(cluster: Cluster, seen: Snapshot) -> Decided:
     return decided(
-        cluster.decider.scheduler,
+        cluster.planning.decider.scheduler,
         seen,
         cluster.rng,
         lambda decision: keep_off(cluster, seen, decision),

@@ -27,13 +27,14 @@ from ...scheduler.admission import Newcomer, Situation
 from ...scheduler.kinds import Demand, never_fits
 from ...scheduler.priorities import ignored
 from ...scheduler.quotas.lasting import Lasting
-from ..cluster import Cluster, Undecided
+from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
 from ..jobs.records import Submission
 from ..reconcile.profiling import profile_now
 from ..reconcile.promising import Judged, judged, promise_view, told_with
 from ..reconcile.settle import settle
+from ..state.clients import Undecided
 from . import resuming, snapshots
 from .authority import by, check_job, signed
 from .finding import find_job
@@ -59,26 +60,26 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fe
         raise UserError(reason)
     spec = resuming.going_on(cluster, who, spec, fetched)
     snapshots.check(cluster, who, spec)
-    heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
+    heard = not cluster.servers.awaited or any(session.alive for session in cluster.servers.sessions.values())
     if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
         return None
-    if len(cluster.index.live) >= MAX_UNFINISHED_JOBS:
+    if len(cluster.jobs.index.live) >= MAX_UNFINISHED_JOBS:
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
     if reason := _refusal(cluster, who, spec):
         raise RequestRefused(f"{spec.name} is not admitted: {reason}")
     if spec.deadline is None:
         return _taken_in(cluster, now, asked, spec, None)
-    if len(cluster.newcomers) >= MAX_UNDECIDED and asked.name not in cluster.newcomers:
+    if len(cluster.clients.newcomers) >= MAX_UNDECIDED and asked.name not in cluster.clients.newcomers:
         raise RequestRefused("too many jobs with deadlines have been submitted at once: try again")
-    cluster.newcomers[asked.name] = asked, spec
+    cluster.clients.newcomers[asked.name] = asked, spec
     return None
 
 
 def answer_newcomers(cluster: Cluster, now: float) -> None:
     """Admit or refuse jobs with deadlines, all that have arrived since the last turn together."""
-    if not cluster.newcomers or cluster.awaited:
+    if not cluster.clients.newcomers or cluster.servers.awaited:
         return  # the GPUs that could be promised are known only after all servers have reported
-    waiting, cluster.newcomers = list(cluster.newcomers.values()), {}
+    waiting, cluster.clients.newcomers = list(cluster.clients.newcomers.values()), {}
     jobs = [
         Job(Submission(job=JobId(spec.name), request="", spec=spec, submitted_s=now, owner=asked.who.name))
         for asked, spec in waiting
@@ -91,18 +92,18 @@ def answer_newcomers(cluster: Cluster, now: float) -> None:
             answer = Refused(reason=f"{spec.name} is not admitted: {beyond}")
         else:
             answer = _taken_in(cluster, now, asked, spec, found)
-        cluster.remember_answer(asked.name, answer)
-        cluster.answer(asked, answer)
+        cluster.clients.remember(asked.name, answer)
+        cluster.clients.answer(asked, answer)
 
 
 def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec, found: Judged | None) -> Submitted:
     """Add the job to the cluster. `found`: the promise; None for a job without a deadline."""
     who = asked.who
-    name = JobId(f"{spec.name}-{cluster.next_job}")
+    name = JobId(f"{spec.name}-{cluster.jobs.next_number}")
     submission = Submission(
         job=name,
         request=asked.name,
-        uid=cluster.new_uid(name),
+        uid=cluster.jobs.new_uid(name),
         spec=spec,
         submitted_s=now,
         owner=who.name,
@@ -114,16 +115,15 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
         job.update(promise=found.state, by_s=found.by_s)
     if spec.resume is not None:
         job.update(saved_step=spec.resume.step, gpu_name=spec.resume.gpu_name)
-    cluster.next_job += 1
-    cluster.add_job(job)
-    cluster.schedule_due = True
+    cluster.jobs.next_number += 1
+    cluster.jobs.add(job)
     name_told = by(who) or (f" by {spec.user}" if spec.user else "")
     least = f"{spec.gpus.min} to " if spec.gpus.min < spec.gpus.max else ""
     deadline = told_with(now, job, found) if found is not None else ""
     text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}{resuming.told(spec)}"
-    cluster.tell(now, EventKind.SUBMITTED, job.id, text)
-    cluster.audit(now, asked, "submit", job.id, text)
-    note = ignored(cluster.decider.scheduler.policy, spec.priority)
+    cluster.history.add(now, EventKind.SUBMITTED, job.id, text)
+    cluster.clients.audit(now, asked, "submit", job.id, text)
+    note = ignored(cluster.planning.decider.scheduler.policy, spec.priority)
     return Submitted(job=job.id, promise=promise_view(job), notes=(note,) if note else ())
 
 
@@ -137,7 +137,7 @@ def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, 
     if reason := refusal(spec):
         raise UserError(reason)
     spec = resuming.going_on(cluster, who, spec, fetched)
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     if reason := _refusal(cluster, who, spec):
         return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {reason}")
@@ -181,7 +181,11 @@ def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
     The result is "" if it could run, or if no server is known.
     """
     demand = Demand.of(spec)
-    return "" if cluster.most_gpus(demand) >= spec.gpus.min else never_fits(demand, spec.gpus.min, cluster.stocks())
+    return (
+        ""
+        if cluster.servers.most_gpus(demand) >= spec.gpus.min
+        else never_fits(demand, spec.gpus.min, cluster.servers.stocks())
+    )
 
 
 def _too_many(cluster: Cluster, who: Principal) -> str:
@@ -190,31 +194,31 @@ def _too_many(cluster: Cluster, who: Principal) -> str:
     The operator of a one-machine cluster has no bound.
     """
     most = cluster.settings.open_jobs_per_user
-    if who == LOCAL_OPERATOR or (count := cluster.index.of_owner(who.name)) < most:
+    if who == LOCAL_OPERATOR or (count := cluster.jobs.index.of_owner(who.name)) < most:
         return ""
     return f"{who.name} has {count} unfinished jobs already, and may have {most} (open_jobs_per_user)"
 
 
 def _beyond_quota(cluster: Cluster, user: str) -> str:
     """Return why the quota of `user`, or of its group, has no room for another job; "" if there is room or no quota."""
-    quotas = cluster.decider.scheduler.stages.quotas
+    quotas = cluster.planning.decider.scheduler.stages.quotas
     own, group = quotas.own(user), quotas.group_of(user)
-    if own.jobs is not None and (count := cluster.index.of_user(user)) >= own.jobs:
+    if own.jobs is not None and (count := cluster.jobs.index.of_user(user)) >= own.jobs:
         return f"{user} has {count} unfinished jobs already, and may have {own.jobs} (quotas)"
     if group is None or (most := quotas.groups[group].jobs) is None:
         return ""
-    count = sum(cluster.index.of_user(member) for member in quotas.groups[group].members)
+    count = sum(cluster.jobs.index.of_user(member) for member in quotas.groups[group].members)
     return f"group {group} has {count} unfinished jobs already, and may have {most} (quotas)" if count >= most else ""
 
 
 def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
     situation = Situation(
-        gpus=cluster.known_gpus,
-        waiting_jobs=cluster.index.without_target,
-        user_jobs=cluster.index.of_user(spec.user),
+        gpus=cluster.servers.known_gpus,
+        waiting_jobs=cluster.jobs.index.without_target,
+        user_jobs=cluster.jobs.index.of_user(spec.user),
     )
     newcomer = Newcomer(min_gpus=spec.gpus.min, user=spec.user)
-    return cluster.decider.scheduler.stages.admission.refusal(newcomer, situation)
+    return cluster.planning.decider.scheduler.stages.admission.refusal(newcomer, situation)
 
 
 def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fetched: Fetched) -> Answer | None:
@@ -240,7 +244,7 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
         raise UserError(
             f"{job.id} has {gpu_count(each)} on each of its servers: its share is a multiple of {each}, not {share}"
         )
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     if share is not None and share > (job.record.manual_share or 0):
         _check_by_hand(cluster, asked.who, job, share)
@@ -251,18 +255,18 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
         text += by(asked.who)
         if share is not None and share > spec.gpus.max:
             text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
-        cluster.tell(now, EventKind.SCALED, job.id, text)
-        cluster.audit(now, asked, "scale", job.id, text)
+        cluster.history.add(now, EventKind.SCALED, job.id, text)
+        cluster.clients.audit(now, asked, "scale", job.id, text)
     if share is not None and job.record.does_not_grow:
         job.update(does_not_grow="")  # scaling by hand implies that newcomers should be tried again
-    cluster.schedule_due = True
-    cluster.mark_dirty(job)
-    if cluster.many_jobs:
-        if len(cluster.undecided) >= MAX_UNDECIDED and asked.name not in cluster.undecided:
+    cluster.planning.request()
+    cluster.jobs.mark_dirty(job)
+    if cluster.jobs.many:
+        if len(cluster.clients.undecided) >= MAX_UNDECIDED and asked.name not in cluster.clients.undecided:
             raise RequestRefused("too many shares have been set within a second: try again")
-        cluster.undecided[asked.name] = Undecided(asked, job, cluster.decisions)
+        cluster.clients.undecided[asked.name] = Undecided(asked, job, cluster.planning.decisions)
         return None
-    decisions = cluster.decisions
+    decisions = cluster.planning.decisions
     settle(cluster, now)
     return _scaled(cluster, job, decisions)
 
@@ -272,18 +276,18 @@ def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> No
 
     Raises RequestRefused if it does and the principal is not an operator.
     """
-    quotas = cluster.decider.scheduler.stages.quotas
+    quotas = cluster.planning.decider.scheduler.stages.quotas
     if who.role is Role.OPERATOR or not quotas.any:
         return
     fixed: dict[str, int] = {}
-    live = cluster.index.live.values()
+    live = cluster.jobs.index.live.values()
     for other in live:
         kept = len(other.own_gpus) if other.gang else other.record.manual_share or 0
         if kept and other is not job:
             tenant = quotas.tenant(other.user)
             fixed[tenant] = fixed.get(tenant, 0) + kept
     owners = dict.fromkeys(other.user for other in live)
-    most = Lasting(quotas, owners, fixed, cluster.present_gpus).most(quotas.tenant(job.user))
+    most = Lasting(quotas, owners, fixed, cluster.servers.present_gpus).most(quotas.tenant(job.user))
     if share > most:
         raise RequestRefused(
             f"{job.id} cannot keep {gpu_count(share)} by hand: {most} at most, beside what others are guaranteed (quotas); "
@@ -293,14 +297,14 @@ def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> No
 
 def answer_undecided(cluster: Cluster) -> None:
     """Answer the requests that set shares before the last decision."""
-    for name, waiting in list(cluster.undecided.items()):
-        if cluster.decisions == waiting.after:
+    for name, waiting in list(cluster.clients.undecided.items()):
+        if cluster.planning.decisions == waiting.after:
             continue
-        del cluster.undecided[name]
+        del cluster.clients.undecided[name]
         job = waiting.job
         answer = Refused(reason=_over(job)) if job.final else _scaled(cluster, job, waiting.after)
-        cluster.remember_answer(name, answer)
-        cluster.answer(waiting.asked, answer)
+        cluster.clients.remember(name, answer)
+        cluster.clients.answer(waiting.asked, answer)
 
 
 def _fixed(job: Job) -> str:
@@ -322,7 +326,7 @@ def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
     carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.record.target)
     generation = job.record.generation if carried_out else job.record.generation + 1  # given once the GPUs are free
     pushed: dict[JobId, ShareForecast] = {}
-    for number, losers in cluster.pushes if job.record.manual_share is not None else ():
+    for number, losers in cluster.planning.pushes if job.record.manual_share is not None else ():
         for loser in itertools.islice(losers(), MOST_PUSHED) if number > after else ():
             if loser.job != job.id:
                 pushed.setdefault(loser.job, loser)
@@ -337,13 +341,13 @@ def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Ans
     check_job(asked.who, job, "profile")
     if job.final:
         raise RequestRefused(_over(job))
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     if not job.elastic:
         what = _fixed(job) or "its command has not called elastic.join() yet"
         raise RequestRefused(f"{job.id} cannot be measured: {what}")
     shares = profile_now(cluster, now, job)
-    cluster.audit(
+    cluster.clients.audit(
         now,
         asked,
         "profile",

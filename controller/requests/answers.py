@@ -60,9 +60,10 @@ from ...protocol.model import ServerId
 from ...protocol.principals import Principal
 from ...protocol.texts import many
 from ...protocol.times import LOG_TIMEOUT_S
-from ..cluster import Cluster, PendingLog
+from ..cluster import Cluster
 from ..events import ClientRequest
 from ..intake.guests import adopt
+from ..state.clients import PendingLog
 from . import snapshots
 from .acts import forecast, profile, scale, submit
 from .authority import by, check, check_job
@@ -111,14 +112,14 @@ def on_request(
     request, request_id = asked.envelope.request, asked.envelope.id
     if not 0 < len(request_id) <= MAX_REQUEST_ID:
         text = f"the id of a request has 1 to {MAX_REQUEST_ID} characters, not {len(request_id)}"
-        cluster.answer(asked, Refused(reason=text, bad_input=True))
+        cluster.clients.answer(asked, Refused(reason=text, bad_input=True))
         return
     if reason := not_served(asked.envelope.speaks, "this client"):
-        cluster.answer(asked, Refused(reason=reason, bad_input=True))
+        cluster.clients.answer(asked, Refused(reason=reason, bad_input=True))
         return
-    known = cluster.answers.get(asked.name)
+    known = cluster.clients.answers.get(asked.name)
     if known is not None:
-        cluster.answer(asked, known)
+        cluster.clients.answer(asked, known)
         return
     try:
         check(asked.who, request)
@@ -130,14 +131,14 @@ def on_request(
         cluster.fetch(asked, missing.keys)
         return
     except NotAllowed as error:  # not remembered, because the request is not allowed the next time either
-        cluster.audit_refusal(now, asked.who, _act(request), _concerned(request), str(error), request_id)
-        cluster.answer(asked, Refused(reason=str(error), not_allowed=True))
+        cluster.clients.audit_refusal(now, asked.who, _act(request), _concerned(request), str(error), request_id)
+        cluster.clients.answer(asked, Refused(reason=str(error), not_allowed=True))
         return
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
     if changes(request):
-        cluster.remember_answer(asked.name, answer)
-    cluster.answer(asked, answer)
+        cluster.clients.remember(asked.name, answer)
+    cluster.clients.answer(asked, answer)
 
 
 def _act(request: Request) -> str:
@@ -276,14 +277,14 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
 
 def _adopt(cluster: Cluster, now: float, asked: ClientRequest, server: ServerId) -> Answer:
     answer = adopt(cluster, now, server, by(asked.who))
-    cluster.audit(now, asked, "adopt server", server, f"taken over with {many(answer.workers, 'worker')}")
+    cluster.clients.audit(now, asked, "adopt server", server, f"taken over with {many(answer.workers, 'worker')}")
     return answer
 
 
 def _events(cluster: Cluster, who: Principal, request: GetEvents) -> Answer:
     wanted = None if request.job is None else find_id(cluster, who, request.job)
     limit = max(0, min(request.limit, MAX_EVENTS_ANSWERED))
-    newer = list(itertools.takewhile(lambda event: event.number > request.after, reversed(cluster.events)))
+    newer = list(itertools.takewhile(lambda event: event.number > request.after, reversed(cluster.history.events)))
     found = [event for event in reversed(newer) if wanted is None or event.job == wanted]
     return Events(events=tuple(found[:limit]))
 
@@ -300,8 +301,8 @@ def _pong(cluster: Cluster, now: float) -> Answer:
         version=cluster.settings.version,
         protocol=PROTOCOL_VERSION,
         cluster=cluster.settings.cluster,
-        policy=cluster.policy.name,
-        servers=len(cluster.leases) - len(cluster.awaited),
+        policy=cluster.planning.policy.name,
+        servers=len(cluster.servers.leases) - len(cluster.servers.awaited),
         pid=cluster.settings.pid,
         time_s=now,
     )
@@ -321,13 +322,13 @@ def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: Ge
     if entry is None:
         raise UserError(f"{job.id} has no worker {request.worker[:80]!r}")
     server = entry.gpu.server
-    session = cluster.sessions.get(server)
+    session = cluster.servers.sessions.get(server)
     if session is None or not session.alive:
         raise RequestRefused(f"the log of {entry.worker} is on server {server}, which is not there")
-    if len(cluster.pending_logs) >= MAX_PENDING_LOGS and name not in cluster.pending_logs:
+    if len(cluster.clients.pending_logs) >= MAX_PENDING_LOGS and name not in cluster.clients.pending_logs:
         raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
-    cluster.pending_logs.pop(name, None)  # the entries are ordered by their deadlines
-    cluster.pending_logs[name] = PendingLog(asked=asked, server=server, deadline_s=now + LOG_TIMEOUT_S)
+    cluster.clients.pending_logs.pop(name, None)  # the entries are ordered by their deadlines
+    cluster.clients.pending_logs[name] = PendingLog(asked=asked, server=server, deadline_s=now + LOG_TIMEOUT_S)
     message = ReadLog(
         request=name,
         job=job.id,
@@ -336,4 +337,4 @@ def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: Ge
         limit=request.limit,
         uid=job.uid,
     )
-    cluster.send(server, message)
+    cluster.servers.send(server, message)

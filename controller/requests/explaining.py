@@ -64,20 +64,20 @@ def _with_gpus(cluster: Cluster, found: Explanation, job: Job, decided: Outcome)
     """Add the known GPUs, the jobs that hold them, and the free ones."""
     seen, shares = decided.seen, decided.found.decision.shares
     given = [(other, int(shares[row])) for row, other in enumerate(seen.jobs)]
-    fixed = [(other, len(other.own_gpus)) for other in cluster.rows.fixed.values()]
+    fixed = [(other, len(other.own_gpus)) for other in cluster.jobs.rows.fixed.values()]
     holders = [
         ShareForecast(job=other.id, before_gpus=len(other.record.target), after_gpus=after, reason="")
         for other, after in (*given, *fixed)
         if other.id != job.id and (after or other.record.target)
     ]
     holders.sort(key=lambda one: -max(one.before_gpus, one.after_gpus))
-    scheduler = cluster.decider.scheduler
+    scheduler = cluster.planning.decider.scheduler
     return replace(
         found,
         policy=scheduler.policy.name,
         rule=rule_of(scheduler.policy),
         least_gpus=job.spec.gpus.min,
-        known_gpus=cluster.known_gpus,
+        known_gpus=cluster.servers.known_gpus,
         divided_gpus=seen.view.total_gpus,
         among_jobs=len(seen.jobs),
         free_gpus=_free(decided, job),
@@ -103,7 +103,7 @@ def _taken(cluster: Cluster, decided: Outcome) -> Iterator[GpusTaken]:
     divided = set(decided.seen.gpus)
     by_reason: dict[str, list[GpuAddress]] = {}
     why = partial(why_gone, cluster)
-    for name, session in sorted(cluster.sessions.items()):
+    for name, session in sorted(cluster.servers.sessions.items()):
         for index in session.whole.gpus:
             gpu = GpuAddress(server=name, index=index)
             if gpu not in divided:

@@ -23,7 +23,7 @@ def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> J
     found = cluster.jobs.get(meant)
     if found is not None:
         return found
-    over = cluster.archive.find(meant)
+    over = cluster.jobs.archive.find(meant)
     job = archived(over.key, fetched) if over is not None else None
     if job is None:
         raise UserError(f"there is no job {name[:80]!r}")
@@ -32,12 +32,12 @@ def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> J
 
 def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
     """Return the id of the job that `find_job` would return, without fetching the job. Raises UserError, RequestRefused."""
-    if JobId(name) in cluster.jobs or cluster.archive.find(JobId(name)) is not None:
+    if JobId(name) in cluster.jobs or cluster.jobs.archive.find(JobId(name)) is not None:
         return JobId(name)
-    named = cluster.index.named(name)
+    named = cluster.jobs.index.named(name)
     unfinished = [job.id for job in named if not job.final]
     own = [job.id for job in named if not job.final and job.submission.owner == who.name]
-    archived_too, newest = cluster.archive.named(name)
+    archived_too, newest = cluster.jobs.archive.named(name)
     over = [*(job.id for job in named if job.final), *((newest,) if newest is not None else ())]
     found = ((len(own), own), (len(unfinished), unfinished), (len(named) + archived_too, over))
     for count, candidates in found:

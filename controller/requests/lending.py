@@ -43,7 +43,7 @@ def lend(cluster: Cluster, now: float, asked: ClientRequest, request: LendGpus) 
         raise UserError(f"GPUs cannot be lent for {request.for_s:g} s: 1 s to {LONGEST_S / 86_400:.0f} days")
     if len(request.reason) > MOST_REASON or not request.reason.isprintable():
         raise UserError(f"a reason is one line of at most {MOST_REASON} characters")
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     gpus = _chosen(cluster, request.gpus)
     if not request.force and (broken := broken_without(cluster, now, gpus, now + request.for_s)):
@@ -52,13 +52,13 @@ def lend(cluster: Cluster, now: float, asked: ClientRequest, request: LendGpus) 
         raise RequestRefused(
             f"without {gpu_count(request.gpus)} the deadlines of {names} would be missed: --force lends all the same"
         )
-    loan, until_s = f"loan-{cluster.next_event}", now + request.for_s
+    loan, until_s = f"loan-{cluster.history.next_number}", now + request.for_s
     because = f": {request.reason}" if request.reason else ""
     take(cluster, now, gpus, loan, f"lent ({loan}){because}"[:MOST_REASON], str(asked.who), until_s)
     where = ", ".join(map(str, gpus))
     text = f"{gpu_count(len(gpus))} lent for {span(request.for_s)} as {loan}{by(asked.who)}: {where}{because}"
-    cluster.tell(now, EventKind.LENT, None, text[:1000])
-    cluster.audit(now, asked, "lend GPUs", loan, text[:1000])
+    cluster.history.add(now, EventKind.LENT, None, text[:1000])
+    cluster.clients.audit(now, asked, "lend GPUs", loan, text[:1000])
     return GpusLent(loan=loan, gpus=gpus, until_s=until_s, time_s=now)
 
 
@@ -67,7 +67,7 @@ def take(
 ) -> tuple[GpuAddress, ...]:
     """Have jobs leave these GPUs until `until_s` (Unix time); return the GPUs in the order of servers."""
     for server in dict.fromkeys(gpu.server for gpu in gpus):
-        before = cluster.overruled.get(server, NOTHING_OVERRULED)
+        before = cluster.servers.overruled.get(server, NOTHING_OVERRULED)
         here = [gpu.index for gpu in gpus if gpu.server == server]
         cordons = [
             Cordon(
@@ -81,14 +81,14 @@ def take(
             )
             for index in here
         ]
-        cluster.record_overruled(server, replace(before, cordons=(*before.cordons, *cordons)))
+        cluster.servers.record_overruled(server, replace(before, cordons=(*before.cordons, *cordons)))
         weigh(cluster, now, server, told=True)
     return tuple(sorted(gpus, key=lambda gpu: (gpu.server, gpu.index)))
 
 
 def end_loan(cluster: Cluster, now: float, asked: ClientRequest, loan: str) -> LoanEnded:
     """End a loan and use its GPUs again. Raises UserError, RequestRefused."""
-    if any(loan == RESERVATION + one.name for one in cluster.decider.scheduler.stages.reservations):
+    if any(loan == RESERVATION + one.name for one in cluster.planning.decider.scheduler.stages.reservations):
         raise RequestRefused(
             f"{loan} is a reservation of the policy file: take it out there (`elasticctl policy set FILE`)"
         )
@@ -96,8 +96,8 @@ def end_loan(cluster: Cluster, now: float, asked: ClientRequest, loan: str) -> L
     if not gpus:
         raise UserError(f"there is no loan {loan[:80]!r}: `elasticctl servers` shows which there are")
     text = f"{loan} is over{by(asked.who)}: {gpu_count(len(gpus))} used again"
-    cluster.tell(now, EventKind.LOAN_ENDED, None, text)
-    cluster.audit(now, asked, "end loan", loan, text)
+    cluster.history.add(now, EventKind.LOAN_ENDED, None, text)
+    cluster.clients.audit(now, asked, "end loan", loan, text)
     return LoanEnded(loan=loan, gpus=gpus)
 
 
@@ -106,7 +106,9 @@ def end_loans(cluster: Cluster, now: float) -> None:
     over = {cordon.loan for _, cordon in lent(cluster) if cordon.until_s is not None and cordon.until_s <= now}
     for loan in sorted(over):
         gpus = _ended(cluster, now, loan)
-        cluster.tell(now, EventKind.LOAN_ENDED, None, f"{loan} is over, as agreed: {gpu_count(len(gpus))} used again")
+        cluster.history.add(
+            now, EventKind.LOAN_ENDED, None, f"{loan} is over, as agreed: {gpu_count(len(gpus))} used again"
+        )
 
 
 def loans_end(cluster: Cluster) -> Iterator[float]:
@@ -128,9 +130,11 @@ def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:
     """Return `count` GPUs that can be lent. Raises RequestRefused if there are too few."""
     able = able_to_lend(cluster)
     if len(able) < count:
-        gangs = {gpu for job in cluster.index.live.values() if job.gang for gpu in job.own_gpus}
-        total = sum(len(session.server.gpus) for session in cluster.sessions.values() if session.alive)
-        away = sum(cluster.sessions[server].alive for server, _ in lent(cluster) if server in cluster.sessions)
+        gangs = {gpu for job in cluster.jobs.index.live.values() if job.gang for gpu in job.own_gpus}
+        total = sum(len(session.server.gpus) for session in cluster.servers.sessions.values() if session.alive)
+        away = sum(
+            cluster.servers.sessions[server].alive for server, _ in lent(cluster) if server in cluster.servers.sessions
+        )
         kept = (
             [f"{len(gangs)} {'belong' if len(gangs) > 1 else 'belongs'} to jobs that cannot be resized"]
             if gangs
@@ -144,15 +148,15 @@ def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:
 
 def able_to_lend(cluster: Cluster) -> list[GpuAddress]:
     """Return the GPUs that can be lent, in the order of lending: idle ones first, on as few servers as possible."""
-    gangs = {gpu for job in cluster.index.live.values() if job.gang for gpu in job.own_gpus}
-    taken = {gpu for job in cluster.index.live.values() for gpu in (*job.own_gpus, *job.running_gpus)}
+    gangs = {gpu for job in cluster.jobs.index.live.values() if job.gang for gpu in job.own_gpus}
+    taken = {gpu for job in cluster.jobs.index.live.values() for gpu in (*job.own_gpus, *job.running_gpus)}
     there = [
         GpuAddress(server=name, index=gpu.index)
-        for name, session in sorted(cluster.sessions.items())
+        for name, session in sorted(cluster.servers.sessions.items())
         if session.alive and not session.unknown
         for gpu in session.server.gpus
     ]
-    able = [gpu for gpu in there if cluster.usable(gpu) and gpu not in gangs]
+    able = [gpu for gpu in there if cluster.servers.usable(gpu) and gpu not in gangs]
     free = {
         server: sum(gpu.server == server and gpu not in taken for gpu in able)
         for server in {gpu.server for gpu in able}

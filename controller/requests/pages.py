@@ -46,10 +46,10 @@ def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fe
         return _ended(cluster, now, who, request.after, limit, fetched, request.mine)
     if not (request.after == "" or request.after.isdecimal()):
         raise UserError(f"after: {request.after[:80]!r} is not where a page has ended")
-    numbers = cluster.index.live_numbers
+    numbers = cluster.jobs.index.live_numbers
     first = bisect.bisect_right(numbers, int(request.after)) if request.after else 0
     views, bytes_, at, troubles = [], 0, first, troubles_of(cluster, now)
-    for job in cluster.index.live_from(first, limit):
+    for job in cluster.jobs.index.live_from(first, limit):
         at += 1
         if request.mine and not _is_of(who, job):
             continue
@@ -64,7 +64,9 @@ def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fe
     else:
         over = _ended(cluster, now, who, ENDED, limit - len(views), fetched, request.mine)
         views, following = [*views, *over.jobs], over.next
-    return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following, refused=cluster.refused_jobs)
+    return Jobs(
+        jobs=tuple(views), time_s=now, policy=cluster.planning.policy.name, next=following, refused=cluster.refused_jobs
+    )
 
 
 def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, fetched: Fetched) -> Jobs:
@@ -79,8 +81,8 @@ def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, 
 
 def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
     """Return a page of servers."""
-    guests = [name for name in cluster.guests if present(cluster, now, name) is not None]
-    names = sorted({*cluster.sessions, *guests})
+    guests = [name for name in cluster.servers.guests if present(cluster, now, name) is not None]
+    names = sorted({*cluster.servers.sessions, *guests})
     if request.server is not None:
         names = [name for name in names if name == request.server]
     first = bisect.bisect_right(names, request.after)
@@ -107,9 +109,9 @@ def archived(key: str, fetched: Fetched) -> Job | None:
 
 def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int, fetched: Fetched, mine: bool) -> Jobs:
     last = "" if after == ENDED else after
-    in_memory = {job.ended_key: job for job in cluster.index.over.values()}
+    in_memory = {job.ended_key: job for job in cluster.jobs.index.over.values()}
     keys = [key for key in in_memory if not last or key < last]
-    keys = sorted((*keys, *cluster.archive.before(last, limit)), reverse=True)[:limit]
+    keys = sorted((*keys, *cluster.jobs.archive.before(last, limit)), reverse=True)[:limit]
     missing = tuple(key for key in keys if key not in in_memory and key not in fetched)
     if missing:
         raise NotAtHand(missing)
@@ -122,7 +124,7 @@ def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int,
         if bytes_ >= MOST_BYTES:
             break
     following = keys[at - 1] if at and (at < len(keys) or len(keys) == limit) else ""
-    return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
+    return Jobs(jobs=tuple(views), time_s=now, policy=cluster.planning.policy.name, next=following)
 
 
 def _known(keys: Iterable[str], in_memory: Mapping[str, Job], fetched: Fetched) -> Iterator[Job | None]:
@@ -139,7 +141,7 @@ def _ended_key(cluster: Cluster, name: str) -> str:
     job = cluster.jobs.get(JobId(name))
     if job is not None and job.final:
         return job.ended_key
-    found = cluster.archive.find(JobId(name))
+    found = cluster.jobs.archive.find(JobId(name))
     if found is None:
         raise UserError(f"there is no job {name[:80]!r} that is over")
     return found.key

@@ -8,7 +8,6 @@ the old to the new shares as after any decision.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 
 import msgspec
@@ -19,7 +18,7 @@ from ...protocol.messages import EventKind, PolicyInUse, PolicySet, SetPolicy, S
 from ...protocol.principals import LOCAL_OPERATOR
 from ...scheduler.quotas.words import changes, reserved_words
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
-from ..cluster import Cluster, Decider
+from ..cluster import Cluster
 from ..events import ClientRequest
 from ..reconcile.barring import keep_off
 from ..reconcile.deciding import decided
@@ -27,6 +26,7 @@ from ..reconcile.promising import deadlines
 from ..reconcile.settle import settle
 from ..reconcile.snapshot import snapshot
 from ..records import PolicyRecord
+from ..state.planning import Decider
 from .authority import by
 
 MAX_DOCUMENT_BYTES = 64 << 10
@@ -35,9 +35,9 @@ MAX_ORIGIN = 4096
 
 def in_use(cluster: Cluster) -> PolicyInUse:
     """Return the policy that decides now, and the configured one."""
-    decider = cluster.decider
-    view = _view(decider.scheduler, decider.since_s, decider.record, cluster.configured)
-    return replace(view, trouble=cluster.policy_trouble)
+    decider = cluster.planning.decider
+    view = _view(decider.scheduler, decider.since_s, decider.record, cluster.planning.configured)
+    return replace(view, trouble=cluster.planning.policy_trouble)
 
 
 def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetPolicy) -> PolicySet | None:
@@ -52,24 +52,24 @@ def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetP
         raise UserError(f"the name of a policy's file or user has at most {MAX_ORIGIN} characters")
     user = request.user if asked.who == LOCAL_OPERATOR else asked.who.name
     if request.document is None:
-        record, scheduler = None, cluster.configured
+        record, scheduler = None, cluster.planning.configured
     else:
         record = PolicyRecord(document=request.document, source=request.source, user=user, since_s=now)
         scheduler = _load(cluster, record)
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     before = in_use(cluster)
     shares = _forecast(cluster, now, scheduler)
     if not request.dry_run:
         _switch(cluster, now, asked, Decider(scheduler, now, record), user)
-    after = _view(scheduler, now, record, cluster.configured)
+    after = _view(scheduler, now, record, cluster.planning.configured)
     return PolicySet(before=before, after=after, shares=shares, time_s=now)
 
 
 def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:
     """Use a policy that was set at run time again; return why this version cannot use it, or ""."""
     try:
-        cluster.decider = Decider(_load(cluster, record), record.since_s, record)
+        cluster.planning.decider = Decider(_load(cluster, record), record.since_s, record)
     except UserError as error:
         return f"the policy that was set at run time cannot be used, the configured one decides: {error}"
     return ""
@@ -80,37 +80,33 @@ def reconfigured(cluster: Cluster, now: float, configured: Scheduler) -> None:
 
     A policy set at run time stays. Only the stages that it leaves to the configuration change.
     """
-    cluster.configured = configured
+    cluster.planning.configured = configured
     decider = Decider(configured, now)
-    if (record := cluster.decider.record) is not None:
-        decider = Decider(_load(cluster, record), cluster.decider.since_s, record)
-    if document(decider.scheduler) == document(cluster.decider.scheduler):
+    if (record := cluster.planning.decider.record) is not None:
+        decider = Decider(_load(cluster, record), cluster.planning.decider.since_s, record)
+    if document(decider.scheduler) == document(cluster.planning.decider.scheduler):
         return
-    text = f"{_sentence(cluster.decider.scheduler, decider)}; the configuration has changed"
-    cluster.tell(now, EventKind.POLICY, None, text)
-    cluster.decider = decider
-    cluster.reservations_s = -math.inf
-    cluster.schedule_due = True
-    if not cluster.awaited:
+    text = f"{_sentence(cluster.planning.decider.scheduler, decider)}; the configuration has changed"
+    cluster.history.add(now, EventKind.POLICY, None, text)
+    cluster.planning.use(decider)
+    if not cluster.servers.awaited:
         settle(cluster, now, at_once=True)
 
 
 def _load(cluster: Cluster, record: PolicyRecord) -> Scheduler:
     try:
-        return load_scheduler(record.document, record.source, cluster.configured.stages)
+        return load_scheduler(record.document, record.source, cluster.planning.configured.stages)
     except OperatorError as error:
         raise UserError(str(error)) from None
 
 
 def _switch(cluster: Cluster, now: float, asked: ClientRequest, decider: Decider, user: str) -> None:
     who = by(asked.who) or (f" by {user}" if user else "")
-    text = _sentence(cluster.decider.scheduler, decider) + who
-    cluster.tell(now, EventKind.POLICY, None, text)
-    cluster.audit(now, asked, "set policy", decider.scheduler.policy.name, text)
-    cluster.decider = decider
-    cluster.reservations_s = -math.inf
-    cluster.record_policy(decider.record)
-    cluster.schedule_due = True
+    text = _sentence(cluster.planning.decider.scheduler, decider) + who
+    cluster.history.add(now, EventKind.POLICY, None, text)
+    cluster.clients.audit(now, asked, "set policy", decider.scheduler.policy.name, text)
+    cluster.planning.use(decider)
+    cluster.planning.record_policy(decider.record)
     settle(cluster, now, at_once=True)
 
 

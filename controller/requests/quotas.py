@@ -41,8 +41,10 @@ class _Use:
 
 def quotas_found(cluster: Cluster, now: float) -> QuotasFound:
     """Return groups first, then users with a quota, then other users with jobs, each sorted by name."""
-    quotas = cluster.decider.scheduler.stages.quotas
-    total = sum(cluster.usable(gpu) for session in cluster.sessions.values() for gpu in session.whole.addresses)
+    quotas = cluster.planning.decider.scheduler.stages.quotas
+    total = sum(
+        cluster.servers.usable(gpu) for session in cluster.servers.sessions.values() for gpu in session.whole.addresses
+    )
     reservations = reservation_views(cluster, now)
     if not quotas.any:
         return QuotasFound(quotas=(), total_gpus=total, time_s=now, reservations=reservations)
@@ -66,7 +68,7 @@ def quotas_found(cluster: Cluster, now: float) -> QuotasFound:
 
 def _use(cluster: Cluster, quotas: Quotas) -> _Use:
     use, tenant_of = _Use(), dict[str, str]()
-    for job in cluster.index.live.values():
+    for job in cluster.jobs.index.live.values():
         owner, gpus = job.user, len(job.own_gpus)
         promised_gpu_s = job.planned.gpu_s if job.promised else 0.0
         tenant = tenant_of.get(owner) or tenant_of.setdefault(owner, quotas.tenant(owner))

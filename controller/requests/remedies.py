@@ -46,7 +46,7 @@ class Remedies:
     def __init__(self, cluster: Cluster, now: float, who: Principal, job: Job, decided: Outcome) -> None:
         self._cluster, self._now, self._who, self._job, self._decided = cluster, now, who, job, decided
         self._share = share_of(decided, job.id)
-        self._most = min(MOST_TRIED, JOBS_LOOKED_AT // max(1, len(cluster.index.live)))
+        self._most = min(MOST_TRIED, JOBS_LOOKED_AT // max(1, len(cluster.jobs.index.live)))
         self.tried = self.untried = 0
         self.before: tuple[JobId, ...] = ()
 
@@ -124,7 +124,7 @@ class Remedies:
 
     def _by_hand_over(self) -> Iterator[Remedy]:
         """Try to return shares set by hand to the policy, including the job's own."""
-        for job in self._cluster.rows.manual.values():
+        for job in self._cluster.jobs.rows.manual.values():
             supposed = Supposition(by_hand={job.id: None})
             whose = "it is" if job is self._job else f"{job.id} is"
             text = f"{whose} given back to the policy"
@@ -135,7 +135,7 @@ class Remedies:
 
     def _ends(self) -> Iterator[Remedy]:
         """Try the end of each job that has GPUs or would start earlier; if no single end helps, of several together."""
-        names = [job.id for job in self._cluster.rows.fixed.values()]
+        names = [job.id for job in self._cluster.jobs.rows.fixed.values()]
         names += [job.id for job in self._decided.seen.jobs if share_of(self._decided, job.id) or job.record.target]
         names += [name for name in self.before if name not in names]
         others = [name for name in dict.fromkeys(names) if name != self._job.id]
@@ -180,7 +180,7 @@ class Remedies:
     def _changes(self) -> Iterator[tuple[str, str, Change, str]]:
         cluster = self._cluster
         loans: dict[str, list[ServerId]] = {}
-        for server, record in sorted(cluster.overruled.items()):
+        for server, record in sorted(cluster.servers.overruled.items()):
             for cordon in record.cordons:
                 if cordon.loan:
                     loans.setdefault(cordon.loan, []).append(server)
@@ -190,13 +190,17 @@ class Remedies:
                     yield "uncordon", f"{where} is used again", change, f"uncordon {where}"
         for loan, servers in loans.items():
             yield "reclaim", f"{loan} ends", _reclaimed(loan, servers), f"reclaim {loan}"
-        for server, session in sorted(cluster.sessions.items()):
+        for server, session in sorted(cluster.servers.sessions.items()):
             if not session.alive:
                 yield "server-back", f"server {server} is back", _back(server), ""
                 continue
             bad = {trouble.gpu for trouble in session.troubles if trouble.severity.bars}
-            bad |= {gpu.index for gpu, health in cluster.gpu_health.items() if gpu.server == server and health.until_s}
-            bad |= {None} if not cluster.fit(server) else set()
+            bad |= {
+                gpu.index
+                for gpu, health in cluster.servers.gpu_health.items()
+                if gpu.server == server and health.until_s
+            }
+            bad |= {None} if not cluster.servers.fit(server) else set()
             for gpu in sorted(bad, key=lambda index: -1 if index is None else index):
                 where = f"server {server}" if gpu is None else f"GPU {server}:{gpu}"
                 yield "mend", f"what is wrong with {where} is mended", _mended(server, gpu), ""
@@ -245,7 +249,7 @@ class Remedies:
     # -- terms
 
     def _terms(self) -> Iterator[Remedy]:
-        scheduler = self._cluster.decider.scheduler
+        scheduler = self._cluster.planning.decider.scheduler
         if scheduler.stages.quotas.any:
             tenant = scheduler.stages.quotas.tenant(self._job.user)
             text = f"there are no quotas (`quotas` in the policy file; its own: {tenant})"
@@ -287,7 +291,7 @@ class Remedies:
         while wanted >= each:
             tries.append(wanted)
             wanted = wanted // 2 // each * each
-        name = JobId(f"{job.spec.name}-{self._cluster.next_job}")
+        name = JobId(f"{job.spec.name}-{self._cluster.jobs.next_number}")
         for least in tries:
             high = job.spec.gpus.max if job.spec.expected_to_join else least
             spec = replace_in(job.spec, gpus=GpuRange(min=least, max=high))
@@ -329,8 +333,8 @@ def _mended(server: ServerId, gpu: int | None) -> Change:
 
 def _stages(**changes: Any) -> Change:
     def change(cluster: Cluster) -> None:
-        before = cluster.decider
+        before = cluster.planning.decider
         stages = replace(before.scheduler.stages, **changes)
-        cluster.decider = replace(before, scheduler=replace(before.scheduler, stages=stages))
+        cluster.planning.decider = replace(before, scheduler=replace(before.scheduler, stages=stages))
 
     return change

@@ -24,10 +24,10 @@ MOST_WHERE = 1000  # characters of an event
 
 def keep_reservations(cluster: Cluster, now: float) -> None:
     """Take the GPUs of reservations that are due, and return those that are not reserved any more."""
-    reservations = cluster.decider.scheduler.stages.reservations
-    if cluster.awaited:
+    reservations = cluster.planning.decider.scheduler.stages.reservations
+    if cluster.servers.awaited:
         return
-    cluster.reservations_s = now
+    cluster.planning.reservations_s = now
     if not reservations and not any(True for _ in _taken(cluster)):
         return
     due = {RESERVATION + one.name: one for one in reservations if one.from_s <= now < one.to_s}
@@ -39,13 +39,13 @@ def keep_reservations(cluster: Cluster, now: float) -> None:
 
 def begins_s(cluster: Cluster) -> float:
     """Return when the next unexamined reservation begins (Unix time); inf if there is none."""
-    return next_s(cluster.decider.scheduler.stages.reservations, cluster.reservations_s)
+    return next_s(cluster.planning.decider.scheduler.stages.reservations, cluster.planning.reservations_s)
 
 
 def reservation_views(cluster: Cluster, now: float) -> tuple[ReservationView, ...]:
     """Return the reservations that are not over, in the order of their beginnings."""
     there = taken(cluster)
-    found = [one for one in cluster.decider.scheduler.stages.reservations if one.to_s > now]
+    found = [one for one in cluster.planning.decider.scheduler.stages.reservations if one.to_s > now]
     return tuple(
         ReservationView(
             name=one.name, gpus=one.gpus, from_s=one.from_s, to_s=one.to_s, taken_gpus=there.get(one.name, 0)
@@ -70,7 +70,7 @@ def _give_back(cluster: Cluster, now: float, loan: str, one: TimedReservation | 
     if back:
         give_back(cluster, now, loan, back)
         text = f"{gpu_count(len(back))} of {loan} used again: the policy has changed"
-        cluster.tell(now, EventKind.LOAN_ENDED, None, text)
+        cluster.history.add(now, EventKind.LOAN_ENDED, None, text)
 
 
 def _take(cluster: Cluster, now: float, loan: str, one: TimedReservation) -> None:
@@ -81,4 +81,4 @@ def _take(cluster: Cluster, now: float, loan: str, one: TimedReservation) -> Non
     where = ", ".join(map(str, take(cluster, now, gpus, loan, f"reserved ({one.name})", "the policy", one.to_s)))
     of = "" if has + len(gpus) == one.gpus else f" of {one.gpus}"
     text = f"{gpu_count(len(gpus))}{of} taken for {loan}, for {span(one.to_s - now)}: {where}"
-    cluster.tell(now, EventKind.LENT, None, text[:MOST_WHERE])
+    cluster.history.add(now, EventKind.LENT, None, text[:MOST_WHERE])

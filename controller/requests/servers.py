@@ -37,7 +37,7 @@ def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: Serv
     before it is restarted. Otherwise its next message would bring the server back. Raises UserError, RequestRefused.
     """
     session = _known(cluster, name)
-    if name in cluster.awaited:
+    if name in cluster.servers.awaited:
         return None
     if there := _there(cluster, session):
         why = (
@@ -49,13 +49,12 @@ def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: Serv
     ran = session.alive
     if ran:
         removal = RemovalRecord(agent=session.agent, incarnation=session.incarnation, by=str(asked.who), since_s=now)
-        cluster.record_removal(name, removal)
-        cluster.schedule_due = True
+        cluster.servers.record_removal(name, removal)
     _end_loans_of(cluster, now, name)
-    cluster.forget_server(name)
+    cluster.servers.forget(name)
     how = ", while its agent ran" if ran else ""
-    cluster.tell(now, EventKind.SERVER_REMOVED, None, f"server {name} is removed{by(asked.who)}{how}")
-    cluster.audit(now, asked, "remove server", name, f"removed{how}")
+    cluster.history.add(now, EventKind.SERVER_REMOVED, None, f"server {name} is removed{by(asked.who)}{how}")
+    cluster.clients.audit(now, asked, "remove server", name, f"removed{how}")
     return ServerRemoved(server=name)
 
 
@@ -67,7 +66,7 @@ def _end_loans_of(cluster: Cluster, now: float, name: ServerId) -> None:
             gone[cordon.loan] = gone.get(cordon.loan, 0) + 1
     for loan, count in sorted(gone.items()):
         text = f"{loan} has {gpu_count(count)} fewer: server {name} is removed"
-        cluster.tell(now, EventKind.LOAN_ENDED, None, text)
+        cluster.history.add(now, EventKind.LOAN_ENDED, None, text)
 
 
 def _there(cluster: Cluster, session: Session) -> str:
@@ -75,11 +74,11 @@ def _there(cluster: Cluster, session: Session) -> str:
     name = session.server.server
     found = [
         f"{entry.worker} on {entry.gpu}"
-        for job in cluster.index.on_server(name)
+        for job in cluster.jobs.index.on_server(name)
         for entry in job.workers
         if entry.gpu.server == name
     ]
-    found += [f"{job.id} is to begin there" for job in cluster.index.on_server(name) if not _workers_on(job, name)]
+    found += [f"{job.id} is to begin there" for job in cluster.jobs.index.on_server(name) if not _workers_on(job, name)]
     found += [f"{worker[:MOST_NAME]}, which nobody needs" for worker in session.strays]
     found += [f"{worker[:MOST_NAME]}, of a job that is not known" for worker in session.unknown]
     more = [f"and {len(found) - WORKERS_TOLD} more"] if len(found) > WORKERS_TOLD else []
@@ -101,18 +100,18 @@ def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: C
     if len(request.reason) > MOST_REASON or not request.reason.isprintable():
         raise UserError(f"a reason is one line of at most {MOST_REASON} characters")
     answer = ServerCordoned(server=name, gpu=gpu, kind=kind)
-    before = cluster.overruled.get(name, NOTHING_OVERRULED)
+    before = cluster.servers.overruled.get(name, NOTHING_OVERRULED)
     known = next((one for one in before.cordons if one.gpu == gpu and not one.loan), None)
     if known is not None and known.kind is kind and request.reason in ("", known.reason):
         return answer
     reason = request.reason or (known.reason if known is not None else "")
     cordon = Cordon(gpu=gpu, reason=reason, by=str(asked.who), since_s=now, kind=kind)
     others = (one for one in before.cordons if one is not known)
-    cluster.record_overruled(name, replace(before, cordons=(*others, cordon)))
+    cluster.servers.record_overruled(name, replace(before, cordons=(*others, cordon)))
     because = f": {reason}" if reason else ""
     event, act, text = _WORDS[kind]
-    cluster.tell(now, event, None, f"{where} is {text}{by(asked.who)}{because}")
-    cluster.audit(now, asked, act, where, f"{text}{because}")
+    cluster.history.add(now, event, None, f"{where} is {text}{by(asked.who)}{because}")
+    cluster.clients.audit(now, asked, act, where, f"{text}{because}")
     weigh(cluster, now, name, told=True)
     return answer
 
@@ -144,7 +143,7 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
         return gpu is None or index == gpu
 
     _take_back(cluster, now, asked, name, gpu)
-    before = cluster.overruled.get(name, NOTHING_OVERRULED)
+    before = cluster.servers.overruled.get(name, NOTHING_OVERRULED)
     record = replace(before, cordons=tuple(one for one in before.cordons if one.loan or not meant(one.gpu)))
     spite: list[Trouble] = []
     if request.trust:
@@ -152,12 +151,16 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
         trusted = (*(one for one in before.trusted if not meant(one.gpu)), *map(_trusted, spite))
         record = replace(record, trusted=trusted)
     if record != before or request.trust:
-        cluster.record_overruled(name, record)
+        cluster.servers.record_overruled(name, record)
         all_the_same = f", in spite of {'; '.join(trouble.code for trouble in spite)}" if spite else ""
-        cluster.tell(now, EventKind.UNCORDONED, None, f"{where} is uncordoned{by(asked.who)}{all_the_same}"[:1000])
-        cluster.audit(now, asked, "uncordon server", where, f"uncordoned{all_the_same}"[:1000])
+        cluster.history.add(
+            now, EventKind.UNCORDONED, None, f"{where} is uncordoned{by(asked.who)}{all_the_same}"[:1000]
+        )
+        cluster.clients.audit(now, asked, "uncordon server", where, f"uncordoned{all_the_same}"[:1000])
     if request.trust:
-        forgive(cluster, now, name, [one for one in cluster.gpu_health if one.server == name and meant(one.index)])
+        forgive(
+            cluster, now, name, [one for one in cluster.servers.gpu_health if one.server == name and meant(one.index)]
+        )
     else:
         weigh(cluster, now, name, told=True)
     told = tuple(f"{trouble.code}: {trouble.text}" for trouble in spite)
@@ -167,27 +170,29 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
 def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId, gpu: int | None) -> None:
     """Take back a GPU that is lent, and not cordoned otherwise; do nothing for any other GPU."""
     there = [
-        one for one in cluster.overruled.get(name, NOTHING_OVERRULED).cordons if gpu is not None and one.gpu == gpu
+        one
+        for one in cluster.servers.overruled.get(name, NOTHING_OVERRULED).cordons
+        if gpu is not None and one.gpu == gpu
     ]
     if len(there) != 1 or not there[0].loan or there[0].loan.startswith(RESERVATION):
         return
     assert gpu is not None
     found = GpuAddress(server=name, index=gpu)
     give_back(cluster, now, there[0].loan, (found,))
-    cluster.tell(now, EventKind.LOAN_ENDED, None, f"{found} of {there[0].loan} is used again{by(asked.who)}")
-    cluster.audit(now, asked, "end loan", there[0].loan, f"{found} used again")
+    cluster.history.add(now, EventKind.LOAN_ENDED, None, f"{found} of {there[0].loan} is used again{by(asked.who)}")
+    cluster.clients.audit(now, asked, "end loan", there[0].loan, f"{found} used again")
 
 
 def _still(cluster: Cluster, session: Session, gpu: int | None) -> tuple[str, ...]:
     """Return the reasons for which a part of the server still takes no new work."""
-    barred = cluster.barred.get(session.server.server, {})
+    barred = cluster.servers.barred.get(session.server.server, {})
     return tuple(
         sentences(len(session.server.gpus), {index: bar for index, bar in barred.items() if gpu in (None, index)})
     )
 
 
 def _known(cluster: Cluster, name: ServerId) -> Session:
-    session = cluster.sessions.get(name)
+    session = cluster.servers.sessions.get(name)
     if session is None:
         raise UserError(f"there is no server {name[:80]!r}")
     return session

@@ -52,14 +52,14 @@ def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bo
         return Paused(job=job.id, before=before)
     if not hold:
         check_stops(job, act)
-        if cluster.awaited:
+        if cluster.servers.awaited:
             return None
     operator = asked.who.role is Role.OPERATOR or (before is not None and before.operator)
     withheld = Withheld(how=how, since_s=now, by=by(asked.who), operator=operator)
     runs = hold and bool(job.record.target)
     text = f"{'held' if hold else 'paused'}{withheld.by}" + (": it runs on, and does not start again" if runs else "")
-    cluster.tell(now, EventKind.HOLDING if hold else EventKind.PAUSED, job.id, text)
-    cluster.audit(now, asked, act, job.id, text)
+    cluster.history.add(now, EventKind.HOLDING if hold else EventKind.PAUSED, job.id, text)
+    cluster.clients.audit(now, asked, act, job.id, text)
     withhold(cluster, now, job, withheld, text)
     return Paused(job=job.id, runs=runs)
 
@@ -74,8 +74,7 @@ def withhold(cluster: Cluster, now: float, job: Job, withheld: Withheld, why: st
         retarget(cluster, now, job, (), why)
     if job.is_withheld:
         not_planned(cluster, now, job, why)
-    cluster.mark_dirty(job)
-    cluster.schedule_due = True
+    cluster.jobs.mark_dirty(job)
 
 
 def resume(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
@@ -89,10 +88,9 @@ def resume(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answ
         raise NotAllowed(f"{job.id} was {before.how.past}{before.by}: only operators may let it run again")
     text = f"{before.how.back}d{by(asked.who)}"
     job.update(withheld=None)
-    cluster.mark_dirty(job)
-    cluster.schedule_due = True
-    cluster.tell(now, EventKind.RESUMED, job.id, text)
-    cluster.audit(now, asked, "resume", job.id, text)
+    cluster.jobs.mark_dirty(job)
+    cluster.history.add(now, EventKind.RESUMED, job.id, text)
+    cluster.clients.audit(now, asked, "resume", job.id, text)
     return Resumed(job=job.id, before=before)
 
 
@@ -110,14 +108,14 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: b
     if not save or not (job.elastic and any(entry.trained for entry in job.workers)):
         job.update(ended_by=asked.who.name)
         end_job(cluster, now, job, JobPhase.CANCELLED, text)
-        cluster.audit(now, asked, "cancel", job.id, text)
+        cluster.clients.audit(now, asked, "cancel", job.id, text)
         return Cancelled(job=job.id)
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     job.update(ended_by=asked.who.name)
     withheld = Withheld(how=Withholding.CANCEL, since_s=now, by=by(asked.who), operator=asked.who.role is Role.OPERATOR)
-    cluster.tell(now, EventKind.CANCELLING, job.id, f"is being cancelled{withheld.by}: its state is saved first")
-    cluster.audit(now, asked, "cancel", job.id, text)
+    cluster.history.add(now, EventKind.CANCELLING, job.id, f"is being cancelled{withheld.by}: its state is saved first")
+    cluster.clients.audit(now, asked, "cancel", job.id, text)
     withhold(cluster, now, job, withheld, text)
     return Cancelled(job=job.id, saving=True)
 
@@ -135,15 +133,15 @@ def requeue(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Ans
         raise RequestRefused(
             f"{job.id} has not called elastic.join(), and its command may not be safe to run twice: `--restarts N` allows it"
         )
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
     if not stops_whole(job):
         job.update(restarts=job.record.restarts + 1)
     text = f"requeued{by(asked.who)}"
-    cluster.tell(now, EventKind.REQUEUED, job.id, text)
-    cluster.audit(now, asked, "requeue", job.id, text)
+    cluster.history.add(now, EventKind.REQUEUED, job.id, text)
+    cluster.clients.audit(now, asked, "requeue", job.id, text)
     retarget(cluster, now, job, (), text)
-    cluster.schedule_due = True
+    cluster.planning.request()
     return Requeued(job=job.id)
 
 
@@ -166,11 +164,13 @@ def checkpoint(cluster: Cluster, now: float, asked: ClientRequest, job: Job, ste
         return _checkpointed(job, saved if saved is not None else wanted)
     leader = job.worker(order.roster.leader)
     if (saved is None or saved < wanted) and leader is not None and not leader.stopping:
-        cluster.send(leader.gpu.server, WriteCheckpoint(job=job.id, worker=leader.worker, step=wanted, uid=job.uid))
+        cluster.servers.send(
+            leader.gpu.server, WriteCheckpoint(job=job.id, worker=leader.worker, step=wanted, uid=job.uid)
+        )
     if step is None:
         text = f"told{by(asked.who)} to save its state, after {wanted + 1:,} steps or more"
-        cluster.tell(now, EventKind.SAVED, job.id, text)
-        cluster.audit(now, asked, "checkpoint", job.id, text)
+        cluster.history.add(now, EventKind.SAVED, job.id, text)
+        cluster.clients.audit(now, asked, "checkpoint", job.id, text)
     return _checkpointed(job, wanted)
 
 
@@ -187,14 +187,14 @@ def save_all(cluster: Cluster, now: float, asked: ClientRequest, for_s: float) -
     """
     if not 0 <= for_s <= LONGEST_QUIET_S:
         raise UserError(f"for_s: 0 to {LONGEST_QUIET_S:g} seconds, not {for_s:g}")
-    if cluster.awaited:
+    if cluster.servers.awaited:
         return None
-    cluster.quiet_until_s = now + for_s
-    for job in list(cluster.index.live.values()):
+    cluster.planning.quiet_until_s = now + for_s
+    for job in list(cluster.jobs.index.live.values()):
         if job.record.target and stops_whole(job):
             retarget(cluster, now, job, (), STOPPED, f", since {STOPPED}{by(asked.who)}")
-    cluster.schedule_due = True
-    left = [job.id for job in cluster.index.live.values() if any(map(_saves, job.workers))]
+    cluster.planning.request()
+    left = [job.id for job in cluster.jobs.index.live.values() if any(map(_saves, job.workers))]
     return Saving(jobs=tuple(left[:MOST_SAVING]))
 
 

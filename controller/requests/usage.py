@@ -38,7 +38,7 @@ def report(cluster: Cluster, now: float, who: Principal, request: GetUsage, fetc
         return _by_job(cluster, now, who, request, fetched, page)
     if request.by is UsageBy.DAY:
         return _by_day(cluster, now, request, page, first, last)
-    names = cluster.usage.by_user(first, last, now, request.user)
+    names = cluster.jobs.usage.by_user(first, last, now, request.user)
     rows = [UsageRow(gpu_seconds=names[name], user=name) for name in names if name > request.after]
     limit = max(1, min(request.limit, MAX_ON_PAGE))
     return replace(page, rows=tuple(rows[:limit]), next=rows[limit - 1].user if len(rows) > limit else "")
@@ -46,7 +46,7 @@ def report(cluster: Cluster, now: float, who: Principal, request: GetUsage, fetc
 
 def _by_day(cluster: Cluster, now: float, request: GetUsage, page: UsageReport, first: int, last: int) -> UsageReport:
     """Return rows by day, the oldest first. Days before the first recorded one are left out."""
-    known = cluster.usage.first_day
+    known = cluster.jobs.usage.first_day
     first = max(first, min(known if known is not None else last, last))
     if request.after:
         try:
@@ -54,7 +54,7 @@ def _by_day(cluster: Cluster, now: float, request: GetUsage, page: UsageReport, 
         except ValueError:
             raise UserError(f"after: {request.after[:80]!r} is not where a page has ended") from None
     end = min(last, first + min(max(1, request.limit), MOST_DAYS) - 1)
-    days = cluster.usage.by_day(first, end, now, request.user)
+    days = cluster.jobs.usage.by_day(first, end, now, request.user)
     rows = tuple(
         UsageRow(gpu_seconds=spent, day=date_of(day).isoformat(), user=request.user) for day, spent in days.items()
     )

@@ -103,7 +103,7 @@ def full_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView
     """Return the view of a job with the known facts about its throughput and length."""
     curve = _curve(cluster, now, job)
     view = job_view(cluster, now, who, job, troubles_of(cluster, now))
-    return replace(view, curve=curve, length=length_of(cluster.ended, job))
+    return replace(view, curve=curve, length=length_of(cluster.experience.lengths, job))
 
 
 def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
@@ -165,8 +165,8 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
     if job.final:
         yield job.record.reason
         return
-    if cluster.awaited:
-        yield f"the controller has just started and waits for {_some(cluster.awaited)}"
+    if cluster.servers.awaited:
+        yield f"the controller has just started and waits for {_some(cluster.servers.awaited)}"
     if job.restart_at is not None:
         yield f"starts again in {max(0.0, job.restart_at - now):.0f} s"
     if job.silent and not job.elastic:
@@ -270,14 +270,14 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
 
 def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
     """Return the view of a known server. A GPU counts as used while a process is on it."""
-    session, guest = cluster.sessions.get(name), present(cluster, now, name)
+    session, guest = cluster.servers.sessions.get(name), present(cluster, now, name)
     if guest is not None and (session is None or not session.alive):
         return _guest_view(guest)
     assert session is not None
     used = {
         gpu.index: job
         for gpu in session.server.gpus
-        if (job := cluster.index.on_gpu(GpuAddress(server=name, index=gpu.index))) is not None
+        if (job := cluster.jobs.index.on_gpu(GpuAddress(server=name, index=gpu.index))) is not None
     }
     used |= _told_to_run(session.server, session.unknown.values())
     return ServerView(
@@ -287,12 +287,12 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         used=dict(sorted(used.items())),
         state=_state(cluster, session),
         trouble="; ".join(_troubles(cluster, now, session)),
-        barred={gpu: bar.text for gpu, bar in cluster.barred.get(name, {}).items()},
+        barred={gpu: bar.text for gpu, bar in cluster.servers.barred.get(name, {}).items()},
         troubles=session.troubles,
         clock_ahead_s=session.clock.ahead_s,
-        cordons=tuple(map(_cordon_view, cluster.overruled.get(name, NOTHING_OVERRULED).cordons)),
+        cordons=tuple(map(_cordon_view, cluster.servers.overruled.get(name, NOTHING_OVERRULED).cordons)),
         still_there=still_there(cluster, name),
-        forged=cluster.forged[name].count if name in cluster.forged else 0,
+        forged=cluster.servers.forged[name].count if name in cluster.servers.forged else 0,
     )
 
 
@@ -319,19 +319,23 @@ def _state(cluster: Cluster, session: Session) -> ServerState:
     if not session.alive:
         return ServerState.LOST
     name = session.server.server
-    faults = [bar for bar in cluster.barred.get(name, {}).values() if bar.fault is not None]
+    faults = [bar for bar in cluster.servers.barred.get(name, {}).values() if bar.fault is not None]
     wholly = bool(session.server.gpus) and len(faults) == len(session.server.gpus)
-    return ServerState.UNFIT if wholly or name in cluster.offers_nothing or not cluster.fit(name) else ServerState.ALIVE
+    return (
+        ServerState.UNFIT
+        if wholly or name in cluster.servers.offers_nothing or not cluster.servers.fit(name)
+        else ServerState.ALIVE
+    )
 
 
 def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
     name = session.server.server
-    if not cluster.fit(name):
-        yield cluster.health[name].sentence(now)
-    if name in cluster.offers_nothing:
-        yield f"it offers nothing: {cluster.offers_nothing[name]}"
-    yield from sentences(len(session.server.gpus), cluster.barred.get(name, {}))
-    overruled = cluster.overruled.get(name, NOTHING_OVERRULED)
+    if not cluster.servers.fit(name):
+        yield cluster.servers.health[name].sentence(now)
+    if name in cluster.servers.offers_nothing:
+        yield f"it offers nothing: {cluster.servers.offers_nothing[name]}"
+    yield from sentences(len(session.server.gpus), cluster.servers.barred.get(name, {}))
+    overruled = cluster.servers.overruled.get(name, NOTHING_OVERRULED)
     for trouble in session.troubles:
         if not trouble.severity.bars:
             yield _noted(trouble)
@@ -339,8 +343,8 @@ def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
             yield f"{_noted(trouble)} (an operator trusts it)"
     if session.unknown:
         yield unknown_sentence(session)
-    if name in cluster.forged:
-        yield forgery.sentence(cluster.forged[name])
+    if name in cluster.servers.forged:
+        yield forgery.sentence(cluster.servers.forged[name])
 
 
 def _noted(trouble: Trouble) -> str:

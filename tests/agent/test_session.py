@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elasticd.agent.events import ControllerMessage, SendController, Started, TimePassed
 from elasticd.agent.machine import AgentMachine
 from elasticd.agent.session import Due, Phase, Session
-from elasticd.controller.cluster import MORE_THAN_ANY_SESSION
+from elasticd.controller.state.servers import MORE_THAN_ANY_SESSION
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, AgentHello
 from elasticd.protocol.model import Server, ServerId
 from elasticd.protocol.times import SILENT_INTERVALS

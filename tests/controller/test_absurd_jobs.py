@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticd.controller.cluster import Cluster, Settings
+from elasticd.controller.cluster import Cluster
 from elasticd.controller.jobs.job import Job
 from elasticd.controller.jobs.records import JobRecord, Progress, Submission
 from elasticd.controller.reconcile.deciding import decided, decision_of
 from elasticd.controller.reconcile.snapshot import snapshot
 from elasticd.controller.requests.validation import refusal
 from elasticd.controller.sessions import Session
+from elasticd.controller.settings import Settings
 from elasticd.protocol.messages import ShareChange
 from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, GpuRange, JobId, JobPhase, JobSpec, Server, ServerId
 from elasticd.scheduler.measuring import Measuring
@@ -62,7 +63,7 @@ def clusters(draw: Any, policy: dict[str, Any]) -> Cluster:
         name = ServerId(f"s{number}")
         gpus = tuple(Gpu(index=i, kind=GpuKind.CPU, name="slot") for i in range(size))
         alive = draw(st.integers(0, 3)) > 0
-        cluster.put_session(Session(Server(server=name, address="", gpus=gpus), alive, last_heard_s=NOW))
+        cluster.servers.put_session(Session(Server(server=name, address="", gpus=gpus), alive, last_heard_s=NOW))
         free += [GpuAddress(server=name, index=i) for i in range(size) if alive]
     for number in range(draw(st.integers(0, 6))):
         spec, age_s = draw(specs()), draw(AGES_S)
@@ -72,7 +73,7 @@ def clusters(draw: Any, policy: dict[str, Any]) -> Cluster:
         )
         step = draw(st.sampled_from((None, 0, 500, 10**6)))
         measured = [Measured(share=1, servers=1, recent=(draw(RATES),), times=1, at_s=NOW - age_s)]
-        cluster.add_job(
+        cluster.jobs.add(
             Job(
                 Submission(job=JobId(f"j-{number}"), request=str(number), spec=spec, submitted_s=NOW - age_s),
                 JobRecord(
@@ -100,7 +101,7 @@ def parameters() -> list[Any]:
 
 def decides_what_is_possible(cluster: Cluster) -> None:
     seen = snapshot(cluster, NOW)
-    decision = decision_of(cluster.decider.scheduler, seen, cluster.rng)
+    decision = decision_of(cluster.planning.decider.scheduler, seen, cluster.rng)
     total = seen.view.total_gpus
     assert decision.shares.dtype.kind == "i"
     assert len(decision.shares) == len(seen.jobs)
@@ -119,7 +120,7 @@ def decides_what_is_possible(cluster: Cluster) -> None:
         reason = decision.why(row)
         if not share:
             assert reason is not None, "who gets nothing is told why"
-    decided(cluster.decider.scheduler, seen, cluster.rng)
+    decided(cluster.planning.decider.scheduler, seen, cluster.rng)
 
 
 @pytest.mark.parametrize("policy", parameters())
@@ -142,7 +143,7 @@ def test_a_job_that_is_larger_than_the_cluster_keeps_nothing_from_the_others(pol
         NOW,
     )
     gpus = (Gpu(index=0, kind=GpuKind.CPU, name="slot"),)
-    cluster.put_session(Session(Server(server=ServerId("s"), address="", gpus=gpus), True, last_heard_s=NOW))
+    cluster.servers.put_session(Session(Server(server=ServerId("s"), address="", gpus=gpus), True, last_heard_s=NOW))
     for name, least in (("larger", 2), ("small", 1)):
         spec = JobSpec(
             name=name,
@@ -154,8 +155,8 @@ def test_a_job_that_is_larger_than_the_cluster_keeps_nothing_from_the_others(pol
             throughput={1: 1.0},
         )
         submission = Submission(job=JobId(name), request=name, spec=spec, submitted_s=NOW)
-        cluster.add_job(Job(submission, JobRecord(phase=JobPhase.PENDING)))
+        cluster.jobs.add(Job(submission, JobRecord(phase=JobPhase.PENDING)))
     with np.errstate(all="raise"):
         decides_what_is_possible(cluster)
-        decision = decision_of(cluster.decider.scheduler, snapshot(cluster, NOW), cluster.rng)
+        decision = decision_of(cluster.planning.decider.scheduler, snapshot(cluster, NOW), cluster.rng)
     assert decision.shares.tolist() == [0, 1]

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticd.controller import usage
-from elasticd.controller.cluster import Keeping
 from elasticd.controller.events import ClockSet
 from elasticd.controller.jobs import account
 from elasticd.controller.jobs.account import DAY_S, Account, OnDay, columns, days_between
 from elasticd.controller.recovery import differences, durable
+from elasticd.controller.settings import Keeping
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import Cancel, EventKind, GetUsage, Profile, Refused, UsageBy, UsageReport
@@ -183,7 +183,7 @@ def _suspend(world: Any, job: str) -> None:
     from elasticd.controller.reconcile.saving import suspend
 
     suspend(world.machine.cluster, world.now, world.job(job))
-    world.machine.cluster.schedule_due = True
+    world.machine.cluster.planning.request()
     world.turn()
 
 
@@ -306,7 +306,10 @@ def test_a_clock_that_is_set_while_nothing_can_be_recorded_changes_nothing(
     found = turn.machine.cluster.jobs[world.job(job).id]
     assert account.advanced(found.record.gpu_account, world.now)[0].spent.held_gpu_s == pytest.approx(80, abs=NEAR)
     assert found.attained_gpu_s(world.now) - before == pytest.approx(20, abs=NEAR)
-    assert "for 20 s" in [event for event in turn.machine.cluster.events if event.kind is EventKind.STORE_BACK][-1].text
+    assert (
+        "for 20 s"
+        in [event for event in turn.machine.cluster.history.events if event.kind is EventKind.STORE_BACK][-1].text
+    )
 
 
 def _again(world: Any, records: Any, now: float) -> Any:
@@ -334,7 +337,7 @@ def test_reports_outlive_controllers_and_jobs() -> None:
         world.hello("s1")
         world.pass_time(700)
     world.restart()
-    assert len(world.machine.cluster.archive) == 0
+    assert len(world.machine.cluster.jobs.archive) == 0
     found = by(world, UsageBy.USER)
     assert sorted(found) == ["alice", "bob"]
     for user in users:
@@ -359,8 +362,8 @@ def test_a_recovered_controller_reports_the_same() -> None:
     other = world.new_machine()
     assert differences(world.machine.cluster, other.cluster) == ()
     assert durable(world.machine.cluster) == world.store
-    before = world.machine.cluster.usage.by_user(0, 400, world.now)
-    assert other.cluster.usage.by_user(0, 400, world.now) == before
+    before = world.machine.cluster.jobs.usage.by_user(0, 400, world.now)
+    assert other.cluster.jobs.usage.by_user(0, 400, world.now) == before
 
 
 def test_months_that_are_over_for_long_are_not_kept() -> None:

@@ -10,14 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.controller import cluster, remembered, usage
-from elasticd.controller.cluster import Keeping
+from elasticd.controller import remembered, usage
 from elasticd.controller.events import AgentMessage, ClockSet
 from elasticd.controller.jobs.archive import DAY_S, PREFIX, Archive, first_key_of, job_of, key_of
 from elasticd.controller.jobs.records import ArchivedJob, Submission
 from elasticd.controller.records import state_key, submission_key
 from elasticd.controller.recovery import differences, durable, trusted_since
 from elasticd.controller.requests import pages
+from elasticd.controller.settings import Keeping
+from elasticd.controller.state import jobs
 from elasticd.protocol.messages import (
     Cancel,
     EventKind,
@@ -107,7 +108,7 @@ def test_a_controller_that_starts_reads_of_the_archive_only_the_keys() -> None:
             world.store[key] = b"no record"
     again = world.new_machine()
     assert differences(world.machine.cluster, again.cluster) == ()
-    assert len(again.cluster.archive) == 4
+    assert len(again.cluster.jobs.archive) == 4
 
 
 def test_no_number_is_used_twice_though_all_jobs_are_in_the_archive_or_have_left_that_too() -> None:
@@ -148,7 +149,7 @@ def test_jobs_that_ended_long_ago_leave_the_archive() -> None:
     world.turn()
     world.now += 4 * DAY_S
     world.hello("s1")
-    world.pass_time(cluster.LOOK_AT_AGES_S + 1)
+    world.pass_time(jobs.LOOK_AT_AGES_S + 1)
     assert archived(world) == []
     assert end_one(world) == "digits-4"
     assert archived(world) == ["digits-4"]
@@ -161,7 +162,7 @@ def test_a_controller_that_is_restarted_often_comes_to_trust_its_clock() -> None
     for _ in range(5):
         world.restart()
         end_one(world)
-        world.pass_time(cluster.TRUSTED_AFTER_S / 3)
+        world.pass_time(jobs.TRUSTED_AFTER_S / 3)
     assert not {"digits-1", "digits-2", "digits-3"} & set(archived(world))
 
 
@@ -171,7 +172,7 @@ def test_a_leap_of_the_clock_between_two_controllers_is_not_trusted() -> None:
 
     steady = [event(number, 1000.0 * number) for number in range(1, 9)]
     assert trusted_since(steady, 8500.0) == 1000.0
-    assert trusted_since(steady, 8000.0 + cluster.TRUSTED_AFTER_S) == 8000.0 + cluster.TRUSTED_AFTER_S
+    assert trusted_since(steady, 8000.0 + jobs.TRUSTED_AFTER_S) == 8000.0 + jobs.TRUSTED_AFTER_S
     assert trusted_since(steady, 7999.0) == 7999.0
     assert trusted_since([*steady[:4], event(5, 9e8)], 9e8 + 1) == 9e8
     assert trusted_since([], 5.0) == 5.0
@@ -180,7 +181,7 @@ def test_a_leap_of_the_clock_between_two_controllers_is_not_trusted() -> None:
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_wrong_clock_makes_nothing_too_old_before_it_has_gone_on_for_an_hour(restarted: bool) -> None:
     world = with_ended(3, recent=0, days=2.0)
-    world.pass_time(cluster.TRUSTED_AFTER_S)
+    world.pass_time(jobs.TRUSTED_AFTER_S)
     months = [key for key in world.store if key.startswith(usage.PREFIX)]
     for by_s in (9000 * DAY_S, -9000 * DAY_S):
         world.now += by_s
@@ -189,7 +190,7 @@ def test_a_wrong_clock_makes_nothing_too_old_before_it_has_gone_on_for_an_hour(r
         else:
             world.feed(ClockSet(by_s))
         world.hello("s1")
-        world.pass_time(cluster.TRUSTED_AFTER_S / 2)
+        world.pass_time(jobs.TRUSTED_AFTER_S / 2)
         assert len(archived(world)) == 3
         assert set(months) <= set(world.store)
     world.now += 4 * DAY_S
@@ -200,7 +201,7 @@ def test_a_wrong_clock_makes_nothing_too_old_before_it_has_gone_on_for_an_hour(r
 
 def test_the_archive_is_filled_and_emptied_in_small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     world = with_ended(9, recent=9)
-    monkeypatch.setattr(cluster, "ARCHIVED_AT_ONCE", 2)
+    monkeypatch.setattr(jobs, "ARCHIVED_AT_ONCE", 2)
     world.settings["keeping"] = Keeping(recent=0, ended=0)
     world.restart(hello=False)
     moved: list[int] = []
@@ -209,7 +210,7 @@ def test_the_archive_is_filled_and_emptied_in_small_portions(monkeypatch: pytest
         world.say_hello(world.agents[S1])
         moved.append(len([key for key in before - set(world.store) if key.endswith("/spec")]))
     assert moved[:5] == [2, 2, 2, 2, 1], "a restart with a smaller number moves them a few at a time"
-    assert len(world.machine.cluster.archive) == 0
+    assert len(world.machine.cluster.jobs.archive) == 0
 
 
 # ------------------------------------------------------------------------------------------- queries for archived jobs
@@ -291,7 +292,7 @@ def test_a_worker_of_a_job_in_the_archive_is_stopped_and_one_of_a_stranger_is_no
     world.turn()
     stopped = [message.worker for message in world.messages(StopWorker)]
     assert stopped == (["digits-1.7"] if uid_told else [])
-    assert bool(world.machine.cluster.sessions[S1].unknown) is not uid_told
+    assert bool(world.machine.cluster.servers.sessions[S1].unknown) is not uid_told
     assert not world.machine.cluster.gpu_free(gpu), "its process is there"
 
 
@@ -387,10 +388,10 @@ def test_a_lost_server_is_removed_when_an_operator_says_so_and_not_before() -> N
     world.pass_time(12.0)
     assert world.ask(RemoveServer(server=ServerId("s2"))) == ServerRemoved(server=ServerId("s2"))
     assert [view.server.server for view in world.ask(GetServers()).servers] == ["s1"]
-    assert world.machine.cluster.known_gpus == 1
+    assert world.machine.cluster.servers.known_gpus == 1
     assert durable(world.machine.cluster) == world.store
     world.restart()
-    assert list(world.machine.cluster.sessions) == ["s1"]
+    assert list(world.machine.cluster.servers.sessions) == ["s1"]
 
 
 def test_a_server_that_was_removed_joins_as_a_new_one() -> None:
@@ -401,7 +402,7 @@ def test_a_server_that_was_removed_joins_as_a_new_one() -> None:
     world.hello("s2")
     world.turn()
     assert world.kinds().count(EventKind.SERVER_JOINED) == 3
-    assert world.machine.cluster.known_gpus == 2
+    assert world.machine.cluster.servers.known_gpus == 2
     assert durable(world.machine.cluster) == world.store
 
 

@@ -148,12 +148,12 @@ def test_only_operators_act_on_the_cluster_and_users_may_ask_what_a_policy_would
         EndLoan(loan="loan-1"),
     ]
     assert all(not_allowed(world.ask(request, who=ALICE)) for request in requests)
-    assert world.machine.cluster.policy.name == "max-min"
+    assert world.machine.cluster.planning.policy.name == "max-min"
     dry_run = SetPolicy(document={"policy": "fifo"}, source="fifo", dry_run=True)
     assert isinstance(world.ask(dry_run, who=ALICE), PolicySet)
     assert isinstance(world.ask(GetQuotas(), who=ALICE), QuotasFound)
     assert not any(not_allowed(world.ask(request, who=OLGA)) for request in requests)
-    assert world.machine.cluster.decider.record.user == "olga"
+    assert world.machine.cluster.planning.decider.record.user == "olga"
 
 
 def test_the_operators_alone_act_on_jobs_of_nobody():
@@ -200,7 +200,7 @@ def test_history_and_audit_log_say_who_has_done_what():
     world.ask(Scale(job=job.id, share=None), who=OLGA)
     world.ask(POLICY, "p", who=OLGA)
     world.ask(Cancel(job=job.id), who=OLGA)
-    texts = [event.text for event in world.machine.cluster.events]
+    texts = [event.text for event in world.machine.cluster.history.events]
     assert "submitted by alice: 1 to 4 GPUs" in texts
     assert "share fixed at 2 by hand by alice" in texts
     assert "share given back to the policy by operator olga" in texts
@@ -231,11 +231,11 @@ def test_refused_attempts_stand_in_the_audit_log_and_do_not_fill_it():
     world.ask(Cancel(job=job.id), who=BOB)
     assert len(world.audits) == 21
     assert world.audits[-1].text.endswith("(480 more attempts since the last line)")
-    assert len(world.machine.cluster.answers) == 1, "refusals of this kind are not remembered"
+    assert len(world.machine.cluster.clients.answers) == 1, "refusals of this kind are not remembered"
     many = world.machine.cluster
     for number in range(1500):
         world.ask(Cancel(job=job.id), who=Principal(role=Role.USER, name=f"u{number}"), turn=False)
-    assert len(many.attempts) == 1000
+    assert len(many.clients.attempts) == 1000
 
 
 def test_the_id_of_anothers_request_is_of_no_use():
@@ -262,7 +262,7 @@ def test_no_user_pushes_out_the_answers_that_others_may_ask_for_again(
     for number in range(100):
         request = Cancel(job="none") if pushed_by == "refusals" else Submit(spec=job_spec())
         world.ask(request, f"push-{number}", who=BOB, turn=False)
-    assert len(world.machine.cluster.answers) == 20
+    assert len(world.machine.cluster.clients.answers) == 20
     for _ in range(2):
         assert [world.ask(Submit(spec=job_spec()), f"mine-{n}", who=ALICE) for n in range(5)] == mine
         assert world.ask(Submit(spec=job_spec()), "local") == local
@@ -299,13 +299,13 @@ def test_a_log_goes_to_who_has_asked_for_it_whatever_others_ask_under_the_same_i
     (first, second) = world.messages(ReadLog)
     assert (first.job, second.job) == (mine.id, theirs.id)
     assert first.request != second.request
-    waiting = {pending.asked.who.name for pending in world.machine.cluster.pending_logs.values()}
+    waiting = {pending.asked.who.name for pending in world.machine.cluster.clients.pending_logs.values()}
     assert waiting == {"alice", "bob"}
     server = next(name for name, message in world.sent if message is first)
     piece = LogPiece(request=first.request, data=b"of alice\n", next_offset=9, end=True)
     (reply,) = world.feed(AgentMessage(server, piece))
     assert (reply.reply.id, reply.reply.answer.data) == ("same", b"of alice\n")
-    assert [pending.asked.who for pending in world.machine.cluster.pending_logs.values()] == [BOB]
+    assert [pending.asked.who for pending in world.machine.cluster.clients.pending_logs.values()] == [BOB]
 
 
 def test_a_user_may_have_so_many_unfinished_jobs_and_no_more():
@@ -341,20 +341,22 @@ def test_a_priority_has_a_ceiling_by_role():
 
 
 def test_with_very_many_jobs_a_share_is_answered_to_who_has_set_it(monkeypatch: pytest.MonkeyPatch):
-    import elasticd.controller.cluster as cluster
+    from elasticd.controller.state import jobs
 
-    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
-    monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 1.0)
+    monkeypatch.setattr(jobs, "JOBS_DECIDED_AT_ONCE", 0)
+    monkeypatch.setattr(jobs, "DECISION_INTERVAL_PER_JOB_S", 1.0)
     world = World()
     mine, theirs = running(world, ALICE), running(world, BOB)
     world.now += 5.0
     world.turn()
     for job, who in ((mine, ALICE), (theirs, BOB)):
         world.ask(Scale(job=job.id, share=1), "same", turn=False, who=who)
-    assert len(world.machine.cluster.undecided) in (0, 1, 2)
+    assert len(world.machine.cluster.clients.undecided) in (0, 1, 2)
     world.turn(5.0)
-    assert not world.machine.cluster.undecided
-    answers = {name: answer for name, answer in world.machine.cluster.answers.items() if isinstance(answer, Scaled)}
+    assert not world.machine.cluster.clients.undecided
+    answers = {
+        name: answer for name, answer in world.machine.cluster.clients.answers.items() if isinstance(answer, Scaled)
+    }
     assert {name: answer.job for name, answer in answers.items()} == {
         "user:alice|same": mine.id,
         "user:bob|same": theirs.id,
@@ -386,7 +388,7 @@ def test_the_local_operator_has_no_name_in_the_history():
     world = World()
     job = world.submit()
     world.ask(Cancel(job=job.id))
-    assert world.machine.cluster.events[-1].text == "cancelled"
+    assert world.machine.cluster.history.events[-1].text == "cancelled"
     assert world.kinds(job.id) == [EventKind.SUBMITTED, EventKind.ORDERED, EventKind.CANCELLED]
     assert WorkerId(f"{job.id}.0") in [entry.worker for entry in job.workers]
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from elasticd.controller import cluster
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
 from elasticd.controller.intake import guests, messages
 from elasticd.controller.jobs import job as job_module
 from elasticd.controller.reconcile import orders
 from elasticd.controller.requests import acts, answers
+from elasticd.controller.state import history
+from elasticd.controller.state import jobs as jobs_state
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     AgentHello,
@@ -77,7 +78,7 @@ def test_too_many_readers_of_logs_are_refused_and_later_ones_are_not(monkeypatch
     assert "pieces of logs are being read already" in refused.reason
     assert world.ask(GetLog(job=job, worker=worker), "log-2") is None, "a repetition is none more"
     world.pass_time(6.0)
-    assert world.machine.cluster.pending_logs == {}
+    assert world.machine.cluster.clients.pending_logs == {}
     assert world.ask(GetLog(job=job, worker=worker), "log-4") is None
 
 
@@ -101,7 +102,7 @@ def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch
         )  # fmt: skip
         actions = world.machine.handle(world.now, AgentMessage(S1, WorkerReport(status=strange)))
         warned += sum(isinstance(action, Warn) for action in actions)
-    assert len(world.machine.cluster.sessions[S1].strays) <= 5
+    assert len(world.machine.cluster.servers.sessions[S1].strays) <= 5
     assert warned > 0
 
 
@@ -127,7 +128,7 @@ def test_a_process_that_nobody_wants_is_told_to_end_again_and_again_until_it_has
     told(WorkerExit(job=status.job, worker=stray, exit_code=None, reason="not here"))
     world.now += 20.0
     assert told(AgentHeartbeat(server=S1)) == 0
-    assert not world.machine.cluster.sessions[S1].strays
+    assert not world.machine.cluster.servers.sessions[S1].strays
 
 
 def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -
         server = Server(server=ServerId(f"s{number}"), address="", gpus=())
         hello = AgentHello(server=server, incarnation="a", workers=(), starting=(), exited=())
         world.machine.handle(world.now, AgentMessage(server.server, hello))
-    assert len(world.machine.cluster.sessions) == 3
+    assert len(world.machine.cluster.servers.sessions) == 3
 
 
 def test_a_server_of_another_cluster_tells_of_no_ends_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ def test_a_server_of_another_cluster_tells_of_no_ends_without_end(monkeypatch: p
     for number in range(100):
         ended = WorkerExit(job=JobId("x-1"), worker=WorkerId(f"x-1.{number}"), exit_code=0, reason="")
         world.machine.handle(world.now, AgentMessage(server.server, ended, "a9"))
-    assert len(world.machine.cluster.guests[ServerId("s9")].ended) == 3
+    assert len(world.machine.cluster.servers.guests[ServerId("s9")].ended) == 3
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,10 @@ def test_a_hello_with_giant_names_is_dropped(changes: dict[str, Any]) -> None:
     )
     actions = world.machine.handle(world.now, AgentMessage(S1, replace(plain, **changes), "a1"))
     assert any(isinstance(action, Warn) and len(action.text) < 1000 for action in actions)
-    assert S1 not in world.machine.cluster.sessions
-    assert S1 not in world.machine.cluster.guests
+    assert S1 not in world.machine.cluster.servers.sessions
+    assert S1 not in world.machine.cluster.servers.guests
     world.machine.handle(world.now, AgentMessage(S1, plain, "a1"))
-    assert S1 in world.machine.cluster.sessions
+    assert S1 in world.machine.cluster.servers.sessions
 
 
 def test_measurements_of_ever_other_shares_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,14 +208,14 @@ def test_a_request_with_an_endless_id_is_refused_and_not_remembered() -> None:
     world = World()
     name = "x" * 100_000
     assert isinstance(world.ask(Submit(spec=job_spec()), name), Refused)
-    assert len(world.machine.cluster.answers) == 0
+    assert len(world.machine.cluster.clients.answers) == 0
     assert isinstance(world.ask(Ping(), "y"), Pong)
 
 
 def test_what_only_asks_what_a_policy_would_do_is_not_remembered() -> None:
     world = World()
     world.ask(SetPolicy(document={"policy": "fifo"}, dry_run=True))
-    assert len(world.machine.cluster.answers) == 0
+    assert len(world.machine.cluster.clients.answers) == 0
 
 
 @pytest.mark.parametrize(
@@ -239,15 +240,15 @@ def test_a_policy_of_endless_size_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_the_history_in_the_store_is_bounded_also_where_numbers_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "KEPT_EVENTS", 20)
+    monkeypatch.setattr(history, "KEPT_EVENTS", 20)
     world = World({"s1": 1})
     for number in range(60):
         if number == 30:
             agent = world.agents[S1]  # knows more than the store, as after a restore
             agent.newest_event, agent.start = agent.newest_event + 1000, agent.start + 1
-            world.machine.cluster.met.clear()
+            world.machine.cluster.servers.met.clear()
             world.hello(S1)
-            assert world.machine.cluster.next_event > 1000
+            assert world.machine.cluster.history.next_number > 1000
         world.ask(Cancel(job=world.submit().id))
     assert sum(key.startswith("/events/") for key in world.store) == 20
 
@@ -255,8 +256,8 @@ def test_the_history_in_the_store_is_bounded_also_where_numbers_were_left_out(mo
 def test_with_very_many_jobs_all_who_set_shares_by_hand_are_answered_with_one_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 1)
-    monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 0.5)
+    monkeypatch.setattr(jobs_state, "JOBS_DECIDED_AT_ONCE", 1)
+    monkeypatch.setattr(jobs_state, "DECISION_INTERVAL_PER_JOB_S", 0.5)
     world = World({"s1": 8})
     jobs = [world.submit(job_spec(low=1, high=4)).id for _ in range(2)]
     world.now += 1.0
@@ -274,12 +275,12 @@ def test_with_very_many_jobs_all_who_set_shares_by_hand_are_answered_with_one_de
     assert (world.answers["second"].share, world.answers["third"].share) == (2, 3)
     assert world.answers["third"].generation == world.job(jobs[1]).record.generation
     assert world.ask(Scale(job=jobs[1], share=3), "third") == world.answers["third"]
-    assert not world.machine.cluster.undecided
+    assert not world.machine.cluster.clients.undecided
 
 
 def test_a_job_that_ends_before_the_decision_on_its_share_is_said_to_be_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
-    monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 1.0)
+    monkeypatch.setattr(jobs_state, "JOBS_DECIDED_AT_ONCE", 0)
+    monkeypatch.setattr(jobs_state, "DECISION_INTERVAL_PER_JOB_S", 1.0)
     monkeypatch.setattr(acts, "MAX_UNDECIDED", 1)
     world = World({"s1": 8})
     job, other = (world.submit(job_spec(low=1, high=4)).id for _ in range(2))

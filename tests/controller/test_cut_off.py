@@ -48,7 +48,7 @@ def test_those_whom_the_leader_does_not_hear_are_left_behind_after_a_while() -> 
     world.pass_time(6)
     assert world.roster(job) == members[:2]
     assert {message.worker for message in world.messages(StopWorker)} == set(members[2:])
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.CUT_OFF]
+    (told,) = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.CUT_OFF]
     assert "s1" in told
     assert "s2" in told
     assert {gpu.server for gpu in world.job(job).record.target} == {"s1"}, "it does not grow back at once"
@@ -106,7 +106,7 @@ def test_a_job_that_cannot_connect_its_servers_goes_on_with_that_of_its_leader()
     assert world.roster(job) == members
     world.pass_time(6)
     assert world.roster(job) == members[:2]
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.CUT_OFF]
+    (told,) = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.CUT_OFF]
     assert "cannot exchange data" in told
     assert EventKind.HELD in world.kinds(job)
 

@@ -175,7 +175,7 @@ def test_a_drained_server_is_left_by_migration_and_is_empty_then():
     assert (job.record.restarts, EventKind.LOST in world.kinds(job.id)) == (0, False)
     assert not view(world, here).still_there
     assert view(world, here).cordons[0].drained_s is not None
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.DRAINED]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.DRAINED]
     assert told == [f"server {here} is drained: nothing runs there any more"]
     assert not started_on(world, here)
     assert [(act.act, act.text) for act in world.audits[-1:]] == [("drain server", "being drained: new disk")]
@@ -335,7 +335,7 @@ def test_a_worker_that_was_to_start_on_a_drained_server_is_started_elsewhere():
     drain(world, there)
     assert started_on(world, there) in ([], ["second-2.0"])
     world.settle(second.id)
-    assert not world.machine.cluster.usable(GpuAddress(server=ServerId(there), index=0))
+    assert not world.machine.cluster.servers.usable(GpuAddress(server=ServerId(there), index=0))
     assert started_on(world, there) in ([], ["second-2.0"])
     assert not job_on(world, second, here)
 
@@ -352,7 +352,7 @@ def test_one_gpu_is_drained_and_the_others_of_its_server_are_not():
     world.settle(job.id)
     assert first not in on(world, job)
     assert len(on(world, job)) == 2
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.DRAINED]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.DRAINED]
     assert told == [f"GPU {first} is drained: nothing runs there any more"]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elasticd.controller.effects import Effects
 from elasticd.controller.events import Record, Warn
+from elasticd.controller.state.effects import Effects
 
 
 def test_the_last_change_of_a_key_is_recorded_whichever_it_is() -> None:

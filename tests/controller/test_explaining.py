@@ -433,7 +433,7 @@ def test_an_unknown_job_is_one_clear_error() -> None:
 
 def test_a_policy_that_fails_leaves_the_reasons_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     world, job = shrunk_by_another()
-    monkeypatch.setattr(type(world.machine.cluster.policy), "shares", lambda *_: 1 / 0)
+    monkeypatch.setattr(type(world.machine.cluster.planning.policy), "shares", lambda *_: 1 / 0)
     found = explained(world, job)
     assert found.remedies == ()
 
@@ -513,7 +513,7 @@ def test_a_job_that_starts_is_not_yet_called_a_gang() -> None:
 def test_a_gpu_of_a_gang_that_has_just_become_one_is_not_of_a_process_that_nobody_knows() -> None:
     world = World({"s1": 2})
     gang = world.submit(job_spec("gang", 1, 1, restarts=0))
-    world.machine.cluster.rows.gangs.clear()  # as before the next decision catches up
+    world.machine.cluster.jobs.rows.gangs.clear()  # as before the next decision catches up
     assert why_gone(world.machine.cluster, gang.record.target[0]) == f"{gang.id} has it, a gang of fixed size"
 
 

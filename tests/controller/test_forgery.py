@@ -105,8 +105,8 @@ def test_what_is_said_of_anothers_worker_changes_nothing_and_is_counted(name: st
     world.turn()
     assert job.record is record
     assert job.statuses == statuses
-    assert not world.machine.cluster.sessions[FORGER].strays
-    assert world.machine.cluster.sessions[FORGER].alive
+    assert not world.machine.cluster.servers.sessions[FORGER].strays
+    assert world.machine.cluster.servers.sessions[FORGER].alive
     assert shown(world).forged == 50
     assert "speaks of workers that were never sent to it: 50 reports were refused" in shown(world).trouble
 
@@ -150,11 +150,11 @@ def test_a_hello_that_names_anothers_workers_changes_nothing_of_their_job(uid_kn
 
 def test_a_server_that_was_met_before_cannot_show_that_the_store_is_old():
     world, _, _ = scene()
-    next_job, next_event = world.machine.cluster.next_job, world.machine.cluster.next_event
+    next_job, next_event = world.machine.cluster.jobs.next_number, world.machine.cluster.history.next_number
     hello_with(world, world.agents[FORGER], cluster=world.machine.cluster.id, newest_event=10**9, highest_job=10**9)
     cluster = world.machine.cluster
-    assert (cluster.next_job, cluster.store_is_old) == (next_job, False)
-    assert cluster.next_event < next_event + 10
+    assert (cluster.jobs.next_number, cluster.store_is_old) == (next_job, False)
+    assert cluster.history.next_number < next_event + 10
 
 
 def test_a_server_that_has_run_a_job_cannot_make_it_save_and_start_again():
@@ -196,18 +196,18 @@ def test_an_honest_server_is_not_counted_whatever_comes_late_or_twice():
     world.hello("s1")
     world.restart()
     world.feed(AgentMessage(ServerId("s1"), last))
-    assert not world.machine.cluster.forged
+    assert not world.machine.cluster.servers.forged
 
 
 def test_a_hello_over_anothers_connection_is_dropped_and_counted():
     world, _, _ = scene()
     agent = world.agents[ServerId("s1")]
-    session = world.machine.cluster.sessions[ServerId("s1")]
+    session = world.machine.cluster.servers.sessions[ServerId("s1")]
     hello = AgentHello(server=agent.server, incarnation="x", workers=(), starting=(), exited=(), number=99)
     actions: list[Any] = []
     for _ in range(20):
         actions += world.feed(AgentMessage(FORGER, hello))
-    assert world.machine.cluster.sessions[ServerId("s1")] is session
+    assert world.machine.cluster.servers.sessions[ServerId("s1")] is session
     assert not [action for action in actions if isinstance(action, SendAgent)]
     assert shown(world).forged == 20
     assert sum(isinstance(action, Warn) for action in actions) == 3
@@ -220,7 +220,7 @@ def test_made_up_jobs_without_end_are_told_in_a_few_words(monkeypatch: pytest.Mo
         job = JobId(f"{'x' * 200}-{number + 1000}")
         strange = replace(status, job=job, worker=WorkerId(f"{job}.0"))
         world.feed(AgentMessage(FORGER, WorkerReport(status=strange, uid="u")))
-    assert len(world.machine.cluster.sessions[FORGER].unknown) == 500
+    assert len(world.machine.cluster.servers.sessions[FORGER].unknown) == 500
     assert len(shown(world).trouble) < 1500
 
 

@@ -93,7 +93,7 @@ def test_it_is_said_once_and_shown_as_long_as_it_is_so():
     world = World()
     job = growing(world)
     differ(world, job)
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.HELD]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.HELD]
     assert len(told) == 1
     assert NAMED in told[0]
     world.pass_time(100.0)
@@ -108,8 +108,8 @@ def test_no_server_and_no_gpu_is_blamed():
     job = growing(world)
     differ(world, job)
     cluster = world.machine.cluster
-    assert not cluster.health
-    assert not cluster.gpu_health
+    assert not cluster.servers.health
+    assert not cluster.servers.gpu_health
     assert not job.avoided
     ended = [entry for entry in job.record.past if entry.exit_code == exits.UNLIKE]
     assert {entry.fault for entry in ended} == {Fault.SCRIPT}
@@ -269,7 +269,7 @@ def test_a_server_with_other_code_is_avoided_by_that_job_alone_and_training_goes
     world.commit(job.id, 20)
     assert {job.worker(worker).gpu.server for worker in world.roster(job.id)} == {"s1"}
     assert (job.record.phase, job.record.restarts) == (JobPhase.RUNNING, 0)
-    assert not world.machine.cluster.health
+    assert not world.machine.cluster.servers.health
     found = world.ask(GetJob(job=job.id))
     assert SAID in found.job.reason
     assert "next try in" in found.job.reason
@@ -446,7 +446,7 @@ def test_a_server_where_the_script_does_not_come_to_its_loop_is_left_alone_longe
     try_for(world, job, 3600, ends_before_its_loop, servers=(there,))
     assert job.record.phase is JobPhase.RUNNING
     assert generations(job) - before < 60
-    assert "FileNotFoundError" in world.machine.cluster.health[there].reason
+    assert "FileNotFoundError" in world.machine.cluster.servers.health[there].reason
 
 
 def test_a_job_that_lost_its_workers_and_gets_no_others_is_not_said_to_be_preempted():

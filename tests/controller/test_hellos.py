@@ -11,8 +11,8 @@ import pytest
 from elasticd.agent import events as agent_events
 from elasticd.agent.machine import AgentMachine
 from elasticd.controller import events
-from elasticd.controller.cluster import Settings
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.settings import Settings
 from elasticd.protocol.messages import AgentHello, Cancel, Envelope, EventKind, Request, StartWorker, Submit, WorkerExit
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Server, ServerId, WorkerId
 from elasticd.scheduler.scheduler import load_scheduler
@@ -134,12 +134,12 @@ def test_an_agent_whose_heartbeats_do_not_fit_the_lease_is_refused_and_both_side
 ) -> None:
     line = Line(lease_s, interval_s)
     line.settle()
-    told = [event.text for event in line.controller.cluster.events if event.kind is EventKind.SERVER_REFUSED]
+    told = [event.text for event in line.controller.cluster.history.events if event.kind is EventKind.SERVER_REFUSED]
     assert len(told) == len(line.warnings) == 1
     for said in (told[0], line.warnings[0]):
         assert f"a heartbeat every {interval_s:g} s, and server_lease_s of the controller is {lease_s:g} s" in said
         assert "lower heartbeat_interval_s in the agent's file, or raise server_lease_s in the controller's" in said
-    assert S1 not in line.controller.cluster.sessions
+    assert S1 not in line.controller.cluster.servers.sessions
     line.ask(Submit(spec=spec("a")))
     line.settle()
     assert line.processes == {}
@@ -149,7 +149,7 @@ def test_an_agent_whose_heartbeats_do_not_fit_the_lease_is_refused_and_both_side
 def test_an_agent_that_may_lose_a_heartbeat_within_the_lease_is_taken_in(lease_s: float, interval_s: float) -> None:
     line = Line(lease_s, interval_s)
     line.settle()
-    assert line.controller.cluster.sessions[S1].alive
+    assert line.controller.cluster.servers.sessions[S1].alive
     assert line.warnings == []
 
 
@@ -158,4 +158,4 @@ def test_a_hello_that_does_not_tell_its_heartbeats_is_taken_in() -> None:
     (hello,) = line.up
     line.up = deque([msgspec.structs.replace(hello, heartbeat_interval_s=0.0)])
     line.settle()
-    assert line.controller.cluster.sessions[S1].alive
+    assert line.controller.cluster.servers.sessions[S1].alive

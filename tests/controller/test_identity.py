@@ -98,7 +98,7 @@ def test_a_second_agent_under_a_name_is_refused_with_a_reason_and_the_operator_i
     assert "another agent is server s1: identity s1-first" in refusals[0].reason
     assert world.kinds().count(EventKind.SERVER_REFUSED) == 1
     assert not sent_since(world, said, StartWorker, StopWorker)
-    assert world.machine.cluster.sessions[S1].agent == "s1-first"
+    assert world.machine.cluster.servers.sessions[S1].agent == "s1-first"
     assert job.share_gpus == 2
 
 
@@ -110,7 +110,7 @@ def test_an_agent_that_has_been_taken_in_and_is_refused_again_is_told_of_again()
     world.turn(11.0)
     world.agents[S1] = second
     world.hello("s1")
-    assert not world.machine.cluster.refused
+    assert not world.machine.cluster.servers.refused
     second.connected = False
     world.turn(11.0)
     world.agents[S1] = first
@@ -125,7 +125,7 @@ def test_no_more_refused_agents_are_remembered_than_there_is_room_for(monkeypatc
     world = world_of()
     for number in range(9):
         world.say_hello(second_agent(world, f"s1-{number}"))
-    assert [agent for _, agent in world.machine.cluster.refused] == ["s1-6", "s1-7", "s1-8"]
+    assert [agent for _, agent in world.machine.cluster.servers.refused] == ["s1-6", "s1-7", "s1-8"]
 
 
 def test_what_a_second_agent_says_renews_nobodys_lease_and_its_workers_are_nobody() -> None:
@@ -135,7 +135,7 @@ def test_what_a_second_agent_says_renews_nobodys_lease_and_its_workers_are_nobod
         world.now += 1.0
         world.feed(AgentMessage(S1, AgentHeartbeat(server=S1), "s1-second"))
         world.come_to_rest()
-    assert not world.machine.cluster.sessions[S1].alive
+    assert not world.machine.cluster.servers.sessions[S1].alive
 
 
 def test_a_server_that_was_installed_anew_joins_when_the_lease_of_its_old_self_has_run_out() -> None:
@@ -147,7 +147,7 @@ def test_a_server_that_was_installed_anew_joins_when_the_lease_of_its_old_self_h
     world.turn(11.0)
     world.agents[S1] = second
     world.hello("s1")
-    assert world.machine.cluster.sessions[S1].agent == "s1-second"
+    assert world.machine.cluster.servers.sessions[S1].agent == "s1-second"
     assert training(world).share_gpus == 2
 
 
@@ -158,7 +158,7 @@ def test_after_a_restart_of_the_controller_the_agent_that_was_there_goes_before_
     world.say_hello(second)
     assert sent_since(world, said, HelloRefused)
     world.hello("s1")
-    assert world.machine.cluster.sessions[S1].agent == "s1-first"
+    assert world.machine.cluster.servers.sessions[S1].agent == "s1-first"
 
 
 def test_a_late_hello_of_an_earlier_start_of_the_agent_changes_nothing() -> None:
@@ -185,7 +185,7 @@ def test_an_agent_that_has_forgotten_its_last_starts_is_told_so_instead_of_being
     world.say_hello(agent)
     (refusal,) = sent_since(world, said, HelloRefused)
     assert "identity.json" in refusal.reason
-    assert not world.machine.cluster.sessions[S1].alive
+    assert not world.machine.cluster.servers.sessions[S1].alive
     assert EventKind.SERVER_REFUSED in world.kinds()
 
 
@@ -236,7 +236,7 @@ def test_ends_that_the_other_cluster_has_not_recorded_are_kept_for_it() -> None:
     world.pass_time(3.0)
     assert world.agents[S1].exited
     assert not sent_since(world, said, ForgetWorkers)
-    assert world.machine.cluster.sessions == {}
+    assert world.machine.cluster.servers.sessions == {}
 
 
 def test_an_operator_takes_a_server_over_and_its_workers_save_before_it_joins() -> None:
@@ -255,7 +255,7 @@ def test_an_operator_takes_a_server_over_and_its_workers_save_before_it_joins() 
     world.hello("s1")
     world.turn()
     assert world.agents[S1].cluster == world.machine.cluster.id
-    assert world.machine.cluster.adopted == {}
+    assert world.machine.cluster.servers.adopted == {}
     assert not [key for key in world.store if key.startswith("/adopted/")]
     world.settle(other.id)
     assert other.share_gpus == 2
@@ -305,7 +305,7 @@ def test_workers_of_a_job_that_a_restored_store_does_not_know_keep_their_gpus_un
     world.reap()
     world.settle(other.id)
     assert other.share_gpus == 3
-    assert world.machine.cluster.adopted == {}
+    assert world.machine.cluster.servers.adopted == {}
 
 
 def test_a_number_is_not_used_again_for_a_job_that_a_restored_or_new_store_does_not_know() -> None:
@@ -431,7 +431,7 @@ def test_a_job_that_waits_to_start_again_while_the_store_turns_out_to_be_old_is_
     world.exit(worker, -9)
     assert job.restart_counted
     world.agents[ServerId("s2")].newest_event = 1000
-    del world.machine.cluster.met[ServerId("s2")]  # away since before the controller's start
+    del world.machine.cluster.servers.met[ServerId("s2")]  # away since before the controller's start
     world.hello("s2")
     assert EventKind.STORE_OLD in world.kinds()
     assert job.restart_counted
@@ -511,4 +511,4 @@ def test_a_worker_of_an_earlier_job_with_the_number_of_a_present_one_is_left_alo
     world.settle(new.id)
     assert not world.find(name)[1].stopping
     assert new.record.phase is JobPhase.PENDING or new.share_gpus == 1
-    assert name in world.machine.cluster.sessions[S1].unknown
+    assert name in world.machine.cluster.servers.sessions[S1].unknown

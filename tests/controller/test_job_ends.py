@@ -63,7 +63,7 @@ def test_a_leader_that_those_who_train_do_not_know_is_replaced():
     world.arrive(job.id)
     (first,) = world.roster(job.id)
     job.update(target=(GpuAddress(server="s2", index=0),))  # moved before any worker has reported training
-    world.machine.cluster.mark_dirty(job)
+    world.machine.cluster.jobs.mark_dirty(job)
     world.turn()
     assert first not in world.roster(job.id)
     world.report(first, WorkerPhase.TRAINING, 1, 3)
@@ -175,7 +175,7 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
     ]
     assert world.messages(StopWorker) == asked
     job.update(target=target)
-    world.machine.cluster.mark_dirty(job)
+    world.machine.cluster.jobs.mark_dirty(job)
     world.turn()
     world.hello("s1")
     assert [(stop.grace_s, stop.save) for stop in world.messages(StopWorker)] == [(30.0, True)] * 2, "it still saves"

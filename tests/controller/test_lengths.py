@@ -79,7 +79,7 @@ def test_what_ends_early_is_learned_and_told() -> None:
     end(world, job)
     view = world.ask(GetJob(job=job.id)).job
     assert (view.length.source, view.length.steps, view.step) == (LengthSource.MAX_STEPS, 1000.0, 249)
-    ended = world.machine.cluster.ended
+    ended = world.machine.cluster.experience.lengths
     assert (ended.lengths.sum(), ended.errors.sum(), ended.errors[AS_TOLD]) == (1, 1, 0)
 
 
@@ -100,7 +100,7 @@ def test_a_job_that_has_done_nothing_teaches_nothing() -> None:
     world = World({"s1": 1})
     job = world.submit(job_spec(low=1, high=1, throughput=ALONE))
     world.ask(Cancel(job=job.id))
-    assert world.machine.cluster.ended is NOTHING_ENDED
+    assert world.machine.cluster.experience.lengths is NOTHING_ENDED
     assert KEY not in world.store
 
 
@@ -112,8 +112,8 @@ def test_another_controller_goes_on_with_what_was_learned_and_counts_nobody_twic
     before = world.machine.cluster
     world.restart()
     after = world.machine.cluster
-    assert record(after.ended) == record(before.ended)
-    assert after.ended.errors[AS_TOLD] == after.ended.lengths.sum() == 1
+    assert record(after.experience.lengths) == record(before.experience.lengths)
+    assert after.experience.lengths.errors[AS_TOLD] == after.experience.lengths.lengths.sum() == 1
     assert not [one for one in differences(before, after) if KEY in one]
 
 

@@ -153,7 +153,7 @@ def test_the_rest_of_a_status_counts_and_each_odd_figure_is_told_once() -> None:
     found = world.ask(GetJob(job=job)).job
     assert found.step == 23
     assert (found.metrics, found.odd_metrics) == ({"accuracy": 0.5}, {"loss": "nan"})
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.ODD_FIGURE]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.ODD_FIGURE]
     assert told == [f"{status.worker} reports metric loss: nan, which cannot be reckoned with"]
     report(world, replace(status, sequence=status.sequence + 9, applied=30, metrics={"loss": -INF}))
     assert_sane(world, job)
@@ -239,7 +239,7 @@ def test_a_server_that_cannot_be_is_not_taken_in(server: dict[str, Any]) -> None
         AgentMessage(S1, AgentHello(server=told, incarnation="a", workers=(), starting=(), exited=())),
     )
     assert [type(action) for action in actions] == [Warn]
-    assert world.machine.cluster.sessions == {}
+    assert world.machine.cluster.servers.sessions == {}
 
 
 @pytest.mark.parametrize("policy", [kind.name for kind in POLICIES])

@@ -22,7 +22,7 @@ World, job_spec = _module.World, _module.job_spec
 def test_the_oldest_pending_job_is_the_first_that_was_submitted_whatever_comes_and_goes() -> None:
     chance = random.Random(0)
     world = World({"s1": 2})
-    index = world.machine.cluster.index
+    index = world.machine.cluster.jobs.index
     assert index.oldest_pending_s() is None
     for _ in range(300):
         live = [job for job in world.machine.cluster.jobs.values() if not job.final]

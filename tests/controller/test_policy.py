@@ -64,7 +64,7 @@ def test_a_new_policy_decides_at_once_and_says_whose_shares_it_changes() -> None
     assert world.roster(first.id) == workers[:2], "running workers are kept"
     assert world.job(second.id).record.phase is JobPhase.RUNNING
     assert not STOPS & set(world.kinds())
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    (told,) = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.POLICY]
     for word in ("fifo", "max-min", "test", "ann"):
         assert word in told
 
@@ -111,15 +111,15 @@ def test_who_got_which_quota_is_told_and_what_is_in_use_can_be_set_again() -> No
     quotas = {"users": {"bob": {"gpus": 2, "most_gpus": 3}}, "groups": {"vision": {"members": ["carol"], "jobs": 1}}}
     found = choose(world, {"policy": "max-min", "quotas": quotas})
     assert (found.before.quotas["users"], found.after.quotas["users"]["bob"]["gpus"]) == ({}, 2)
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.POLICY]
     assert ", quotas: group vision (carol): 1 job; bob: 2 GPUs, at most 3, from test" in told[-1]
     present = world.ask(GetPolicy())
     choose(world, {"policy": "max-min", "quotas": present.quotas, "deadlines": present.deadlines, "packing": "network"})
     assert world.ask(GetPolicy()).quotas == present.quotas
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.POLICY]
     assert "quotas" not in told[-1]
     choose(world, {"policy": "max-min"})
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.POLICY]
     assert "quotas: group vision is gone; bob: none of its own" in told[-1]
 
 
@@ -175,7 +175,7 @@ def test_a_recorded_policy_that_this_version_does_not_know_leaves_the_decision_t
     world.store[POLICY_KEY] = msgspec.msgpack.encode(record)
     world.restart()
     assert world.ask(GetPolicy()).policy.name == "max-min"
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    (told,) = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.POLICY]
     assert "from-the-future" in told
     assert POLICY_KEY in world.store, "a newer version may know it"
 

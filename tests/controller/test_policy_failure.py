@@ -49,7 +49,7 @@ def test_jobs_keep_their_gpus_and_the_failure_is_told_once(monkeypatch: pytest.M
     world.pass_time(100.0)
     assert world.job(first).record.target == target
     assert world.job(first).record.phase is JobPhase.RUNNING
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY_FAILED]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.POLICY_FAILED]
     assert len(told) == 1
     assert "policy max-min raised IndexError" in told[0]
     assert "index 5 is out of bounds; the last plan is kept" in told[0]
@@ -83,7 +83,7 @@ def test_a_policy_of_the_operators_own_that_fails_is_told_with_file_and_line(tmp
     world.pass_time(100.0)
     assert world.job(first).record.target == target
     assert world.job(first).record.phase is JobPhase.RUNNING
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY_FAILED]
+    (told,) = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.POLICY_FAILED]
     assert f"{tmp_path}/mine.py: line 6: AssertionError: more than one; the last plan is kept" in told
     assert world.ask(GetJob(job=second)).job.reason == told
     assert world.ask(GetPolicy()).policy.name == "mine.py"

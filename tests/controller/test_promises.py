@@ -210,7 +210,7 @@ def test_a_job_whose_deadline_proves_wrong_is_told_what_would_save_it() -> None:
     train(world, job, 40, 1.0 / len(job.record.target))
     told = promise(world, job)
     assert told.state is PromiseState.NONE
-    (text,) = [event.text for event in world.machine.cluster.events if "cannot be promised" in event.text]
+    (text,) = [event.text for event in world.machine.cluster.history.events if "cannot be promised" in event.text]
     left = job.steps_left
     assert told.offer.deadline_s > told.deadline_s
     assert 0 < told.offer.steps < left
@@ -456,7 +456,7 @@ def test_a_type_is_promised_with_the_throughput_that_was_measured_there(v100, st
             for share in (1, 2, 4)
             if rate is not None
         ]
-        world.machine.cluster.history.note(fingerprint(asks), measured, world.now)
+        world.machine.cluster.experience.throughput.note(fingerprint(asks), measured, world.now)
     world.submit(spec("first", in_s=50.0, steps=150, gpu_types=("A100",)))
     answer = world.ask(Submit(spec=asks))
     assert isinstance(answer, Submitted if state is not None else Refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elasticd.controller import cluster
+from elasticd.controller.state import jobs
 from elasticd.protocol.messages import EventKind, GetJob, JobFound, Scale, Scaled
 from elasticd.protocol.model import GpuRange, JobId
 
@@ -33,7 +33,7 @@ def test_whom_a_share_set_by_hand_pushes_out_is_told_with_the_answer():
     assert [(one.job, one.before_gpus, one.after_gpus) for one in answer.pushed] == [(second, 2, 0)]
     assert f"{first} has 4 GPUs by hand" in answer.pushed[0].reason
     assert f"{first} has 4 GPUs by hand" in reason(world, second)
-    texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.PREEMPTED]
+    texts = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.PREEMPTED]
     assert texts == [f"gives all its GPUs back for {first}, which got more by hand; its state is saved first"]
     world.settle(first)
     assert reason(world, second) == f"asks for at least 1 GPU, 0 of 4 are left: {first} has 4 GPUs by hand"
@@ -57,8 +57,8 @@ def test_one_that_only_shrinks_is_told_too_and_nobody_where_nobody_loses():
 def test_with_very_many_jobs_it_is_told_with_the_answer_that_comes_later(monkeypatch: pytest.MonkeyPatch):
     world = World()
     first, second = two_running(world)
-    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
-    monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 1.0)
+    monkeypatch.setattr(jobs, "JOBS_DECIDED_AT_ONCE", 0)
+    monkeypatch.setattr(jobs, "DECISION_INTERVAL_PER_JOB_S", 1.0)
     world.ask(Scale(job=first, share=4))
     world.pass_time(5.0)
     (answer,) = [answer for answer in world.answers.values() if isinstance(answer, Scaled)]

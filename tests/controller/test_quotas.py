@@ -226,7 +226,7 @@ def test_a_deadline_that_proves_beyond_the_bound_is_not_promised_and_the_job_goe
         world.report(worker, WorkerPhase.TRAINING, generation, 1, total_steps=100)
     world.pass_time(40)
     assert job.record.promise is PromiseState.NONE
-    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.ENDANGERED]
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.ENDANGERED]
     assert len(told) == 1
     assert "its deadline cannot be promised: its deadline takes 0.0" in told[0]
     offer = job.planned.offer

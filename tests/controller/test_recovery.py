@@ -78,7 +78,7 @@ class LivingWorld(World):
             answer = super().ask(request, name, turn, **others)
             if answer is not None:
                 return answer
-        if isinstance(request, Scale) and self.machine.cluster.awaited:
+        if isinstance(request, Scale) and self.machine.cluster.servers.awaited:
             return None  # no answer before its servers are back; the client gives up
         raise AssertionError(f"{request} was never answered")
 
@@ -388,7 +388,7 @@ def test_jobs_that_are_left_to_change_places_stay_where_they_are_and_train_on():
     assert len({*places[0], *places[1]}) == 2
     one.update(target=places[1])
     other.update(target=places[0])
-    world.machine.cluster.mark_all_dirty()
+    world.machine.cluster.jobs.mark_all_dirty()
     world.go_on(6)
     world.check()
     assert [job.record.target for job in (one, other)] == places
@@ -420,5 +420,5 @@ def test_an_event_of_a_kind_that_only_a_later_version_knows_stays_in_the_history
     event = msgspec.msgpack.decode(world.store[key])
     world.store[key] = msgspec.msgpack.encode({**event, "kind": "teleported"})
     world.restart()
-    first = world.machine.cluster.events[0]
+    first = world.machine.cluster.history.events[0]
     assert (first.kind, first.text) == (EventKind.OTHER, event["text"])

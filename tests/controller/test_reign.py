@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage, ClientRequest
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import LEADER_KEY, LeaderRecord
 from elasticd.controller.reign import LEASE_OVER, Reign
+from elasticd.controller.settings import Settings
 from elasticd.controller.store import Delete, Deposed, If, Put, SqliteStore
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import AgentHello, Envelope, Ping, Submit

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import LEADER_KEY, LeaderRecord
+from elasticd.controller.settings import Settings
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
 from elasticd.protocol.errors import OperatorError

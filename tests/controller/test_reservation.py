@@ -85,9 +85,9 @@ def test_a_job_gets_a_reservation_though_nothing_else_happens():
     world.pass_time(3)
     big = world.submit(command("big", 4))
     world.pass_time(AFTER_S - 5)
-    assert world.machine.cluster.reserved is None
+    assert world.machine.cluster.jobs.reserved is None
     world.pass_time(10)
-    assert world.machine.cluster.reserved == big.id
+    assert world.machine.cluster.jobs.reserved == big.id
     small = world.submit(command("small", 1))
     world.pass_time(3)
     assert running(world, small) == []
@@ -103,7 +103,7 @@ def test_a_new_controller_holds_gpus_again():
     small = world.submit(command("small", 1))
     world.pass_time(3)
     assert running(world, small) == []
-    assert world.machine.cluster.reserved == big.id
+    assert world.machine.cluster.jobs.reserved == big.id
 
 
 def test_a_new_controller_holds_gpus_for_the_same_job_though_an_older_one_could_have_the_reservation():
@@ -114,13 +114,13 @@ def test_a_new_controller_holds_gpus_for_the_same_job_though_an_older_one_could_
     world.submit(command("huge", 5))
     big = world.submit(command("big", 3))
     world.pass_time(AFTER_S + 1)
-    assert world.machine.cluster.reserved == big.id
+    assert world.machine.cluster.jobs.reserved == big.id
     world.trouble("s2")
     world.pass_time(3600)
-    assert world.machine.cluster.reserved == big.id
+    assert world.machine.cluster.jobs.reserved == big.id
     world.restart()
     world.pass_time(AFTER_S + 3)
-    assert world.machine.cluster.reserved == big.id
+    assert world.machine.cluster.jobs.reserved == big.id
     for job in old[:3]:
         finish(world, job)
     world.pass_time(3)
@@ -176,7 +176,7 @@ def test_nothing_is_held_for_a_job_that_does_not_fit_into_the_gpus_that_work():
     finish(world, next(job for job in old if job.record.target[0].server == "s1"))
     world.pass_time(3)
     assert running(world, small) == [small.id]
-    assert world.machine.cluster.reserved is None
+    assert world.machine.cluster.jobs.reserved is None
 
 
 def test_a_dry_run_of_another_policy_reckons_with_the_reservation():
@@ -185,7 +185,7 @@ def test_a_dry_run_of_another_policy_reckons_with_the_reservation():
     finish(world, old[0])
     answer = world.ask(SetPolicy(document={"policy": "fifo"}, source="test", dry_run=True))
     assert small.id not in [share.job for share in answer.shares]
-    assert world.machine.cluster.reserved == big.id
+    assert world.machine.cluster.jobs.reserved == big.id
 
 
 def test_a_dry_run_keeps_off_gpus_that_take_no_new_work():

@@ -84,7 +84,7 @@ def test_it_begins_though_nothing_else_happens_and_outlasts_the_controller() -> 
     assert shown(world)[0].taken_gpus == 2
     world.pass_time(30.0)
     assert shown(world) == ()
-    assert "s1" not in world.machine.cluster.overruled
+    assert "s1" not in world.machine.cluster.servers.overruled
 
 
 def test_one_that_began_while_no_controller_was_there_begins_late() -> None:
@@ -128,7 +128,7 @@ def test_it_follows_the_policy_file_and_nothing_else_ends_it() -> None:
     world.ask(SetPolicy(document={"policy": "max-min", "reservations": []}, source="f"), "none")
     assert world.ask(GetPolicy()).reservations == ()
     world.turn()
-    assert "s1" not in world.machine.cluster.overruled
+    assert "s1" not in world.machine.cluster.servers.overruled
 
 
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0}  # steps per second

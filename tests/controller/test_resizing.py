@@ -99,7 +99,7 @@ def test_a_measured_resize_is_told_in_words():
     )
     world.report(f"{job.id}.0", T, job.record.generation, 815, resizes=(resize,))
     world.report(f"{job.id}.0", T, job.record.generation, 816, resizes=(resize,))
-    texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.RESIZED]
+    texts = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.RESIZED]
     assert texts == ["1 -> 3 GPUs at step 812, longest gap 41 ms (median step 20 ms, then 10 ms)"]
 
 
@@ -123,8 +123,8 @@ def test_two_jobs_that_pass_gpus_to_each_other_do_not_wait_for_each_other():
     places = [[member.gpu for member in job.newest.roster.members] for job in (first, second)]
     first.update(target=(places[0][0], places[1][1]))
     second.update(target=(places[1][0], places[0][1]))
-    world.machine.cluster.mark_dirty(first)
-    world.machine.cluster.mark_dirty(second)
+    world.machine.cluster.jobs.mark_dirty(first)
+    world.machine.cluster.jobs.mark_dirty(second)
     world.turn()
     for _ in range(3):
         world.settle(first.id)
@@ -159,7 +159,7 @@ def test_a_migration_goes_through_the_union_of_old_and_new():
     job = one_running(world)
     old = world.roster(job.id)
     job.update(target=(GpuAddress(server=ServerId("s2"), index=0),))
-    world.machine.cluster.mark_dirty(job)
+    world.machine.cluster.jobs.mark_dirty(job)
     world.turn()
     union = world.roster(job.id)
     assert union[: len(old)] == old

@@ -116,7 +116,7 @@ def test_growth_is_held_back_though_the_controller_was_restarted() -> None:
     world.settle(job)
     world.job(job).submission = msgspec.structs.replace(world.job(job).submission, spec=job_spec(low=1, high=2))
     world.store[submission_key(job)] = msgspec.msgpack.encode(world.job(job).submission)
-    world.machine.cluster.mark_all_dirty()
+    world.machine.cluster.jobs.mark_all_dirty()
     world.pass_time(1.0)
     for _ in range(5):
         for worker in [worker for worker in world.running(job) if world.find(worker)[1].status is None]:
@@ -202,12 +202,12 @@ def test_what_a_new_controller_reckons_while_it_waits_for_its_servers_is_what_it
             world.submit(job_spec(f"job{each}", high=1 + each % 3, throughput={1: 1.0 + each, 2: 1.5 + each}))
         world.turn(1.0)
         world.restart(hello=False)
-        behind = [world.machine.cluster.rows.behind]
+        behind = [world.machine.cluster.jobs.rows.behind]
         for server in "abc":
             for _ in range(3):
                 world.turn(2 * QUIET_S)
             world.hello(server)
-            behind.append(world.machine.cluster.rows.behind)
+            behind.append(world.machine.cluster.jobs.rows.behind)
         view = snapshots.snapshot(world.machine.cluster, world.now).view
         views.append(
             (view.servers, view.placements, view.jobs.max_gpus.tolist(), view.jobs.speedup(slice(None), 2).tolist())

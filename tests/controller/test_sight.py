@@ -197,7 +197,7 @@ def test_what_a_worker_tells_is_among_the_jobs_events_once():
     for sequence in (1, 2):
         told = replace(status, news=text, sequence=status.sequence + sequence)
         world.feed(AgentMessage(server, WorkerReport(status=told), ""))
-    found = [event for event in world.machine.cluster.events if event.kind is EventKind.TOLD]
+    found = [event for event in world.machine.cluster.history.events if event.kind is EventKind.TOLD]
     assert len(found) == 1
     assert (found[0].job, found[0].text.endswith(text)) == (job.id, True)
     assert found[0].text.startswith(f"{worker} on ")

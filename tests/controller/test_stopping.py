@@ -229,7 +229,7 @@ def test_the_promise_of_a_paused_job_breaks_and_may_hold_again(policy: str):
     job = world.job(answer.job)
     world.settle(job.id, step=3)
     world.ask(Pause(job=job.id))
-    texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.ENDANGERED]
+    texts = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.ENDANGERED]
     assert texts, world.story()
     assert texts[-1].endswith("; it is paused")
     saves(world, job, 3)
@@ -335,7 +335,7 @@ def test_a_job_that_has_no_checkpoint_starts_again_from_the_beginning_and_says_s
         (worker,) = world.running(job.id)
         world.report(worker, WorkerPhase.TRAINING, job.record.committed, 11, saved=saved)
         world.exit(worker, -9)
-        texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.RESTARTED]
+        texts = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.RESTARTED]
         assert texts[-1].startswith(f"starts again {words}: "), texts
 
 
@@ -369,7 +369,7 @@ def test_a_job_goes_on_from_the_checkpoint_of_one_that_is_over_and_needs_it():
     assert job.record.saved_step == 10
     assert {(start.checkpoint_step, start.spec.resume) for start in world.messages(StartWorker)} == {(10, resume)}
     assert job.uid != before.uid
-    texts = [event.text for event in world.machine.cluster.events if event.job == job.id]
+    texts = [event.text for event in world.machine.cluster.history.events if event.job == job.id]
     assert texts[0] == f"submitted by alice: 1 to 2 GPUs, goes on after 11 steps of {before.id}"
 
 

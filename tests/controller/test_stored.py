@@ -172,7 +172,7 @@ def test_what_is_kept_of_workers_is_what_looking_at_all_of_them_finds(seed: int)
             assert kept.due.soonest() == min(dues, default=float("inf"))
             gpus = {gpu for entry in job.workers if entry.state.value != "ordered" for gpu in entry.all_gpus}
             assert set(job.workers.held) == gpus
-            assert all(world.machine.cluster.index.on_gpu(gpu) == job.id for gpu in gpus)
+            assert all(world.machine.cluster.jobs.index.on_gpu(gpu) == job.id for gpu in gpus)
         assert durable(world.machine.cluster) == world.store
         assert differences(world.machine.cluster, world.new_machine().cluster) == ()
 

@@ -176,7 +176,7 @@ def test_a_script_that_ends_by_its_gpu_counts_against_neither_job_nor_server():
     agent.troubles = (trouble(gpu.index, Severity.NO_NEW_WORK, "memory-held"),)
     world.trouble("s1", *agent.troubles)
     world.exit(worker, None, "cannot be started: GPU 0 has no memory free", fault=Fault.SERVER)
-    assert world.machine.cluster.fit(ServerId("s1"))
+    assert world.machine.cluster.servers.fit(ServerId("s1"))
     assert EventKind.SERVER_UNFIT not in world.kinds()
     world.pass_time(5)
     world.settle(job.id)
@@ -235,7 +235,7 @@ def test_a_trusted_trouble_bars_no_more_until_it_comes_anew():
     assert world.messages(StartWorker)[-1].trusted == ("bad",)
     assert servers(world)["s1"].trouble.endswith("(an operator trusts it)")
     world.trouble("s1", trouble(0, since_s=6.0))
-    assert world.machine.cluster.bar(GpuAddress(server=ServerId("s1"), index=0)) is not None
+    assert world.machine.cluster.servers.bar(GpuAddress(server=ServerId("s1"), index=0)) is not None
     world.ask(UncordonServer(server="s1"))
     world.trouble("s1", trouble(0, since_s=6.0), trouble(None, code="disk-full-logs"))
     assert servers(world)["s1"].barred == {0: "disk-full-logs is wrong"}
@@ -277,7 +277,7 @@ def test_a_gpu_where_jobs_fail_at_their_start_while_others_work_is_left_alone():
     assert next(iter(second.workers)).gpu == gpu
     world.exit(worker, 1, "exit code 1: CUDA initialization error")
     assert second.record.phase is not JobPhase.FAILED
-    assert world.machine.cluster.fit(ServerId("s1"))
+    assert world.machine.cluster.servers.fit(ServerId("s1"))
     assert "workers fail at their start there" in servers(world)["s1"].barred[gpu.index]
     world.pass_time(5)
     world.settle(second.id)

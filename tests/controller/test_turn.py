@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller import cluster, turn
-from elasticd.controller.cluster import MORE_THAN_ANY_SESSION, Settings
+from elasticd.controller import turn
 from elasticd.controller.events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import JOBS
+from elasticd.controller.settings import Settings
+from elasticd.controller.state import jobs
+from elasticd.controller.state.servers import MORE_THAN_ANY_SESSION
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.store.interface import AFTER_ALL
 from elasticd.controller.turn import Turn
@@ -110,7 +112,7 @@ class Driven:
         return found
 
     def kinds(self) -> list[EventKind]:
-        return [event.kind for event in self.turn.machine.cluster.events]
+        return [event.kind for event in self.turn.machine.cluster.history.events]
 
 
 def sent(actions: list[Action]) -> list[Any]:
@@ -362,7 +364,7 @@ def test_who_only_looks_is_answered_before_anything_is_committed_and_who_changes
 def test_before_a_decision_that_takes_long_what_has_come_is_recorded_and_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
+    monkeypatch.setattr(jobs, "JOBS_DECIDED_AT_ONCE", 0)
     driven = Driven()
     driven.now += 10.0
     driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="change", request=Submit(spec=job_spec(high=2)))))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticd.controller.cluster import Settings
 from elasticd.controller.events import (
     Action,
     AgentMessage,
@@ -29,6 +28,7 @@ from elasticd.controller.jobs.records import OrderKind
 from elasticd.controller.jobs.stored import States
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import state_key, submission_key
+from elasticd.controller.settings import Settings
 from elasticd.controller.store import Delete, If, Limits, Listing, Put, StoreUnavailable
 from elasticd.controller.store import Record as StoredRecord
 from elasticd.protocol.exits import fault_of
@@ -508,10 +508,10 @@ class World:
         return [message for _, message in self.sent if isinstance(message, kind)]
 
     def story(self) -> str:
-        return "\n".join(f"{e.time_s:.3f} {e.kind.value} {e.job} {e.text}" for e in self.machine.cluster.events)
+        return "\n".join(f"{e.time_s:.3f} {e.kind.value} {e.job} {e.text}" for e in self.machine.cluster.history.events)
 
     def kinds(self, job: str | None = None) -> list[EventKind]:
-        return [event.kind for event in self.machine.cluster.events if job is None or event.job == job]
+        return [event.kind for event in self.machine.cluster.history.events if job is None or event.job == job]
 
 
 class FaultyStore:

@@ -32,11 +32,11 @@ from elasticd.agent.events import (
     WorkerStatusReceived,
 )
 from elasticd.agent.machine import AgentMachine
-from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, SendAgent
 from elasticd.controller.events import Event as ControllerEvent
 from elasticd.controller.events import TimePassed as ControllerTimePassed
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.settings import Settings
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import Envelope, Request, Scale, StartWorker, Submit, ToAgentFromWorker
 from elasticd.protocol.model import (
@@ -174,7 +174,7 @@ class Station:
 
     def story(self) -> list[str]:
         """Return the texts of the controller's events, in order."""
-        return [event.text for event in self._controller.cluster.events]
+        return [event.text for event in self._controller.cluster.history.events]
 
     # -- facts in
 

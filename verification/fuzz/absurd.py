@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, ReplyClient, SendAgent
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.settings import Settings
 from elasticd.controller.turn import Turn
 from elasticd.protocol.codec import MAX_MESSAGE_BYTES, Codec
 from elasticd.protocol.errors import PeerError
@@ -308,7 +308,7 @@ class Scene:
         self._finish()
         if self.answered == before:
             raise Broken("a Ping has no answer")
-        failures = self.turn.machine.cluster.policy_failures
+        failures = self.turn.machine.cluster.planning.policy_failures
         if failures:
             raise Broken(f"the policy has raised: {'; '.join(sorted(failures))}")
 

@@ -138,7 +138,7 @@ class World:
         self.oracle.well({worker.name for worker in self.workers() if worker.well})
         running = self.controller.state is State.RUNNING and not self.controller.trouble
         cluster = self.controller.machine.cluster
-        if running and not cluster.awaited:
+        if running and not cluster.servers.awaited:
             self.oracle.deadlines(self.controller.now, cluster.jobs.values())
             words.look(cluster, self.controller.now)
             if self.timeline.now >= self._explained_at + EXPLAINED_EVERY_S:
@@ -148,9 +148,11 @@ class World:
             if agent.state is State.RUNNING:
                 self.oracle.start_hangs(agent.name, agent.hanging(HANGING_S), agent.sizes["starts that hang"])
             hosts = frozenset({agent.host, self.controller.host})
-            session = cluster.sessions.get(agent.server.server)
+            session = cluster.servers.sessions.get(agent.server.server)
             away = not running or agent.state is not State.RUNNING or self.network.cut_among(hosts)
-            away = away or bool(self.twins) or agent.server.server in cluster.guests or agent.name in self.removed
+            away = (
+                away or bool(self.twins) or agent.server.server in cluster.servers.guests or agent.name in self.removed
+            )
             stands = session is not None and session.alive and session.name == agent.session
             self.oracle.session(agent.name, away or stands)
             if not away and stands:
@@ -296,9 +298,9 @@ class World:
 
     def _committed(self, writes: Any) -> None:
         cluster = self.controller.machine.cluster
-        present = [name for name, session in cluster.sessions.items() if session.alive]
+        present = [name for name, session in cluster.servers.sessions.items() if session.alive]
         self.books.committed(writes, self.controller.clock_ahead_s)
-        for job in self.oracle.recorded(writes, cluster.awaited, present):
+        for job in self.oracle.recorded(writes, cluster.servers.awaited, present):
             self.moment(Moment.END, job)
 
     # -- the end
@@ -315,7 +317,7 @@ class World:
             if wrong := self.oracle.wrong_end(job, gpus, reason):
                 left.append(wrong)
         left += [f"{worker.name} runs on {worker.host}" for worker in self.workers()]
-        sessions = self.controller.machine.cluster.sessions
+        sessions = self.controller.machine.cluster.servers.sessions
         for agent in self.agents:
             session = sessions.get(agent.server.server)
             if session is None or not session.alive:

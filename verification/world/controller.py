@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from elasticd.controller.cluster import Keeping, Settings
 from elasticd.controller.events import (
     AgentMessage,
     Audit,
@@ -21,6 +20,7 @@ from elasticd.controller.events import (
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import OverruleRecord
 from elasticd.controller.recovery import differences
+from elasticd.controller.settings import Keeping, Settings
 from elasticd.controller.store import Deposed, StoreUnavailable
 from elasticd.controller.turn import Build, Turn
 from elasticd.protocol.messages import (
@@ -119,7 +119,7 @@ class Controller(Process):
             self.later(RENEW_S, self._renew)
         self._found = self._disk.replaced
         self._compare_at = self._world.oracle.commits + COMPARE_EVERY
-        self._told = self.machine.cluster.next_event
+        self._told = self.machine.cluster.history.next_number
         self.settle()
 
     def die(self) -> None:
@@ -200,9 +200,9 @@ class Controller(Process):
                 case _:
                     assert_never(action)
         self._world.oracle.shares_are_recorded()
-        self._barred = {name: self._barred_on(name) for name in self.machine.cluster.sessions}
+        self._barred = {name: self._barred_on(name) for name in self.machine.cluster.servers.sessions}
         self._look()
-        if troubles := self.machine.cluster.policy_failures:
+        if troubles := self.machine.cluster.planning.policy_failures:
             raise Violation("every policy decides, whatever the jobs are", "; ".join(sorted(troubles)))
         if self._world.oracle.turning or self._world.oracle.commits >= self._compare_at:
             self._world.oracle.turning = False
@@ -233,8 +233,8 @@ class Controller(Process):
 
     def _check_stop(self, server: ServerId, stop: StopWorker) -> None:
         cluster = self.machine.cluster
-        job = cluster.jobs.get(stop.job) or cluster.archive.find(stop.job)
-        if (job is None or not job.has_uid(stop.uid)) and server not in cluster.adopted:
+        job = cluster.jobs.get(stop.job) or cluster.jobs.archive.find(stop.job)
+        if (job is None or not job.has_uid(stop.uid)) and server not in cluster.servers.adopted:
             text = f"{stop.worker} on {server} is stopped; no job here is its own, and no operator has asked for it"
             raise Violation("what belongs to no job here is left alone", text)
 
@@ -251,12 +251,12 @@ class Controller(Process):
 
     def _barred_on(self, server: ServerId) -> frozenset[tuple[int | None, str, float]]:
         cluster = self.machine.cluster
-        overruled = cluster.overruled.get(server, OverruleRecord())
+        overruled = cluster.servers.overruled.get(server, OverruleRecord())
         trusted = {(one.gpu, one.code, one.since_s) for one in overruled.trusted}
         cordoned = [(one.gpu, f"cordoned: {one.reason}", one.since_s) for one in overruled.cordons]
         troubled = [
             (one.gpu, one.text, one.since_s)
-            for one in cluster.sessions[server].troubles
+            for one in cluster.servers.sessions[server].troubles
             if one.severity is not Severity.NOTE and (one.gpu, one.code, one.since_s) not in trusted
         ]
         return frozenset([*cordoned, *troubled])
@@ -266,11 +266,11 @@ class Controller(Process):
         cluster = self.machine.cluster
         if not self._world.story.on or self._turn.trouble:  # events of an uncommitted turn do not count
             return
-        self._told = min(self._told, cluster.next_event)
-        fresh = cluster.next_event - self._told
-        for event in list(cluster.events)[-fresh:] if fresh else ():
+        self._told = min(self._told, cluster.history.next_number)
+        fresh = cluster.history.next_number - self._told
+        for event in list(cluster.history.events)[-fresh:] if fresh else ():
             self._world.story.say(f"{event.job or 'cluster'} {event.kind.value}: {event.text}")
-        self._told = cluster.next_event
+        self._told = cluster.history.next_number
 
     # -- input
 
@@ -282,7 +282,7 @@ class Controller(Process):
     def from_agent(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
         forger = self._world.taken_over.get(identity)
         if isinstance(message, AgentHello) and forger is not None:
-            message = forger.hello(message, peer not in self.machine.cluster.met)
+            message = forger.hello(message, peer not in self.machine.cluster.servers.met)
         self.take(AgentMessage(peer, message, identity))
 
     def from_client(self, client: bytes, envelope: Envelope, who: Principal) -> None:

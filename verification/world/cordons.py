@@ -142,7 +142,11 @@ class Cordons:
         if not world.controller.alive or world.controller.trouble:
             return False
         cluster = world.controller.machine.cluster
-        if cluster.awaited or cluster.reserved or any(not live.record.target for live in cluster.index.live.values()):
+        if (
+            cluster.servers.awaited
+            or cluster.jobs.reserved
+            or any(not live.record.target for live in cluster.jobs.index.live.values())
+        ):
             return False
         calm_s = world.timeline.now - CALM_S
         names = [entry.worker for entry in workers_of(record)]
@@ -150,9 +154,9 @@ class Cordons:
             return False
         there = self._gpus(said, calm_s)
         own = sum(gpu in there for gpu in record.target)
-        free = sum(cluster.index.on_gpu(gpu) is None for gpu in there)
-        by_hand = any(live.record.manual_share is not None for live in cluster.index.live.values())
-        shrinks = cluster.policy.name == SHRINKS and not by_hand and own >= known.plan.spec.gpus.min
+        free = sum(cluster.jobs.index.on_gpu(gpu) is None for gpu in there)
+        by_hand = any(live.record.manual_share is not None for live in cluster.jobs.index.live.values())
+        shrinks = cluster.planning.policy.name == SHRINKS and not by_hand and own >= known.plan.spec.gpus.min
         return shrinks or own + free >= len(record.target)
 
     def _gpus(self, drained: _Said, calm_s: float) -> frozenset[GpuAddress]:
@@ -164,7 +168,7 @@ class Cordons:
             if agent.alive and agent.powered and world.oracle.calm_since(agent.name) <= calm_s
             if self._said.get(agent.server.server) is not drained
             for gpu in agent.server.gpus
-            if cluster.usable(agent.gpu(gpu.index))
+            if cluster.servers.usable(agent.gpu(gpu.index))
         )
 
 

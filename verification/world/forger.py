@@ -12,7 +12,7 @@ Seeds with two of the remainders have such a server, besides their other entries
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -119,7 +119,7 @@ class Forger:
             return
         cluster = controller.machine.cluster
         before, counted = _records(cluster.jobs), forged(self._world, server)
-        session, job = cluster.sessions.get(server), cluster.jobs.get(status.job)
+        session, job = cluster.servers.sessions.get(server), cluster.jobs.get(status.job)
         entry = job.known_worker(status.worker) if job is not None else None
         speaks = session is not None and session.alive and session.agent == self._agent.identity
         is_others = entry is not None and entry.gpu.server != server
@@ -156,7 +156,7 @@ class Forger:
 
 def forged(world: World, server: ServerId) -> int:
     """Number of reports of a server that the controller has rejected as forged."""
-    found = world.controller.machine.cluster.forged.get(server)
+    found = world.controller.machine.cluster.servers.forged.get(server)
     return found.count if found is not None else 0
 
 
@@ -167,7 +167,7 @@ def is_believed(job: Job) -> bool:
     return told or any(entry.pid == PID or REASON in entry.reason for entry in entries)
 
 
-def _records(jobs: dict[JobId, Job]) -> dict[JobId, object]:
+def _records(jobs: Mapping[JobId, Job]) -> dict[JobId, object]:
     """The parts of jobs that a forgery could change; without times, which move for all jobs while a controller is away."""
     return {
         name: (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from elasticd.controller.cluster import KEPT_EVENTS, Cluster
+from elasticd.controller.cluster import Cluster
 from elasticd.controller.events import Audit
 from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
@@ -19,6 +19,7 @@ from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.records import JOBS, SUBMISSION, state_key, submission_key
 from elasticd.controller.remembered import KEPT_ANSWERS
 from elasticd.controller.requests.answers import MAX_PENDING_LOGS
+from elasticd.controller.state.history import KEPT_EVENTS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
     Cancelled,
@@ -771,7 +772,7 @@ class Oracle:
                 raise Violation("a forged report changes nothing", f"{name} is taken for further than the store")
         if cluster.store_is_old and not self._store_replaced:
             raise Violation("a forged report changes nothing", "the store is taken for older than the cluster")
-        honest = [f"{name}: {found.last}" for name, found in cluster.forged.items() if name not in liars]
+        honest = [f"{name}: {found.last}" for name, found in cluster.servers.forged.items() if name not in liars]
         if honest:
             raise Violation("an honest server is believed", "; ".join(honest))
 
@@ -779,10 +780,10 @@ class Oracle:
         """Every table of the controller is bounded."""
         jobs = [job.record for job in cluster.jobs.values()]
         bounds = {
-            "answers": (len(cluster.answers), KEPT_ANSWERS),
-            "events": (len(cluster.events), KEPT_EVENTS),
-            "logs that are waited for": (len(cluster.pending_logs), MAX_PENDING_LOGS),
-            "servers": (len(cluster.sessions), self._most_servers),
+            "answers": (len(cluster.clients.answers), KEPT_ANSWERS),
+            "events": (len(cluster.history.events), KEPT_EVENTS),
+            "logs that are waited for": (len(cluster.clients.pending_logs), MAX_PENDING_LOGS),
+            "servers": (len(cluster.servers.sessions), self._most_servers),
             "orders of a job": (max((len(job.orders) for job in jobs), default=0), KEPT_ORDERS),
             "broken generations of a job": (max((len(job.broken) for job in jobs), default=0), KEPT_BROKEN),
             "past workers of a job": (max((len(job.past) for job in jobs), default=0), KEPT_PAST_WORKERS),
@@ -791,7 +792,10 @@ class Oracle:
                 max((len(record) for record in map(msgspec.msgpack.encode, jobs)), default=0),
                 MOST_BYTES,
             ),
-            "processes that nobody wants": (max((len(s.strays) for s in cluster.sessions.values()), default=0), 64),
+            "processes that nobody wants": (
+                max((len(s.strays) for s in cluster.servers.sessions.values()), default=0),
+                64,
+            ),
         }
         over = [f"{count} {what}, at most {most}" for what, (count, most) in bounds.items() if count > most]
         if over:

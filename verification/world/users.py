@@ -163,7 +163,7 @@ class Users(Process):
         return isinstance(answer, ServerRemoved) or (
             isinstance(answer, Refused)
             and answer.bad_input
-            and server not in self._world.controller.machine.cluster.sessions
+            and server not in self._world.controller.machine.cluster.servers.sessions
         )
 
     def _removed(self, name: str) -> None:
@@ -182,8 +182,8 @@ class Users(Process):
         if not self._world.controller.alive:
             return
         cluster = self._world.controller.machine.cluster
-        unknown = [name for name, session in cluster.sessions.items() if session.unknown]
-        for server in sorted({*cluster.guests, *unknown}):
+        unknown = [name for name, session in cluster.servers.sessions.items() if session.unknown]
+        for server in sorted({*cluster.servers.guests, *unknown}):
             self._adoptions += 1
             self.ask(f"adopt-{server}-{self._adoptions}", AdoptServer(server=server))
 

@@ -50,7 +50,7 @@ class Counted:
     @classmethod
     def of(cls, cluster: Cluster, decided: Outcome) -> Counted:
         """The counts of the present state."""
-        sessions = cluster.sessions.values()
+        sessions = cluster.servers.sessions.values()
         there = {
             GpuAddress(server=one.server.server, index=gpu.index)
             for one in sessions
@@ -59,7 +59,7 @@ class Counted:
         }
         divided = set(decided.seen.gpus)
         rest = there - divided
-        jobs = [job for job in cluster.index.live.values() if job.id not in decided.seen.rows]
+        jobs = [job for job in cluster.jobs.index.live.values() if job.id not in decided.seen.rows]
         fixed = rest & {gpu for job in jobs for gpu in job.own_gpus}
         starting = fixed & {gpu for job in jobs if _may_join(job) for gpu in job.own_gpus}
         unknown = (rest - fixed) & {
@@ -69,7 +69,7 @@ class Counted:
             for index in local.all_gpus
         }
         loans: dict[bool, set[GpuAddress]] = {True: set(), False: set()}
-        for server, record in cluster.overruled.items():
+        for server, record in cluster.servers.overruled.items():
             for cordon in record.cordons:
                 if cordon.loan and cordon.gpu is not None:
                     gpu = GpuAddress(server=server, index=cordon.gpu)
@@ -132,7 +132,7 @@ def look(cluster: Cluster, now: float) -> None:
 
 def explain(cluster: Cluster, now: float) -> None:
     """Check the whole explanation of the first waiting job, and its GPU counts. Raises Violation."""
-    job = next((job for job in cluster.index.live.values() if not job.record.target), None)
+    job = next((job for job in cluster.jobs.index.live.values() if not job.record.target), None)
     if job is None or (decided := outcome(cluster, now)) is None:
         return
     counted, told = Counted.of(cluster, decided), explanation(cluster, now, LOCAL_OPERATOR, job)
@@ -140,7 +140,7 @@ def explain(cluster: Cluster, now: float) -> None:
     aside = [gpu for one in told.taken for gpu in one.gpus if gpu not in divided]
     known = {
         GpuAddress(server=one.server.server, index=gpu.index)
-        for one in cluster.sessions.values()
+        for one in cluster.servers.sessions.values()
         for gpu in one.server.gpus
     }
     idle = counted.in_view - sum(decided.found.decision.shares.tolist())
@@ -154,9 +154,9 @@ def explain(cluster: Cluster, now: float) -> None:
     if not 0 <= told.free_gpus <= idle:
         wrong.append(f"{told.free_gpus} GPUs are idle that it may use, of {idle} that are")
     for one in told.taken:
-        ours = [gpu for gpu in one.gpus if cluster.index.on_gpu(gpu) is not None]
+        ours = [gpu for gpu in one.gpus if cluster.jobs.index.on_gpu(gpu) is not None]
         if "of no known job" in one.why and ours:
-            wrong.append(f"{ours[0]}: {one.why}, and {cluster.index.on_gpu(ours[0])} has a worker there")
+            wrong.append(f"{ours[0]}: {one.why}, and {cluster.jobs.index.on_gpu(ours[0])} has a worker there")
     if wrong:
         raise Violation(TRUE_WORDS, f"{job.id} is explained: {'; '.join(wrong)}")
 

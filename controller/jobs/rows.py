@@ -39,10 +39,10 @@ from ...scheduler.view import (
     gpus_by_sort,
     limit_for,
 )
-from ..jobs.generations import ending
-from ..jobs.job import Job
-from ..jobs.table import mark
-from ..jobs.throughput import Estimated, KindRecord
+from .generations import ending
+from .job import Job
+from .table import mark
+from .throughput import Estimated, KindRecord
 
 FIRST_ROWS = 256
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .events import Action, Record
+from ..events import Action, Record
 
 
 class Effects:

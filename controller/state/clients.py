@@ -1,0 +1,97 @@
+"""Requests of clients: remembered answers, requests that wait for an answer, and the audit log."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from ...protocol.messages import Answer, Reply, Submitted
+from ...protocol.model import JobSpec, ServerId
+from ...protocol.principals import Principal
+from ...protocol.sparing import Sparing
+from ..events import Audit, ClientRequest, ReplyClient
+from ..jobs.job import Job
+from ..records import RequestRecord, request_key
+from ..remembered import RememberedAnswers
+from .effects import Effects
+
+KEPT_PRINCIPALS = 1000  # principals with refused requests
+ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # audited refusals of one principal: a burst, then one per interval
+
+
+@dataclass
+class PendingLog:
+    """A client's request for a piece of a log, which the agent of `server` has yet to answer."""
+
+    asked: ClientRequest
+    server: ServerId
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A client's request that set a share, and waits for the decision that names the job's generation."""
+
+    asked: ClientRequest
+    job: Job
+    after: int  # number of decisions made before the request
+
+
+@dataclass
+class Attempts:
+    """Refused requests of one principal, counted so that the audit log is not flooded."""
+
+    told: Sparing = field(default_factory=lambda: Sparing(ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S))
+    last: str = ""  # id of the last request
+
+
+class Clients:
+    """Requests by name (`ClientRequest.name`): answers to those that changed something, and those that wait for one."""
+
+    def __init__(self, effects: Effects) -> None:
+        self.answers = RememberedAnswers()
+        self.pending_logs: dict[str, PendingLog] = {}  # in the order of their deadlines
+        # Submissions with deadlines, which are admitted together.
+        self.newcomers: dict[str, tuple[ClientRequest, JobSpec]] = {}
+        self.undecided: dict[str, Undecided] = {}  # empty unless there are very many jobs
+        self.attempts: OrderedDict[str, Attempts] = OrderedDict()  # by principal
+        self._effects = effects
+
+    def answer(self, asked: ClientRequest, answer: Answer) -> None:
+        """Send the answer to a request."""
+        self._effects.act(ReplyClient(asked.client, Reply(id=asked.envelope.id, answer=answer)))
+
+    def remember(self, request: str, answer: Answer, recorded: bool = False) -> None:
+        """Keep the answer to the request of this name, which changed something, so that a repetition gets the same answer.
+
+        Answers to submissions are stored as well, because a job may be over and archived before its submission is repeated.
+        `recorded`: the store holds the answer already.
+        """
+        if isinstance(answer, Submitted) and not recorded:
+            self._effects.put(request_key(request), RequestRecord(job=answer.job))
+        for oldest, forgotten in self.answers.put(request, answer):
+            if isinstance(forgotten, Submitted):
+                self._effects.delete(request_key(oldest))
+
+    def audit(self, now: float, asked: ClientRequest, act: str, of: str, text: str) -> None:
+        """Write into the audit log that the principal of `asked` has done `act` to `of`."""
+        self._effects.act(Audit(now, str(asked.who), act, of, True, text, asked.envelope.id))
+
+    def audit_refusal(self, now: float, who: Principal, act: str, of: str, text: str, request: str = "") -> None:
+        """Write into the audit log that `who` was refused `act` on `of`.
+
+        Of many refusals only some are written, each with the number left out since the last line. A client repeats a request
+        until an answer arrives; the repetitions count as one attempt.
+        """
+        name = str(who)
+        attempts = self.attempts.pop(name, None) or Attempts()
+        self.attempts[name] = attempts
+        if len(self.attempts) > KEPT_PRINCIPALS:
+            self.attempts.popitem(last=False)
+        if request and request == attempts.last:
+            return
+        attempts.last = request
+        before = attempts.told.held_back
+        if attempts.told.lets(now):
+            also = f" ({before} more attempts since the last line)" if before else ""
+            self._effects.act(Audit(now, name, act, of, False, text + also, request))

@@ -1,0 +1,314 @@
+"""Servers by name: sessions with their agents, GPUs that take no new work, and the operators' decisions about them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from ...protocol.messages import Acknowledged, HelloRefused, ToAgentFromController
+from ...protocol.model import CordonKind, GpuAddress, ServerId, Severity, WorkerId
+from ...protocol.sparing import Sparing
+from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
+from ...scheduler.kinds import Demand, Stock, most_gpus
+from ..bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
+from ..events import SendAgent
+from ..records import (
+    ADOPTED,
+    OVERRULED,
+    REMOVED,
+    AdoptionRecord,
+    OverruleRecord,
+    RemovalRecord,
+    ServerRecord,
+    server_key,
+)
+from ..sessions import Forgeries, Guest, Health, Session
+from .effects import Effects
+
+MORE_THAN_ANY_SESSION = 1 << 62  # a count of messages to an agent that no session reaches
+KEPT_REMOVALS = 1000  # removed servers with agents that ran at the removal
+KEPT_DEMANDS = 1000  # demands with a cached largest share
+_NO_BARS: dict[int, Bar] = {}
+
+
+class Servers:
+    """Known servers. `request`: called after each change that can alter a scheduling decision."""
+
+    def __init__(self, incarnation: str, effects: Effects, request: Callable[[], None]) -> None:
+        """`incarnation`: of this controller's start."""
+        self._incarnation = incarnation
+        self.sessions: dict[ServerId, Session] = {}
+        self.known_gpus = 0  # GPUs of all known servers, absent ones included
+        self.guests: dict[ServerId, Guest] = {}
+        self.adopted: dict[ServerId, str] = {}  # servers to be taken over, with the identities of their agents
+        self.removed: dict[ServerId, RemovalRecord] = {}  # removed by operators while their agents ran, oldest first
+        self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # refused agents reported to the operator
+        # The workers of each server at its first hello to this controller, with the uids of their jobs: only these
+        # may be ahead of the store (`forgery`).
+        self.met: dict[ServerId, dict[WorkerId, str]] = {}
+        self.forged: dict[ServerId, Forgeries] = {}
+        self.health: dict[ServerId, Health] = {}  # of servers on which a worker failed to start
+        self.gpu_health: dict[GpuAddress, Health] = {}  # of GPUs on which scripts fail at their start
+        self.overruled: dict[ServerId, OverruleRecord] = {}  # operators' decisions about troubles and cordons
+        # GPUs that take no new work; servers without such GPUs are absent (`bars`).
+        self.barred: dict[ServerId, dict[int, Bar]] = {}
+        self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, and the reasons that their agents give
+        self.told_troubles: dict[ServerId, Sparing] = {}
+        self.awaited: set[ServerId] = set()  # servers in the store that have sent no hello since the start
+        # Servers with a lease, and awaited servers; the longest silent server is first.
+        self.leases: OrderedDict[ServerId, None] = OrderedDict()
+        self._most_gpus: dict[Demand, int] = {}  # largest share by demand; emptied when the known servers change
+        self._effects = effects
+        self._request = request
+
+    def what_if(self, effects: Effects, request: Callable[[], None]) -> Servers:
+        """Return a copy for a trial decision. Sessions and health records themselves are shared, and stay unchanged."""
+        found = Servers(self._incarnation, effects, request)
+        found.known_gpus, found.awaited = self.known_gpus, set(self.awaited)
+        for name in ("sessions", "health", "gpu_health", "overruled", "barred", "offers_nothing"):
+            setattr(found, name, dict(getattr(self, name)))
+        return found
+
+    # -- sessions
+
+    def recover(self, known: ServerRecord, now: float) -> None:
+        """Add a server of the store, which is awaited until its agent says hello or its lease expires."""
+        name = known.server.server
+        self.put_session(Session(known.server, alive=False, last_heard_s=now, agent=known.agent))
+        self.awaited.add(name)
+        self.leases[name] = None
+
+    def put_session(self, session: Session) -> None:
+        """Add the session of a new server, or replace the session of a known one."""
+        name = session.server.server
+        before = self.sessions.get(name)
+        self.sessions[name] = session
+        if before is None or before.server.gpus != session.server.gpus:
+            self._most_gpus.clear()
+        self.known_gpus += len(session.server.gpus) - (len(before.server.gpus) if before is not None else 0)
+        if before is None or not before.alive or before.server != session.server:
+            self._request()
+
+    def heard_of(self, now: float, session: Session) -> None:
+        """Renew the lease of the session's server at `now`."""
+        session.last_heard_s = now
+        name = session.server.server
+        self.leases[name] = None
+        self.leases.move_to_end(name)
+
+    def lose(self, session: Session) -> None:
+        """Mark a server as lost, since its lease has expired."""
+        name = session.server.server
+        session.alive = False
+        session.strays, session.unknown = {}, {}
+        self.awaited.discard(name)
+        self.leases.pop(name, None)
+        self._request()
+
+    def forget(self, server: ServerId) -> None:
+        """Forget a server that has no workers, because it is gone or was removed."""
+        self.awaited.discard(server)
+        self.leases.pop(server, None)
+        session = self.sessions.pop(server)
+        self.known_gpus -= len(session.server.gpus)
+        self._most_gpus.clear()
+        self.health.pop(server, None)
+        for gpu in [gpu for gpu in self.gpu_health if gpu.server == server]:
+            del self.gpu_health[gpu]
+        self.barred.pop(server, None)
+        self.offers_nothing.pop(server, None)
+        self.told_troubles.pop(server, None)
+        self.record_overruled(server, NOTHING_OVERRULED)
+        self.forged.pop(server, None)
+        self.record_adoption(server, None)
+        self._effects.delete(server_key(server))
+        if session.alive:
+            self._request()
+
+    # -- records
+
+    def record(self, session: Session) -> None:
+        """Record a server with the identity of its agent."""
+        record = ServerRecord(server=session.server, agent=session.agent)
+        self._effects.put(server_key(session.server.server), record)
+
+    def record_adoption(self, server: ServerId, agent: str | None) -> None:
+        """Record that `server` with this agent is to be taken over. None: the takeover is complete or void."""
+        if agent is not None:
+            self.adopted[server] = agent
+            self._effects.put(ADOPTED + server, AdoptionRecord(agent=agent))
+        elif self.adopted.pop(server, None) is not None:
+            self._effects.delete(ADOPTED + server)
+
+    def record_overruled(self, server: ServerId, record: OverruleRecord) -> None:
+        """Record the operators' decisions about `server`, in place of earlier ones."""
+        if record != NOTHING_OVERRULED:
+            self.overruled[server] = record
+            self._effects.put(OVERRULED + server, record)
+        elif self.overruled.pop(server, None) is not None:
+            self._effects.delete(OVERRULED + server)
+
+    def record_removal(self, server: ServerId, record: RemovalRecord | None) -> None:
+        """Record that the agent that runs on `server` is not admitted any more. None: an agent of that name may be."""
+        if record is None:
+            if self.removed.pop(server, None) is not None:
+                self._effects.delete(REMOVED + server)
+            return
+        self.removed.pop(server, None)
+        self.removed[server] = record
+        self._effects.put(REMOVED + server, record)
+        if len(self.removed) > KEPT_REMOVALS:
+            self.record_removal(next(iter(self.removed)), None)
+
+    # -- GPUs
+
+    def stocks(self) -> list[Stock]:
+        """Return the stock of each known server, absent servers included."""
+        return [session.whole.stock for _, session in sorted(self.sessions.items())]
+
+    def most_gpus(self, demand: Demand) -> int:
+        """Return the largest share that a job with this demand could have, alone on all known servers."""
+        if demand not in self._most_gpus:
+            if len(self._most_gpus) >= KEPT_DEMANDS:
+                self._most_gpus.clear()
+            self._most_gpus[demand] = most_gpus(demand, self.stocks())
+        return self._most_gpus[demand]
+
+    @property
+    def present_gpus(self) -> int:
+        """Number of GPUs of all servers with a live session."""
+        return sum([len(session.server.gpus) for session in self.sessions.values() if session.alive])
+
+    def gpu_name(self, gpu: GpuAddress) -> str:
+        """Return the product name of `gpu`, or "" if it is not known."""
+        session = self.sessions.get(gpu.server)
+        told = session.server.gpus if session is not None else ()
+        return next((each.name for each in told if each.index == gpu.index), "")
+
+    def fit(self, server: ServerId) -> bool:
+        """Return whether workers may be started on `server`: not for a while after a failed start."""
+        health = self.health.get(server)
+        return health is None or health.until_s is None
+
+    def bar(self, gpu: GpuAddress) -> Bar | None:
+        """Return why `gpu` takes no new work. None: the GPU does, unless its server is unfit (`fit`)."""
+        return self.barred.get(gpu.server, _NO_BARS).get(gpu.index)
+
+    def usable(self, gpu: GpuAddress) -> bool:
+        """Return whether the state of `gpu` and of its server allows a worker to start there."""
+        session = self.sessions.get(gpu.server)
+        return session is not None and session.alive and self.fit(gpu.server) and self.bar(gpu) is None
+
+    def vacant(self, gpu: GpuAddress) -> bool:
+        """Return whether `gpu` is usable and no process that belongs to no job can be on it."""
+        if not self.usable(gpu):
+            return False
+        session = self.sessions[gpu.server]
+        if any(gpu in stray.gpus for stray in session.strays.values()):
+            return False
+        return not any(gpu.index in local.all_gpus for local in session.unknown.values())
+
+    def update_bars(self, server: ServerId) -> tuple[dict[int, Bar], dict[int, Bar]]:
+        """Find again which GPUs of `server` take no new work. Returns the changed bars by GPU index, before and after."""
+        before, session = self.barred.pop(server, {}), self.sessions.get(server)
+        self.offers_nothing.pop(server, None)
+        found: dict[int, Bar] = {}
+        if session is not None:
+            if why := nothing_sentence(session.server, session.troubles):
+                self.offers_nothing[server] = why
+            failing = {
+                gpu.index: health.reason
+                for gpu, health in self.gpu_health.items()
+                if gpu.server == server and health.until_s is not None
+            }
+            found = bars(session.server, session.troubles, self.overruled.get(server, NOTHING_OVERRULED), failing)
+            if found:
+                self.barred[server] = found
+        changed = sorted(gpu for gpu in {*before, *found} if _causes(before.get(gpu)) != _causes(found.get(gpu)))
+        if changed:
+            self._request()
+        return {gpu: before[gpu] for gpu in changed if gpu in before}, {
+            gpu: found[gpu] for gpu in changed if gpu in found
+        }
+
+    def trusted(self, gpu: GpuAddress) -> tuple[str, ...]:
+        """Return the codes of the troubles of `gpu` and its server that an operator has overruled."""
+        session, overruled = self.sessions.get(gpu.server), self.overruled.get(gpu.server)
+        return trusted_codes(session.troubles, overruled, gpu.index) if session is not None and overruled else ()
+
+    def left_at_once(self) -> frozenset[GpuAddress]:
+        """Return the GPUs that jobs vacate at once, by preemption if need be, for a borrower or an operator's drain."""
+        return frozenset(
+            GpuAddress(server=server, index=index)
+            for server, found in self.barred.items()
+            for index, bar in found.items()
+            if bar.drain is CordonKind.DRAIN_BY_PREEMPTING
+        )
+
+    # -- failed starts
+
+    def start_failed(self, server: ServerId, reason: str) -> Health:
+        """Note why a start on `server` failed. Returns the server's health record; the caller may back off."""
+        health = self.health.setdefault(server, Health())
+        health.reason = reason
+        return health
+
+    def back_off(self, now: float, health: Health, suspected: bool, first_s: float = FIRST_SERVER_BACK_OFF_S) -> None:
+        """Start nothing for a while where starts have failed, longer after each failure in a row: `first_s` at first (s)."""
+        back_off_s = min(LONGEST_SERVER_BACK_OFF_S, first_s * 2.0 ** min(health.failures, 30))
+        health.failures += 1
+        health.suspected = suspected
+        health.until_s = now + back_off_s
+        self._request()
+
+    def clear(self, server: ServerId) -> None:
+        """Forget the failed starts on `server`."""
+        if self.health.pop(server, None) is not None:
+            self._request()
+
+    def end_back_offs(self, now: float) -> list[ServerId]:
+        """End the back-offs that have expired. Returns the servers of single GPUs that may be tried again: the caller
+        updates their bars."""
+        for health in self.health.values():
+            if health.until_s is not None and now >= health.until_s:
+                health.until_s = None
+                self._request()
+        found = []
+        for gpu, health in self.gpu_health.items():
+            if health.until_s is not None and now >= health.until_s:
+                health.until_s = None
+                found.append(gpu.server)
+        return found
+
+    # -- messages to agents
+
+    def send(self, server: ServerId, message: ToAgentFromController) -> None:
+        """Send `message` to the agent of `server` if its session is alive; otherwise the next hello resynchronizes it."""
+        session = self.sessions.get(server)
+        if session is None or not session.alive:
+            return
+        if not isinstance(message, Acknowledged):
+            session.sent += 1
+        self._effects.act(SendAgent(server, message, session.agent))
+
+    def send_guest(self, guest: Guest, message: ToAgentFromController) -> None:
+        """Send `message` to the agent of a server that belongs to another cluster."""
+        if not isinstance(message, Acknowledged):
+            guest.sent += 1
+        self._effects.act(SendAgent(guest.server.server, message, guest.agent))
+
+    def refuse_agent(self, server: ServerId, agent: str, reason: str) -> None:
+        """Refuse the hello of an agent."""
+        self._effects.act(SendAgent(server, HelloRefused(reason=reason), agent))
+
+    def ask_for_hello(self, server: ServerId, agent: str) -> None:
+        """Make an agent without a session here say hello.
+
+        The acknowledgement counts more sent messages than any agent can have received, so the agent finds some missing.
+        """
+        again = Acknowledged(incarnation=self._incarnation, sent=MORE_THAN_ANY_SESSION)
+        self._effects.act(SendAgent(server, again, agent))
+
+
+def _causes(bar: Bar | None) -> tuple[Severity, tuple[str, ...]] | None:
+    return (bar.severity, bar.causes) if bar is not None else None
