@@ -26,6 +26,7 @@ MACHINES = (
     "controller/machine.py",
     "controller/reconcile/",
     "controller/requests/",
+    "controller/state/",
     "controller/turn.py",
     "scheduler/",
     "worker/hosting.py",
