@@ -70,6 +70,6 @@ def certs(
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-P", "-m", "elasticd.controller.store", *words], check=False)
+    done = subprocess.run([sys.executable, "-P", "-m", "elasticd.controller.store_commands", *words], check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)

@@ -89,18 +89,6 @@ def _seen(status: WorkerStatus | None) -> int:
     return seen if seen <= MAX_GENERATION else 0
 
 
-def furthest(job: Job) -> WorkerId | None:
-    """Return the worker with the newest state of an overtaken job; None without any."""
-    able = {
-        status.worker: (status.applied, status.generation)
-        for entry in job.workers
-        if (status := job.statuses.get(entry.worker)) is not None
-        and status.applied is not None
-        and status.phase.may_have_state
-    }
-    return max(able, key=lambda worker: able[worker], default=None)
-
-
 def _renewed(job: Job) -> bool:
     """Return whether the job has been given an order since its numbers were raised.
 

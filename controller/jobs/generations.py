@@ -387,6 +387,18 @@ def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:
     return msgspec.structs.replace(place, rack=server.rack) if server.rack else place
 
 
+def furthest(job: Job) -> WorkerId | None:
+    """Return the worker with the newest state of an overtaken job; None without any."""
+    able = {
+        status.worker: (status.applied, status.generation)
+        for entry in job.workers
+        if (status := job.statuses.get(entry.worker)) is not None
+        and status.applied is not None
+        and status.phase.may_have_state
+    }
+    return max(able, key=lambda worker: able[worker], default=None)
+
+
 def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
     """Return the leader for a roster of `workers`, which are in rank order and not empty."""
     with_state = [worker for worker in workers if holds_state(job, worker)]

@@ -10,8 +10,7 @@ See scheduling.md and section 4 of worker-runtime. `settle` runs once per turn o
 from __future__ import annotations
 
 from ..cluster import Cluster
-from ..intake.restored import furthest
-from ..jobs.generations import GiveOrder, StartAgain, next_step
+from ..jobs.generations import GiveOrder, StartAgain, furthest, next_step
 from ..jobs.job import Job
 from .draining import note_drained
 from .gangs import fall, leave_bad_gpus

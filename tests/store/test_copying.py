@@ -20,9 +20,9 @@ import yaml
 
 from elasticd.controller.records import CLUSTER_KEY, ClusterRecord
 from elasticd.controller.store import Deposed, Put, PutLeased, SqliteStore, StoreUnavailable
-from elasticd.controller.store.__main__ import main
 from elasticd.controller.store.copying import check_unused, contents, contents_of_file, fill
 from elasticd.controller.store.interface import Listing
+from elasticd.controller.store_commands import main
 from elasticd.protocol.errors import OperatorError
 from elasticd.runtime.directories import give_to_owner
 

@@ -1,4 +1,4 @@
-"""``python -m elasticd.controller.store COMMAND``: the commands of `elasticctl store`, without a controller."""
+"""``python -m elasticd.controller.store_commands COMMAND``: the commands of `elasticctl store`, without a controller."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...protocol.errors import ElasticError, OperatorError
-from ...runtime.directories import give_to_owner
-from .. import config
-from ..sealing import Seals
-from . import copying
-from .etcd import EtcdStore
-from .interface import Store
-from .sqlite import SqliteStore
+from ..protocol.errors import ElasticError, OperatorError
+from ..runtime.directories import give_to_owner
+from . import config
+from .sealing import Seals
+from .store import copying
+from .store.etcd import EtcdStore
+from .store.interface import Store
+from .store.sqlite import SqliteStore
 
 DATABASE = "cluster.db"  # in a controller's state directory
 RESTORED = """It is the past of that cluster, as it was at {time}. When a controller starts on it:
@@ -27,7 +27,7 @@ RESTORED = """It is the past of that cluster, as it was at {time}. When a contro
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit code: 0, or that of an error, which is written to stderr in one sentence."""
-    parser = argparse.ArgumentParser(prog="elasticd.controller.store", description=__doc__)
+    parser = argparse.ArgumentParser(prog="elasticd.controller.store_commands", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, places in (
         ("copy", ("source", "target")),
