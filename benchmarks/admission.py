@@ -14,10 +14,11 @@ import time
 import numpy as np
 
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.deadlines.admitting import ElasticflowAdmission
 from elasticd.scheduler.deadlines.promises import settle
 from elasticd.scheduler.deadlines.table import Terms, situations
-from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable
+from elasticd.scheduler.view import ClusterView, Columns, JobTable
 from elasticd.simulator.workload import servers
 
 JOBS, SERVERS, GPUS = 1000, 256, 8

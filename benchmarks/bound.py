@@ -35,9 +35,9 @@ from pathlib import Path
 import numpy as np
 
 from elasticd.protocol.errors import ElasticError
+from elasticd.scheduler.arrays import Floats, Ints
 from elasticd.scheduler.hull import concave
 from elasticd.scheduler.policies import load_policy
-from elasticd.scheduler.view import Floats, Ints
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.arrays import Floats, Ints
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.profiles.curves import Profiles
-from elasticd.scheduler.view import Curves, Floats, Ints
 from elasticd.simulator.workload import Workload
 
 GPUS = (64, 16, 256, 2048)

@@ -33,11 +33,11 @@ from statistics import mean
 import numpy as np
 
 from elasticd.protocol.errors import ElasticError
+from elasticd.scheduler.arrays import Floats
 from elasticd.scheduler.placement.registry import FEWEST_SERVERS
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.profiles import curves as profiles
 from elasticd.scheduler.profiles import tables
-from elasticd.scheduler.view import Floats
 from elasticd.simulator import Telling, traces
 from elasticd.simulator.assign import Assigned, assign
 from elasticd.simulator.costs import NONE, PRESETS, Costs

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from elasticd.scheduler.arrays import Ints
 from elasticd.scheduler.placement.fewest_servers import Placements
 from elasticd.scheduler.placement.registry import FewestServersParameters
-from elasticd.scheduler.view import Gpus, Ints, ServerInView
+from elasticd.scheduler.view import Gpus, ServerInView
 
 
 class _Standing:

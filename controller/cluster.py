@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from ..protocol.errors import OperatorError
 from ..protocol.messages import RefusedJob
 from ..protocol.model import GpuAddress, ServerId
+from ..scheduler.arrays import Ints
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.view import Ints
 from .events import Action, AgentMessage, ClientRequest, Fetch, StandDown, Warn
 from .jobs.job import Job
 from .jobs.throughput import Estimated

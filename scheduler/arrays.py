@@ -1,12 +1,18 @@
-"""Reductions of short arrays: for the least or the sum of some dozens of numbers numpy's `min` and `sum` are slow."""
+"""Types of arrays, and reductions of short ones.
+
+For the least or the sum of some dozens of numbers numpy's `min` and `sum` are slow.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .view import Floats, Ints
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 def least_of(values: Floats) -> float:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..protocol.texts import gpu_count
-from .deadlines.keeping import Kept
+from .arrays import Ints
 from .deadlines.words import duration
+from .keeping import Kept
 from .placement.fewest_servers import Placements
-from .view import ClusterView, Ints, Reason, ReasonCode, Use
+from .view import ClusterView, Reason, ReasonCode, Use
 
 MOST_TOLD = 3  # manual holders or servers that a reason lists
 

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from .deadlines.keeping import Deadlines, Foreseen, Kept, Needs, foresee, next_s
+from .arrays import Ints
 from .decision import (
     Decision,
     Stage,
@@ -28,6 +28,7 @@ from .decision import (
     too_few,
     too_little_for,
 )
+from .keeping import Deadlines, Foreseen, Kept, Needs, foresee, next_s
 from .kinds import Demand, most_gpus, stock_of
 from .lacking import Usable, lacking
 from .packing import pack
@@ -40,7 +41,7 @@ from .quotas.limited import share_by_quota
 from .reservation import told
 from .sets import union
 from .sharing import Needed, Sharing
-from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, ServerInView
+from .view import ClusterView, Gpus, Limit, Reason, ReasonCode, ServerInView
 
 TOLD_KINDS = 3  # other kinds of free GPUs that a reason lists
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .view import ClusterView, Ints
+from .arrays import Ints
+from .view import ClusterView
 
 
 def shares_by_hand(view: ClusterView) -> Ints:

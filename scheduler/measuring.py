@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import Floats
 from .packing import rounded_down
-from .view import Floats
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ import numpy as np
 
 from ..protocol.errors import OperatorError
 from ..protocol.texts import gpu_count
+from .arrays import Floats as Floats
+from .arrays import Ints as Ints
 from .options import WrongOption, convert
 from .policies.base import Shares, waits_for
-from .view import Floats as Floats
-from .view import Ints as Ints
 from .view import JobTable as JobTable
 from .view import Reason
 

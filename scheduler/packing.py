@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .view import Ints
+from .arrays import Ints
 
 LOOKED_AT = 4096  # steps of all jobs together, where alternatives have to be tried
 

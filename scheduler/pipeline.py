@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from ..protocol.texts import gpu_count
-from .deadlines import keeping
-from .deadlines.keeping import Deadlines, Kept, foresee, has_any, keep, next_s
+from . import keeping
+from .arrays import Ints
 from .deadlines.pools import limited
 from .decision import (
     ASKS,
@@ -33,6 +33,7 @@ from .decision import (
     too_little_for,
 )
 from .decision import Decision as Decision
+from .keeping import Deadlines, Kept, foresee, has_any, keep, next_s
 from .lacking import Usable, lacking
 from .limited import decide_limited
 from .manual import shares_by_hand
@@ -43,7 +44,7 @@ from .policies.base import Shares, no_shares
 from .priorities import by_priority
 from .quotas.dividing import Tenancy, divide_by_quota, not_raised
 from .quotas.lasting import bounded, told, too_many
-from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode, Schedules
+from .view import ClusterView, Gpus, JobTable, Reason, ReasonCode, Schedules
 
 
 def decide(

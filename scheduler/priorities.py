@@ -20,9 +20,10 @@ import random
 
 import numpy as np
 
+from .arrays import Ints
 from .policies import NAMES, Policy, Shares
 from .policies.base import no_shares, waits_for
-from .view import Ints, JobTable, Reason
+from .view import JobTable, Reason
 
 # Policies that serve jobs in the order of the table; `edf` does so among equal deadlines, and where there are none.
 IN_ORDER = frozenset(

@@ -42,9 +42,10 @@ from msgspec import structs
 
 from ..protocol.model import JobId
 from ..protocol.texts import gpu_count
+from .arrays import Ints
 from .kinds import ANY, Demand
 from .sets import elements, some, union
-from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, Reservation, ServerInView, gpus_by_sort, limit_for
+from .view import ClusterView, Gpus, Limit, Reason, ReasonCode, Reservation, ServerInView, gpus_by_sort, limit_for
 
 GOING_ON = frozenset({"fifo", "backfill", "yarn-cs"})  # under these policies running jobs keep their shares
 SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # likewise at least their minimums

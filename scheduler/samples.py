@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..protocol.model import JobId
-from .view import UNKNOWN_S, Columns, Curves, JobTable
+from .curves import Curves
+from .view import UNKNOWN_S, Columns, JobTable
 
 SIZES = ((0, 4), (1, 1), (1, 8), (5, 8), (12, 4), (40, 16))  # jobs, and GPUs
 MOST = 8

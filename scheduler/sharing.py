@@ -40,12 +40,13 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from .deadlines.keeping import raised
+from .arrays import Ints
+from .keeping import raised
 from .nearness import nearest
 from .policies import Policy
 from .policies.base import Shares
 from .sets import elements, some, union
-from .view import ClusterView, Gpus, Ints, Reason
+from .view import ClusterView, Gpus, Reason
 
 Choice = int  # a set of parts
 Room = list[int]  # GPUs that are left, by part

@@ -34,8 +34,8 @@ import numpy as np
 from msgspec import structs
 
 from ..protocol.model import Value
+from .arrays import Floats, Ints
 from .hull import concave
-from .view import Floats, Ints
 
 KEPT_RATES = 5
 NOISE = 0.05  # relative difference of two medians of the same quantity

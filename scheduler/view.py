@@ -9,34 +9,28 @@ most policies read few.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from ..protocol.model import GpuAddress, GpuPlace, JobId, Server, ServerId
+from .arrays import Floats, Ints
+from .curves import Curves
 from .ended import NOTHING_ENDED, Ended
-from .hull import concave
 from .kinds import Demand, GpuSort, Stock
+from .line import Line
 from .nearness import Near, cut, leaves, tree
-from .order import Line, Order
+from .schedule import Schedule
 from .sets import union
-
-if TYPE_CHECKING:
-    from .deadlines.schedule import Schedule
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 UNKNOWN_S = 1e9  # finite, so that sums stay finite; about 32 years
 
-Schedules = Mapping[JobId, "Schedule"]  # the last decision's schedules of the jobs with promised deadlines
+Schedules = Mapping[JobId, Schedule]  # the last decision's schedules of the jobs with promised deadlines
 NO_SCHEDULES: Schedules = MappingProxyType({})
 
 Gpus = int  # a set of GPUs: bit i stands for GPU i of the view, where the servers' GPUs follow each other
@@ -73,90 +67,25 @@ class Columns:
         return Columns(self.names, *[getattr(self, one.name)[rows] for one in fields(self) if one.name != "names"])
 
 
-@dataclass(frozen=True)
-class Curves:
-    """Growth of throughput with GPUs: `speedup[c, n]` is T(n) / T(1) of curve c; `speedup[c, 0]` is 0.
-
-    The curves hold real throughput as far as it is known and need not be concave. Rules that assume concavity use the
-    hull.
-    """
-
-    speedup: Floats
-    hull: Floats | None = None  # the concave hulls in the same form, where they are known already
-    # By GPU type, for each curve the row of the same jobs' curve on that type, relative to one GPU of the first curve.
-    # On types that are left out, jobs scale and run as by their own curve.
-    on: Mapping[str, Ints] = field(default_factory=dict)
-
-    @property
-    def most(self) -> int:
-        """The largest share that the curves cover."""
-        return int(self.speedup.shape[1]) - 1
-
-    @cached_property
-    def _rows(self) -> dict[int, list[float]]:
-        return {}
-
-    def row(self, curve: int) -> list[float]:
-        """Return T(n) / T(1) for n = 0, 1, ... as a list, for loops over single shares, where arrays are slow."""
-        found = self._rows.get(curve)
-        if found is None:
-            found = self._rows[curve] = self.speedup[curve].tolist()
-        return found
-
-    @cached_property
-    def _hulls(self) -> Floats:
-        return np.full(self.speedup.shape, np.nan) if self.hull is None else self.hull
-
-    @cached_property
-    def _hull_rows(self) -> dict[tuple[int, int], list[float]]:
-        return {}
-
-    def hulls(self, curves: Ints) -> Floats:
-        """Return an array in which the rows of these curves hold their hulls (`hull.concave`).
-
-        Other rows are undefined.
-        """
-        found = self._hulls
-        unknown = curves[np.isnan(found[curves, 0])]
-        for curve in np.unique(unknown).tolist() if len(unknown) else ():
-            found[curve] = concave(self.speedup[curve : curve + 1])[0]
-        return found
-
-    def hull_row(self, curve: int, most: int) -> list[float]:
-        """Return the hull of a curve's first `most` GPUs, from 0 on."""
-        found = self._hull_rows.get((curve, most))
-        if found is None:
-            hull = self.hulls(np.array([curve]))[curve, : most + 1]
-            if hull[most] != self.speedup[curve, most]:  # a larger share behind `most` raises the full hull
-                hull = concave(self.speedup[curve : curve + 1, : most + 1])[0]
-            found = self._hull_rows[curve, most] = hull.tolist()
-        return found
-
-    @cached_property
-    def derived(self) -> dict[Any, dict[Any, Any]]:
-        """Values that policies have computed from these curves alone, each under its own key.
-
-        Cleared when a curve is corrected.
-        """
-        return {}
-
-    def correct(self, curve: int, speedup: Floats) -> None:
-        """Replace a curve after a new measurement."""
-        self.speedup[curve] = speedup
-        self.derived.clear()
-        self._rows.pop(curve, None)
-        self._hulls[curve] = np.nan
-        self._hull_rows.clear()
-
-
-_COLUMNS = frozenset(one.name for one in fields(Columns)) - {"names"}
-
-
 class Kept(Protocol):
     """Keeper of the jobs' order from one decision to the next."""
 
     def line(self, order: Order, jobs: JobTable) -> Line | None:
         """Return the table's jobs without GPUs in this order; None if sorting them again is cheaper."""
+        ...
+
+
+_COLUMNS = frozenset(one.name for one in fields(Columns)) - {"names"}
+
+
+class Order(Hashable, Protocol):
+    """Jobs are served in ascending order of their keys, which are finite; each gets all GPUs that it wants or none."""
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        """Return the keys of these jobs, and how many GPUs each wants.
+
+        For a waiting job neither may depend on the time, or on anything but this job's own columns.
+        """
         ...
 
 

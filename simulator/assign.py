@@ -23,10 +23,11 @@ import numpy as np
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
+from ..scheduler.arrays import Floats, Ints
+from ..scheduler.curves import Curves
 from ..scheduler.kinds import Demand
 from ..scheduler.policies.base import Policy
 from ..scheduler.profiles.curves import Curve, Profiles
-from ..scheduler.view import Curves, Floats, Ints
 from . import lengths, traces
 from .goodput import Goodput
 from .traces import Trace

@@ -33,15 +33,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
+from ..scheduler.arrays import Floats, Ints
 from ..scheduler.deadlines.admitting import ElasticflowAdmission
-from ..scheduler.deadlines.keeping import Deadlines
+from ..scheduler.keeping import Deadlines
 from ..scheduler.measuring import Measuring
 from ..scheduler.pipeline import Decision, Division, decide, divide
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement, Standing
 from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
 from ..scheduler.policies.elasticflow import Elasticflow
-from ..scheduler.view import NO_SCHEDULES, ClusterView, Floats, Gpus, Ints, JobTable, ServerInView
+from ..scheduler.view import NO_SCHEDULES, ClusterView, Gpus, JobTable, ServerInView
 from .allowances import covering
 from .costs import NONE, Costs
 from .jobs import Jobs

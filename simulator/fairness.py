@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..scheduler.view import Floats
+from ..scheduler.arrays import Floats
 from .workload import Workload
 
 LEAST_S = 10.0

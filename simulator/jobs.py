@@ -17,9 +17,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..scheduler.arrays import Floats, Ints
 from ..scheduler.ended import NOTHING_ENDED
-from ..scheduler.order import Line, Order
-from ..scheduler.view import UNKNOWN_S, Columns, Floats, Ints, JobTable
+from ..scheduler.line import Line
+from ..scheduler.view import UNKNOWN_S, Columns, JobTable, Order
 from .workload import Workload
 
 MANY = 2000  # number of present jobs from which lines are kept; they are dropped below half of that

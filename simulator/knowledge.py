@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from ..scheduler.view import Floats, Ints, JobTable
+from ..scheduler.arrays import Floats, Ints
+from ..scheduler.view import JobTable
 from .jobs import Jobs
 
 

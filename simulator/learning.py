@@ -20,14 +20,15 @@ from functools import cache
 
 import numpy as np
 
-from ..scheduler.arrays import least_of
+from ..scheduler.arrays import Floats, Ints, least_of
+from ..scheduler.curves import Curves
 from ..scheduler.hull import concave
 from ..scheduler.measuring import Measuring, first_share, smaller_shares, unknown, worth_measuring
 from ..scheduler.packing import server_size
 from ..scheduler.policies import RIGID
 from ..scheduler.policies.base import Policy
 from ..scheduler.speedup_curve import Rate, Source, estimate, fewest_servers, peak
-from ..scheduler.view import UNKNOWN_S, Curves, Floats, Ints, JobTable, ServerInView
+from ..scheduler.view import UNKNOWN_S, JobTable, ServerInView
 from .jobs import Jobs
 
 

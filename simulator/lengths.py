@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..scheduler.view import Floats
+from ..scheduler.arrays import Floats
 
 
 @dataclass(frozen=True)

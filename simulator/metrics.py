@@ -12,7 +12,7 @@ import math
 import msgspec
 import numpy as np
 
-from ..scheduler.view import Floats
+from ..scheduler.arrays import Floats
 from . import fairness
 from .outcome import Outcome, Timeline
 from .workload import Workload

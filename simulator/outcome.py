@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..scheduler.view import Floats, Ints
+from ..scheduler.arrays import Floats, Ints
 
 Flags = npt.NDArray[np.bool_]
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure  # not pyplot: this draws into a file, with
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ..scheduler.view import Floats
+from ..scheduler.arrays import Floats
 from .runs import Result, Series
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish; lines of one colour differ in their dashes.

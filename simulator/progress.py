@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..scheduler.arrays import least_of
-from ..scheduler.view import Floats, Gpus, Ints
+from ..scheduler.arrays import Floats, Ints, least_of
+from ..scheduler.view import Gpus
 from .costs import Costs
 from .jobs import Jobs
 from .standstill import Standstill

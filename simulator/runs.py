@@ -24,10 +24,10 @@ import numpy.typing as npt
 from ..protocol.errors import ElasticError, UserError
 from ..protocol.model import JobId
 from ..scheduler.admission import ADMIT_ALL, Admission
+from ..scheduler.arrays import Floats, Ints
 from ..scheduler.measuring import Measuring
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies.base import Policy
-from ..scheduler.view import Floats, Ints
 from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs

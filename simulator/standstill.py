@@ -7,7 +7,7 @@ That happens where a policy takes turns that are shorter than the time between t
 from __future__ import annotations
 
 from ..protocol.errors import UserError
-from ..scheduler.view import Floats, Ints
+from ..scheduler.arrays import Floats, Ints
 
 VAIN_STOPS = 1000  # per present job; policies with growing turns have made progress by then
 ROUNDING_S = 1e-3  # a job with no more progress than this has made none

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..protocol.errors import UserError
-from ..scheduler.view import Floats
+from ..scheduler.arrays import Floats
 
 EARLIEST = 100.0  # largest reported length of a job that ends early, relative to its real one
 

@@ -26,9 +26,9 @@ import numpy as np
 
 from ..protocol.errors import UserError
 from ..protocol.limits import MAX_PRIORITY, PRIORITIES
+from ..scheduler.arrays import Floats, Ints
 from ..scheduler.kinds import Demand
 from ..scheduler.profiles.tables import Table, listed, read
-from ..scheduler.view import Floats, Ints
 
 
 @dataclass(frozen=True)

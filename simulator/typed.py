@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..scheduler.arrays import Ints
 from ..scheduler.kinds import Demand
-from ..scheduler.view import Gpus, Ints, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
+from ..scheduler.view import Gpus, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
 from .workload import Workload
 
 

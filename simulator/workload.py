@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..protocol.model import JobId, ServerId
+from ..scheduler.arrays import Floats, Ints
+from ..scheduler.curves import Curves
 from ..scheduler.kinds import Demand
-from ..scheduler.view import Curves, Floats, Ints, ServerInView
+from ..scheduler.view import ServerInView
 
 
 @dataclass(frozen=True)

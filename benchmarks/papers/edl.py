@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from elasticd.scheduler.view import Floats
+from elasticd.scheduler.arrays import Floats
 
 from .average import name
 from .cases import Case, philly

@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from elasticd.scheduler.arrays import Floats
 from elasticd.scheduler.policies.base import Policy, Shares, no_shares
 from elasticd.scheduler.policies.reviews import EARLY_S
-from elasticd.scheduler.view import Floats, JobTable, Reason
+from elasticd.scheduler.view import JobTable, Reason
 from elasticd.simulator.workload import Workload
 
 Key = Callable[[JobTable, Floats], Floats]  # from the jobs and their work at submission (s on one GPU)

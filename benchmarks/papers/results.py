@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from elasticd.scheduler.view import Floats, Ints
+from elasticd.scheduler.arrays import Floats, Ints
 from elasticd.simulator import runs
 from elasticd.simulator.metrics import Metrics
 from elasticd.simulator.plots import averages

@@ -23,12 +23,13 @@ import msgspec
 import numpy as np
 
 from elasticd.protocol.model import GpuPlace
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.kinds import Demand, GpuSort
 from elasticd.scheduler.nearness import tree
 from elasticd.scheduler.pipeline import decide
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.profiles import curves as profiles
-from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
+from elasticd.scheduler.view import ClusterView, Columns, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
 from elasticd.simulator import assign, traces
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.telling import Telling

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.profiles.curves import Curve
-from elasticd.scheduler.view import Curves
 from elasticd.simulator.workload import Workload
 
 REQUESTS = {1: 0.7, 2: 0.1, 4: 0.12, 8: 0.08}  # GPUs, and the fraction of jobs that request them

@@ -24,21 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.model import GpuAddress, JobId, ServerId
+from ...scheduler.arrays import Floats, Ints
+from ...scheduler.curves import Curves
 from ...scheduler.kinds import Demand, GpuSort, most_of_each
 from ...scheduler.sets import union
 from ...scheduler.speedup_curve import peak
-from ...scheduler.view import (
-    UNKNOWN_S,
-    Columns,
-    Curves,
-    Floats,
-    Gpus,
-    Ints,
-    Limit,
-    ServerInView,
-    gpus_by_sort,
-    limit_for,
-)
+from ...scheduler.view import UNKNOWN_S, Columns, Gpus, Limit, ServerInView, gpus_by_sort, limit_for
 from .generations import ending
 from .job import Job
 from .table import mark

@@ -16,9 +16,9 @@ from functools import cached_property
 import msgspec
 
 from ...protocol.model import JobSpec, Value
+from ...scheduler.arrays import Floats, Ints
 from ...scheduler.hull import concave
 from ...scheduler.speedup_curve import NOISE, Known, Measured, Rate, Source, combined, estimate, layer, on_gpus
-from ...scheduler.view import Floats, Ints
 
 KEPT_KINDS = 1000
 KEPT_POINTS = 64  # measurements per kind

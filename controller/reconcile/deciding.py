@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.errors import RequestRefused
-from ...scheduler.deadlines.keeping import Deadlines
 from ...scheduler.decision import Stage, Step
+from ...scheduler.keeping import Deadlines
 from ...scheduler.pipeline import Decision, decide
 from ...scheduler.plan import Change, at_once, plan
 from ...scheduler.scheduler import Scheduler

@@ -21,17 +21,19 @@ from msgspec import structs
 from ...protocol.messages import CounterOffer, EventKind, PromiseState, PromiseView
 from ...protocol.model import GpuAddress, JobId, ServerId
 from ...protocol.texts import changes, gpu_count, span
+from ...scheduler.arrays import Floats, Ints
+from ...scheduler.curves import Curves
 from ...scheduler.deadlines.homes import Situations, chosen, decided, settled
-from ...scheduler.deadlines.keeping import Busy, Deadlines, Kept
 from ...scheduler.deadlines.promises import Promise, settle
 from ...scheduler.deadlines.table import NO_LEVELS, Terms, choices_of, situations, told_deadline_s
 from ...scheduler.deadlines.verdict import Offer, Situation, Verdict, counter_offer, within
+from ...scheduler.keeping import Busy, Deadlines, Kept
 from ...scheduler.kinds import GpuSort
 from ...scheduler.quotas.hours import Hours
 from ...scheduler.quotas.reservations import busy
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.speedup_curve import peak
-from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, Curves, Floats, Ints, JobTable, Limit, ServerInView
+from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable, Limit, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job, Planned
 from ..jobs.rows import demand_of

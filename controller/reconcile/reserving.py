@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from functools import partial
 
 from ...protocol.model import GpuAddress, JobId, JobPhase
+from ...scheduler.arrays import Ints
 from ...scheduler.policies import RIGID
 from ...scheduler.quotas.dividing import Tenancy
 from ...scheduler.quotas.lasting import Lasting, lasting
 from ...scheduler.reservation import Queue, reserve
 from ...scheduler.sets import union
-from ...scheduler.view import ClusterView, Gpus, Ints, ServerInView
+from ...scheduler.view import ClusterView, Gpus, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job
 

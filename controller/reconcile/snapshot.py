@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId, Severity
+from ...scheduler.arrays import Ints
 from ...scheduler.measuring import first_share
 from ...scheduler.quotas.dividing import Tenancy
 from ...scheduler.quotas.terms import Quotas
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.speedup_curve import fewest_servers
-from ...scheduler.view import Aside, ClusterView, Gpus, Ints, JobTable, ServerInView, Use
+from ...scheduler.view import Aside, ClusterView, Gpus, JobTable, ServerInView, Use
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.rows import Rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...scheduler.arrays import Ints
 from ...scheduler.ended import NOTHING_ENDED
-from ...scheduler.view import Ints
 from ..jobs import lengths
 from ..jobs.job import Job
 from ..jobs.throughput import Estimated, History, Profiles, estimated

@@ -35,8 +35,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from .levels import Levels
-from .schedule import Piece, Schedule
+from ..levels import Levels
+from ..schedule import Piece, Schedule
 from .timeline import TOLERANCE_S, Filled, Timeline, Want
 
 LEAST_LEFT_S = 4e-6  # least remaining work of an unfinished job: more than `TOLERANCE_S`, so that it needs a GPU

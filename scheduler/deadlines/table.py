@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from ..arrays import Floats, Ints
+from ..levels import Levels, levels_by, levels_of
 from ..manual import shares_by_hand
 from ..sets import union
-from ..view import UNKNOWN_S, ClusterView, Floats, Gpus, Ints, JobTable, Schedules
+from ..view import UNKNOWN_S, ClusterView, Gpus, JobTable, Schedules
 from .homes import Choices, Situations
-from .levels import Levels, levels_by, levels_of
 from .pools import Pool, Pools, pools
 from .promises import Plan, Promise
 from .reserve import reserved_gpus

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..view import Floats, Ints
-from .levels import Levels
-from .schedule import Piece, Schedule
+from ..arrays import Floats, Ints
+from ..levels import Levels
+from ..schedule import Piece, Schedule
 
 TOLERANCE_S = 1e-6  # a deadline that is missed by no more than this is kept
 LIKELY_CHANGES = 2  # number of changes of a share that a plan first assumes

@@ -34,8 +34,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ..arrays import Ints
 from ..sets import elements, some
-from ..view import Gpus, Ints, ServerInView
+from ..view import Gpus, ServerInView
 from .anew import Anew
 from .fewest_servers import Placements, wanted_shares
 

@@ -33,9 +33,10 @@ from itertools import accumulate, chain
 import numpy as np
 
 from ...protocol.model import GpuAddress
+from ..arrays import Ints
 from ..nearness import Near, nearest
 from ..sets import elements, some, union
-from ..view import Gpus, Ints, ServerInView
+from ..view import Gpus, ServerInView
 from .largest_first import MOVED, TOUCHED, Piece, Resident, fit
 
 Placements = dict[int, Gpus]

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from ..view import Gpus, Ints, ServerInView
+from ..arrays import Ints
+from ..view import Gpus, ServerInView
 from . import fewest_servers
 from .buddy import Buddy
 from .fewest_servers import Placements, place

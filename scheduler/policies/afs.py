@@ -36,9 +36,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from ..arrays import least_of
+from ..arrays import Floats, Ints, least_of
 from ..order import Served, serve
-from ..view import Floats, Ints, JobTable, Reason
+from ..view import JobTable, Reason
 from .base import Shares, waits_for
 from .max_min import level
 from .reviews import EARLY_S, LATE_S

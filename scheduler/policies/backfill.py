@@ -13,7 +13,8 @@ import random
 import msgspec
 import numpy as np
 
-from ..view import UNKNOWN_S, Floats, Ints, JobTable
+from ..arrays import Floats, Ints
+from ..view import UNKNOWN_S, JobTable
 from .base import Shares
 from .fifo import InOrder, behind_the_first, in_order
 

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from ...protocol.texts import gpu_count
-from ..arrays import sum_of
+from ..arrays import Ints, sum_of
 from ..order import smallest as smallest
-from ..view import Ints, JobTable, Lack, Reason, ReasonCode, Schedules, Taken
+from ..view import JobTable, Lack, Reason, ReasonCode, Schedules, Taken
 
 
 class Shares(msgspec.Struct, frozen=True):

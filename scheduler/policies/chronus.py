@@ -27,7 +27,8 @@ import msgspec
 import numpy as np
 
 from ...protocol.errors import OperatorError
-from ..view import UNKNOWN_S, Floats, Ints, JobTable, Reason
+from ..arrays import Floats, Ints
+from ..view import UNKNOWN_S, JobTable, Reason
 from .base import Shares, no_shares, waits_for
 from .reviews import EARLY_S, LATE_S
 

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from ..arrays import Floats, Ints
 from ..deadlines.admitting import EdfAdmission, EdfAdmissionParameters
 from ..deadlines.promises import Plan, Promise, earliest_first
 from ..deadlines.timeline import Timeline
 from ..order import serve
-from ..view import Floats, Ints, JobTable, Reason
+from ..view import JobTable, Reason
 from .base import Shares, waits_for
 from .elasticflow import Elasticflow
 

@@ -36,7 +36,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from ..view import Floats, Ints, JobTable, Reason, ReasonCode, Taken
+from ..arrays import Floats, Ints
+from ..view import JobTable, Reason, ReasonCode, Taken
 from .backfill import free_after
 from .base import Shares, no_shares, waits_for
 from .fifo import first_waiting

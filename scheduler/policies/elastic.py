@@ -41,9 +41,10 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from ..arrays import least_of
+from ..arrays import Floats, Ints, least_of
+from ..curves import Curves
 from ..hull import ROUNDING
-from ..view import Curves, Floats, Ints, JobTable, Reason
+from ..view import JobTable, Reason
 from . import expected
 from .base import Shares, grow, no_shares, relative_gain, smallest, waits_for
 from .worth import Curve, Recursion, with_minimum

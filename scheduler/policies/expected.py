@@ -26,8 +26,9 @@ import math
 
 import numpy as np
 
+from ..arrays import Floats, Ints
 from ..ended import AS_TOLD, KINDS, LENGTHS_S, PARTS, RIGHT, Ended, bins, kinds
-from ..view import Floats, Ints, JobTable
+from ..view import JobTable
 
 COPIES = 3
 SHARES = (np.arange(COPIES) + 0.5) / COPIES  # the quantiles

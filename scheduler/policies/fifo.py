@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from ..view import Ints, JobTable, Reason, ReasonCode
+from ..arrays import Ints
+from ..view import JobTable, Reason, ReasonCode
 from .base import Shares, no_shares, waits_for
 
 

@@ -20,8 +20,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from ..order import Line, Served, counted, found, hand_out, serve, take, wishes
-from ..view import Floats, Ints, JobTable, Reason
+from ..arrays import Floats, Ints
+from ..line import Line
+from ..order import Served, counted, found, hand_out, serve, take, wishes
+from ..view import JobTable, Reason
 from .base import Shares, no_shares, waits_for
 from .reviews import EARLY_S, LATE_S
 

@@ -7,7 +7,8 @@ import random
 import msgspec
 import numpy as np
 
-from ..view import Ints, JobTable, Reason, Taken
+from ..arrays import Ints
+from ..view import JobTable, Reason, Taken
 from .base import Shares, no_shares, waits_for
 
 

@@ -13,7 +13,8 @@ import random
 import msgspec
 import numpy as np
 
-from ..view import Floats, Ints, JobTable, Reason, Taken
+from ..arrays import Floats, Ints
+from ..view import JobTable, Reason, Taken
 from .base import Shares, smallest, waits_for
 from .max_min import minimums
 

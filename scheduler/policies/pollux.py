@@ -42,7 +42,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from ..view import Floats, Ints, JobTable, Reason
+from ..arrays import Floats, Ints
+from ..view import JobTable, Reason
 from .base import Shares, no_shares, smallest, waits_for
 from .power_mean import Values, divide, worth
 from .reviews import EARLY_S, LATE_S

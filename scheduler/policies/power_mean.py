@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..view import Floats, Ints
+from ..arrays import Floats, Ints
 
 Values = Floats  # of one job: the value of 0, 1, 2 ... GPUs; -inf: not possible. 0 GPUs are always possible
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from ..arrays import Floats, Ints
 from ..order import serve
-from ..view import Floats, Ints, JobTable, Reason
+from ..view import JobTable, Reason
 from .base import Shares, grow, relative_gain, waits_for
 
 

@@ -38,8 +38,9 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from ..arrays import sum_of
-from ..view import Curves, Floats, Ints, JobTable, Reason
+from ..arrays import Floats, Ints, sum_of
+from ..curves import Curves
+from ..view import JobTable, Reason
 from .base import Shares, no_shares, smallest, waits_for
 from .reviews import EARLY_S, LATE_S
 

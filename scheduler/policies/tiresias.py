@@ -28,9 +28,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import least_of
+from ..arrays import Floats, Ints, least_of
 from ..order import Served, serve, serve_anew
-from ..view import Floats, Ints, JobTable, Reason
+from ..view import JobTable, Reason
 from .base import Shares, grow, relative_gain, waits_for
 from .reviews import EARLY_S
 

@@ -32,8 +32,8 @@ from pathlib import Path
 import numpy as np
 
 from ...protocol.errors import UserError
+from ..arrays import Floats
 from ..kinds import is_called
-from ..view import Floats
 from .placements import PLACEMENT_COLUMNS, Placed, placement_curves, placement_times
 from .tables import Table, listed, read
 

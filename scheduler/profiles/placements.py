@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...protocol.errors import UserError
-from ..view import Floats
+from ..arrays import Floats
 from .tables import Table
 
 PLACEMENT_COLUMNS = ("app", "gpu", "local_bsz", "step_time", "sync_time")

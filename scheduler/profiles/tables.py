@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...protocol.errors import UserError
-from ..view import Floats, Ints
+from ..arrays import Floats, Ints
 
 GZIP = b"\x1f\x8b"
 NEWLINE = "\n"

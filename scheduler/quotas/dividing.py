@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..view import Ints, JobTable
+from ..arrays import Ints
+from ..view import JobTable
 from .terms import Quotas
 
 Ask = Callable[[Ints, int], Ints]  # returns the policy's shares of these rows alone, for so many GPUs

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
-from ..view import ClusterView, Ints, Reason, ReasonCode
+from ..arrays import Ints
+from ..view import ClusterView, Reason, ReasonCode
 from .dividing import Tenancy
 from .terms import Quotas
 

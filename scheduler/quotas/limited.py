@@ -15,9 +15,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from ..arrays import Ints
 from ..policies import Policy
 from ..sharing import Needed, Sharing
-from ..view import ClusterView, Ints
+from ..view import ClusterView
 from .dividing import Claim, Tenancy
 from .parts import Flow, Group, dues, raise_to
 

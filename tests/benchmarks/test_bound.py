@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from benchmarks.bound import shortest_average_s
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.arrays import Floats
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import load_policy
-from elasticd.scheduler.view import Curves, Floats
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

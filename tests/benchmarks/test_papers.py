@@ -22,8 +22,8 @@ from benchmarks.papers.findings import LIMIT, Finding, Published, above, below, 
 from benchmarks.papers.page import Section
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import load_policy
-from elasticd.scheduler.view import Curves
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.runs import run
 from elasticd.simulator.workload import Workload, servers

@@ -14,8 +14,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from elasticd.protocol.model import JobId, ServerId
+from elasticd.scheduler.arrays import Floats
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import Policy, Shares, load_policy
-from elasticd.scheduler.view import UNKNOWN_S, Columns, Curves, Floats, Gpus, JobTable, Reason, ServerInView
+from elasticd.scheduler.view import UNKNOWN_S, Columns, Gpus, JobTable, Reason, ServerInView
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, given_to, job, linear, policy, reasons, table
 
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import Policy
 from elasticd.scheduler.policies.afs import Unbeaten
-from elasticd.scheduler.view import UNKNOWN_S, Curves, JobTable, ReasonCode
+from elasticd.scheduler.view import UNKNOWN_S, JobTable, ReasonCode
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

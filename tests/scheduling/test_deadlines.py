@@ -14,14 +14,14 @@ from scheduling_tables import Described, job, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.deadlines.allocation import allocate, soft_too
-from elasticd.scheduler.deadlines.levels import Levels, levels
 from elasticd.scheduler.deadlines.promises import Plan, Promise, continued, plan, settle
 from elasticd.scheduler.deadlines.reserve import reserved_gpus, reserved_servers
-from elasticd.scheduler.deadlines.schedule import Schedule
 from elasticd.scheduler.deadlines.table import Terms, told_deadline_s
 from elasticd.scheduler.deadlines.table import situations as of_view
 from elasticd.scheduler.deadlines.timeline import Timeline, Want
 from elasticd.scheduler.deadlines.verdict import Situation, counter_offer, decided
+from elasticd.scheduler.levels import Levels, levels
+from elasticd.scheduler.schedule import Schedule
 from elasticd.scheduler.view import ClusterView, Reservation, ServerInView
 
 FIGURE_3 = levels([0, 1, 1.5])

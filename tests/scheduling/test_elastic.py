@@ -28,11 +28,12 @@ from scheduling_tables import (
 
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.arrays import Floats
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.ended import NOTHING_ENDED, Ended
 from elasticd.scheduler.policies import expected
 from elasticd.scheduler.policies import worth as worth_module
 from elasticd.scheduler.policies.worth import with_minimum, worths
-from elasticd.scheduler.view import Curves, Floats
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

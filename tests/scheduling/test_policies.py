@@ -21,8 +21,8 @@ from elasticd.controller import config as controller_config
 from elasticd.ctl.config import load_place
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import POLICIES
-from elasticd.scheduler.view import Curves
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

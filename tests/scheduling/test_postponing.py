@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from scheduling_tables import job, table
 
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.deadlines.allocation import soft_too
-from elasticd.scheduler.deadlines.keeping import Needs, divide, raised
-from elasticd.scheduler.deadlines.levels import levels_of
 from elasticd.scheduler.deadlines.postponing import CUSHION, LEAST_S, MOST_S, postponed
 from elasticd.scheduler.deadlines.promises import Promise, settle
 from elasticd.scheduler.deadlines.verdict import Situation
+from elasticd.scheduler.keeping import Needs, divide, raised
+from elasticd.scheduler.levels import levels_of
 from elasticd.scheduler.policies.base import Shares
-from elasticd.scheduler.view import Curves, Reason, ReasonCode
+from elasticd.scheduler.view import Reason, ReasonCode
 
 CONCAVE = levels_of(Curves((np.arange(9.0) ** 0.5)[None, :]), 0, 1, 8, powers=False)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
 from elasticd.protocol.model import JobId
-from elasticd.scheduler.view import Curves, ReasonCode
+from elasticd.scheduler.curves import Curves
+from elasticd.scheduler.view import ReasonCode
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

@@ -25,6 +25,7 @@ from scheduling_tables import (
     table,
 )
 
+from elasticd.scheduler.arrays import Floats, Ints
 from elasticd.scheduler.policies.themis import (
     _after_payments,
     _auction,
@@ -32,7 +33,7 @@ from elasticd.scheduler.policies.themis import (
     isolated_times_s,
     shared_times_s,
 )
-from elasticd.scheduler.view import Floats, Ints, JobTable, ReasonCode
+from elasticd.scheduler.view import JobTable, ReasonCode
 
 ALL_BID = policy("themis", fairness=0.0)
 BETWEEN_LEASES_S = 250.0

@@ -7,8 +7,8 @@ import pytest
 
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import load_policy
-from elasticd.scheduler.view import Curves
 from elasticd.simulator.costs import Costs
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers

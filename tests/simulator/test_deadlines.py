@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.scheduler import load_scheduler
-from elasticd.scheduler.view import Curves, ServerInView
+from elasticd.scheduler.view import ServerInView
 from elasticd.simulator.assign import Assigned
 from elasticd.simulator.costs import BACKGROUND, NONE, STOP_RESUME, Costs
 from elasticd.simulator.metrics import Metrics

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId, ServerId
 from elasticd.runtime import config
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.kinds import Demand, GpuSort
 from elasticd.scheduler.scheduler import load_scheduler
-from elasticd.scheduler.view import Curves, ServerInView
+from elasticd.scheduler.view import ServerInView
 from elasticd.simulator import clusters
 from elasticd.simulator.assign import Assigned
 from elasticd.simulator.costs import NONE, preset

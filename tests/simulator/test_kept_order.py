@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import Policy, load_policy
 from elasticd.scheduler.policies.base import Shares
-from elasticd.scheduler.view import Curves, JobTable
+from elasticd.scheduler.view import JobTable
 from elasticd.simulator.costs import NONE, STOP_RESUME
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers

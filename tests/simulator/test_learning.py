@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.measuring import OFF, Measuring
 from elasticd.scheduler.pipeline import Decision
 from elasticd.scheduler.policies import POLICIES, load_policy
-from elasticd.scheduler.view import ClusterView, Curves
+from elasticd.scheduler.view import ClusterView
 from elasticd.simulator.costs import NONE, STOP_RESUME, Costs
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.outcome import Outcome

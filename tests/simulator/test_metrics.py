@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from elasticd.protocol.model import JobId
-from elasticd.scheduler.view import Curves
+from elasticd.scheduler.curves import Curves
 from elasticd.simulator import fairness
 from elasticd.simulator.metrics import measure
 from elasticd.simulator.outcome import Outcome, Timeline

@@ -10,9 +10,10 @@ import pytest
 
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.ended import AS_TOLD
 from elasticd.scheduler.policies import load_policy
-from elasticd.scheduler.view import UNKNOWN_S, Curves, JobTable
+from elasticd.scheduler.view import UNKNOWN_S, JobTable
 from elasticd.simulator import Telling, simulate, traces
 from elasticd.simulator.assign import assign
 from elasticd.simulator.engine import Simulation

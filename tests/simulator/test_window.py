@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticd.protocol.model import JobId
-from elasticd.scheduler.view import Curves
+from elasticd.scheduler.curves import Curves
 from elasticd.simulator.jobs import Jobs
 from elasticd.simulator.workload import Workload
 

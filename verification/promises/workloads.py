@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from elasticd.protocol.model import JobId, ServerId
+from elasticd.scheduler.arrays import Ints
+from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.kinds import Demand, GpuSort
 from elasticd.scheduler.scheduler import load_scheduler
-from elasticd.scheduler.view import Curves, Ints, ServerInView
+from elasticd.scheduler.view import ServerInView
 from elasticd.simulator.assign import Assigned
 from elasticd.simulator.costs import BACKGROUND, NONE, STOP_RESUME, Costs
 from elasticd.simulator.replay import own_setups

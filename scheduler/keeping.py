@@ -23,18 +23,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...protocol.model import JobId
-from ..manual import shares_by_hand
-from ..policies.base import Shares, no_shares, waits_for
-from ..sets import union
-from ..view import UNKNOWN_S, Bools, ClusterView, Ints, JobTable, Reason, Schedules
-from .homes import Situations, settled, soft_among
-from .pools import Pool
-from .postponing import latest_start_s, postponed
-from .promises import Plan, Promise, in_order
+from ..protocol.model import JobId
+from .arrays import Bools, Ints
+from .deadlines.homes import Situations, settled, soft_among
+from .deadlines.pools import Pool
+from .deadlines.postponing import latest_start_s, postponed
+from .deadlines.promises import Plan, Promise, in_order
+from .deadlines.table import Busy as Busy
+from .deadlines.table import Terms, due, schedules, situations, soft_choices
+from .manual import shares_by_hand
+from .policies.base import Shares, no_shares, waits_for
 from .schedule import Schedule
-from .table import Busy as Busy
-from .table import Terms, due, schedules, situations, soft_choices
+from .sets import union
+from .view import UNKNOWN_S, ClusterView, JobTable, Reason, Schedules
 
 Ask = Callable[[JobTable, int], Shares]  # returns the policy's shares of these jobs alone, for so many GPUs
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..view import Floats, Ints
+from .arrays import Floats, Ints
 from .levels import Levels
 
 ROUNDING_S = 1e-6  # a schedule that leaves less work than this, at its last rate, ends the job

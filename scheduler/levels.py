@@ -16,7 +16,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ..view import Curves, Floats, Ints
+from .arrays import Floats, Ints
+from .curves import Curves
 
 ROUNDING = 1e-9  # relative to the greatest throughput: a share so little below the hull counts as on it
 
