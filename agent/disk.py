@@ -34,20 +34,19 @@ from ..protocol.model import Fault, JobId, WorkerId
 from ..protocol.snapshots import File, unpack
 from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
 from ..runtime.logs import about
-from . import accounts, cgroups, privileges, shim
+from . import accounts, cgroups, privileges, shim, warm_key
 from .accounts import Account, NoAccount, acting_as
 from .adoption import SHIM_KILLED, ExitRecord, Found, Record, Seen
 from .cgroups import Cgroups, remove
 from .devices import Devices
 from .environment import DEFAULT_PATH, Surroundings, environment, visible_gpus, without_first_line
-from .forkserver import key as warm_key
-from .forkserver.key import Interpreter, WarmKey
 from .identity import Identity
 from .lines import let_pass
 from .logfiles import JobFiles, read_piece, read_small
 from .rooms import Rooms, hidden
 from .scratch import Scratch, forget_shared_memory
 from .topology import interface_of
+from .warm_key import Interpreter, WarmKey
 
 log = logging.getLogger(__name__)
 

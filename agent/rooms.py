@@ -9,7 +9,7 @@ to a worker, since the workers of one job exchange tensors through shared memory
 worker on this server has ended.
 
 Mounting needs CAP_SYS_ADMIN, so it comes before root's rights are given up (`privileges.move_in`). A worker that is
-forked from a warm process is in that process's room; so a warm process belongs to one room (`forkserver.key`). A room
+forked from a warm process is in that process's room; so a warm process belongs to one room (`warm_key`). A room
 that was removed and is made again has another name, so that no worker is forked into the remains of the old one.
 
 File systems that are mounted on the machine later (homes, by an automounter) appear in the room as well.

@@ -26,41 +26,34 @@ MOST_ENDED = 50
 
 def jobs(context: typer.Context, incomplete: str) -> list[str]:
     """Return ids of unfinished jobs."""
-    return _of_kind(incomplete, _unfinished(_asked(context)))
+    return of_kind(incomplete, _unfinished(_asked(context)))
 
 
 def any_jobs(context: typer.Context, incomplete: str) -> list[str]:
     """Return ids of unfinished jobs and of those that ended last."""
     shared = _asked(context)
-    return _of_kind(incomplete, [*_unfinished(shared), *_ended(shared)])
+    return of_kind(incomplete, [*_unfinished(shared), *_ended(shared)])
 
 
 def ended_jobs(context: typer.Context, incomplete: str) -> list[str]:
-    return _of_kind(incomplete, _ended(_asked(context)))
+    return of_kind(incomplete, _ended(_asked(context)))
 
 
 def servers(context: typer.Context, incomplete: str) -> list[str]:
     found = _answer(_asked(context), GetServers(), Servers)
-    return _of_kind(incomplete, [view.server.server for view in found.servers] if found is not None else [])
+    return of_kind(incomplete, [view.server.server for view in found.servers] if found is not None else [])
 
 
 def policies(incomplete: str) -> list[str]:
     """Return names of policies; a shell offers files by itself."""
-    return _of_kind(incomplete, sorted(_policy_names()))
-
-
-def checks(incomplete: str) -> list[str]:
-    """Return names of the checks of `elasticctl doctor`."""
-    from .doctor.command import all_checks
-
-    return _of_kind(incomplete, sorted({check.name for check in all_checks()}))
+    return of_kind(incomplete, sorted(_policy_names()))
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
     """Return a completion function that offers the given words."""
 
     def offered(incomplete: str) -> list[str]:
-        return _of_kind(incomplete, known)
+        return of_kind(incomplete, known)
 
     return offered
 
@@ -72,7 +65,7 @@ def _policy_names() -> Iterator[str]:
             yield file.name.removesuffix(".yaml")
 
 
-def _of_kind(incomplete: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> list[str]:
+def of_kind(incomplete: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 

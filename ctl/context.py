@@ -86,7 +86,7 @@ class Context:
                 "`journalctl -u elasticctl-controller` shows its log, `systemctl restart elasticctl-controller` starts it"
             )
         if late and address.startswith("tcp://"):
-            from .doctor import reach
+            from . import reach
 
             return reach.why_not(address)
         return None

@@ -183,7 +183,7 @@ def submit(
 
     from .jobfile import Overrides, build
     from .jobgpus import GpuOptions
-    from .resuming import GoingOn
+    from .resubmit import GoingOn
     from .snapshots import Packed
 
     shared = of(context)

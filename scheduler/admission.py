@@ -16,7 +16,6 @@ from typing import Annotated, Protocol
 import msgspec
 
 from ..protocol.texts import gpu_count
-from .deadlines.admitting import EdfAdmission, ElasticflowAdmission
 from .view import ClusterView
 
 
@@ -121,5 +120,4 @@ class Bounded:
         return {}
 
 
-ADMISSIONS = (AdmitAll, Bounded, ElasticflowAdmission, EdfAdmission)
 ADMIT_ALL = AdmitAll(AllParameters())

@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 
-from .admission import ADMISSIONS
 from .own import FromFile
 from .placement.registry import PLACEMENTS
 from .policies import POLICIES
-from .scheduler import PACKINGS
+from .scheduler import ADMISSIONS, PACKINGS
 
 _NAME = re.compile(r"`(\w+)`: ")
 

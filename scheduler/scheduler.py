@@ -26,7 +26,8 @@ import msgspec
 from msgspec.structs import replace as replace_in
 
 from . import own
-from .admission import ADMISSIONS, ADMIT_ALL, Admission
+from .admission import ADMIT_ALL, Admission, AdmitAll, Bounded
+from .deadlines.admitting import EdfAdmission, ElasticflowAdmission
 from .deadlines.table import DEFAULT_TERMS, Terms
 from .options import WrongOption, convert, plain
 from .placement.registry import FEWEST_SERVERS, PLACEMENTS, Placement
@@ -34,6 +35,7 @@ from .policies import ELASTIC, LoadedPolicy, Policy, load_policy
 from .quotas.reservations import MOST_RESERVATIONS, TimedReservation, repeated
 from .quotas.terms import NO_QUOTAS, Quotas
 
+ADMISSIONS = (AdmitAll, Bounded, ElasticflowAdmission, EdfAdmission)
 PACKINGS = {
     "none": "Jobs get the shares that the policy gives them.",
     "network": "Shares are only parts of a server that divide it, or whole servers, so that no two jobs share a server's "

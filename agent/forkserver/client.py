@@ -43,8 +43,8 @@ from ..devices import Devices
 from ..disk import SHIM_ENVIRONMENT, UMASK, Failed, Forkable, drop_orders, located
 from ..environment import DEFAULT_PATH
 from ..errands import NOBODY, Errands
+from ..warm_key import Interpreter, WarmKey, key_of
 from . import server
-from .key import Interpreter, WarmKey, key_of
 from .pool import End, Make, Stock
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from .key import WarmKey
+from ..warm_key import WarmKey
 
 MAX_WARM = 4
 MAX_KNOWN = 256

@@ -11,7 +11,7 @@ from .parts import BACKWARDS, Kind, Part
 from .verdict import Finding
 
 if TYPE_CHECKING:
-    from .command import Trial
+    from .trial import Trial
 
 INDENT = 4
 KIND_CELLS = max(len(kind.value) for kind in Kind)

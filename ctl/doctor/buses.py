@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from ...runtime.adapters import ACTIVE, adapters, described, go_together, word
-from .checks import Finding, Register, Subject, absent, ok, warning, worst
-from .places import Place
+from .checks import Finding, Register, absent, ok, warning, worst
+from .places import Place, Subject
 
 CHECKS = Register(Subject.SERVER)
 NVIDIA = "0x10de"

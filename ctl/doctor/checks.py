@@ -10,12 +10,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from .places import Place
+from .places import Place, Subject
 
 LIMIT_S = 10.0
 
@@ -29,14 +27,6 @@ class Outcome(enum.Enum):
     ABSENT = "not applicable"  # the place has no such part, or the caller may not see it
 
 
-class Subject(enum.Enum):
-    """Kind of a place."""
-
-    DESK = "desk"
-    CONTROLLER = "controller"
-    SERVER = "server"
-
-
 class Finding(msgspec.Struct, frozen=True):
     """Finding of a check. `remedy`: how to mend the fault; empty if there is none. `certain`: it needs no more time."""
 
@@ -46,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True):
     certain: bool = False
 
 
-Look = Callable[["Place"], Finding]
+Look = Callable[[Place], Finding]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ def add_to(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
+def _completions(incomplete: str) -> list[str]:
+    return completion.of_kind(incomplete, sorted(check.name for check in all_checks()))
+
+
 def doctor(
     context: typer.Context,
     files: Annotated[
@@ -45,9 +49,7 @@ def doctor(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            "--only", metavar="NAME", help="Only this check; may be repeated.", autocompletion=completion.checks
-        ),
+        typer.Option("--only", metavar="NAME", help="Only this check; may be repeated.", autocompletion=_completions),
     ] = None,
     python: Annotated[
         str | None,
@@ -125,7 +127,7 @@ def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | N
     """
     import msgspec
 
-    from . import bounded
+    from .. import bounded
     from .checks import Finding, Outcome, absent, failure, warning
     from .crowd import crowd
     from .screen import Result

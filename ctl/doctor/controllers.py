@@ -9,9 +9,10 @@ import psutil
 
 from ...protocol.errors import OperatorError
 from ...runtime.keys import KeyDirectory
-from . import bounded, files, limits, network, reach, services
-from .checks import Finding, Register, Subject, absent, failure, ok, worst
-from .places import Place
+from .. import bounded, reach
+from . import files, limits, network, services
+from .checks import Finding, Register, absent, failure, ok, worst
+from .places import Place, Subject
 
 CHECKS = Register(Subject.CONTROLLER)
 ALSO_HERE = ("configuration", "daemon", "unit", "state", "log", "open-files", "clock-source", "host-name")

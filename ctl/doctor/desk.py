@@ -16,12 +16,12 @@ from ...protocol.principals import Role
 from ...protocol.texts import many
 from ...runtime.keys import KeyFile
 from .. import record
+from ..reach import Reach, Step, short
 from ..render import span
 from . import interpreters
-from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
+from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, numbers
-from .places import Place
-from .reach import Reach, Step, short
+from .places import Place, Subject
 
 CHECKS = Register(Subject.DESK)
 LEAST_PYTHON = (3, 11)

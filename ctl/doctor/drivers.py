@@ -17,10 +17,10 @@ from ...protocol.variables import REPEATABLE
 from ...runtime.adapters import word
 from . import interpreters
 from .buses import adapters_on, gpus_on
-from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
+from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, Interpreter, numbers
 from .network import owned
-from .places import Place
+from .places import Place, Subject
 
 CHECKS = Register(Subject.SERVER)
 DRIVER_WITHIN_S = 60.0  # with persistence mode off it initialises each GPU when it is asked first

@@ -11,8 +11,8 @@ from pathlib import Path
 from ...protocol.errors import OperatorError
 from ...runtime.directories import check_way
 from . import mounts
-from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
-from .places import Place
+from .checks import Finding, Register, absent, failure, ok, warning, worst
+from .places import Place, Subject
 
 CHECKS = Register(Subject.SERVER)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

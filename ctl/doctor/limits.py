@@ -20,9 +20,9 @@ from ...protocol.texts import gpu_count
 from ...runtime.keys import KeyDirectory, KeyFile
 from . import mounts
 from .buses import adapters_on, gpus_on
-from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
+from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .files import account
-from .places import Place
+from .places import Place, Subject
 
 CHECKS = Register(Subject.SERVER)
 

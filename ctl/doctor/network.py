@@ -14,9 +14,9 @@ from ...protocol.errors import OperatorError
 from ...protocol.principals import Role
 from ...runtime.endpoints import split
 from ...runtime.keys import KeyFile
-from . import bounded, reach
-from .checks import Finding, Register, Subject, absent, failure, ok, warning
-from .places import Place
+from .. import bounded, reach
+from .checks import Finding, Register, absent, failure, ok, warning
+from .places import Place, Subject
 
 CHECKS = Register(Subject.SERVER)
 LEAST_PORTS, FEW_PORTS = 500, 5000

@@ -7,6 +7,7 @@ configuration may lie on a file system that hangs.
 
 from __future__ import annotations
 
+import enum
 import os
 import pwd
 import shutil
@@ -23,13 +24,11 @@ import msgspec
 from ...protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ...runtime.endpoints import split
 from ...runtime.keys import KeyFile
-from .. import record
+from .. import bounded, reach, record
 from ..config import Kind, kind_of
 from ..context import SYSTEM, Context, configuration
-from . import bounded, reach
-from .checks import Subject
+from ..reach import Reach
 from .crowd import crowd
-from .reach import Reach
 
 DESCRIBED_WITHIN_S = 20.0
 REACHED_WITHIN_S = 25.0
@@ -40,6 +39,14 @@ UNITS = (
     Path("/lib/systemd/system"),
     Path("/usr/lib/systemd/system"),
 )
+
+
+class Subject(enum.Enum):
+    """Kind of a place."""
+
+    DESK = "desk"
+    CONTROLLER = "controller"
+    SERVER = "server"
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,9 @@ import psutil
 from ... import __version__
 from .. import record
 from ..render import span
-from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
+from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .crowd import crowd
-from .places import Place, unit_options
+from .places import Place, Subject, unit_options
 
 CHECKS = Register(Subject.SERVER)
 CHECKED_WITHIN_S = 20.0

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from ..admission import Newcomer, Situation
 from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
 from .homes import chosen, decided
 from .table import Terms, schedules, situations
 from .words import refusal_words
-
-if TYPE_CHECKING:
-    from ..admission import Newcomer, Situation
 
 
 class ElasticflowAdmission:

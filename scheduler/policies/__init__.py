@@ -56,7 +56,7 @@ POLICIES = (
 # Policies that give a job its requested GPUs or none: jobs under them need no measurements with other shares.
 RIGID = frozenset(kind.name for kind in (Fifo, Backfill, Srtf, Srsf, TiresiasL, Gandiva, YarnCs, Chronus))
 
-# Policies that may change any share at any time: deadlines can be promised beside them (`deadlines.keeping`).
+# Policies that may change any share at any time: deadlines can be promised beside them (`scheduler.keeping`).
 ELASTIC = frozenset(kind.name for kind in (MaxMin, Optimus, AfsL, AfsP, AfsS, Elastic))
 
 NAMES = tuple(kind.name for kind in POLICIES)

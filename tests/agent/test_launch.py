@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent.disk import find_interpreter, located
-from elasticd.agent.forkserver.key import Interpreter, Launch, key_of, parse
+from elasticd.agent.warm_key import Interpreter, Launch, key_of, parse
 
 BUFFERED = {"PATH": "/bin"}
 ENVIRONMENT = BUFFERED | {"PYTHONUNBUFFERED": "1"}

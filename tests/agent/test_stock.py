@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from elasticd.agent.forkserver.key import WarmKey
 from elasticd.agent.forkserver.pool import IDLE_S, IN_USE_S, LOADING_S, LONGEST_PAUSE_S, MAX_WARM, End, Make, Stock
+from elasticd.agent.warm_key import WarmKey
 
 STANDARD = WarmKey("/venv/bin", "/usr/bin/python3", ())
 

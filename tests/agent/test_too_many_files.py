@@ -13,7 +13,7 @@ import pytest
 from elasticd.agent.accounts import own_account
 from elasticd.agent.disk import Failed, located
 from elasticd.agent.forkserver import client
-from elasticd.agent.forkserver.key import key_of
+from elasticd.agent.warm_key import key_of
 
 
 def refuse(*arguments: object) -> None:

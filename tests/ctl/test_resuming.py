@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from elasticd.ctl.jobfile import Overrides, build
 from elasticd.ctl.jobgpus import GpuOptions
-from elasticd.ctl.resuming import GoingOn, as_before, is_directory, of_directory
+from elasticd.ctl.resubmit import GoingOn, as_before
+from elasticd.ctl.resuming import is_directory, of_directory
 from elasticd.ctl.snapshots import Packed
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import JobView

@@ -18,8 +18,8 @@ import yaml
 from elasticd.agent import config as agent_config
 from elasticd.controller import config as controller_config
 from elasticd.ctl.doctor import command, places
-from elasticd.ctl.doctor.checks import Finding, Subject
-from elasticd.ctl.doctor.places import Described, Machine, Place
+from elasticd.ctl.doctor.checks import Finding
+from elasticd.ctl.doctor.places import Described, Machine, Place, Subject
 
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 LOOKS = {(check.subject, check.name): check for check in command.all_checks()}

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from elasticd.ctl.doctor import bounded, command, screen
-from elasticd.ctl.doctor.checks import Check, Finding, Outcome, Subject, absent, failure, ok, warning
+from elasticd.ctl import bounded
+from elasticd.ctl.doctor import command, screen
+from elasticd.ctl.doctor.checks import Check, Finding, Outcome, absent, failure, ok, warning
 from elasticd.ctl.doctor.crowd import Crowd, crowd
+from elasticd.ctl.doctor.places import Subject
 from elasticd.ctl.doctor.screen import Result
 
 

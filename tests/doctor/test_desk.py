@@ -14,7 +14,7 @@ import pytest
 from elasticd import __version__
 from elasticd.ctl.doctor import places
 from elasticd.ctl.doctor.checks import Outcome
-from elasticd.ctl.doctor.reach import Reach, Step
+from elasticd.ctl.reach import Reach, Step
 from elasticd.protocol.messages import PROTOCOL_VERSION, Pong, ServerState, ServerView
 from elasticd.protocol.model import Server, ServerId, Storage
 from elasticd.runtime.keys import KeyDirectory

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticd.ctl import reach
 from elasticd.ctl.client import Client
-from elasticd.ctl.doctor import reach
 from elasticd.ctl.doctor.checks import Outcome
-from elasticd.ctl.doctor.reach import Step
+from elasticd.ctl.reach import Step
 from elasticd.protocol.errors import ClusterUnreachable
 from elasticd.protocol.messages import Ping
 from elasticd.runtime.keys import KeyDirectory, KeyFile

@@ -14,7 +14,7 @@ import pytest
 from elasticd.agent.config import others_may_change
 from elasticd.ctl.doctor import limits, mounts
 from elasticd.ctl.doctor.checks import Outcome
-from elasticd.ctl.doctor.reach import Reach, Step
+from elasticd.ctl.reach import Reach, Step
 from elasticd.protocol.messages import ServerView
 from elasticd.protocol.model import Adapter, GpuWiring, Server, ServerId, Wiring
 from elasticd.runtime.keys import KeyDirectory

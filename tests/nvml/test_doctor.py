@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from elasticd.ctl.doctor import drivers, places
-from elasticd.ctl.doctor.checks import Finding, Outcome, Subject
-from elasticd.ctl.doctor.places import Machine, Place
+from elasticd.ctl.doctor.checks import Finding, Outcome
+from elasticd.ctl.doctor.places import Machine, Place, Subject
 
 Make = Callable[..., Any]
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))

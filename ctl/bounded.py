@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.errors import ElasticError
+from ..protocol.errors import ElasticError
 
 AT_ONCE = 8
 MOST_BYTES = 64 << 20

@@ -18,13 +18,13 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ...protocol.errors import ElasticError, NotAllowed, OperatorError
-from ...protocol.messages import Ping, Pong, ServerView
-from ...runtime import endpoints, transport
-from ...runtime.directories import check_way
-from ...runtime.keys import KeyFile
-from ..client import Client, StandsBy
+from ..protocol.errors import ElasticError, NotAllowed, OperatorError
+from ..protocol.messages import Ping, Pong, ServerView
+from ..runtime import endpoints, transport
+from ..runtime.directories import check_way
+from ..runtime.keys import KeyFile
 from . import bounded
+from .client import Client, StandsBy
 
 RESOLVED_WITHIN_S = 4.0
 CONNECTED_WITHIN_S = 3.0
