@@ -65,8 +65,9 @@ class Servers:
         """Return a copy for a trial decision. Sessions and health records themselves are shared, and stay unchanged."""
         found = Servers(self._incarnation, effects, request)
         found.known_gpus, found.awaited = self.known_gpus, set(self.awaited)
-        for name in ("sessions", "health", "gpu_health", "overruled", "barred", "offers_nothing"):
-            setattr(found, name, dict(getattr(self, name)))
+        found.sessions, found.overruled = dict(self.sessions), dict(self.overruled)
+        found.health, found.gpu_health = dict(self.health), dict(self.gpu_health)
+        found.barred, found.offers_nothing = dict(self.barred), dict(self.offers_nothing)
         return found
 
     # -- sessions
