@@ -8,7 +8,8 @@ Gradients are moved while the backward pass computes others: hooks tell which ar
 complete is put in its place, so that its memory is free for the next. In a step's last micro-batch the reducer is told, too,
 and sends what is complete (as DistributedDataParallel does, but in the parameters' order). That is right only if one backward
 pass runs for each micro-batch. So the first step of a process, in which everything waits for `optimizer.step()`, watches
-whether the script is like that; one with several passes goes on so.
+whether the script is like that; one with several passes goes on so. It also learns which gradient of a segment is complete last:
+from then on only that one's hook is a call of Python's, until another order comes.
 
 A script that changes a gradient between `backward()` and `optimizer.step()` changes that of one micro-batch, which is seldom what
 it wants: clipping it would be right on one GPU. It is refused, unless it has asked for `overlap=False`.
@@ -17,8 +18,10 @@ it wants: clipping it would be right on one GPU. It is refused, unless it has as
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter, is_
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -27,6 +30,8 @@ from ...protocol.errors import UserError
 from ..state.digests import digests, mixed, together
 from .layout import Gradient, GradientPool, Layout
 from .reduction import Node, Reducer, TreeAccumulator, are_siblings
+
+_version = attrgetter("_version")
 
 
 class _Mode(enum.Enum):
@@ -47,14 +52,16 @@ class Accumulation:
         self._canonical = canonical
         self._overlap = overlap
         self._several = False  # backward passes run for one micro-batch
-        self._part_stepped = False  # the script has stepped one of several optimizers for the micro-batch
-        self._late = False  # and a backward pass has run since
+        # Parameters whose gradients have come for the present micro-batch. Any more have come in several passes.
+        self._arrived: deque[torch.Tensor] = deque(maxlen=2 * len(layout.parameters) + 1)
+        self._stepped_at: int | None = None  # how many had, when the script stepped one of several optimizers
         self._observed: list[torch.Tensor | int] | None = (
             None  # digests of the present micro-batch's gradient, by segment
         )
         self._watched_steps = 0
         self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
         self._hooks: list[RemovableHandle] = []
+        self._learned = False  # hooks know which gradient of each segment comes last
         self.forget()
 
     def forget(self) -> None:
@@ -96,7 +103,8 @@ class Accumulation:
         self._ends_step = last is not None
         self._target, self._adds = self._place_for(virtual_worker)
         self._versions: list[int | None] = [None] * len(self._layout.parameters)
-        self._twice = self._part_stepped = self._late = False
+        self._arrived.clear()
+        self._stepped_at = None
         self._placed = 0  # segments
         self._waiting = [len(segment.positions) for segment in self._layout.segments]
         if not self._overlap:
@@ -134,7 +142,9 @@ class Accumulation:
     def completed(self) -> None:
         """The script says that the gradient is complete. Raises UserError if what was sent was not, and if somebody has changed
         it since the backward pass."""
-        if self._mode is _Mode.PLACING and self._twice:
+        watched = self._mode is _Mode.WATCHING
+        twice = self._mode is not _Mode.OFF and len({*map(id, self._arrived)}) < len(self._arrived)
+        if twice and not watched:
             raise UserError(
                 "backward() was called twice for one batch, after steps in which it was called once: pass overlap=False to "
                 "prepare()"
@@ -146,7 +156,9 @@ class Accumulation:
                 "max_grad_norm=1.0). To change it otherwise: prepare(…, before_update=f). If each micro-batch's is meant: "
                 "prepare(…, overlap=False)"
             )
-        self._several = self._several or self._twice
+        self._several = self._several or twice
+        if self._mode is _Mode.PLACING and self._learned and self._placed < len(self._layout.segments):
+            self._hook()  # another order than learned: it may change again
         self._mode = _Mode.OFF
         while self._placed < len(self._layout.segments):
             self._put_next()
@@ -154,20 +166,22 @@ class Accumulation:
             self._tree.merge()
         if self._ends_step:
             self._watched_steps += 1
+            if watched and not self._several:
+                self._learn()
         for parameter in self._layout.parameters:
             parameter.grad = None
 
     def part_stepped(self) -> None:
         """The script has stepped one of several optimizers, which are all stepped for each micro-batch. Raises UserError if it
         computes gradients between those steps."""
-        if self._late:
+        if self._stepped_at is not None and len(self._arrived) > self._stepped_at:
             raise UserError(
                 "backward() was called between two optimizers' step(), and the first of them has not been applied by then: with "
                 "several optimizers all are applied together. Two updates from one batch, as in a GAN, are two steps: "
                 "prepare(…, updates={'discriminator': first, 'generator': second}), and in the loop `if batches.update == "
                 "'discriminator':` with one half, `else:` with the other"
             )
-        self._part_stepped = True
+        self._stepped_at = len(self._arrived)
 
     def skip(self, virtual_worker: int) -> None:
         """`virtual_worker` has no sample in this step: its gradient is zero."""
@@ -235,10 +249,11 @@ class Accumulation:
             self._observe(segment.positions)
         self._put(segment.positions, self._target, self._adds)
         if self._mode is _Mode.PLACING:
-            parameters, views, versions = self._layout.parameters, self._target.views, self._versions
-            for position in segment.positions:
-                parameters[position].grad = view = views[position]
-                versions[position] = view._version
+            place = slice(segment.positions.start, segment.positions.stop)
+            views = self._target.views[place]
+            for parameter, view in zip(self._layout.parameters[place], views, strict=True):
+                parameter.grad = view
+            self._versions[place] = map(_version, views)
         if self._reducer is not None:
             self._reducer.advance(segment.flat, segment.end)
 
@@ -261,8 +276,9 @@ class Accumulation:
         """Put the present gradients of these parameters into `target`."""
         views: list[torch.Tensor] = []
         grads: list[torch.Tensor] = []
-        for position in positions:
-            view, grad = target.views[position], self._layout.parameters[position].grad
+        place = slice(positions.start, positions.stop)
+        for view, parameter in zip(target.views[place], self._layout.parameters[place], strict=True):
+            grad = parameter.grad
             if grad is None:
                 _put_zero(view, adds)
             elif grad.is_sparse:
@@ -284,35 +300,60 @@ class Accumulation:
 
     # -- what the backward pass tells
 
-    def _hook(self) -> None:
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, position))  # type: ignore[no-untyped-call]
-            for position, parameter in enumerate(self._layout.parameters)
-        ]
+    def _hook(self, last: Mapping[int, int] | None = None) -> None:
+        """Hook the parameters. last: the position of the one that comes last in each segment, where that is known."""
+        self.close()
+        self._learned = last is not None
+        for position, parameter in enumerate(self._layout.parameters):
+            segment = self._segment_of[position]
+            hook: Callable[[torch.Tensor], None] = partial(self._accumulated, position, segment)
+            if last is not None:
+                hook = partial(self._last_came, segment) if last[segment] == position else self._arrived.append
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooks.append(handle)
 
-    def _accumulated(self, position: int, parameter: torch.Tensor) -> None:
+    def _learn(self) -> None:
+        """One backward pass has run: where it has completed all gradients, the next ones will do so in the same order."""
+        position_of = {id(parameter): position for position, parameter in enumerate(self._layout.parameters)}
+        order = [position_of[id(parameter)] for parameter in self._arrived]
+        if len(order) == len(position_of):
+            self._hook({self._segment_of[position]: position for position in order})
+
+    def _accumulated(self, position: int, segment: int, parameter: torch.Tensor) -> None:
         """Autograd has completed this parameter's gradient, for one backward pass."""
-        if self._part_stepped:
-            self._late = True
+        self._arrived.append(parameter)
         mode, versions = self._mode, self._versions
         if mode is _Mode.OFF or mode is _Mode.PROBING:
             return
         again = versions[position] is not None
         versions[position] = parameter.grad._version  # type: ignore[union-attr]  # of a gradient that is there
-        if again:
-            self._twice = True
-        elif mode is _Mode.PLACING:
-            waiting = self._waiting
-            waiting[segment := self._segment_of[position]] -= 1
-            if waiting[segment]:
-                return
-            while self._placed < len(waiting) and waiting[self._placed] == 0:
-                self._put_next()
+        if mode is _Mode.PLACING and not again:
+            self._waiting[segment] -= 1
+            self._put_complete()
+
+    def _last_came(self, segment: int, parameter: torch.Tensor) -> None:
+        """The same, for the parameter whose gradient has come last in the segment so far."""
+        self._arrived.append(parameter)
+        if self._mode is _Mode.PLACING and self._waiting[segment]:
+            positions = self._layout.segments[segment].positions
+            if all(self._layout.parameters[position].grad is not None for position in positions):
+                self._waiting[segment] = 0
+                self._put_complete()
+
+    def _put_complete(self) -> None:
+        waiting = self._waiting
+        while self._placed < len(waiting) and waiting[self._placed] == 0:
+            self._put_next()
 
     def _was_untouched(self) -> bool:
-        """Whether every gradient is as the backward pass has left it."""
-        grads = [parameter.grad for parameter in self._layout.parameters]
-        return [None if grad is None else grad._version for grad in grads] == self._versions
+        """Whether every gradient is as the backward pass left it. In an unexpected order only those in place are known."""
+        known = len(self._versions)
+        if self._learned and self._mode is _Mode.PLACING:
+            known = self._layout.segments[self._placed - 1].positions.stop if self._placed else 0
+            if known == len(self._versions) > len(self._arrived):
+                return False  # there is one that no backward pass has made
+        grads = [parameter.grad for parameter in self._layout.parameters[:known]]
+        return [None if grad is None else grad._version for grad in grads] == self._versions[:known]
 
 
 def _put_zero(view: torch.Tensor, adds: bool) -> None:
@@ -324,4 +365,4 @@ def _put_zero(view: torch.Tensor, adds: bool) -> None:
 
 def same(left: Sequence[torch.nn.Parameter], right: Sequence[torch.nn.Parameter]) -> bool:
     """Whether these are the same parameters, in the same order."""
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+    return len(left) == len(right) and all(map(is_, left, right))

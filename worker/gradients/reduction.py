@@ -345,12 +345,13 @@ class CanonicalReducer:
             bucket.of(flight.out.flats[bucket.flat], self._workers).div_(self._n)
 
     def _sum_alone(self, nodes: Sequence[Node[Gradient]]) -> None:
-        tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n)
-        for node in nodes:
-            tree.push_node(node.lo, node.hi, node.buffer)
-        own = tree.nodes()
-        assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
-        (root,) = own
+        if len(nodes) > 1:
+            tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n)
+            for node in nodes:
+                tree.push_node(node.lo, node.hi, node.buffer)
+            nodes = tree.nodes()
+        assert [(node.lo, node.hi) for node in nodes] == self._own, "these are not the nodes of the hosted range"
+        (root,) = nodes
         if self._n > 1:
             for flat in root.buffer.flats:
                 flat.div_(self._n)
