@@ -15,13 +15,24 @@ from torch.utils.data import TensorDataset, default_collate
 def fetch(dataset: Any, indices: Sequence[Any], collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
     """Return one batch of a map-style dataset."""
     if collate_fn is None and (found := columns(dataset)) is not None:
-        rows = torch.from_numpy(numpy.asarray(indices, dtype=numpy.int64))  # half the time of torch.as_tensor
-        return tuple(column[rows.to(column.device)] for column in found)
+        return rows_of(found, indices)
     if callable(many := getattr(dataset, "__getitems__", None)):
         items = list(many(list(indices)))
     else:
         items = [dataset[index] for index in indices]
     return (collate_fn or default_collate)(items)
+
+
+def rows_of(columns: Sequence[torch.Tensor], indices: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Return these rows of each column."""
+    rows = torch.from_numpy(numpy.asarray(indices, dtype=numpy.int64))  # half the time of torch.as_tensor
+    found: list[torch.Tensor] = []
+    for column in columns:
+        here = rows if column.is_cpu else rows.to(column.device)
+        # `index_select` takes half the time, and its result is contiguous. That of an index has the column's order of memory.
+        plain = type(column) is torch.Tensor and column.is_contiguous() and column.layout is torch.strided
+        found.append(column.index_select(0, here) if plain else column[here])
+    return tuple(found)
 
 
 def columns(dataset: Any) -> tuple[torch.Tensor, ...] | None:
@@ -37,6 +48,8 @@ def move_to(batch: Any, device: torch.device) -> Any:
     An object with a method `to` moves itself, as tensors do (a `PackedSequence`, Hugging Face's `BatchEncoding`).
     Mappings, lists, tuples, named tuples and dataclasses are traversed. All other values stay as they are.
     """
+    if type(batch) is torch.Tensor and batch.device == device:
+        return batch
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if type(batch) is tuple:  # most are: the rest of the questions cost more than the answer

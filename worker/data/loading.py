@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ..virtual import derive_seed, seed_everything
-from .fetching import columns, fetch, move_to
+from .fetching import columns, fetch, move_to, rows_of
 from .sampling import Schedule
 
 
@@ -51,7 +51,8 @@ class _Reader(Dataset[Any]):
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
         self.dataset = dataset
         self._collate_fn = collate_fn
-        self.draws = collate_fn is not None or columns(dataset) is None  # rows of tensors are taken as they are
+        self._columns = columns(dataset) if collate_fn is None else None  # whose rows are taken as they are
+        self.draws = self._columns is None
         self._epoch: int | None = None
 
     def __getitem__(self, request: Request) -> tuple[tuple[int, int], Any]:
@@ -59,10 +60,12 @@ class _Reader(Dataset[Any]):
             self._epoch = request.epoch
             if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
                 set_epoch(request.epoch)
+        key = request.step, request.virtual_worker
+        if self._columns is not None and self._columns is self.dataset.tensors:
+            return key, rows_of(self._columns, request.indices)
         if self.draws:
             seed_everything(request.seed)
-        batch = fetch(self.dataset, request.indices, self._collate_fn)
-        return (request.step, request.virtual_worker), batch
+        return key, fetch(self.dataset, request.indices, self._collate_fn)
 
 
 class Loader:

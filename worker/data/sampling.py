@@ -86,12 +86,8 @@ class Schedule:
         self.order = order
         self.virtual_workers = virtual_workers
         self.updates = updates
-        self._steps = steps
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of updates in one epoch."""
-        return self._steps * self.updates
+        self.steps_per_epoch = steps * updates  # number of updates in one epoch
+        self._sized: tuple[int, Sequence[int]] = (-1, ())  # of the step that was asked for last
 
     @property
     def samples_per_step(self) -> int:
@@ -112,14 +108,21 @@ class Schedule:
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
         """Return whether `virtual_worker` has any sample in `step`."""
-        return self._sizes(*self._reading(step))[virtual_worker] > 0
+        return self._sizes_in(step)[virtual_worker] > 0
 
     def weight(self, step: int, virtual_worker: int) -> float:
         """Return the factor of a mean gradient with which the mean over N virtual workers is that over the step's
         samples.
         """
-        sizes = self._sizes(*self._reading(step))
+        sizes = self._sizes_in(step)
         return sizes[virtual_worker] * self.virtual_workers / sum(sizes)
+
+    def _sizes_in(self, step: int) -> Sequence[int]:
+        known, sizes = self._sized
+        if known != step:
+            sizes = self._sizes(*self._reading(step))
+            self._sized = step, sizes
+        return sizes
 
     def _reading(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and the number of its batches within the epoch."""
@@ -161,18 +164,19 @@ class SerialSampler(Schedule):
         super().__init__(order, virtual_workers, size // full if drop_last else -(-size // full), updates)
         self.batch_size = batch_size
         self._full = [batch_size] * virtual_workers  # sizes in a full step
+        self._samples_per_step = full
 
     @property
     def samples_per_step(self) -> int:
-        return self.virtual_workers * self.batch_size
+        return self._samples_per_step
 
     def _indices(self, epoch: int, step: int, virtual_worker: int) -> list[Any]:
         sizes = self._sizes(epoch, step)
-        begin = step * self.samples_per_step + sum(sizes[:virtual_worker])
+        begin = step * self._samples_per_step + sum(sizes[:virtual_worker])
         return list(self.order.of(epoch)[begin : begin + sizes[virtual_worker]])
 
     def _sizes(self, epoch: int, step: int) -> Sequence[int]:
-        full = self.samples_per_step
+        full = self._samples_per_step
         if (step + 1) * full <= self.order.size:
             return self._full
         each, larger = divmod(min(full, self.order.size - step * full), self.virtual_workers)
