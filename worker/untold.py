@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, is_
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel
@@ -39,26 +39,9 @@ _TOLD: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models of all job
 _version = attrgetter("_version")
 
 
-class _Seen(NamedTuple):
-    """Tensors as they were, by position in three lists: looked at in every step, so without a call of Python's for each."""
-
-    tensors: list[torch.Tensor]
-    addresses: list[int]
-    versions: list[int]
-
-    @classmethod
-    def of(cls, tensors: list[torch.Tensor]) -> _Seen:
-        return cls(tensors, [*map(torch.Tensor.data_ptr, tensors)], [*map(_version, tensors)])
-
-    def are_still(self, now: _Seen) -> bool:
-        """Are those of now these, unchanged?"""
-        same = self.versions == now.versions and self.addresses == now.addresses
-        return same and (self.tensors is now.tensors or all(map(is_, self.tensors, now.tensors)))
-
-    def changed(self, now: _Seen) -> list[int]:
-        """The positions of those that are others now, or have been changed."""
-        pairs = enumerate(zip(zip(*self, strict=True), zip(*now, strict=True), strict=True))
-        return [position for position, (was, is_now) in pairs if was[0] is not is_now[0] or was[1:] != is_now[1:]]
+def _look_at(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Addresses and then versions of these, in every step: so without a call of Python's for each."""
+    return [*map(torch.Tensor.data_ptr, tensors), *map(_version, tensors)]
 
 
 @dataclass
@@ -68,30 +51,37 @@ class _Kept:
     named: Callable[[], Sequence[tuple[str, torch.Tensor]]]
     present: Sequence[tuple[str, torch.Tensor]] = ()  # what `named` has returned last
     tensors: list[torch.Tensor] = field(default_factory=list)  # those in it
-    seen: _Seen = field(default_factory=lambda: _Seen([], [], []))
+    were: Sequence[torch.Tensor] = ()  # those that were there, as `seen` says
+    seen: Sequence[int] = ()
     contents: Sequence[int] | None = None  # in a job's first step
     put_back: set[str] = field(default_factory=set)  # those that bodies change, and give back their contents
 
     def remember(self, contents: bool) -> None:
         self.seen = self._look()
+        self.were = self.tensors
         self.contents = _contents(self.tensors) if contents else None
 
-    def _look(self) -> _Seen:
+    def _look(self) -> list[int]:
         if (present := self.named()) is not self.present:
             self.present, self.tensors = present, [tensor for _, tensor in present]
-        return _Seen.of(self.tensors)
+        return _look_at(self.tensors)
 
     def changed(self) -> str | None:
         """The name of one that is not what it was."""
         seen, present = self._look(), self.present
-        if len(present) != len(self.seen.tensors):
-            return "one of its tensors"
-        if self.contents is None and self.seen.are_still(seen):
+        if self.contents is None and self.seen == seen and all(map(is_, self.were, self.tensors)):
             return None
-        touched = [present[position][0] for position in self.seen.changed(seen)]
+        count = len(self.were)
+        if len(present) != count:
+            return "one of its tensors"
+        touched = [
+            name
+            for at, (name, tensor) in enumerate(present)
+            if tensor is not self.were[at] or seen[at::count] != self.seen[at::count]
+        ]
         if self.contents is None:
             return next((name for name in touched if name not in self.put_back), None)
-        now = _contents(seen.tensors)
+        now = _contents(self.tensors)
         for (name, _), one, two in zip(present, self.contents, now, strict=True):
             if one != two:
                 return name

@@ -70,6 +70,8 @@ class ModelBuffers:
 
     def begin(self) -> None:
         """A step begins: remember what it begins with."""
+        if not self._slots:
+            return
         if any(slot.tensor is None for slot in self._slots):
             self.find()
         self._start = self.live
@@ -133,7 +135,8 @@ class ModelBuffers:
 
     def keep(self) -> None:
         """Virtual worker 0 has just run: this is what the job's buffers become."""
-        self._new = [buffer.detach().clone() for buffer in self.live]
+        if self._slots:
+            self._new = [buffer.detach().clone() for buffer in self.live]
 
     def share(self, communicator: Communicator, root: int) -> None:
         """Rank `root`, which hosts virtual worker 0, gives its buffers to all. Raises CommunicatorBroken."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import is_
+from itertools import chain
+from operator import is_, methodcaller
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ class _Tensor:
 
 Options = list[list[dict[str, Any]]]  # by optimizer and group; tensors are `_Tensor`
 _FIXED = frozenset({type(None), bool, int, float, str, tuple})  # types of options that nobody changes in place
+_values = methodcaller("values")
 _Changes = dict[str, tuple[Any, Any]]  # by the option's name: before, and behind
 
 
@@ -50,7 +52,9 @@ class Hyperparameters:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
         self._hashed: tuple[Options, int] | None = None
-        self._snapshots: list[list[dict[str, Any]]] = []  # groups as they were taken last, with their parameters
+        self._seen: list[Any] | None = (
+            None  # keys and values of all groups as they were taken last; None: they may change
+        )
         self._taken: Options = []  # what was taken then
         self._begin_with(self._take())
 
@@ -81,19 +85,21 @@ class Hyperparameters:
 
     def keep(self) -> None:
         """A body has come to `optimizer.step()`. Raises UserError if it disagrees with one before."""
-        self._check_groups()
+        taken = self._take()
+        self._check_groups(taken)
         if self._own is None:
-            self._own = self._take()
+            self._own = taken
         else:
-            self._disagree(_difference(self._own, self._take()), "")
+            self._disagree(_difference(self._own, taken), "")
         self._base = self._own
 
     def end_body(self, followed: bool) -> None:
         """A body is over. Raises UserError if it disagrees with one before. followed: a scheduler was stepped in it."""
         if followed or self._own is None:
             return
-        self._check_groups()
-        changes = _changes(self._base, self._take())
+        taken = self._take()
+        self._check_groups(taken)
+        changes = _changes(self._base, taken)
         if self._behind is None:
             self._behind = changes
         else:
@@ -118,9 +124,8 @@ class Hyperparameters:
                 f"{option} is {one} for one virtual worker and {two} for another{where} in step {self._step}: {REMEDY}"
             )
 
-    def _check_groups(self) -> None:
-        counts = [len(optimizer.param_groups) for optimizer in self._optimizers]
-        if counts != [len(groups) for groups in self._start]:
+    def _check_groups(self, taken: Options) -> None:
+        if taken is not self._start and [*map(len, taken)] != [*map(len, self._start)]:
             raise UserError("add_param_group() was called in the loop over batches: call it between epochs")
 
     # -- in band
@@ -181,7 +186,10 @@ class Hyperparameters:
         """The options of now. Where each is the very object that was taken before, the same list as then is returned: nothing
         is copied or compared in a step that sets none of them."""
         present = [optimizer.param_groups for optimizer in self._optimizers]
-        if self._snapshots and all(map(_are_same, present, self._snapshots)):
+        every = [*chain.from_iterable(present)]
+        seen = [*map(len, present), *chain.from_iterable(every), *chain.from_iterable(map(_values, every))]
+        known = self._seen
+        if known is not None and len(known) == len(seen) and all(map(is_, known, seen)):
             return self._taken
         self._taken = [
             [
@@ -197,7 +205,7 @@ class Hyperparameters:
         changeable = any(
             type(value) not in _FIXED for groups in self._taken for group in groups for value in group.values()
         )
-        self._snapshots = [] if changeable else [[dict(group) for group in groups] for groups in present]
+        self._seen = None if changeable else seen
         return self._taken
 
     def _put(self, options: Options) -> None:
@@ -205,16 +213,6 @@ class Hyperparameters:
             for group, values in zip(optimizer.param_groups, saved, strict=False):
                 for key, value in values.items():
                     group[key] = _into(group.get(key), value)
-
-
-def _are_same(groups: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> bool:
-    """Do these groups have the same keys in the same order, and under each the same object?"""
-    if len(groups) != len(others):
-        return False
-    for one, other in zip(groups, others, strict=True):
-        if len(one) != len(other) or not all(map(is_, one, other)) or not all(map(is_, one.values(), other.values())):
-            return False
-    return True
 
 
 def _into(present: Any, saved: Any) -> Any:

@@ -397,7 +397,7 @@ def _words(description: list[Any]) -> str:
     return f"{name} ({kind}, shape {list(shape)})"
 
 
-_parts = attrgetter("_modules"), attrgetter("_parameters")
+_parts = attrgetter("_modules", "_parameters")
 _values = methodcaller("values")
 _requires_grad = attrgetter("requires_grad")
 
@@ -424,8 +424,8 @@ class _Walk:
         return type(self._model).named_parameters is not torch.nn.Module.named_parameters
 
     def _look(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> list[Any]:
-        held = (chain.from_iterable(map(_values, map(part, self._modules))) for part in _parts)
-        return [*chain.from_iterable(held), *chain.from_iterable(groups)]
+        held = chain.from_iterable(map(_parts, self._modules))
+        return [*chain.from_iterable(map(_values, held)), *chain.from_iterable(groups)]
 
     def holds(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> bool:
         """Would another walk find the same?"""
