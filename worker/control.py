@@ -138,7 +138,7 @@ class ClusterControl(MachineControl):
     def next(self) -> Instruction:
         with self._lock:
             while not self._instructions:
-                self._turned.wait()
+                self._wait(None)
             return self._instructions.popleft()
 
     # -- building communicators while another one is in use

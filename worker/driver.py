@@ -66,6 +66,7 @@ class MachineControl:
         self._instructions: deque[Instruction] = deque()
         self._current: tuple[int, Communicator] | None = None
         self._facts: deque[Event] = deque()  # told while actions are carried out: they come after those
+        self._waits = False  # the training thread waits for an instruction
 
     def tell(self, fact: Event) -> None:
         with self._lock:
@@ -114,9 +115,18 @@ class MachineControl:
             case _:
                 self._instruct(action)
 
+    def _wait(self, timeout_s: float | None) -> None:
+        """Let the training thread wait until something has happened. The lock is held."""
+        self._waits = True
+        try:
+            self._turned.wait(timeout_s)
+        finally:
+            self._waits = False
+
     def _instruct(self, instruction: Instruction) -> None:
         self._instructions.append(instruction)
-        self._turned.notify_all()
+        if self._waits:
+            self._turned.notify_all()
 
     def _send(self, action: SendLeader | SendFollower | SendStatus) -> None:
         raise NotImplementedError
@@ -154,7 +164,8 @@ class LocalControl(MachineControl):
     def tell(self, fact: Event) -> None:
         with self._lock:
             super().tell(fact)
-            self._turned.notify_all()  # a status may be due: whoever waits sends it
+            if self._waits:
+                self._turned.notify_all()  # a status may be due: the training thread sends it
 
     def next(self) -> Instruction:
         with self._lock:
@@ -163,7 +174,7 @@ class LocalControl(MachineControl):
                 if self._clock.now() >= deadline:
                     self.tell(TimePassed())
                 else:
-                    self._turned.wait(deadline - self._clock.now())
+                    self._wait(deadline - self._clock.now())
             return self._instructions.popleft()
 
     def _send(self, action: SendLeader | SendFollower | SendStatus) -> None:

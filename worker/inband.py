@@ -104,8 +104,10 @@ class InBand:
 
     def issue(self, communicator: Communicator, part: Part, proposal: int) -> None:
         """Send this worker's word. Raises CommunicatorBroken."""
-        wants = [each(part) for each in self._wants]  # all are asked
-        word = [proposal, any(wants)]
+        wants = False
+        for each in self._wants:  # all are asked
+            wants |= each(part)
+        word = [proposal, wants]
         for numbers in self._numbers:
             word += numbers(part)
         assert len(word) == self._length, "a participant has another number of integers than its slots"
@@ -124,15 +126,16 @@ class InBand:
         if self._word is not None:
             communicator.wait(self._work)
             self._work, greatest = None, self._word.tolist()
-        proposal, asked = greatest[0], [bool(greatest[1])]
-        asked += [wants_after(part, greatest[place]) for wants_after, place in self._after]
-        if any(asked):
+        asked = bool(greatest[1])
+        for wants_after, place in self._after:  # all are asked
+            asked |= wants_after(part, greatest[place])
+        if asked:
             own = {name: each.letter(part) for name, each in self._participants.items()}
             self._letters = exchange(communicator, own)
             for name, each in self._participants.items():
                 if isinstance(each, Carries):
                     each.carry(communicator, part, [letter.get(name) for letter in self._letters])
-        return int(proposal)
+        return int(greatest[0])
 
     def read(self, part: Part) -> None:
         """Hand the letters that have come, if any, to those whom they are for. Raises what they raise."""

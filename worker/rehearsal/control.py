@@ -71,7 +71,7 @@ class Rehearsal(MachineControl):
         with self._lock:
             while not self._instructions:
                 self.tell(TimePassed())
-                self._turned.wait(0.01)
+                self._wait(0.01)
             instruction = self._instructions.popleft()
         if isinstance(instruction, RunStep) and self.timetable.dies_in(instruction.step):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -162,16 +162,17 @@ class Training:
 
     def handle(self, now: float, fact: ThreadFact) -> list[Action]:
         """Take a fact of the training thread. Raises InvalidTransition, with nothing changed, if it cannot come now."""
+        doing = self._activity.doing
+        method = _TABLE.get((doing, type(fact)))
+        if method is not None:
+            return method(self, now, fact)
         if isinstance(fact, ScriptEnded):
             return self._on_script_ended(now, fact)
-        if self.doing is Doing.CLOSING:  # the thread waits for the end, or is about to
+        if doing is Doing.CLOSING:  # the thread waits for the end, or is about to
             return []
-        if self.doing is Doing.OVER and isinstance(fact, LoopEnded):  # at the exit of a script that had to end
+        if doing is Doing.OVER and isinstance(fact, LoopEnded):  # at the exit of a script that had to end
             return [Continue()]
-        method = _TABLE.get((self.doing, type(fact)))
-        if method is None:
-            raise InvalidTransition(f"{type(fact).__name__} while the training thread is {self.doing.value}")
-        return method(self, now, fact)
+        raise InvalidTransition(f"{type(fact).__name__} while the training thread is {doing.value}")
 
     def follow(self, now: float, decided: list[ms.Action]) -> list[Action]:
         """Carry out what the membership has decided."""
