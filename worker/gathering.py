@@ -56,8 +56,44 @@ class _Given:
         return (one.shape, one.dtype, self.differentiable) == (two.shape, two.dtype, other.differentiable)
 
 
-class Gathering:
+class Alone:
+    """The passes of a step whose bodies gather nothing, or are alone in it: there is one, which counts."""
+
+    refuses = ""  # why bodies need the loop over batches
+    number = COUNTS
+
+    def begin(self, step: int) -> None:
+        """Begin a step, or begin it again."""
+
+    def begin_body(self) -> None:
+        """Begin the body of a virtual worker."""
+
+    def end_body(self, virtual_worker: int) -> None:
+        """End a body at its `optimizer.step()`.
+
+        Raises UserError if its gradient is incomplete or has changed since the second pass.
+        """
+
+    def gather(self, virtual_worker: int, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
+        """Return this tensor of all virtual workers: [N * B, ...].
+
+        Raises UserError if the body behaves differently than in a pass before.
+        """
+        return tensor
+
+    def exchange(self, communicator: Communicator) -> None:
+        """End a pass: exchange its results with the other workers, and begin the next.
+
+        A collective, also for joining workers.
+
+        Raises CommunicatorBroken; UserError on every worker alike.
+        """
+
+
+class Gathering(Alone):
     """The gathered tensors of a step. For the training thread."""
+
+    refuses = "prepare() was given gathers=True"
 
     def __init__(self, virtual_workers: int, device: torch.device) -> None:
         self._n = virtual_workers
@@ -65,7 +101,6 @@ class Gathering:
         self.begin(-1)
 
     def begin(self, step: int) -> None:
-        """Begin a step, or begin it again."""
         self._step = step
         self._given: dict[int, list[_Given]] = {}  # arguments of this worker's bodies, by virtual worker
         self._all: list[list[_Given]] = []  # arguments of all bodies, by call and virtual worker
@@ -77,14 +112,9 @@ class Gathering:
         self.number = GIVES
 
     def begin_body(self) -> None:
-        """Begin the body of a virtual worker."""
         self._calls, self._got = 0, []
 
     def gather(self, virtual_worker: int, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
-        """Return this tensor of all virtual workers: [N * B, ...].
-
-        Raises UserError if the body behaves differently than in a pass before.
-        """
         if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
             raise UserError("run.gather() takes a tensor with a row for each sample")
         call, self._calls = self._calls, self._calls + 1
@@ -119,10 +149,6 @@ class Gathering:
             self._got.append(None)
 
     def end_body(self, virtual_worker: int) -> None:
-        """End a body at its `optimizer.step()`.
-
-        Raises UserError if its gradient is incomplete or has changed since the second pass.
-        """
         if self.number == GIVES:
             return
         if self._calls != len(self._all):
@@ -150,12 +176,6 @@ class Gathering:
     # -- between two passes
 
     def exchange(self, communicator: Communicator) -> None:
-        """End a pass: exchange its results with the other workers, and begin the next.
-
-        A collective, also for joining workers.
-
-        Raises CommunicatorBroken; UserError on every worker alike.
-        """
         if self.number == GIVES:
             self._exchange_given(communicator)
             self.number = LOSES if any(rows[0].differentiable for rows in self._all) else COUNTS

@@ -69,9 +69,9 @@ class Steps:
                     f"step {step.number} was not run to its end: iterate over it, it gives the step's batches"
                 )
             if step.missed:
-                trainer.caught_up()
+                trainer.held.batches_begin()
                 break
-        trainer.seed_host("epoch", trainer.epoch)
+        trainer.seed_host("epoch", trainer.script.epoch)
 
 
 class Step:
@@ -100,13 +100,13 @@ class Step:
             for batch in trainer.run_step(self._instruction):
                 yield batch
                 trainer.body_is_done()
-            if trainer.applied > self._instruction.step:
+            if trainer.held.next_step > self._instruction.step:
                 break
             instruction = trainer.next_step()
             if instruction is None:
                 self.missed = True
-                trainer.catch_up()
+                trainer.held.catch_up()
                 break
             self._instruction = instruction
         self.over = True
-        trainer.seed_host("step", trainer.applied)
+        trainer.seed_host("step", trainer.held.next_step)

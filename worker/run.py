@@ -58,6 +58,7 @@ from .driver import Control, LocalControl
 from .ending import end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import Noticed
+from .gradients.evaluations import SeveralEvaluations
 from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
@@ -71,7 +72,7 @@ from .state.training_state import TrainingState
 from .state.virtual_state import VirtualWorkerState
 from .stepping import Recipe
 from .together import Together
-from .trainer import Trainer
+from .trainer import Shared, Trainer
 
 log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
@@ -145,7 +146,7 @@ class Batches:
     @property
     def update(self) -> str:
         """Name of the update, from `prepare(…, updates=…)`, that the current step makes. Read it in the loop body."""
-        return self._trainer.update
+        return self._trainer.stepping.update
 
 
 class Run(Together):
@@ -366,22 +367,16 @@ class Run(Together):
             self._control,
             state,
             update,
-            feed.sampling,
-            feed.batching,
-            writer,
-            feed.participants,
+            feed,
+            Shared(writer, self._likeness(feed.data), self._code, Compiled(env.key, tell) if env else None),
             self._functions,
             [self, *([self._scaler] if self._scaler is not None else []), *feed.seeded],
-            dataset,
-            self._likeness(feed.data),
-            self._code,
-            Compiled(env.key, tell) if env else None,
         )
         self._trainer = trainer
         if env:
             self._fence = Fence(Path(env.checkpoint_directory), lambda: trainer.generation)
         stepping = trainer.stepping
-        several = stepping.evaluations
+        several = stepping.evaluations if isinstance(stepping.evaluations, SeveralEvaluations) else None
         for position, each in enumerate(optimizers):
             make_elastic(
                 each,
@@ -443,7 +438,7 @@ class Run(Together):
         _call_with_last_error(trainer.explain, trainer.raised)
         trainer.find(sys._getframe(1), self._local.has)
         epoch = trainer.arrive(epochs, max_steps)
-        return Position(epoch, trainer.applied)
+        return Position(epoch, trainer.held.next_step)
 
     def steps(self) -> Steps:
         """Return the remaining global steps of an epoch, for loops of frameworks.
@@ -475,13 +470,13 @@ class Run(Together):
         if not self._epochs:
             self.begin(count)
         self._in_epochs = self._looping = True
-        epoch = trainer.epoch
+        epoch = trainer.script.epoch
         try:
             while epoch < count:
                 trainer.epoch_begins(epoch)
                 yield epoch
                 epoch += 1
-                if trainer.finished:
+                if trainer.stepping.finished:
                     break
         except GeneratorExit:
             if not self._over:  # at the end of Python, the generator may be closed when modules are gone
@@ -546,10 +541,10 @@ class Run(Together):
         """
         trainer = self._in_job("save()", "call it in the loop, or after it")
         # A script that loops over `steps` alone is behind its loop when no step is left.
-        in_loop = self._looping if self._in_epochs else not trainer.finished
+        in_loop = self._looping if self._in_epochs else not trainer.stepping.finished
         if not in_loop:
             self.finish()
-        with trainer.as_applied():
+        with trainer.stepping.as_applied():
             value = what.state_dict() if isinstance(what, torch.nn.Module) else what
             target = trainer.to_save(str(path), value, self._results / path)
             if target is None or not trainer.is_leader:

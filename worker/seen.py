@@ -103,7 +103,7 @@ class Seen:
     @property
     def finished(self) -> bool:
         """Whether all steps of the job have been applied."""
-        return self._trainer is not None and self._trainer.finished
+        return self._trainer is not None and self._trainer.stepping.finished
 
     @property
     def is_behind(self) -> bool:
@@ -112,7 +112,7 @@ class Seen:
         The worker has then taken over the state of other workers. Work of the script until its next epoch, such as an
         evaluation, has been done by them.
         """
-        return self._trainer is not None and self._trainer.is_behind
+        return self._trainer is not None and self._trainer.held.is_behind
 
     @property
     def last_lr(self) -> tuple[float, ...]:

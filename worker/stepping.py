@@ -29,13 +29,13 @@ from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
 from .comparison import Comparison, Terms
 from .crosscheck import CrossCheck
-from .data.feed import Batching, Sampling
+from .data.choice import Feed
 from .data.fetching import move_to
 from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
 from .following import Following, Where
-from .gathering import COUNTS, GIVES, Gathering
+from .gathering import COUNTS, GIVES, Alone, Gathering
 from .gradients.buffers import ModelBuffers
-from .gradients.evaluations import DISAGREE, Evaluations, evaluates_again
+from .gradients.evaluations import DISAGREE, Evaluations, SeveralEvaluations
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.lanes import Lanes
 from .gradients.layout import Gradient
@@ -73,6 +73,17 @@ class Recipe:
     backwards: bool = False  # in a rehearsal: the bodies of a step run in the reverse order
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What compares this worker's steps with those of others, and refuses what no other worker would know of. saves: None where
+    micro-batches have other bits on other workers (`determinism: none`)."""
+
+    comparison: Comparison
+    cross_check: CrossCheck
+    untold: Untold
+    saves: Saves | None
+
+
 class Stepping:
     """Runs this worker's part of each step. For the training thread."""
 
@@ -82,38 +93,31 @@ class Stepping:
         tell: Callable[[Event], None],
         held: HeldState,
         transfers: StateTransfers,
-        buffers: ModelBuffers,
         hyperparameters: Hyperparameters,
         following: Following,
         update: Update,
-        sampler: Sampling,
-        loader: Batching,
-        comparison: Comparison,
-        cross_check: CrossCheck | None,
-        untold: Untold,
-        saves: Saves | None = None,
+        feed: Feed,
+        watch: Watch,
     ) -> None:
-        """cross_check, saves: None where micro-batches have other bits on other workers (`determinism: none`)."""
         self._recipe = recipe
         self._tell = tell
         self._held = held
         self._transfers = transfers
-        self._buffers = buffers
+        self._buffers = ModelBuffers(held.parts.modules)
         self._hyperparameters = hyperparameters
         self._following = following
         self._update = update
-        self._sampler = sampler
-        self._loader = loader
-        self._comparison = comparison
-        self._cross_check = cross_check
-        self._untold = untold
-        self._saves = saves
-        optimizers = held.parts.optimizers
-        held.parts.registered.state.device = held.parts.registered.virtual.device = recipe.device
-        self.evaluations = Evaluations(optimizers[0], recipe.virtual_workers) if evaluates_again(optimizers) else None
-        held.parts.registered.state.refuses = "the optimizer is LBFGS" if self.evaluations is not None else ""
+        self._sampler, self._loader = feed.sampling, feed.batching
+        self._comparison = watch.comparison
+        self._cross_check = watch.cross_check
+        self._untold = watch.untold
+        self._saves = watch.saves
+        registered = held.parts.registered
+        registered.state.device = registered.virtual.device = recipe.device
+        self.evaluations = Evaluations.of(held.parts.optimizers, recipe.virtual_workers)
+        registered.state.refuses = self.evaluations.refuses
         gathers = recipe.gathers and recipe.virtual_workers > 1
-        self.gathering = Gathering(recipe.virtual_workers, recipe.device) if gathers else None
+        self.gathering = Gathering(recipe.virtual_workers, recipe.device) if gathers else Alone()
         self._total_steps: int | None = 0
         self._epochs = 0
 
@@ -139,17 +143,19 @@ class Stepping:
         self._updating = False
         self._proposal = 0
         self.sharing = Sharing()
-        self.in_band = InBand(cross_check.blame if cross_check is not None else None)
+        self.in_band = InBand(self._cross_check.blame)
         # First what refuses by name calls and values of a script on some workers only. Then the comparison: nothing else is read
         # where states differ. Then the cross-check, before anything is taken over that a wrong gradient comes with.
-        own = held.parts.registered
-        participants: list[Participant] = [following, own.state, comparison]
-        if cross_check is not None:
-            participants.append(cross_check)
-        if saves is not None:
-            participants.append(saves)
-        participants += [self.sharing, update.clipping, hyperparameters, held.parts.extra_state, own.virtual]
-        for participant in participants:
+        first: list[Participant] = [following, registered.state, self._comparison, self._cross_check]
+        saves: list[Participant] = [self._saves] if self._saves is not None else []
+        last: list[Participant] = [
+            self.sharing,
+            update.clipping,
+            hyperparameters,
+            held.parts.extra_state,
+            registered.virtual,
+        ]
+        for participant in (*first, *saves, *last, *feed.participants):
             self.in_band.add(participant)
         self._lanes = Lanes(
             recipe.updates,
@@ -219,9 +225,9 @@ class Stepping:
         """How its body wants the global gradient clipped. Raises UserError."""
         if virtual_worker < 0:
             return
-        if self.evaluations is not None:
+        if self.evaluations.refuses:
             raise UserError(
-                "run.clip() was called, and the optimizer is LBFGS: a clipped gradient is not that of its loss"
+                f"run.clip() was called, and {self.evaluations.refuses}: a clipped gradient is not that of its loss"
             )
         self._update.clipping.ask(virtual_worker, max_norm)
 
@@ -231,10 +237,7 @@ class Stepping:
             raise UserError(
                 "run.gather() was called without prepare(…, gathers=True), with which loop bodies run up to three times in a step"
             )
-        assert self._current is not None
-        if self.gathering is None:
-            return tensor
-        return self.gathering.gather(self._seeded_as(self._current), tensor, differentiable)
+        return self.gathering.gather(self.number, tensor, differentiable)
 
     @property
     def number(self) -> int:
@@ -250,12 +253,12 @@ class Stepping:
     @property
     def _evaluates_again(self) -> bool:
         """Have the step's bodies run before, at another point?"""
-        return self.evaluations is not None and self.evaluations.number > 0
+        return self.evaluations.number > 0
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
         """Have the script compute its loss, where the optimizer wants it. Returns what `step` of it returns."""
         virtual_worker, evaluations = self._current, self.evaluations
-        assert evaluations is not None
+        assert isinstance(evaluations, SeveralEvaluations)
         if virtual_worker is None:  # `optimizer_stepped` says that
             return None
         if evaluations.number > 0:
@@ -297,16 +300,16 @@ class Stepping:
         self._looks_on = looks_on
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
-        probes = self._cross_check is not None and self._cross_check.probes and self._checked not in self._hosted
+        probes = self._cross_check.probes and self._checked not in self._hosted
         hosted = self._in_order()
         bodies = [PROBE, *hosted] if probes else hosted or [AGAIN] * looks_on
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
-        if self.gathering is not None:
-            yield from self._rehearse(self.gathering)
+        while self.gathering.number != COUNTS:
+            yield from self._rehearse()
         yield from self._run_bodies(bodies)
-        while self.evaluations is not None and self.evaluations.goes_on:
+        while self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
         self._batches.clear()
         if not bodies:
@@ -325,10 +328,8 @@ class Stepping:
         held.parts.registered.state.begin(step, False)
         held.parts.registered.virtual.begin()
         self._update.clipping.begin()
-        if self.evaluations is not None:
-            self.evaluations.begin()
-        if self.gathering is not None:
-            self.gathering.begin(step)
+        self.evaluations.begin()
+        self.gathering.begin(step)
         self._lanes.show(step, self._lanes.owned(step, held.parts.trained()))
         registered = held.parts.registered.whole()  # which a body may change behind `optimizer.step()`
         try:
@@ -350,16 +351,15 @@ class Stepping:
             (packed,) = (letter["batch"] for letter in letters if letter["batch"] is not None)
             self._sent = move_to(unpack(packed, lambda content, _: restored(content)), self._recipe.device)
 
-    def _rehearse(self, gathering: Gathering) -> Iterator[Any]:
-        """The passes before the step's own. Raises CommunicatorBroken."""
-        while gathering.number != COUNTS:
-            yield from self._run_bodies([REHEARSED - virtual_worker for virtual_worker in self._in_order()])
-            computed = self._once_computed()
-            self._communicator.part_issued(computed)
-            computed()
-            gathering.exchange(self._communicator)
-            self._tell(Evaluated())
-            self._communicator.part_begins()
+    def _rehearse(self) -> Iterator[Any]:
+        """A pass before the step's own. Raises CommunicatorBroken."""
+        yield from self._run_bodies([REHEARSED - virtual_worker for virtual_worker in self._in_order()])
+        computed = self._once_computed()
+        self._communicator.part_issued(computed)
+        computed()
+        self.gathering.exchange(self._communicator)
+        self._tell(Evaluated())
+        self._communicator.part_begins()
 
     def _run_bodies(self, bodies: Sequence[int]) -> Iterator[Any]:
         for done, virtual_worker in enumerate(bodies):
@@ -390,11 +390,11 @@ class Stepping:
     def _left_after(self, done: int, bodies: int) -> None:
         """The script has left its loop after so many bodies of the step in progress, perhaps not all of them."""
         begun, how = 0 < done < bodies, f"after {done} of the {bodies} loop bodies that this worker runs for it"
-        if self.evaluations is not None and (self.evaluations.goes_on or (self._evaluates_again and done < bodies)):
+        if self.evaluations.goes_on or (self._evaluates_again and done < bodies):
             begun, how = True, "between two evaluations of its loss, for each of which the loop body runs"
-        if (passes := self.gathering) is not None:
-            counts = passes.number == COUNTS
-            if (done and not counts) or (done < bodies and passes.number != GIVES):
+        if self.gathering.refuses:
+            number = self.gathering.number
+            if (done and number != COUNTS) or (done < bodies and number != GIVES):
                 begun, how = True, "in which each loop body runs three times, since it calls run.gather()"
         if begun and not self.shows:
             step = self._step + 1
@@ -411,15 +411,12 @@ class Stepping:
         """
         self._begin(step.step, step.ranges, step.proposal, parameters)
         part = Part(self._step, (), joins=True)
-        while self.gathering is not None and self.gathering.number != COUNTS:
+        while self.gathering.number != COUNTS:
             self.gathering.exchange(self._communicator)
             self._tell(Evaluated())
-        if self.evaluations is None:
-            self._complete(part, take_state)
-            return
         while self._evaluate(part, lambda: None):
             pass
-        self._complete_evaluated(part, take_state)
+        self._complete(part, take_state)
 
     def give_up(self, restore_buffers: bool) -> None:
         """Nothing of the step in progress is left."""
@@ -429,8 +426,7 @@ class Stepping:
             self._hyperparameters.restore()
             self._held.parts.extra_state.restore()
             self._held.parts.registered.state.restore()
-        if self.evaluations is not None:
-            self.evaluations.begin()
+        self.evaluations.begin()
         self._lanes.give_up()
 
     @contextmanager
@@ -441,8 +437,7 @@ class Stepping:
             if self._step == self._held.next_step:
                 stack.enter_context(self._buffers.as_begun())
                 stack.enter_context(self._held.parts.registered.state.as_begun())
-                if self.evaluations is not None:
-                    stack.enter_context(self.evaluations.as_begun())
+                stack.enter_context(self.evaluations.as_begun())
             yield
 
     # -- its parts, in their order
@@ -477,9 +472,9 @@ class Stepping:
             self._loader.assign(step, mine, self._total_steps)
         self._lanes.begin(step, parameters, self._communicator, ranges)
         self._loader.begin(step)
-        if self._cross_check is not None:
+        if self._recipe.comparing.tensors:
             self._checked = self._cross_check.begin(step, self._sampler.has_samples, self._looks_on)
-            self._sent = None
+        self._sent = None
         if send:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
@@ -487,10 +482,8 @@ class Stepping:
         self._hyperparameters.some_look_away = self._held.parts.registered.state.some_look_away = some_look_away
         self.sharing.begin()
         self._update.clipping.begin()
-        if self.evaluations is not None:
-            self.evaluations.begin()
-        if self.gathering is not None:
-            self.gathering.begin(step)
+        self.evaluations.begin()
+        self.gathering.begin(step)
         self._communicator.part_begins()
         self._proposal = proposal
 
@@ -503,7 +496,7 @@ class Stepping:
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
         batch = self._batch(virtual_worker)
-        if self._cross_check is not None and virtual_worker in (PROBE, self._checked):
+        if virtual_worker in (PROBE, self._checked):
             self._cross_check.sampled(batch)
         self._buffers.begin_micro_batch()
         self._hyperparameters.begin_body()
@@ -514,8 +507,7 @@ class Stepping:
         self._untold.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
-        if self.gathering is not None:
-            self.gathering.begin_body()
+        self.gathering.begin_body()
         if virtual_worker < 0:
             if virtual_worker == PROBE or virtual_worker <= REHEARSED:
                 self._lanes.forget_others()
@@ -555,7 +547,7 @@ class Stepping:
             batch = self._loader.again(step)
         else:
             batch = self._loader.batch(step, virtual_worker)
-        if self.evaluations is not None or self.gathering is not None:
+        if self.evaluations.refuses or self.gathering.refuses:
             self._batches[virtual_worker] = copy.deepcopy(batch)
         return batch
 
@@ -578,8 +570,7 @@ class Stepping:
         if len(self._stepped) < len(updates.optimizers(self._step)):
             return False
         self._current = None
-        if self.gathering is not None:
-            self.gathering.end_body(self._seeded_as(virtual_worker))
+        self.gathering.end_body(self._seeded_as(virtual_worker))
         if virtual_worker <= REHEARSED:
             self._held.parts.registered.virtual.keep(None)
             return False
@@ -589,7 +580,6 @@ class Stepping:
         self._held.parts.registered.virtual.keep(None if virtual_worker < 0 else virtual_worker)
         self._buffers.check()
         if virtual_worker == PROBE:
-            assert self._cross_check is not None
             self._cross_check.computed(self._lanes.present.accumulation.probed())
             self._lanes.forget_others()
             return not self._hosted
@@ -597,14 +587,13 @@ class Stepping:
             return True
         self._lanes.present.accumulation.completed()
         if virtual_worker == self._checked:
-            assert self._cross_check is not None
             self._cross_check.computed(self._lanes.present.accumulation.digest())
         self._lanes.forget_others()
         if virtual_worker == 0:
             self._buffers.keep()
             self._held.parts.extra_state.keep()
-            if self.evaluations is not None:
-                self._held.parts.extra_state.refuse_changes("the optimizer is LBFGS")
+            if self.evaluations.refuses:
+                self._held.parts.extra_state.refuse_changes(self.evaluations.refuses)
         return virtual_worker == self._in_order()[-1]
 
     def _in_order(self) -> list[int]:
@@ -644,19 +633,30 @@ class Stepping:
         computed = self._once_computed()
         self._communicator.part_issued(computed)
         part = Part(self._step, tuple(self._hosted))
-        if self.evaluations is None:
+        if not self._evaluate(part, computed):
             self._complete(part, computed)
-        elif not self._evaluate(part, computed):
-            self._complete_evaluated(part, lambda: None)
 
     def _complete(self, part: Part, before_update: Callable[[], None]) -> None:
-        """Reduce, read what was told in band, apply the update. Raises CommunicatorBroken, with nothing applied."""
-        gradient = self._reduce(lambda: self.in_band.issue(self._communicator, part, self._proposal))
+        """Reduce, where that is still to be done, read what was told in band, apply the update. Raises CommunicatorBroken, with
+        nothing applied."""
+
+        def issue() -> None:
+            self.in_band.issue(self._communicator, part, self._proposal)
+
+        gradient: Gradient | None = None
+        if isinstance(self.evaluations, SeveralEvaluations):
+            issue()
+        else:
+            gradient = self._reduce(issue)
         proposal = self.in_band.complete(self._communicator, part)
         before_update()
-        self._read(part, proposal)
-        for parameter, view in zip(self._lanes.present.layout.parameters, gradient.views, strict=True):
-            parameter.grad = view
+        self._transfers.sent()
+        self.in_band.read(part)
+        self._held.results.told(self._step, self.sharing.values)
+        self._tell(WordRead(proposal))
+        if gradient is not None:
+            for parameter, view in zip(self._lanes.present.layout.parameters, gradient.views, strict=True):
+                parameter.grad = view
         self._apply(part)
 
     def _reduce(self, beside: Callable[[], None]) -> Gradient:
@@ -670,13 +670,6 @@ class Stepping:
         self._buffers.share(self._communicator, root)
         return gradient
 
-    def _read(self, part: Part, proposal: int) -> None:
-        """The word has come. Raises CommunicatorBroken."""
-        self._transfers.sent()
-        self.in_band.read(part)
-        self._held.results.told(self._step, self.sharing.values)
-        self._tell(WordRead(proposal))
-
     # -- steps with several evaluations
 
     def _evaluate(self, part: Part, computed: Callable[[], None]) -> bool:
@@ -684,7 +677,8 @@ class Stepping:
 
         computed: is told when this worker's part is."""
         evaluations, communicator, lane = self.evaluations, self._communicator, self._lanes.present
-        assert evaluations is not None
+        if not isinstance(evaluations, SeveralEvaluations):
+            return False
         losses = evaluations.told(part.hosted)
         gradient = self._reduce(lambda: evaluations.exchange(communicator, losses))
         evaluations.wait(communicator)
@@ -712,14 +706,6 @@ class Stepping:
         self.in_band.read(part)  # perhaps they have told why
         raise UserError(DISAGREE.format(step=part.step))
 
-    def _complete_evaluated(self, part: Part, before_update: Callable[[], None]) -> None:
-        """The word, and the update. Raises CommunicatorBroken, with nothing applied."""
-        self.in_band.issue(self._communicator, part, self._proposal)
-        proposal = self.in_band.complete(self._communicator, part)
-        before_update()
-        self._read(part, proposal)
-        self._apply(part)
-
     def _apply(self, part: Part) -> None:
         self._held.settle()
         self._buffers.apply()  # before the update, after which a script may change them
@@ -728,8 +714,7 @@ class Stepping:
         self._held.parts.registered.state.apply(part.joins)
         self._held.parts.registered.virtual.apply()
         self._hyperparameters.apply()
-        if self.evaluations is not None:
-            self.evaluations.catch_up()
+        self.evaluations.catch_up()
         self._held.parts.registered.update_begins()
         self._updating = True
         try:

@@ -79,7 +79,7 @@ class Together(Seen):
         whole sum. Raises UserError elsewhere, and for arguments that cannot work.
         """
         trainer = self._require_trainer("run.evaluate()")
-        models = [trainer.model] if model is None else [trainer.model, model]
+        models = [trainer.held.parts.model] if model is None else [trainer.held.parts.model, model]
 
         def evaluation(seeds: tuple[int | str, ...]) -> Evaluation:
             return Evaluation(

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -33,7 +32,7 @@ from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
 from .compiled import Compiled
 from .crosscheck import CrossCheck
-from .data.feed import Batching, Sampling
+from .data.choice import Feed
 from .data.likeness import Likeness, Unlike
 from .driver import Control
 from .events import (
@@ -66,14 +65,12 @@ from .events import (
     ThreadFact,
 )
 from .following import IN_BODY, Following, Where
-from .gradients.buffers import ModelBuffers
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
-from .inband import Participant
 from .last_saves import LastSaves
 from .leading import LeadersCode
 from .looking import Looking
-from .reachable import carried, leave_out
+from .reachable import leave_out
 from .remarks import Remarks
 from .results import Result
 from .save_calls import is_for_leader
@@ -85,10 +82,19 @@ from .state.held import HeldState
 from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
 from .state.values import ScriptValues
-from .state.verdict import Entry
-from .stepping import Recipe, Stepping
+from .stepping import Recipe, Stepping, Watch
 from .untold import Untold
 from .virtual import derive_seed, seed_everything
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a worker of a cluster shares with others: its checkpoints, and the comparisons of its data, code and artefacts."""
+
+    writer: CheckpointWriter | None = None
+    likeness: Likeness | None = None
+    code: Code | None = None
+    compiled: Compiled | None = None
 
 
 class Trainer:
@@ -100,41 +106,33 @@ class Trainer:
         control: Control,
         state: TrainingState,
         update: Update,
-        sampler: Sampling,
-        loader: Batching,
-        writer: CheckpointWriter | None,
-        participants: Sequence[Participant] = (),
+        feed: Feed,
+        shared: Shared,
         functions: Sequence[Function] = (),
         known: Sequence[Any] = (),
-        dataset: Any = None,
-        likeness: Likeness | None = None,
-        code: Code | None = None,
-        compiled: Compiled | None = None,
     ) -> None:
-        """participants: what takes part in each step's in-band exchange, in the same order on every worker. functions: what
-        `run.every` was given; it may still grow until the loop begins. known: objects that the script has from the runtime.
-        dataset: as the script has given it. likeness, code, compiled: of this worker with others; None outside a cluster."""
-        self._recipe = recipe
+        """functions: what `run.every` was given; it may still grow until the loop begins. known: objects that the script has from
+        the runtime."""
+        self.recipe = recipe
         self._control = control
-        self._sampler = sampler
-        self._loader = loader
-        self._script = Script()
-        buffers = ModelBuffers(state.modules)
+        self._sampler = feed.sampling
+        self._loader = feed.batching
+        self.script = Script()
         hyperparameters = Hyperparameters(state.optimizers)
         self._following = Following(
             state.model, state.optimizers, state.schedulers, self._where, lambda: self._by_host, self._has_stepped
         )
         values = ScriptValues(state, hyperparameters, self._following)
-        self._held = HeldState(state, self._script, values, writer, control.tell, code)
-        self._held.likeness = likeness
-        self._transfers = StateTransfers(control, self._held, self._script, recipe.device, compiled)
-        self._compiled = compiled
-        self._compares = writer is not None  # with other workers, and with checkpoints: not outside a cluster
+        self.held = HeldState(state, self.script, values, shared.writer, control.tell, shared.code)
+        self.held.likeness = shared.likeness
+        self._transfers = StateTransfers(control, self.held, self.script, recipe.device, shared.compiled)
+        self._compiled = shared.compiled
+        self._compares = shared.writer is not None  # with other workers, and with checkpoints: not outside a cluster
         self._looking = Looking(
             state,
-            beside={"dataset": dataset},
+            beside={"dataset": feed.given},
             known=leave_out(known),
-            batch_size=getattr(sampler, "batch_size", None),
+            batch_size=getattr(feed.sampling, "batch_size", None),
         )
         self._remarks = Remarks(self._looking, lambda text: control.tell(Noticed(text)))
         self._cross_check = CrossCheck(
@@ -146,37 +144,30 @@ class Trainer:
             self._remarks,
         )
         self._leaders_code = LeadersCode(lambda text: control.tell(Noticed(text)))
-        self._held.looks = lambda: self._looking.plain(sys._getframe())
-        self._comparison = Comparison(self._held, recipe.comparing, self._cross_check)
-        self._saves = self._saves_of(recipe)
+        self.held.looks = lambda: self._looking.plain(sys._getframe())
+        self.comparison = Comparison(self.held, recipe.comparing, self._cross_check)
+        self.saves = self._saves_of(recipe)
         self._last_saves: LastSaves | None = None  # from the end of the loop on, where there are others
         self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
-        self._stepping = Stepping(
+        self.stepping = Stepping(
             recipe,
             control.tell,
-            self._held,
+            self.held,
             self._transfers,
-            buffers,
             hyperparameters,
             self._following,
             update,
-            sampler,
-            loader,
-            self._comparison,
-            self._cross_check if recipe.comparing.tensors else None,
-            self._untold,
-            self._saves,
+            feed,
+            Watch(self.comparison, self._cross_check, self._untold, self.saves),
         )
-        for participant in participants:
-            self._stepping.in_band.add(participant)
         self.between = Between(
             recipe.virtual_workers,
             recipe.seed,
             recipe.device,
             control.tell,
             self._obey,
-            self._held,
-            self._script,
+            self.held,
+            self.script,
             functions,
         )
         self._first: Instruction | None = None  # to be carried out before all others
@@ -192,7 +183,7 @@ class Trainer:
     def asked_for_place(self, is_first: bool) -> None:
         """The script has read what is another on another worker: which of them leads, its rank. is_first: this worker leads, or
         is the first."""
-        if self._stepping.in_batch and not self._by_host:
+        if self.stepping.in_batch and not self._by_host:
             self._cross_check.asked_for_place()
             if is_first:
                 self._leaders_code.reads()
@@ -216,18 +207,14 @@ class Trainer:
     @property
     def result(self) -> Result:
         """Of the steps that were applied, as all workers see it where the script is."""
-        where, results = self._where(), self._held.results
+        where, results = self._where(), self.held.results
         if where in IN_BODY:
             return results.before
-        if self._stepping.shows:
+        if self.stepping.shows:
             return results.last
         if where is Where.AGAIN:
-            return results.begun_with(self._script.epoch + self.between.has_read(self._script.epoch))
+            return results.begun_with(self.script.epoch + self.between.has_read(self.script.epoch))
         return results.last
-
-    @property
-    def model(self) -> torch.nn.Module:
-        return self._held.parts.model
 
     @property
     def rank(self) -> int:
@@ -241,119 +228,60 @@ class Trainer:
     def steps_done(self) -> int:
         """Applied global steps since the job's beginning; behind `optimizer.step()` of any body its step counts, too. At an
         epoch's end those that were applied there, also where the state is past it."""
-        if self._where() is Where.AGAIN and self.between.has_read(self._script.epoch):
+        if self._where() is Where.AGAIN and self.between.has_read(self.script.epoch):
             return self.result.steps
-        if self._stepping.shows:
-            return self._stepping.steps_shown
-        ahead = self._stepping.where is Where.BEHIND_STEP
-        return self._held.next_step + ahead
+        if self.stepping.shows:
+            return self.stepping.steps_shown
+        ahead = self.stepping.where is Where.BEHIND_STEP
+        return self.held.next_step + ahead
 
     @property
     def steps_per_epoch(self) -> int | None:
         """Global steps of one epoch, if anybody knows."""
         return self._sampler.steps_per_epoch
 
-    @property
-    def applied(self) -> int:
-        """Applied global steps, whatever the script has called since."""
-        return self._held.next_step
-
-    @property
-    def epoch(self) -> int:
-        """That of the script's loop."""
-        return self._script.epoch
-
-    @property
-    def is_behind(self) -> bool:
-        """Is the script's loop in an epoch that the job's state is past?"""
-        return self._held.is_behind
-
-    @property
-    def stepping(self) -> Stepping:
-        """The steps, for what a loop body asks."""
-        return self._stepping
-
-    @property
-    def is_reading(self) -> bool:
-        """Is the script in its loop over batches?"""
-        return self._script.at is ScriptAt.READING
-
-    @property
-    def virtual_workers(self) -> int:
-        """The job's."""
-        return self._recipe.virtual_workers
-
-    def state_entries(self, registered: bool) -> list[Entry]:
-        """Digests of the job's state, by name. registered: with the script's registered values."""
-        return self._comparison.entries(registered)
-
-    def carried(self) -> frozenset[int]:
-        """The ids of what travels with the job's state: the rest of what a script keeps does not."""
-        return carried(self._held.parts)
-
     def end_after(self, steps: int) -> None:
         """The job, whose loop has still to begin, ends after so many steps, if not before."""
-        known = self._recipe.max_steps
-        self._recipe = replace(self._recipe, max_steps=steps if known is None else min(steps, known))
-
-    def end_now(self) -> None:
-        """The job, which this worker trains alone, ends with the last applied step."""
-        self._held.end = self._held.next_step
-
-    @property
-    def update(self) -> str:
-        """The name of the update that the step in progress makes."""
-        return self._stepping.update
-
-    @property
-    def finished(self) -> bool:
-        return self._stepping.finished
+        known = self.recipe.max_steps
+        self.recipe = replace(self.recipe, max_steps=steps if known is None else min(steps, known))
 
     @property
     def over(self) -> bool:
         """Has the script come to the end of its training?"""
-        return self._script.at is ScriptAt.OVER
+        return self.script.at is ScriptAt.OVER
 
     @property
     def broken_off(self) -> bool:
         """Has the script left its training by an exception, or has it a batch for which it has not called `optimizer.step()`?"""
-        return self._script.at is ScriptAt.LEFT or (self._stepping.in_batch and not self._left_by_break)
-
-    def as_applied(self) -> AbstractContextManager[None]:
-        """Meanwhile the model is that after the last applied step, also within another one."""
-        return self._stepping.as_applied()
+        return self.script.at is ScriptAt.LEFT or (self.stepping.in_batch and not self._left_by_break)
 
     def _saves_of(self, recipe: Recipe) -> Saves | None:
         if not recipe.comparing.tensors:
             return None
-        return Saves(self._cross_check, self._looking, self._where, lambda: self._stepping.in_last_body)
-
-    def save_nothing(self) -> None:
-        """The script is only tried: what it gives to `run.save` is compared elsewhere."""
-        self._saves = None
+        return Saves(self._cross_check, self._looking, self._where, lambda: self.stepping.in_last_body)
 
     def to_save(self, name: str, value: Any, target: Path) -> Path | None:
         """The script saves this under the name that it has given: it is compared with what others save. Returns where the leader
         writes it now; None: nowhere. Behind the loop it waits for the others, and ends the process where they differ."""
-        saves, last = self._saves, self._last_saves
+        saves, last = self.saves, self._last_saves
         if saves is None or (last is None and self.over):
             return target
         if last is None:
-            return saves.note(name, value, target, self._held.next_step)
+            return saves.note(name, value, target, self.held.next_step)
         if not is_for_leader(sys._getframe()):
             last.give([Note(name, looked_at(value), target)], saves.look())
         return target
 
     def _where(self) -> Where:
-        where = self._stepping.where
+        where = self.stepping.where
         if where is not Where.BETWEEN or self.between.in_function:
             return where
-        if self._script.at in (ScriptAt.BEFORE, ScriptAt.OVER, ScriptAt.LEFT):
+        if self.script.at in (ScriptAt.BEFORE, ScriptAt.OVER, ScriptAt.LEFT):
             return Where.OUTSIDE
-        return Where.AGAIN if self._held.runs_again else Where.BETWEEN
+        return Where.AGAIN if self.held.runs_again else Where.BETWEEN
 
     def _has_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self._stepping.has_stepped(optimizer)
+        return self.stepping.has_stepped(optimizer)
 
     # -- the loop
 
@@ -362,23 +290,23 @@ class Trainer:
         as `untold.Untold.find`."""
         following = self._following
         following.find(frame)
-        self._held.parts.follow(following.schedulers, following.averages, following.beside)
+        self.held.parts.follow(following.schedulers, following.averages, following.beside)
         self._untold.find(frame, is_local)
         if self._compares:
             self._looking.is_local = is_local
             self._looking.begin(frame)
-        if self._held.code is not None:
-            self._held.code.look()
+        if self.held.code is not None:
+            self.held.code.look()
         if self._compiled is not None:
             self._compiled.compilations.watch()
-        self._held.parts.header({})  # raises UserError now, if a value cannot travel
+        self.held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:
         """Everything is prepared: wait for a generation and for the state. Returns the epoch to begin with."""
-        totals = (self._sampler.total_steps(epochs), self._recipe.max_steps, max_steps)
+        totals = (self._sampler.total_steps(epochs), self.recipe.max_steps, max_steps)
         known = [total for total in totals if total is not None]
         total_steps = min(known, default=None)
-        self._stepping.prepare(total_steps, epochs)
+        self.stepping.prepare(total_steps, epochs)
         # The script may set something of its own in every step, which follows the rest of a state.
         samples = self._sampler.samples_per_step
         arrived = Arrived(
@@ -387,39 +315,39 @@ class Trainer:
             samples,
             True,
             epochs,
-            self._held.about_bytes,
-            self._recipe.comparing.tensors,
+            self.held.about_bytes,
+            self.recipe.comparing.tensors,
         )
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
-        self._script.epoch = instruction.epoch
-        self._script.go(ScriptAt.BETWEEN)
+        self.script.epoch = instruction.epoch
+        self.script.go(ScriptAt.BETWEEN)
         return instruction.epoch
 
     def epoch_begins(self, epoch: int) -> None:
         """The script's loop has come to `epoch`: values that others have set there hold now."""
-        self._held.epoch_begins(epoch)
-        self._held.parts.registered.of_epoch.begin(epoch)
-        seed_everything(derive_seed(self._recipe.seed, "epoch begins", epoch))
+        self.held.epoch_begins(epoch)
+        self.held.parts.registered.of_epoch.begin(epoch)
+        seed_everything(derive_seed(self.recipe.seed, "epoch begins", epoch))
 
     def of_epoch(self, function: Callable[[], Any]) -> Any:
         """What the function gives at the epoch's beginning (`state.epoch_values`). Raises UserError elsewhere."""
-        epoch = self._script.epoch
-        if self._script.at is not ScriptAt.BETWEEN or self.between.in_function or self.between.has_read(epoch):
+        epoch = self.script.epoch
+        if self.script.at is not ScriptAt.BETWEEN or self.between.in_function or self.between.has_read(epoch):
             raise UserError(
                 "run.epoch_begin() was called outside an epoch's beginning: call it in the loop over run.epochs(), before the "
                 "loop over batches"
             )
 
         def seed(number: int) -> None:
-            seed_everything(derive_seed(self._recipe.seed, "of epoch", epoch, number))
+            seed_everything(derive_seed(self.recipe.seed, "of epoch", epoch, number))
 
-        return self._held.parts.registered.of_epoch.value(epoch, function, seed)
+        return self.held.parts.registered.of_epoch.value(epoch, function, seed)
 
     def call_as_leader(self, callback: Callable[[], None]) -> None:
         """As soon as this worker leads, once. On the training thread, between two steps."""
         self._became_leader.append(callback)
-        if self.is_leader and self._script.at is not ScriptAt.BEFORE:
+        if self.is_leader and self.script.at is not ScriptAt.BEFORE:
             self._tell_leader()
 
     def _tell_leader(self) -> None:
@@ -433,32 +361,32 @@ class Trainer:
         has_run_bodies = False
         while isinstance(instruction := self._next_instruction(), RunStep):
             yield from self.run_step(instruction)
-            has_run_bodies |= self._stepping.has_run_bodies
+            has_run_bodies |= self.stepping.has_run_bodies
         if not has_run_bodies:  # joined in the epoch's last step, or began with a checkpoint of it
-            done = self._held.next_step
-            for step in range(max(done - len(self._recipe.updates.names), 0), done):
-                yield from self._stepping.show(step)
+            done = self.held.next_step
+            for step in range(max(done - len(self.recipe.updates.names), 0), done):
+                yield from self.stepping.show(step)
         self._epoch_is_read()
 
     def _begin_reading(self) -> None:
         """A pass begins. Raises UserError where there can be none."""
-        if self._script.at not in (ScriptAt.BETWEEN, ScriptAt.READING):
+        if self.script.at not in (ScriptAt.BETWEEN, ScriptAt.READING):
             raise UserError("batches are there in the loop over run.epochs(), and nowhere else")
-        if self._script.at is ScriptAt.READING:
+        if self.script.at is ScriptAt.READING:
             raise UserError(
-                self._stepping.left
+                self.stepping.left
                 or "the loop over batches was left before its end, by `break` or an exception, and begun again: a step is "
                 "trained by all workers or by none. Let it run on, or leave the loop over epochs, too"
             )
-        self._script.go(ScriptAt.READING)
-        self._held.batches_begin()
-        self._stepping.look_again()
+        self.script.go(ScriptAt.READING)
+        self.held.batches_begin()
+        self.stepping.look_again()
         if self._compares:
             self._looking.first_batches(sys._getframe())
-        if (was := self._held.script_was) is not None:
-            self._held.script_was = None
-            self._remarks.on_restart(was, same_epoch=self._held.state_epoch == self._script.epoch)
-        if self._held.owes_functions:
+        if (was := self.held.script_was) is not None:
+            self.held.script_was = None
+            self._remarks.on_restart(was, same_epoch=self.held.state_epoch == self.script.epoch)
+        if self.held.owes_functions:
             self._first = self.between.call_functions()
 
     def next_step(self) -> RunStep | None:
@@ -470,23 +398,23 @@ class Trainer:
         return None
 
     def _next_instruction(self) -> Instruction:
-        self._held.interlude = None  # that code is over
-        return self._obey(StepWanted(self._script.epoch))
+        self.held.interlude = None  # that code is over
+        return self._obey(StepWanted(self.script.epoch))
 
     def _epoch_is_read(self) -> None:
-        self._script.go(ScriptAt.BETWEEN)
-        seed_everything(derive_seed(self._recipe.seed, "epoch ends", self._script.epoch))
-        self.between.epoch_read(self._script.epoch)
+        self.script.go(ScriptAt.BETWEEN)
+        seed_everything(derive_seed(self.recipe.seed, "epoch ends", self.script.epoch))
+        self.between.epoch_read(self.script.epoch)
 
     def run_step(self, instruction: RunStep) -> Iterator[Any]:
         """The batches of this worker's part of a step, which is not applied if a collective fails meanwhile."""
         try:
-            yield from self._stepping.run(instruction, looks_on=not self._by_host)
+            yield from self.stepping.run(instruction, looks_on=not self._by_host)
         except CommunicatorBroken as error:
             self._step_fails(error)
         if self._cross_check.dismissed:
             self._failure = self._cross_check.dismissed
-        if self._held.next_step > instruction.step:
+        if self.held.next_step > instruction.step:
             if self.between.functions_due:  # which joiners call, too, and which see what bodies have changed
                 self._hand_over()
             self._first = self.between.step_applied()
@@ -500,37 +428,27 @@ class Trainer:
     def steps_begin(self, counts_epochs: bool) -> None:
         """A host's pass over the steps of an epoch begins. counts_epochs: that after another one is of the next epoch.
         Raises UserError where there can be none."""
-        if self._stepping.evaluations is not None:
-            raise UserError(
-                "run.steps() was called, and the optimizer is LBFGS, which needs optimizer.step(closure) in a loop over batches: "
-                "`for x, y in batches:`"
-            )
-        if self._stepping.gathering is not None:
-            raise UserError(
-                "run.steps() was called, and prepare() was given gathers=True, which needs a loop over batches: `for x, y in "
-                "batches:`"
-            )
-        if counts_epochs and self._script.at is ScriptAt.BETWEEN:
-            self.epoch_begins(self._script.epoch + self._has_passed)
+        for why, needs in (
+            (self.stepping.evaluations.refuses, "optimizer.step(closure) in a loop"),
+            (self.stepping.gathering.refuses, "a loop"),
+        ):
+            if why:
+                raise UserError(
+                    f"run.steps() was called, and {why}, which needs {needs} over batches: `for x, y in batches:`"
+                )
+        if counts_epochs and self.script.at is ScriptAt.BETWEEN:
+            self.epoch_begins(self.script.epoch + self._has_passed)
             self._has_passed = True
         self._by_host = True
         self._begin_reading()
 
     def seed_host(self, what: str, number: int) -> None:
         """Seed what a host does next."""
-        seed_everything(derive_seed(self._recipe.seed, "host", what, number))
-
-    def catch_up(self) -> None:
-        """What a host does next, behind a step that others have applied, they have done."""
-        self._held.catch_up()
-
-    def caught_up(self) -> None:
-        """It has done that."""
-        self._held.batches_begin()
+        seed_everything(derive_seed(self.recipe.seed, "host", what, number))
 
     def body_is_done(self) -> None:
         """A host's step is over for one virtual worker: its gradient is complete."""
-        for optimizer in self._stepping.optimizers:
+        for optimizer in self.stepping.optimizers:
             self._step(optimizer)
 
     def optimizer_stepped(self, optimizer: int) -> None:
@@ -540,21 +458,21 @@ class Trainer:
 
     def computes_for(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is the script in a loop body in which it has not stepped this optimizer yet?"""
-        in_body = self._stepping.virtual_worker is not None and not self._by_host
+        in_body = self.stepping.virtual_worker is not None and not self._by_host
         return in_body and not self._has_stepped(optimizer)
 
     def _step(self, optimizer: int) -> None:
         self._leaders_code.steps()
-        if self._stepping.optimizer_stepped(optimizer):
+        if self.stepping.optimizer_stepped(optimizer):
             try:
-                self._stepping.complete_own_part()
+                self.stepping.complete_own_part()
             except CommunicatorBroken as error:
                 self._step_fails(error)
 
     def _step_fails(self, error: CommunicatorBroken) -> None:
         """A step is not applied here. It is repeated, or another worker's state is taken over."""
         self._failure = str(error)
-        if self._stepping.has_run_bodies and not self._by_host:
+        if self.stepping.has_run_bodies and not self._by_host:
             self._remarks.step_given_up()
 
     def finish(self, epochs: int) -> None:
@@ -562,19 +480,19 @@ class Trainer:
 
         Raises UserError if it was left in the middle of a step.
         """
-        if self._stepping.left:
-            raise UserError(self._stepping.left)
-        if self._script.at is not ScriptAt.OVER:
-            self._script.go(ScriptAt.OVER)
-            self._held.interlude = None
-            if (was := self._held.script_was) is not None:
-                self._held.script_was = None
+        if self.stepping.left:
+            raise UserError(self.stepping.left)
+        if self.script.at is not ScriptAt.OVER:
+            self.script.go(ScriptAt.OVER)
+            self.held.interlude = None
+            if (was := self.held.script_was) is not None:
+                self.held.script_was = None
                 self._remarks.on_restart(was, same_epoch=False)
-            together, counts = self.finished, not self._held.runs_again
+            together, counts = self.stepping.finished, not self.held.runs_again
             self._obey(LoopEnded(epochs))
             self._loader.close()
-            if self._saves is not None:
-                self._save_last(self._saves, together, counts)
+            if self.saves is not None:
+                self._save_last(self.saves, together, counts)
 
     def _save_last(self, saves: Saves, together: bool, counts: bool) -> None:
         """The loop is over. together: that of all workers is. counts: this worker has run the same code as the others."""
@@ -585,7 +503,7 @@ class Trainer:
             silent = self._cross_check.unproved - {leader}
             self._last_saves = LastSaves(saves, self._control.communicator, leader, silent, together)
             registered = (
-                [Note(REGISTERED, looked_at(self._held.parts.registered.values()))]
+                [Note(REGISTERED, looked_at(self.held.parts.registered.values()))]
                 if together and not self._by_host
                 else []
             )
@@ -597,9 +515,9 @@ class Trainer:
         """The loop over epochs has been left by an exception, or else by `break` or `return`."""
         self._left_by_break = not by_error
         # Each worker has left another loop body: what the script draws behind the loop is the same again.
-        seed_everything(derive_seed(self._recipe.seed, "left", self._held.next_step))
-        if by_error and self._script.at is not ScriptAt.OVER:
-            self._script.go(ScriptAt.LEFT)
+        seed_everything(derive_seed(self.recipe.seed, "left", self.held.next_step))
+        if by_error and self.script.at is not ScriptAt.OVER:
+            self.script.go(ScriptAt.LEFT)
             self._loader.close()
 
     def raised(self, error: BaseException) -> None:
@@ -616,7 +534,7 @@ class Trainer:
     def explain(self, error: BaseException) -> None:
         """The script is about to end by this error. Where the job went on from a checkpoint, the message of an unbound name gets
         the reason: the loop had assigned the name in a step before the checkpoint."""
-        if self._held.resumed and isinstance(error, NameError) and (reason := self._looking.reason(error)) is not None:
+        if self.held.resumed and isinstance(error, NameError) and (reason := self._looking.reason(error)) is not None:
             error.args = (f"{error}: the job went on from a checkpoint, and {reason}",)
 
     def ended(self, reason: str) -> None:
@@ -648,12 +566,12 @@ class Trainer:
                 instruction = self._control.next()
             match instruction:
                 case EnterLoop() | RunStep() | EndEpoch() | Continue() | Resume():
-                    self._held.script_resumes()
+                    self.held.script_resumes()
                     self._tell_leader()
                     return instruction
                 case ExitScript(code):
-                    if self._saves is not None and self.is_leader:
-                        for note in self._saves.left():
+                    if self.saves is not None and self.is_leader:
+                        for note in self.saves.left():
                             note.publish()
                     raise ScriptExit(code)
             try:
@@ -675,11 +593,11 @@ class Trainer:
                 self._enter(instruction)
             case GiveUpStep(restore_buffers):
                 self._transfers.forget()
-                self._stepping.give_up(restore_buffers)
+                self.stepping.give_up(restore_buffers)
             case LoadCheckpoint() | ReceiveState() if self.between.in_function:
                 raise Superseded(instruction)
             case LoadCheckpoint(generation):
-                return self._held.load(generation)
+                return self.held.load(generation)
             case ReceiveState(keep_own):
                 return self._receive(keep_own)
             case ExchangeValues():
@@ -687,7 +605,7 @@ class Trainer:
             case GiveState():
                 self._transfers.send_at_the_end()
             case SaveCheckpoint():
-                self._held.save(instruction)
+                self.held.save(instruction)
             case CompleteTransfers():
                 return self._transfers.complete()
             case _:
@@ -698,12 +616,12 @@ class Trainer:
         """Go on in another generation."""
         self._entered = entered
         communicator = self._control.communicator
-        self._stepping.enter(communicator, self.rank, self.world_size)
+        self.stepping.enter(communicator, self.rank, self.world_size)
         self._transfers.enter(entered, communicator)
-        self._comparison.enter(entered)
+        self.comparison.enter(entered)
         self._cross_check.enter(entered, communicator)
-        if self._saves is not None:
-            self._saves.enter(self.world_size)
+        if self.saves is not None:
+            self.saves.enter(self.world_size)
         self.between.enter(entered, communicator)
 
     def _receive(self, keep_own: bool) -> StepWanted | None:
@@ -711,10 +629,10 @@ class Trainer:
         arrival = self._transfers.receive(keep_own)
         match arrival.instruction:
             case JoinStep() as step:
-                updates = self._recipe.updates
+                updates = self.recipe.updates
                 optimizers = updates.optimizers(step.step) if len(updates) > 1 else None
-                parameters = self._held.parts.trained_in(arrival.incoming.header, optimizers)
-                self._stepping.join(step, parameters, lambda: self._transfers.take(arrival))
+                parameters = self.held.parts.trained_in(arrival.incoming.header, optimizers)
+                self.stepping.join(step, parameters, lambda: self._transfers.take(arrival))
                 if self.between.functions_due:
                     self._control.tell(SharingBegun(resumes=False))
                     self._transfers.hand_over()
@@ -724,7 +642,7 @@ class Trainer:
                     return None
             case other:
                 assert isinstance(other, TakeState)
-                if self._saves is not None:
-                    self._saves.left()  # the others have compared that
+                if self.saves is not None:
+                    self.saves.left()  # the others have compared that
                 self._transfers.take(arrival)
-        return StepWanted(self._script.epoch)
+        return StepWanted(self.script.epoch)

@@ -16,6 +16,7 @@ from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import Roster, WorkerId
 from elasticd.worker import events as e
 from elasticd.worker.communication.communicator import Communicator
+from elasticd.worker.data.choice import Feed
 from elasticd.worker.data.loading import Loader
 from elasticd.worker.data.sampling import OwnOrder, SerialSampler
 from elasticd.worker.driver import LocalControl
@@ -24,7 +25,7 @@ from elasticd.worker.gradients.updates import Updates
 from elasticd.worker.run import Run
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.stepping import Recipe
-from elasticd.worker.trainer import Trainer
+from elasticd.worker.trainer import Shared, Trainer
 
 from ..forked import Scripts
 
@@ -213,7 +214,7 @@ def test_a_script_that_ends_does_nothing_more_of_what_it_was_instructed_to() -> 
         1, 0, torch.device("cpu"), canonical=True, overlap=False, max_steps=None, updates=Updates.of(None, [optimizer])
     )
     update = Update([optimizer], [], None, None, None, None)
-    trainer = Trainer(recipe, control, TrainingState(model, [optimizer]), update, sampler, loader, None)
+    trainer = Trainer(recipe, control, TrainingState(model, [optimizer]), update, Feed(sampler, loader), Shared())
     trainer.ended("SystemExit: 0")
     assert control.told == [e.ScriptEnded("SystemExit: 0")]
     assert control.instructions == []

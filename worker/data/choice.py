@@ -55,10 +55,12 @@ class Feed:
     participants: tuple[Participant, ...] = ()
     data: Any = None  # the dataset itself, or its shards
     seeded: tuple[Any, ...] = ()
+    given: Any = None  # as the script has given it: perhaps a DataLoader
 
 
 def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
     """Return the feed of a dataset. Raises UserError if the dataset and the arguments cannot work together."""
+    given = data
     if isinstance(data, DataLoader):
         data, wanted, options = taken_over(data, wanted, options)
     _check(wanted, options)
@@ -68,7 +70,7 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
         data = divided(data, job.virtual_workers)
     if isinstance(data, Shards):
         streams = _streams_of(data, wanted, options, job)
-        return Feed(streams, streams, streams, (streams,), data)
+        return Feed(streams, streams, streams, (streams,), data, (), given)
     dataset = map_style(data)
     seed = job.seed
     if wanted.generator is not None:
@@ -76,7 +78,7 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
     schedule = _schedule(dataset, wanted, seed, job)
     loader = Loader(dataset, schedule, job.seed, job.device, options)
     sampler = wanted.batch_sampler if wanted.batch_sampler is not None else wanted.sampler
-    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, tuple(seeded_generators(sampler)))
+    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, tuple(seeded_generators(sampler)), given)
 
 
 def _schedule(dataset: Any, wanted: Wanted, seed: int, job: Job) -> Schedule:

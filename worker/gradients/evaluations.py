@@ -17,7 +17,7 @@ evaluation follows. It keeps the answers, and computes the update from them when
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -35,13 +35,34 @@ DISAGREE = (
 )
 
 
-def evaluates_again(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    """Is it one that needs more than one evaluation for an update?"""
-    return len(optimizers) == 1 and isinstance(optimizers[0], torch.optim.LBFGS)
-
-
 class Evaluations:
+    """Those of a step whose loss is evaluated once, as nearly all optimizers want it."""
+
+    refuses = ""  # why a step's bodies may not do what does not hold for all evaluations; "": there is one
+    number = 0  # of the evaluation in progress
+    goes_on = False  # another one follows this one in the step
+
+    @staticmethod
+    def of(optimizers: Sequence[torch.optim.Optimizer], virtual_workers: int) -> Evaluations:
+        """As these optimizers of a script want it."""
+        several = len(optimizers) == 1 and isinstance(optimizers[0], torch.optim.LBFGS)
+        return SeveralEvaluations(optimizers[0], virtual_workers) if several else Evaluations()
+
+    def begin(self) -> None:
+        """A step begins, or begins again."""
+
+    def as_begun(self) -> AbstractContextManager[None]:
+        """Meanwhile, also within a closure, the parameters are those with which the step began."""
+        return nullcontext()
+
+    def catch_up(self) -> None:
+        """A joiner has its state: let it come to the end of the evaluations, too."""
+
+
+class SeveralEvaluations(Evaluations):
     """Those of one step after the other, of a script's only optimizer. For the training thread."""
+
+    refuses = "the optimizer is LBFGS"
 
     def __init__(self, optimizer: torch.optim.Optimizer, virtual_workers: int) -> None:
         self._optimizer = optimizer
@@ -56,10 +77,8 @@ class Evaluations:
     # -- a step
 
     def begin(self) -> None:
-        """A step begins, or begins again."""
         self.drop()
-        self.number = 0  # of the evaluation in progress
-        self.goes_on = False  # another one follows this one in the step
+        self.number, self.goes_on = 0, False
         self._losses: dict[
             int, tuple[float, float]
         ] = {}  # of this worker's bodies in this evaluation, with their weights
@@ -108,7 +127,6 @@ class Evaluations:
 
     @contextmanager
     def as_begun(self) -> Iterator[None]:
-        """Meanwhile, also within a closure, the parameters are those with which the step began."""
         if not self._at_other:
             yield
             return
@@ -177,7 +195,6 @@ class Evaluations:
     # -- the update
 
     def catch_up(self) -> None:
-        """A joiner has its state: let it come to the end of the evaluations, too."""
         if self._suspended is not None:
             return
         self._suspended = suspended = SuspendedStep(self._optimizer, self._kind)

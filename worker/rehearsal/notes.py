@@ -26,7 +26,8 @@ import torch
 from ..assigned import Sources
 from ..events import Arrived, Event, StepApplied, StepWanted
 from ..own_code import directories, loop_frame, own_modules
-from ..reachable import look, names_bound
+from ..reachable import carried, look, names_bound
+from ..script import ScriptAt
 from ..trainer import Trainer
 
 LOOKS_S = 15.0  # limit of the time spent on looks
@@ -61,10 +62,10 @@ class Notes:
             case Arrived():
                 self._arrived(trainer, fact)
             # otherwise the worker has just joined and still has to run the code at its epoch's beginning
-            case StepWanted() if trainer.is_reading:
-                self._look(trainer.applied)
+            case StepWanted() if trainer.script.at is ScriptAt.READING:
+                self._look(trainer.held.next_step)
             case StepApplied(step=step):
-                self.note({"state": step + 1, "entries": trainer.state_entries(registered=False)})
+                self.note({"state": step + 1, "entries": trainer.comparison.entries(registered=False)})
 
     def _arrived(self, trainer: Trainer, fact: Arrived) -> None:
         frame = loop_frame(sys._getframe(1))
@@ -84,7 +85,7 @@ class Notes:
                     "steps_per_epoch": fact.steps_per_epoch,
                     "total_steps": fact.total_steps,
                     "epochs": fact.epochs,
-                    "virtual_workers": trainer.virtual_workers,
+                    "virtual_workers": trainer.recipe.virtual_workers,
                     "batch_size": self._batch_size,
                 }
             }
@@ -101,12 +102,12 @@ class Notes:
             self._bound |= (names_bound(frame) - sources.temporaries()) | sources.sometimes
         assert self._trainer is not None
         # at the edge of an epoch the step is looked at again, after the code between epochs
-        place = step, self._trainer.epoch
+        place = step, self._trainer.script.epoch
         if place == self._looked or self._looks_s > LOOKS_S:
             return
         self._looked = place
         begun = time.monotonic()
-        reach = look(frame, self._bound, self._trainer.carried(), beside=self._beside)
+        reach = look(frame, self._bound, carried(self._trainer.held.parts), beside=self._beside)
         self._looks_s += time.monotonic() - begun
         self.note({"look": step, "reach": reach.plain()})
 
@@ -117,7 +118,7 @@ class Notes:
     def over(self) -> None:
         assert self._trainer is not None
         trainer = self._trainer
-        self.note({"over": trainer.applied, "entries": trainer.state_entries(registered=True)})
+        self.note({"over": trainer.held.next_step, "entries": trainer.comparison.entries(registered=True)})
 
 
 def _entries(value: Any, name: str, depth: int = 0) -> Iterator[Entry]:

@@ -68,7 +68,7 @@ class Rehearsed(Run):
         given = inspect.signature(Run.prepare).bind(self, *arguments, **options).arguments
         dataset = given["dataset"]
         trainer = self._require_trainer()
-        trainer.save_nothing()
+        trainer.saves = None  # what is given to `run.save` is compared elsewhere
         steps = self._errand.steps
         if steps is None and trainer.steps_per_epoch is not None:
             steps = max(FEWEST_STEPS, 2 * trainer.steps_per_epoch + BEHIND_THIRD_EPOCH)
@@ -83,16 +83,17 @@ class Rehearsed(Run):
             now, budget_s = time.monotonic(), self._errand.budget_s
             self._first_step_at = self._first_step_at or now
             if budget_s is not None and now > self._first_step_at + budget_s:
-                self._require_trainer().end_now()
+                held = self._require_trainer().held
+                held.end = held.next_step
         self._notes.saw(fact)
 
     def save(self, what: Any, path: str | Path) -> None:
         """Note the value instead of writing it."""
         trainer = self._in_job("save()", "call it in the loop, or after it")
-        if not (self._looping if self._in_epochs else not trainer.finished):
+        if not (self._looping if self._in_epochs else not trainer.stepping.finished):
             self.finish()
-        with trainer.as_applied():
-            self._notes.saves(what, Path(path), trainer.applied)
+        with trainer.stepping.as_applied():
+            self._notes.saves(what, Path(path), trainer.held.next_step)
 
     def finish(self) -> None:
         """End the training, note the state, and wait for the other workers."""
