@@ -587,7 +587,7 @@ def main() -> None:
             for batch in batches:
                 frame, number = sys._getframe(1), next(numbers)
                 if number == 0:
-                    parts = run._trainer._held.parts
+                    parts = run._trainer.held.parts
                     looking = answer["looking"] = Looking(parts, is_ours, limits=Limits(seconds=60.0))
                     looking.begin(frame)
                     looking.first_batches(frame)

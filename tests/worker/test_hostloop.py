@@ -212,6 +212,6 @@ def test_a_state_that_is_saved_before_the_functions_that_it_owes_are_called_stil
     run, _, _, _ = a_run()
     trainer = run._trainer
     assert trainer is not None
-    held = trainer._held
+    held = trainer.held
     held.owes_functions = True
     assert held.header({"applied": 3})["counters"] == {"applied": 3, "owes_functions": 1}

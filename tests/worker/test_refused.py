@@ -277,7 +277,7 @@ def plain_gan() -> list[torch.Tensor]:
     """The same on one GPU without the runtime: the usual loop over whole global batches."""
     script = Script(several=True, updates=("discriminator", "generator"))
     schedule: Any = script.run._trainer._sampler  # type: ignore[union-attr]
-    loader: Any = script.run._trainer._stepping._loader  # type: ignore[union-attr]
+    loader: Any = script.run._trainer.stepping._loader  # type: ignore[union-attr]
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in script.model)
     for step in range(0, 2 * schedule.steps_per_epoch, 2):
         x, y = (torch.cat(part) for part in zip(*(loader.batch(step, v) for v in range(2)), strict=True))

@@ -320,7 +320,7 @@ def test_marks_travel_with_the_state() -> None:
             model(torch.zeros(1)).sum().backward()
             optimizer.step()
             assert run._trainer is not None
-            states.append(run._trainer._held.header({})["data"]["marks"])
+            states.append(run._trainer.held.header({})["data"]["marks"])
     assert states[0] == []
     epoch_shard_at = [mark["list"][:3] for mark in states[2 * MARK_STEPS]]
     assert sorted(epoch_shard_at) == [[0, 0, 2 * MARK_STEPS], [0, 1, 2 * MARK_STEPS]]
