@@ -6,6 +6,7 @@ from collections import OrderedDict, UserDict, defaultdict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import TensorDataset
@@ -32,6 +33,16 @@ def test_tensor_data_sets_and_tuples_of_tensors_are_indexed_at_once() -> None:
     got_x, got_y = first_batch((x, y))
     assert torch.equal(got_x, x[:2])
     assert torch.equal(got_y, y[:2])
+
+
+@pytest.mark.parametrize("column", [torch.arange(5), torch.arange(10.0).view(5, 2), torch.arange(10.0).view(2, 5).t()])
+def test_indices_count_from_the_end_where_they_are_negative(column: torch.Tensor) -> None:
+    (got,) = fetch(TensorDataset(column), [-1, 0, -5])
+    assert torch.equal(got, column[[4, 0, 0]])
+    with pytest.raises(IndexError):
+        fetch(TensorDataset(column), [0, 5])
+    with pytest.raises(IndexError):
+        fetch(TensorDataset(column), [-6])
 
 
 class Negative(TensorDataset):

@@ -64,6 +64,17 @@ def clips_after_two_passes(script: Script, x: torch.Tensor, y: torch.Tensor) -> 
     clips(script, x, y)
 
 
+def fills_in(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+    """For one batch, and for a part that the loss reaches in all the others."""
+    if script.number != 4:
+        script.loss(x, y).backward()
+    else:
+        torch.nn.functional.mse_loss(script.model[0](x), y).backward()
+        for parameter in script.model[1].parameters():
+            parameter.grad = torch.ones_like(parameter)
+    script.optimizer.step()
+
+
 def forgets(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
     script.loss(x, y).backward()
     script.model.zero_grad()
@@ -107,6 +118,7 @@ def steps_twice(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
         (clips, {}, r"To clip the step's gradient: run.clip\(1.0\) in place of clip_grad_norm_"),
         (clips_later, {}, r"prepare\(…, max_grad_norm=1.0\)"),
         (clips_after_two_passes, {}, r"prepare\(…, max_grad_norm=1.0\)"),
+        (fills_in, {}, "a gradient was changed between backward"),
         (forgets, {}, "a gradient was changed between backward"),
         (unscales, {"scaler": True}, r"scaler.unscale_\(\): leave it out, .* write run.clip\(1.0\)"),
         (scales_alone, {}, r"before prepare\(\): scaler = run\.scaler\(scaler\)"),
@@ -239,16 +251,27 @@ def gan_by_updates(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
         second.step()
 
 
+def gan_after_many_passes(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+    for _ in range(3):
+        script.loss(x, y).backward()
+    gan(script, x, y)
+
+
 def wrong_half(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
     script.loss(x, y).backward()
     script.optimizer[1].step()
 
 
-def test_the_natural_loop_of_a_gan_is_refused_with_the_line_that_is_right() -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("body", [gan, gan_after_many_passes])
+def test_the_natural_loop_of_a_gan_is_refused_with_the_line_that_is_right(body: Any, overlap: bool) -> None:
     with pytest.raises(
         UserError, match=r"prepare\(…, updates={'discriminator': first, .* `if batches.update == 'discriminator':`"
     ):
-        Script(several=True).train(gan)
+        Script(several=True, overlap=overlap).train(body)
+
+
+def test_an_optimizer_of_another_update_is_not_stepped() -> None:
     with pytest.raises(UserError, match="of the update 'generator' was stepped in the update 'discriminator'"):
         Script(several=True, updates=("discriminator", "generator")).train(wrong_half)
 

@@ -84,6 +84,21 @@ def test_what_is_called_in_each_body_acts_once_for_each_step() -> None:
     assert int(job.averaged.n_averaged) == 6
 
 
+def test_a_models_last_buffer_may_be_removed_between_epochs() -> None:
+    run, model = Run(LocalControl.alone(2), None, 2, seed=1), nn.Linear(2, 1)
+    model.register_buffer("scale", torch.ones(1))
+    model, optimizer, batches = run.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), (torch.ones(8, 2),), batch_size=2
+    )
+    for _ in run.epochs(2):
+        for (x,) in batches:
+            model(x).sum().backward()
+            optimizer.step()
+        model._buffers.clear()
+    run.finish()
+    assert run.steps_done == 4
+
+
 def test_between_epochs_a_call_acts_at_once() -> None:
     job = Job()
     job.train(between=job.scheduler.step)

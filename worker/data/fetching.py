@@ -28,10 +28,14 @@ def rows_of(columns: Sequence[torch.Tensor], indices: Sequence[Any]) -> tuple[to
     rows = torch.from_numpy(numpy.asarray(indices, dtype=numpy.int64))  # half the time of torch.as_tensor
     found: list[torch.Tensor] = []
     for column in columns:
-        here = rows if column.is_cpu else rows.to(column.device)
-        # `index_select` takes half the time, and its result is contiguous. That of an index has the column's order of memory.
-        plain = type(column) is torch.Tensor and column.is_contiguous() and column.layout is torch.strided
-        found.append(column.index_select(0, here) if plain else column[here])
+        if type(column) is torch.Tensor and column.is_cpu and column.is_contiguous():
+            try:
+                # Half the time of an index, whose result has the column's order of memory, and not always a contiguous one.
+                found.append(column.index_select(0, rows))
+                continue
+            except IndexError:  # some count from the end
+                pass
+        found.append(column[rows.to(column.device)])
     return tuple(found)
 
 

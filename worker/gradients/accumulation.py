@@ -181,6 +181,8 @@ class Accumulation:
                 "prepare(…, updates={'discriminator': first, 'generator': second}), and in the loop `if batches.update == "
                 "'discriminator':` with one half, `else:` with the other"
             )
+        if len(self._arrived) == self._arrived.maxlen:  # one more would not be counted
+            self._arrived.popleft()
         self._stepped_at = len(self._arrived)
 
     def skip(self, virtual_worker: int) -> None:
@@ -350,8 +352,10 @@ class Accumulation:
         known = len(self._versions)
         if self._learned and self._mode is _Mode.PLACING:
             known = self._layout.segments[self._placed - 1].positions.stop if self._placed else 0
-            if known == len(self._versions) > len(self._arrived):
-                return False  # there is one that no backward pass has made
+            if len(self._arrived) < len(self._versions):
+                came = {*map(id, self._arrived)}
+                if any(each.grad is not None and id(each) not in came for each in self._layout.parameters):
+                    return False  # no backward pass has made it
         grads = [parameter.grad for parameter in self._layout.parameters[:known]]
         return [None if grad is None else grad._version for grad in grads] == self._versions[:known]
 

@@ -51,17 +51,19 @@ class ModelBuffers:
     def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
         """modules: the list may still grow."""
         self._modules = modules
-        self.find()
         self._start: list[torch.Tensor] = []  # the tensors themselves
         self._values: list[torch.Tensor] = []  # what they contained
         self._bases: list[torch.Tensor] = []  # what bodies begin with
         self._new: list[torch.Tensor] = []
         self._changed = False  # since the start
         self._bodies = 0  # that this process has run
+        self.find()
 
     def find(self) -> None:
-        """Between epochs there may have come others."""
+        """Between epochs there may have come others, and some may be gone."""
         self._slots = slots(self._modules)
+        if not self._slots:
+            self._start = self._values = self._bases = self._new = []
 
     @property
     def live(self) -> list[torch.Tensor]:

@@ -187,7 +187,8 @@ class Hyperparameters:
         is copied or compared in a step that sets none of them."""
         present = [optimizer.param_groups for optimizer in self._optimizers]
         every = [*chain.from_iterable(present)]
-        seen = [*map(len, present), *chain.from_iterable(every), *chain.from_iterable(map(_values, every))]
+        sizes = *map(len, present), *map(len, every)
+        seen = [*sizes, *chain.from_iterable(every), *chain.from_iterable(map(_values, every))]
         known = self._seen
         if known is not None and len(known) == len(seen) and all(map(is_, known, seen)):
             return self._taken
