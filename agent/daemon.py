@@ -51,6 +51,7 @@ from ..runtime.loop import Loop
 from . import accounts, config, health, shim, topology, watching
 from .accounts import Account
 from .checks import Checks
+from .commands import Commands
 from .config import AgentConfig
 from .controllers import Controllers
 from .disk import Disk, Rules, load_identity, located
@@ -58,8 +59,10 @@ from .environment import Surroundings, common_environment
 from .errands import NOBODY, Errands, Newest
 from .events import (
     Action,
+    CommandExchanged,
     ControllerMessage,
     Event,
+    ExchangeCommand,
     ForgetWorker,
     HealthChanged,
     HelloNotSent,
@@ -68,6 +71,7 @@ from .events import (
     LogRead,
     ProcessExited,
     ProcessFailed,
+    ProcessStarted,
     ReadLogPiece,
     SendController,
     SendWorker,
@@ -199,8 +203,17 @@ class AgentDaemon:
                 *(state, standard, self._loop, self._clock, self._errands),
                 *(apart.cgroups, apart.devices, self._disk.mounts),
             )
+        self._commands = Commands(self._loop, self._clock, self._errands, self._disk)
         self._processes = Processes(
-            files, around, self._loop, self._clock, self._warm, self._dispatch, self._errands, self._disk, self._listen
+            files,
+            around,
+            self._loop,
+            self._clock,
+            self._warm,
+            self._on_process,
+            self._errands,
+            self._disk,
+            self._listen,
         )
         if own.uid == 0:
             for path in config.others_may_change((Path(sys.executable), Path(shim.__file__))):
@@ -279,6 +292,7 @@ class AgentDaemon:
         self._checks.close()
         if self._exporter is not None:
             self._exporter.close()
+        self._commands.close()
         self._processes.close()
         if self._warm is not None:
             self._warm.close()
@@ -344,6 +358,12 @@ class AgentDaemon:
         self._tally.statuses += 1
         self._dispatch(WorkerStatusReceived(status))
         self._processes.heard(status.worker)
+
+    def _on_process(self, event: ProcessStarted | ProcessExited | ProcessFailed) -> None:
+        if isinstance(event, ProcessExited):
+            self._commands.end(event.worker, lambda: self._dispatch(event))
+        else:
+            self._dispatch(event)
 
     def _listen(self, account: Account) -> str:
         if not account.own:
@@ -442,6 +462,7 @@ class AgentDaemon:
         if trouble := self._reach.look(self._clock.now()):
             log.warning("%s", trouble)
         self._processes.pass_time()
+        self._commands.pass_time()
         self._workers.pass_time()
         if self._warm is not None:
             self._warm.pass_time()
@@ -450,6 +471,7 @@ class AgentDaemon:
         deadlines = [
             self._machine.next_deadline(),
             self._processes.next_deadline(),
+            self._commands.next_deadline(),
             self._controllers.next_deadline(),
             self._reach.deadline,
         ]
@@ -497,6 +519,10 @@ class AgentDaemon:
                 self._snapshots.take(part)
             case ReadLogPiece(request, growing):
                 return self._read_log(request, growing)
+            case ExchangeCommand(asked, may_start):
+                record = self._processes.started(asked.worker) if may_start else None
+                holder = self._processes.holder_of(record) if record is not None else NOBODY
+                return CommandExchanged(self._commands.exchange(asked, record, holder))
             case KeepIdentity(who):
                 self._errands.ask(
                     "identity",

@@ -39,7 +39,7 @@ from .accounts import Account, NoAccount, acting_as
 from .adoption import SHIM_KILLED, ExitRecord, Found, Record, Seen
 from .cgroups import Cgroups, remove
 from .devices import Devices
-from .environment import DEFAULT_PATH, Surroundings, environment, visible_gpus, without_first_line
+from .environment import DEFAULT_PATH, Surroundings, beside, environment, visible_gpus, without_first_line
 from .identity import Identity
 from .lines import let_pass
 from .logfiles import JobFiles, read_piece, read_small
@@ -340,6 +340,20 @@ class Disk:
         path = self._files.of(record.job, record.worker, "json", record.uid)
         noted = msgspec.structs.replace(record, shim_pid=pid, shim_start_ticks=shim.start_ticks(pid))
         shim.write_whole(str(path), msgspec.to_builtins(noted))
+
+    @property
+    def root_jobs(self) -> bool:
+        return self._rules.root_jobs
+
+    def surroundings_of(self, start: StartWorker, account: Account, record: Record) -> tuple[dict[str, str], str]:
+        """Return the variables and the directory of a command beside a worker. Raises OSError, PeerError, ValueError."""
+        gpu, workdir = self._around.gpu(start.gpu), start.spec.workdir
+        if gpu is None:
+            raise ValueError(f"this server has no GPU {start.gpu}")
+        if start.spec.snapshot is not None:
+            workdir = str(self._snapshot_path(start, account))
+        around = dataclasses.replace(self._around, interface=interface_of(self._around.address))
+        return beside(start, gpu, around, account, str(self._rules.scratch.of(record.scratch))), workdir
 
     def mounts(self, room: str) -> list[tuple[str, str]]:
         """Return the bind mounts of a room (`Rooms.mounts`); none for an empty name."""

@@ -238,6 +238,14 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
     return made
 
 
+def beside(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:
+    """Return the variables of a command that runs beside a worker: the worker's, without those by which a process speaks as the
+    worker, joins its group or writes its records. Raises as `environment` does."""
+    made = without_first_line(environment(start, gpu, around, account, scratch))
+    private = {*_meeting(start, _shown(start, around)), "TORCHELASTIC_ERROR_FILE"} - set(start.spec.env)
+    return {name: value for name, value in made.items() if name not in private and not name.startswith("ELASTICD_")}
+
+
 def _resumed_from(resume: ResumeFrom, checkpoints: Path) -> dict[str, str]:
     """Return the variables that name the checkpoint to resume from. checkpoints: of all jobs of the account. Raises PeerError
     if the job's name is invalid."""

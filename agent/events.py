@@ -6,9 +6,11 @@ import enum
 from dataclasses import dataclass
 
 from ..protocol.messages import (
+    CommandOutput,
     LocalWorker,
     LogPiece,
     ReadLog,
+    RunCommand,
     SnapshotPart,
     StartWorker,
     ToAgentFromController,
@@ -103,6 +105,13 @@ class LogRead:
 
 
 @dataclass(frozen=True)
+class CommandExchanged:
+    """Input and output of a command beside a worker have been exchanged."""
+
+    answer: CommandOutput
+
+
+@dataclass(frozen=True)
 class IdentityWritten:
     """The last `KeepIdentity` has been carried out. `error`: why it failed; "": the identity is on the disk."""
 
@@ -139,6 +148,7 @@ Event = (
     | ProcessFailed
     | ProcessExited
     | LogRead
+    | CommandExchanged
     | IdentityWritten
     | HealthChanged
     | ServerChanged
@@ -213,6 +223,15 @@ class ReadLogPiece:
 
 
 @dataclass(frozen=True)
+class ExchangeCommand:
+    """Exchange input and output with a command beside a worker; `CommandExchanged` follows. `may_start`: start it first, if it
+    has not been started."""
+
+    request: RunCommand
+    may_start: bool
+
+
+@dataclass(frozen=True)
 class KeepIdentity:
     """Write the agent's identity to the disk; `IdentityWritten` follows."""
 
@@ -233,6 +252,7 @@ Action = (
     | SignalProcess
     | ForgetWorker
     | ReadLogPiece
+    | ExchangeCommand
     | TakeSnapshotPart
     | KeepIdentity
     | Warn

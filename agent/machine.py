@@ -46,6 +46,7 @@ from ..protocol.messages import (
     LocalWorker,
     Order,
     ReadLog,
+    RunCommand,
     SnapshotPart,
     Standby,
     StartWorker,
@@ -72,10 +73,12 @@ from ..protocol.times import (
 )
 from .events import (
     Action,
+    CommandExchanged,
     Connected,
     ControllerMessage,
     Disconnected,
     Event,
+    ExchangeCommand,
     ForgetWorker,
     HealthChanged,
     HelloNotSent,
@@ -268,6 +271,8 @@ class AgentMachine:
                 return self._on_started(now, worker)
             case LogRead(piece):
                 return [self._say(piece)]
+            case CommandExchanged(answer):
+                return [self._say(answer)]
             case IdentityWritten(error):
                 return self._on_identity(now, error)
             case HealthChanged(troubles):
@@ -324,6 +329,10 @@ class AgentMachine:
                 return [action for worker in workers for action in self._on_forget((uids.get(worker, ""), worker))]
             case ReadLog(worker=worker):
                 return [ReadLogPiece(message, growing=worker in self._running)]
+            case RunCommand(worker=worker, uid=uid, start=start, agent=agent):
+                there = self._running.get(worker)
+                runs = there is not None and there.uid == uid and there.kill_at is None
+                return [ExchangeCommand(message, runs and start is not None and agent == self._incarnation)]
             case SnapshotPart():
                 return [TakeSnapshotPart(message)]
 

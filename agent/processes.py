@@ -417,6 +417,15 @@ class Processes:
         watched = self._watched.get(worker)
         return watched.account if watched is not None else None
 
+    def started(self, worker: WorkerId) -> Record | None:
+        """Return the record of a worker that runs here, as the agent wrote it."""
+        watched = self._watched.get(worker)
+        return watched.record if watched is not None and not watched.told else None
+
+    def holder_of(self, record: Record) -> str:
+        """Return the holder of the threads that work on a worker takes (`errands`)."""
+        return self._holder(record.account)
+
     def _read_group(self, worker: WorkerId, watched: _Watched, then: Callable[[], None]) -> None:
         """Find the process of the worker itself, then call `then`, unless its shim has ended meanwhile."""
 

@@ -18,7 +18,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import shim
+from . import execshim, shim
 from .accounts import Account, acting_as, runs_as
 from .lines import let_pass
 
@@ -162,9 +162,12 @@ def _looked(directory: str, pids: list[int]) -> tuple[set[int], list[int]]:
 
 
 def _is_shim(pid: int) -> bool:
-    """Return whether the process is a shim, which uses no shared memory, and hides itself because it was root."""
+    """Return whether the process is a shim (of a worker, or of a command beside one), which uses no shared memory, and hides
+    itself because it was root.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return os.fsencode(shim.__file__) in file.read().split(b"\0")
+            words = file.read().split(b"\0")
     except OSError:
         return True  # it has ended
+    return any(os.fsencode(each) in words for each in (shim.__file__, execshim.__file__))

@@ -175,7 +175,7 @@ class ControllerMachine:
             cluster.jobs.mark_all_dirty()
         while cluster.clients.pending_logs and now >= next(iter(cluster.clients.pending_logs.values())).deadline_s:
             pending = cluster.clients.pending_logs.pop(next(iter(cluster.clients.pending_logs)))
-            reason = f"server {pending.server} has not sent the log in time"
+            reason = f"server {pending.server} has not sent {pending.due} in time"
             cluster.clients.answer(pending.asked, Refused(reason=reason))
         health.pass_time(cluster, now)
         end_loans(cluster, now)

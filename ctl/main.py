@@ -88,6 +88,7 @@ ROOMS = {
     "history": ("history",),
     "explain": ("explain",),
     "logs": ("logs",),
+    "exec": ("exec",),
     "events": ("events",),
     "report": ("report",),
     "policy": ("policy",),

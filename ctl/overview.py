@@ -16,7 +16,7 @@ WIDTH = 80
 # Commands of Slurm, PBS, Kubernetes, SkyPilot, dstack, Ray, Docker and the shell, with the corresponding command of elasticctl.
 OTHER_TOOLS = {
     "apply": "submit",
-    "attach": "logs -f JOB",
+    "attach": "exec JOB -- bash`, or `logs -f JOB",
     "create": "submit",
     "delete": "cancel",
     "describe": "status JOB",
@@ -43,6 +43,7 @@ OTHER_TOOLS = {
     "show": "status JOB",
     "sinfo": "servers",
     "squeue": "status",
+    "ssh": "exec JOB -- bash",
     "srun": "submit",
     "start": "submit` or `resume",
     "stop": "cancel",
@@ -50,6 +51,7 @@ OTHER_TOOLS = {
     "tail": "logs",
     "top": "status -w",
     "undrain": "uncordon",
+    "shell": "exec JOB -- bash",
     "watch": "status -w",
 }
 
@@ -99,7 +101,7 @@ GROUPS = (
             "cancel": "end jobs",
             "history": "the jobs that are over: times, GPU-hours, exit codes",
         },
-        ("pause", "resume", "hold", "release", "requeue", "checkpoint", "wait", "events", "profile", "check"),
+        ("pause", "resume", "hold", "release", "requeue", "checkpoint", "exec", "wait", "events", "profile", "check"),
     ),
     Group(
         "Cluster",

@@ -10,7 +10,9 @@ from ...protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
     AgentHello,
+    CommandOutput,
     EventKind,
+    ExecOutput,
     ForgetWorkers,
     LocalWorker,
     Log,
@@ -100,8 +102,8 @@ def on_agent_message(
         case WorkerExit():
             _on_exit(cluster, now, session, exit_within_bounds(message))
             _forget(cluster, server, (message,))
-        case LogPiece():
-            _on_log_piece(cluster, now, server, message)
+        case LogPiece() | CommandOutput():
+            _on_piece(cluster, now, server, message)
         case ReadSnapshot():
             snapshots.read(cluster, server, AgentMessage(server, message, agent), message)
 
@@ -609,18 +611,20 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     return True
 
 
-# ------------------------------------------------------------------------------------------------------------------ logs
+# ----------------------------------------------------------------------------------------- logs, output of commands
 
 
-def _on_log_piece(cluster: Cluster, now: float, server: ServerId, piece: LogPiece) -> None:
+def _on_piece(cluster: Cluster, now: float, server: ServerId, piece: LogPiece | CommandOutput) -> None:
     pending = cluster.clients.pending_logs.get(piece.request)
     if pending is None:
         return
     if pending.server != server:
-        refuse(cluster, now, server, f"a log that {pending.server} was asked for")
+        refuse(cluster, now, server, f"what {pending.server} was asked for: {pending.due}")
         return
     del cluster.clients.pending_logs[piece.request]
     if piece.error:
         cluster.clients.answer(pending.asked, Refused(reason=piece.error))
+    elif isinstance(piece, CommandOutput):
+        cluster.clients.answer(pending.asked, ExecOutput(output=piece.output))
     else:
         cluster.clients.answer(pending.asked, Log(data=piece.data, next_offset=piece.next_offset, end=piece.end))

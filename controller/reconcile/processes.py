@@ -59,7 +59,12 @@ def may_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> bool:
 
 def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
     """Send the start of a worker to the agent of its server."""
-    message = StartWorker(
+    cluster.servers.send(entry.gpu.server, start_message(cluster, job, entry))
+
+
+def start_message(cluster: Cluster, job: Job, entry: WorkerRecord) -> StartWorker:
+    """Return the start of a worker, as its server's agent gets it."""
+    return StartWorker(
         job=job.id,
         worker=entry.worker,
         gpu=entry.gpu.index,
@@ -74,7 +79,6 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         gpus=entry.gpus,
         rendezvous=None if job.elastic else _rendezvous(cluster, job, entry),
     )
-    cluster.servers.send(entry.gpu.server, message)
 
 
 def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous | None:

@@ -24,6 +24,8 @@ from ...protocol.messages import (
     CordonServer,
     EndLoan,
     Events,
+    Exec,
+    ExecIO,
     Forecast,
     GetControllers,
     GetEnded,
@@ -59,18 +61,17 @@ from ...protocol.messages import (
 from ...protocol.model import ServerId
 from ...protocol.principals import Principal
 from ...protocol.texts import many
-from ...protocol.times import LOG_TIMEOUT_S
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..intake.guests import adopt
-from ..state.clients import PendingLog
-from . import snapshots
+from . import executing, snapshots
 from .acts import forecast, profile, scale, submit
 from .authority import by, check, check_job
 from .explaining import explanation
 from .finding import find_id, find_job
 from .lending import end_loan, lend
 from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
+from .pending import pass_on
 from .policy import in_use, set_policy
 from .quotas import quotas_found
 from .servers import act_of, cordon_server, remove_server, uncordon_server
@@ -95,10 +96,10 @@ CHANGES = (
     UncordonServer,
     LendGpus,
     EndLoan,
+    Exec,
 )  # requests whose answers must be recorded
 
 MAX_REQUEST_ID = 256
-MAX_PENDING_LOGS = 1000
 MAX_LOG_OFFSET = 2**53
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
@@ -162,6 +163,8 @@ _ACTS: dict[type, str] = {
     Checkpoint: "checkpoint",
     SaveAll: "save all jobs",
     GetLog: "read log",
+    Exec: "exec",
+    ExecIO: "exec",
     SetPolicy: "set policy",
     AdoptServer: "adopt server",
     RemoveServer: "remove server",
@@ -183,6 +186,7 @@ def _concerned(request: Request) -> str:
             | Requeue(job=name)
             | Checkpoint(job=name)
             | GetLog(job=name)
+            | Exec(job=name)
         ):
             return name[:MOST_TOLD]
         case AdoptServer(server=server) | RemoveServer(server=server):
@@ -273,6 +277,11 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
         case GetLog() as request:
             _ask_for_log(cluster, now, asked, request, fetched)
             return None
+        case Exec() as request:
+            return executing.allow(cluster, now, asked, request, fetched)
+        case ExecIO() as request:
+            executing.exchange(cluster, now, asked, request, fetched)
+            return None
 
 
 def _adopt(cluster: Cluster, now: float, asked: ClientRequest, server: ServerId) -> Answer:
@@ -314,7 +323,7 @@ def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: Ge
     Raises UserError for a bad range or an unknown worker, NotAllowed, and RequestRefused if the server is not
     connected.
     """
-    job, name = find_job(cluster, asked.who, request.job, fetched), asked.name
+    job = find_job(cluster, asked.who, request.job, fetched)
     check_job(asked.who, job, "read the logs of")
     if abs(request.offset) > MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
         raise UserError(f"a piece of a log begins within {MAX_LOG_OFFSET} bytes and has 1 to {MAX_LOG_BYTES} bytes")
@@ -325,16 +334,12 @@ def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: Ge
     session = cluster.servers.sessions.get(server)
     if session is None or not session.alive:
         raise RequestRefused(f"the log of {entry.worker} is on server {server}, which is not there")
-    if len(cluster.clients.pending_logs) >= MAX_PENDING_LOGS and name not in cluster.clients.pending_logs:
-        raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
-    cluster.clients.pending_logs.pop(name, None)  # the entries are ordered by their deadlines
-    cluster.clients.pending_logs[name] = PendingLog(asked=asked, server=server, deadline_s=now + LOG_TIMEOUT_S)
     message = ReadLog(
-        request=name,
+        request=asked.name,
         job=job.id,
         worker=entry.worker,
         offset=request.offset,
         limit=request.limit,
         uid=job.uid,
     )
-    cluster.servers.send(server, message)
+    pass_on(cluster, now, asked, server, message, "the log")

@@ -21,11 +21,12 @@ ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # audited refusals of one princ
 
 @dataclass
 class PendingLog:
-    """A client's request for a piece of a log, which the agent of `server` has yet to answer."""
+    """A client's request for a piece of a log, or for the output of a command, which the agent of `server` has yet to answer."""
 
     asked: ClientRequest
     server: ServerId
     deadline_s: float
+    due: str = "the log"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..model import Fault, JobId, Server, ServerId, Trouble, WorkerId, WorkerPhase, WorkerStatus
+from ..streams import Output
 from .base import Message
 
 
@@ -94,6 +95,14 @@ class LogPiece(Message, frozen=True, kw_only=True):
     data: bytes
     next_offset: int
     end: bool
+    error: str = ""
+
+
+class CommandOutput(Message, frozen=True, kw_only=True):
+    """Answer to RunCommand. `error`: why no such command runs."""
+
+    request: str
+    output: Output = Output()
     error: str = ""
 
 

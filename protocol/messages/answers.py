@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model import CordonKind, GpuAddress, JobId, ResumeFrom, ServerId
+from ..model import CordonKind, GpuAddress, JobId, ResumeFrom, ServerId, WorkerId
+from ..streams import Output
 from .base import Message
 from .views import (
     ControllerView,
@@ -184,6 +185,23 @@ class Log(Message, frozen=True, kw_only=True):
     end: bool
 
 
+class ExecAllowed(Message, frozen=True, kw_only=True):
+    """Answer to `Exec`: the worker beside which the command may be started, once."""
+
+    exec: str  # id of the request
+    job: JobId
+    worker: WorkerId
+    server: ServerId
+    agent: str  # incarnation of the server's agent: the next one starts nothing that this one may have started
+    digest: str  # of the command and of `terminal`
+
+
+class ExecOutput(Message, frozen=True, kw_only=True):
+    """Answer to `ExecIO`."""
+
+    output: Output
+
+
 class PolicyInUse(Message, frozen=True, kw_only=True):
     """The policy in use, with its parameters and its origin (`source`: a file or a name).
 
@@ -308,6 +326,8 @@ Answer = (
     | LoanEnded
     | Events
     | Log
+    | ExecAllowed
+    | ExecOutput
     | PolicyInUse
     | PolicySet
     | QuotasFound

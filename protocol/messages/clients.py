@@ -6,6 +6,7 @@ import enum
 from typing import Any
 
 from ..model import CordonKind, JobSpec, ServerId, Snapshot, WorkerId
+from ..streams import Input
 from .base import Message
 
 
@@ -192,6 +193,27 @@ class GetLog(Message, frozen=True, kw_only=True):
     limit: int = 1 << 18
 
 
+class Exec(Message, frozen=True, kw_only=True):
+    """Request for the right to run a command beside a running worker of a job; `ExecIO` runs it. `rank`: of the worker."""
+
+    job: str
+    command: tuple[str, ...]
+    rank: int = 0
+    terminal: bool = False  # the command's input and output are a terminal
+
+
+class ExecIO(Message, frozen=True, kw_only=True):
+    """Start the command that the request with the id `exec` has been allowed, unless it has been started, and exchange its
+    input and output.
+    """
+
+    exec: str
+    input: Input
+    command: tuple[
+        str, ...
+    ] = ()  # as in that request, until the first answer comes; then empty, and nothing is started
+
+
 class GetPolicy(Message, frozen=True, kw_only=True):
     """Request for the policy that decides over GPUs."""
 
@@ -270,6 +292,8 @@ Request = (
     | EndLoan
     | GetEvents
     | GetLog
+    | Exec
+    | ExecIO
     | GetPolicy
     | SetPolicy
     | GetQuotas

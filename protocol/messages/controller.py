@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..model import JobId, JobSpec, Roster, Value, WorkerId
+from ..streams import Input
 from .base import Message
 
 
@@ -99,6 +100,22 @@ class ReadLog(Message, frozen=True, kw_only=True):
     worker: WorkerId
     offset: int
     limit: int
+    uid: str = ""  # of the job
+
+
+class RunCommand(Message, frozen=True, kw_only=True):
+    """Exchange input and output of a command beside a running worker; start it first, where `start` is given and no command of
+    this `name` has been started. The agent answers with `CommandOutput`.
+    """
+
+    request: str
+    name: str  # of the command, unique in the cluster
+    job: JobId
+    worker: WorkerId
+    input: Input
+    command: tuple[str, ...] = ()
+    start: StartWorker | None = None  # as the worker was started
+    agent: str = ""  # incarnation: another agent of this server starts nothing
     uid: str = ""  # of the job
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .agents import (
     AgentHeartbeat,
     AgentHello,
+    CommandOutput,
     LogPiece,
     ReadSnapshot,
     StatusReceived,
@@ -18,6 +19,7 @@ from .controller import (
     HelloRefused,
     Order,
     ReadLog,
+    RunCommand,
     SnapshotPart,
     Standby,
     StartWorker,
@@ -33,12 +35,15 @@ ToAgentFromController = (
     | WriteCheckpoint
     | ForgetWorkers
     | ReadLog
+    | RunCommand
     | SnapshotPart
     | HelloRefused
     | Acknowledged
     | Standby
 )  # stamped with a term: `protocol.terms`
-ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece | ReadSnapshot
+ToControllerFromAgent = (
+    AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece | CommandOutput | ReadSnapshot
+)
 ToWorkerFromAgent = Order | StatusReceived | Suspend | WriteCheckpoint
 ToAgentFromWorker = Status
 ToLeader = Ready | Prepared | StoreSet | StoreGet | StoreAdd

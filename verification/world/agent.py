@@ -13,8 +13,10 @@ import msgspec
 from elasticd.agent.adoption import ExitRecord, Found, Record, adopt
 from elasticd.agent.events import (
     Action,
+    CommandExchanged,
     ControllerMessage,
     Event,
+    ExchangeCommand,
     ForgetWorker,
     HealthChanged,
     HelloNotSent,
@@ -38,7 +40,15 @@ from elasticd.agent.events import (
 )
 from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
-from elasticd.protocol.messages import AgentHello, LogPiece, Order, StartWorker, ToAgentFromController, session_name
+from elasticd.protocol.messages import (
+    AgentHello,
+    CommandOutput,
+    LogPiece,
+    Order,
+    StartWorker,
+    ToAgentFromController,
+    session_name,
+)
 from elasticd.protocol.model import (
     Gpu,
     GpuAddress,
@@ -264,6 +274,8 @@ class Agent(Process):
                 self._durably(f"forgets {worker}", lambda: self._disk.pop((uid, worker), None))
             case ReadLogPiece(request):
                 return LogRead(LogPiece(request=request.request, data=b"", next_offset=request.offset, end=True))
+            case ExchangeCommand(request):
+                return CommandExchanged(CommandOutput(request=request.request, error="no command runs in this world"))
             case TakeSnapshotPart():
                 raise AssertionError("no job of this world has a snapshot")
             case KeepIdentity(who):

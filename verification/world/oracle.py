@@ -18,7 +18,7 @@ from elasticd.controller.jobs.stored import States, whole_of, workers_of
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.records import JOBS, SUBMISSION, state_key, submission_key
 from elasticd.controller.remembered import KEPT_ANSWERS
-from elasticd.controller.requests.answers import MAX_PENDING_LOGS
+from elasticd.controller.requests.pending import MAX_PENDING_LOGS
 from elasticd.controller.state.history import KEPT_EVENTS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
