@@ -5,6 +5,7 @@ The calls may block, as those of `disk`, and are made by `errands` in threads.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -92,7 +93,8 @@ def _admit(process: subprocess.Popen[bytes], disk: Disk, record: Record, orders:
     """
     pidfd = -1
     try:
-        cgroups.enter(record.cgroups, process.pid)
+        with contextlib.suppress(FileNotFoundError):  # the worker has ended, which is seen below
+            cgroups.enter(record.cgroups, process.pid)
         pidfd = os.pidfd_open(process.pid)
         settled = disk.settled(record)
         if not runs(settled.pid, settled.start_ticks):

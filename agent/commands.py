@@ -116,13 +116,16 @@ class Commands:
 
     def end(self, worker: WorkerId, then: Callable[[], None]) -> None:
         """Kill the commands beside a worker that has ended, and call `then` when none is left."""
-        left = [one for one in self._commands.values() if one.worker == worker and not one.gone]
+        beside_it = [one for one in self._commands.values() if one.worker == worker]
+        for one in beside_it:
+            if not one.gone or one.exit_code == KILLED:  # the end of the worker's cgroup has found it
+                one.reason = f"{worker} has ended, and the command with it"
+        left = [one for one in beside_it if not one.gone]
         if not left:
             then()
             return
         self._ends.setdefault(worker, (self._clock.now() + KILLED_WITHIN_S, []))[1].append(then)
         for one in left:
-            one.reason = f"{worker} has ended, and the command with it"
             if one.begun is not None:
                 beside.end(one.begun, at_once=True)
 

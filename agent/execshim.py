@@ -11,6 +11,7 @@ agent ends, for then nobody reads the command's output any more.
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import fcntl
 import os
@@ -114,6 +115,7 @@ def main() -> None:
     asked = Asked()
     orders: dict[str, Any] = privileges.orders()
     streams: list[int] = orders["streams"]
+    codecs.lookup("ascii")  # for `shim.begin_worker`: the interpreter may be closed to the account
     shim.place(orders["cpus"])
     try:
         privileges.move_in(orders["room"])

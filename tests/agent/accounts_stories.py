@@ -20,6 +20,7 @@ import pytest
 from elasticd.agent import cgroups, shim
 from elasticd.agent.accounts import Account
 from elasticd.agent.cgroups import Cgroups, Limits
+from elasticd.agent.commands import Commands
 from elasticd.agent.disk import Disk, Rules
 from elasticd.agent.environment import Surroundings
 from elasticd.agent.errands import Errands
@@ -108,13 +109,19 @@ class Agent:
         if warm:
             mounts = self.disk.mounts
             self.warm = WarmProcesses(self.state, None, self.loop, clock, self.errands, self.cgroups, mounts=mounts)
-        self.processes = Processes(
-            files, around, self.loop, clock, self.warm, self.told.append, self.errands, self.disk
-        )
+        self.commands = Commands(self.loop, clock, self.errands, self.disk)
+        self.processes = Processes(files, around, self.loop, clock, self.warm, self._tell, self.errands, self.disk)
+
+    def _tell(self, event: ProcessStarted | ProcessExited | ProcessFailed) -> None:
+        if isinstance(event, ProcessExited):
+            self.commands.end(event.worker, lambda: self.told.append(event))
+        else:
+            self.told.append(event)
 
     def _on_turn(self) -> None:
         self.errands.deliver()
         self.processes.pass_time()
+        self.commands.pass_time()
         if self.warm is not None:
             self.warm.pass_time()
 
@@ -205,6 +212,7 @@ class Agent:
             return
         self.closed = True
         records = [watched.record for watched in self.processes._watched.values()]
+        self.commands.close()
         self.processes.close()
         if self.warm is not None:
             self.warm.close()
