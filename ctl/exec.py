@@ -144,7 +144,7 @@ def _raw() -> Iterator[None]:
     """Let the terminal pass each key on, as long as the body runs."""
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setraw(sys.stdin)
+        tty.setraw(sys.stdin, termios.TCSADRAIN)  # what has been typed ahead is kept
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

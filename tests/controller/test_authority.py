@@ -19,6 +19,7 @@ from elasticd.protocol.messages import (
     CordonServer,
     EndLoan,
     EventKind,
+    Exec,
     GetEnded,
     GetEvents,
     GetJob,
@@ -80,6 +81,7 @@ def acts_on(job: Any) -> list[Request]:
     worker = next(iter(job.workers)).worker
     return [
         Scale(job=job.id, share=2), Profile(job=job.id), GetLog(job=job.id, worker=worker, offset=0),
+        Exec(job=job.id, command=("true",)),
         Checkpoint(job=job.id), Requeue(job=job.id), Pause(job=job.id), Resume(job=job.id), Cancel(job=job.id),
     ]  # fmt: skip
 
@@ -380,6 +382,7 @@ def test_each_request_that_changes_something_is_looked_at():
         UncordonServer,
         LendGpus,
         EndLoan,
+        Exec,
     }
     assert set(CHANGES) == {Submit, PutSnapshot, *restricted}, "a snapshot is its sender's own"
 

@@ -14,7 +14,7 @@ from elasticd.controller.events import AgentMessage, SendAgent, Warn
 from elasticd.controller.intake import guests, messages
 from elasticd.controller.jobs import job as job_module
 from elasticd.controller.reconcile import orders
-from elasticd.controller.requests import acts, answers
+from elasticd.controller.requests import acts, pending
 from elasticd.controller.state import history
 from elasticd.controller.state import jobs as jobs_state
 from elasticd.protocol.messages import (
@@ -68,7 +68,7 @@ def test_the_committed_order_is_kept_however_many_follow_it(monkeypatch: pytest.
 
 
 def test_too_many_readers_of_logs_are_refused_and_later_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_PENDING_LOGS", 3)
+    monkeypatch.setattr(pending, "MAX_PENDING_LOGS", 3)
     world, job = training(1)
     worker = WorkerId(world.running(job)[0])
     for number in range(3):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import json
 import os
+import pty
 import re
+import select
+import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +145,96 @@ def test_a_jobs_own_exit_code_and_output_come_back(cli: Cli) -> None:
     assert ended.startswith(f"{job} failed")
     path = ended.splitlines()[-1].partition(":")[2]
     assert Path(path).read_text().endswith("o hello\n"), "the log is where it is said to be"
+
+
+@contextlib.contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does not outlive a failing test."""
+    process = subprocess.Popen(command, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def running(cli: Cli, *command: str) -> str:
+    """A job that runs."""
+    job = cli("submit", "--", *command).stdout.strip()
+    deadline = time.monotonic() + PATIENCE_S
+    while cli.json("status", job)["workers"][0]["phase"] != "running":
+        assert time.monotonic() < deadline
+    return job
+
+
+@pytest.mark.cluster
+def test_a_command_runs_beside_a_worker_with_its_output_input_and_exit_code(cli: Cli) -> None:
+    job = running(cli, "sleep", "600")
+    done = cli("exec", job, "--", "sh", "-c", "pwd; echo wrong >&2; exit 7", code=7)
+    assert (done.stdout, done.stderr) == (f"{cli.cwd}\n", "wrong\n")
+    assert "--rank 3: " in one_line(cli("exec", job, "--rank", "3", "--", "true", code=2))
+    assert "which command? Such as" in one_line(cli("exec", job, code=2))
+    exec_cat = [ELASTICCTL, "--dir", str(cli.directory), "exec", job, "--", "cat"]
+    data = os.urandom(500_000)
+    assert subprocess.run(exec_cat, input=data, capture_output=True, check=True).stdout == data
+    first = subprocess.run(f"{shlex.join(exec_cat[:-1])} yes | head -1", shell=True, capture_output=True, check=True)
+    assert (first.stdout, first.stderr) == (b"y\n", b""), "nobody reads it any more"
+    with started([*exec_cat[:-1], "sh", "-c", "echo there; sleep 600"], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"there\n"
+        cli("cancel", job)
+        assert client.wait(PATIENCE_S) == 137
+    assert f"{job} is cancelled: no worker of it runs" in one_line(cli("exec", job, "--", "true", code=1))
+
+
+@pytest.mark.cluster
+def test_a_shell_in_a_running_job_has_a_terminal(cli: Cli) -> None:
+    job = running(cli, "sleep", "600")
+    master, slave = pty.openpty()
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
+    command = [ELASTICCTL, "--dir", str(cli.directory), "exec", job, "--", "bash", "--norc", "--noprofile"]
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"}
+    ) as client:
+        seen = b""
+
+        def until(words: bytes) -> None:
+            nonlocal seen
+            while words not in seen:
+                assert select.select([master], [], [], PATIENCE_S)[0], seen
+                seen += os.read(master, 4096)
+
+        os.write(master, b"stty size; echo $TERM; sleep 600\r")
+        until(b"33 99\r\nxterm\r\n")
+        os.write(master, b"\x03")
+        os.write(master, b"echo still $((1 + 1)); exit 5\r")
+        until(b"still 2\r\n")
+        assert client.wait(PATIENCE_S) == 5
+    assert termios.tcgetattr(slave)[3] & termios.ECHO, "the terminal is as it was"
+    os.close(master)
+    os.close(slave)
+    cli("cancel", job)
+
+
+@pytest.mark.cluster
+def test_ctrl_c_ends_a_command_beside_a_worker(cli: Cli) -> None:
+    job = running(cli, "sleep", "600")
+    command = [ELASTICCTL, "--dir", str(cli.directory), "exec", job, "--", "sh", "-c", "echo there; exec sleep 70707"]
+    with started(
+        command,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"there\n"
+        client.send_signal(signal.SIGINT)
+        assert client.wait(PATIENCE_S) == 130
+    deadline = time.monotonic() + PATIENCE_S
+    while any("70707" in process.cmdline() for process in cli.processes()):
+        assert time.monotonic() < deadline
+    cli("cancel", job)
 
 
 @pytest.mark.cluster

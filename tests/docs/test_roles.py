@@ -14,6 +14,7 @@ from elasticd.protocol import messages
 from elasticd.protocol.messages import CordonServer, Refused, Request, SetPolicy
 from elasticd.protocol.model import ResumeFrom, ServerId, Snapshot
 from elasticd.protocol.principals import Principal, Role
+from elasticd.protocol.streams import Input
 
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("controller_world_of_roles", ROOT / "tests/controller/world.py")
@@ -49,7 +50,7 @@ def made(name: str, job: Any) -> Request:
     values: dict[str, Any] = {
         "spec": _module.job_spec(), "snapshot": snapshot, "part": 0, "data": b"", "job": job.id, "share": 1, "for_s": 60.0,
         "server": ServerId("s1"), "gpus": 1, "loan": "loan-1", "worker": next(iter(job.workers)).worker, "offset": 0,
-        "document": {"policy": "fifo"},
+        "document": {"policy": "fifo"}, "exec": "no such", "input": Input(), "command": ("true",),
     }  # fmt: skip
     if name == DRY_RUN:
         return SetPolicy(document={"policy": "fifo"}, dry_run=True)
