@@ -26,14 +26,20 @@ from ..protocol.messages import (
 )
 from ..protocol.model import JobPhase
 from . import completion, render
+from .chosen import ALL, STATE, YES, chosen
 from .context import JSON, Context, of, print_json, say
 from .waiting import Waiting, limit_s
 
+_BACK = (Withholding.PAUSE, Withholding.HOLD)  # which `resume` and `release` end
 SAVED_WITHIN = "1h"  # longest time for saving a job's state
 
 A = TypeVar("A", bound=Answer)
 
 JOBS = typer.Argument(help="Which jobs.", show_default=False, autocompletion=completion.jobs)
+Named = Annotated[list[str] | None, JOBS]
+All = Annotated[bool, ALL]
+State = Annotated[str | None, STATE]
+Yes = Annotated[bool, YES]
 NO_WAIT = typer.Option("--no-wait", help="Return as soon as they have been told to.")
 TIMEOUT = typer.Option(help="Wait no longer than this; they stop all the same.")
 
@@ -46,7 +52,10 @@ def add_to(app: typer.Typer) -> None:
 
 def cancel(
     context: typer.Context,
-    jobs: Annotated[list[str], JOBS],
+    jobs: Named = None,
+    everything: All = False,
+    state: State = None,
+    yes: Yes = False,
     at_once: Annotated[
         bool, typer.Option("--now", help="Do not save what they have done since the last checkpoint.")
     ] = False,
@@ -56,7 +65,10 @@ def cancel(
 ) -> None:
     """End jobs. Jobs that have trained save their state first."""
     shared, within_s = of(context), limit_s(timeout)
-    told = _Each(shared, jobs, lambda name: Cancel(job=name, save=not at_once), Cancelled)
+    names = chosen(
+        shared, "cancel", jobs, everything, state, yes, lambda view: _withheld(view) is not Withholding.CANCEL
+    )
+    told = _Each(shared, names, lambda name: Cancel(job=name, save=not at_once), Cancelled)
     views = [
         shared.job(one.job) if no_wait or not one.saving else until_stopped(shared, one.job, within_s, "cancelled")
         for one in told.answers
@@ -75,14 +87,18 @@ def _cancelled(view: JobView) -> str:
 
 def pause(
     context: typer.Context,
-    jobs: Annotated[list[str], JOBS],
+    jobs: Named = None,
+    everything: All = False,
+    state: State = None,
+    yes: Yes = False,
     no_wait: Annotated[bool, NO_WAIT] = False,
     timeout: Annotated[str, TIMEOUT] = SAVED_WITHIN,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Stop jobs until `resume`: each saves its state, gives its GPUs back, and keeps its place in the queue."""
     shared, within_s = of(context), limit_s(timeout)
-    told = _Each(shared, jobs, lambda name: Pause(job=name), Paused)
+    names = chosen(shared, "pause", jobs, everything, state, yes, lambda view: _withheld(view) is None)
+    told = _Each(shared, names, lambda name: Pause(job=name), Paused)
     views = [
         shared.job(one.job) if no_wait else until_stopped(shared, one.job, within_s, "paused") for one in told.answers
     ]
@@ -97,9 +113,18 @@ def _paused(view: JobView) -> str:
     return f"{view.job} paused {render.kept(view)}"
 
 
-def hold(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+def hold(
+    context: typer.Context,
+    jobs: Named = None,
+    everything: All = False,
+    state: State = None,
+    yes: Yes = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
     """Keep waiting jobs from starting, until `release`. A running job goes on: `pause` stops it."""
-    told = _Each(of(context), jobs, lambda name: Pause(job=name, hold=True), Paused)
+    shared = of(context)
+    names = chosen(shared, "hold", jobs, everything, state, yes, lambda view: _withheld(view) is None)
+    told = _Each(shared, names, lambda name: Pause(job=name, hold=True), Paused)
     told.show(as_json, "held", [({"job": one.job, "runs": one.runs}, _held(one)) for one in told.answers])
 
 
@@ -111,15 +136,36 @@ def _held(one: Paused) -> str:
     return f"{one.job} held"
 
 
-def resume(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+def resume(
+    context: typer.Context,
+    jobs: Named = None,
+    everything: All = False,
+    state: State = None,
+    yes: Yes = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
     """Let jobs run again that were paused or held."""
-    told = _Each(of(context), jobs, lambda name: Resume(job=name), Resumed)
-    told.show(as_json, "resumed", [({"job": one.job}, _resumed(one)) for one in told.answers])
+    _let_run(of(context), "resume", jobs, everything, state, yes, as_json)
 
 
-def release(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+def release(
+    context: typer.Context,
+    jobs: Named = None,
+    everything: All = False,
+    state: State = None,
+    yes: Yes = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
     """Let held jobs start: the same as `resume`."""
-    resume(context, jobs, as_json)
+    _let_run(of(context), "release", jobs, everything, state, yes, as_json)
+
+
+def _let_run(
+    shared: Context, act: str, jobs: list[str] | None, everything: bool, state: str | None, yes: bool, as_json: bool
+) -> None:
+    names = chosen(shared, act, jobs, everything, state, yes, lambda view: _withheld(view) in _BACK)
+    told = _Each(shared, names, lambda name: Resume(job=name), Resumed)
+    told.show(as_json, "resumed", [({"job": one.job}, _resumed(one)) for one in told.answers])
 
 
 def _resumed(one: Resumed) -> str:
@@ -128,9 +174,18 @@ def _resumed(one: Resumed) -> str:
     return f"{one.job} {one.before.how.back}d"
 
 
-def requeue(context: typer.Context, jobs: Annotated[list[str], JOBS], as_json: Annotated[bool, JSON] = False) -> None:
+def requeue(
+    context: typer.Context,
+    jobs: Named = None,
+    everything: All = False,
+    state: State = None,
+    yes: Yes = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
     """Have jobs save their state, give their GPUs back, and wait for their turn, by their submission."""
-    told = _Each(of(context), jobs, lambda name: Requeue(job=name), Requeued)
+    shared = of(context)
+    names = chosen(shared, "requeue", jobs, everything, state, yes, lambda view: bool(view.workers))
+    told = _Each(shared, names, lambda name: Requeue(job=name), Requeued)
     told.show(as_json, "requeued", [({"job": one.job}, f"{one.job} requeued") for one in told.answers])
 
 
@@ -163,6 +218,10 @@ def until_stopped(shared: Context, job: str, within_s: float | None, what: str) 
     while (view := shared.job(job)).withheld is not None and (view.workers or view.withheld.how is Withholding.CANCEL):
         waiting.pause(view.reason)
     return view
+
+
+def _withheld(view: JobView) -> Withholding | None:
+    return view.withheld.how if view.withheld is not None else None
 
 
 def _saved(view: JobView) -> dict[str, object]:

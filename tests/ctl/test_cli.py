@@ -119,6 +119,26 @@ def test_a_job_goes_through_its_life(cli: Cli) -> None:
 
 
 @pytest.mark.cluster
+def test_all_jobs_of_a_user_are_cancelled_held_and_released_at_once(cli: Cli) -> None:
+    first = running(cli, "sleep", "600")
+    waiting = [cli("submit", "--gpus", "2", "--", "sleep", "600").stdout.strip() for _ in range(2)]
+    asked = one_line(cli("cancel", "--all", code=1))
+    assert asked == f"elasticctl: cancel --all would cancel {', '.join([first, *waiting])}: say --yes", (
+        "no terminal to ask at"
+    )
+    assert set(cli("hold", "--all", "--state", "pending", "--yes").stdout.split("\n")) == {
+        f"{job} held" for job in waiting
+    } | {""}
+    assert cli.json("release", "--all", "--yes")["resumed"] == waiting
+    assert "no pending job of yours to release" in cli("release", "--all", "--state", "pending", "--yes").stderr
+    assert cli.json("cancel", "--all", "--state", "running", "-y")["cancelled"] == [first]
+    assert set(cli.json("cancel", "--all", "--yes")["cancelled"]) == set(waiting)
+    assert "no unfinished job of yours to cancel" in cli("cancel", "--all").stderr
+    for arguments in ((), ("--all", first), ("--state", "running", first), ("--all", "--state", "done")):
+        one_line(cli("cancel", *arguments, code=2))
+
+
+@pytest.mark.cluster
 def test_of_several_jobs_those_that_there_are_are_cancelled_and_the_others_named(cli: Cli) -> None:
     job, other = (cli("submit", "sleep.yaml").stdout.strip() for _ in range(2))
     done = cli("cancel", job, "nobody-99", other, code=2)
