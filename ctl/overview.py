@@ -56,7 +56,7 @@ OTHER_TOOLS = {
 }
 
 # Options of the same tools for a submission, with the corresponding ones of `submit`.
-OTHER_OPTIONS = {
+SUBMISSION = {
     "--accelerators": "--gpus, and --gpu-type",
     "--chdir": "workdir in a job file",
     "--constraint": "--gpu-type",
@@ -77,6 +77,24 @@ OTHER_OPTIONS = {
     "-e": "--env",
     "-n": "--gpus",
     "-t": "--deadline, to be over by then, or --max-steps, to end",
+}
+
+# By command of elasticctl; of each the options of other tools, with what is used here.
+OTHER_OPTIONS = {
+    "submit": SUBMISSION,
+    "scale": {"--replicas": "the number alone, `scale JOB 2`", "--current-replicas": "`scale JOB 2`"},
+    "logs": {
+        "--container": "--worker",
+        "-c": "--worker",
+        "--lines": "--tail",
+        "--previous": "--attempt",
+        "-p": "--attempt",
+    },
+    "exec": dict.fromkeys(
+        ("-i", "-t", "--tty", "--stdin"), "`exec JOB -- bash`: the shell has a terminal if you have one"
+    ),
+    "status": {"-A": "--all", "-o": "--json", "-u": "--mine", "--me": "--mine", "--user": "--mine"},
+    "cancel": {"-u": "--all", "--me": "--all", "--user": "--all", "-t": "--state", "--force": "--now", "-f": "--now"},
 }
 
 
@@ -148,5 +166,5 @@ def other_word(word: str) -> str:
 
 def other_option(command: str, option: str) -> str:
     """Return a hint for an option of another tool; "": the option is not one."""
-    meant = OTHER_OPTIONS.get(option, "") if command == "submit" else ""
+    meant = OTHER_OPTIONS.get(command, {}).get(option, "")
     return f"{command} has no option {option}: use {meant}" if meant else ""

@@ -83,6 +83,11 @@ class Archive:
         found = job_of(key) if key is not None else None
         return found if found is not None and found.job == job else None
 
+    def numbered(self, number: int) -> JobId | None:
+        """Return the job with this number."""
+        key = self._known.by_number.get(number)
+        return job_of(key).job if key is not None else None
+
     def named(self, name: str) -> tuple[int, JobId | None]:
         """Return how many jobs of this name there are, and the newest of them."""
         known = self._known

@@ -116,6 +116,11 @@ class Index:
         self._catch_up()
         return tuple(self._by_number[number] for number in self._numbers[first : first + most])
 
+    def numbered(self, number: int) -> Job | None:
+        """Return the job with this number, unfinished or over."""
+        self._catch_up()
+        return self._by_number.get(number) or next((job for job in self._over.values() if job.number == number), None)
+
     @property
     def over(self) -> dict[JobId, Job]:
         """Ended jobs in memory. Callers must not change or keep the mapping."""

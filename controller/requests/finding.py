@@ -1,4 +1,4 @@
-"""Lookup of jobs by id, or by a name that identifies one job.
+"""Lookup of jobs by id, by a name that identifies one job, or by the number at the end of an id.
 
 Among jobs of one name, those of the requesting principal come first.
 """
@@ -12,9 +12,11 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from .pages import Fetched, archived
 
+MOST_DIGITS = 18
+
 
 def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> Job:
-    """Return the job with this id, or the only one with this name.
+    """Return the job with this id, the only one with this name, or the one with this number.
 
     A name is looked up among the unfinished jobs of `who`, then among all unfinished jobs, then among all jobs. Raises
     UserError, and NotAtHand if the job must be fetched from the archive.
@@ -46,6 +48,10 @@ def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
         if count:
             whose = "jobs of yours" if candidates is own and len(own) < len(unfinished) else "jobs"
             raise UserError(f"{count} {whose} are called {name!r}: name one of {', '.join(candidates[:5])}")
+    if name.isascii() and name.isdecimal() and len(name) <= MOST_DIGITS:
+        job = cluster.index.numbered(int(name))
+        if (found_id := job.id if job is not None else cluster.archive.numbered(int(name))) is not None:
+            return found_id
     if refused := next((each for each in cluster.refused_jobs if each.job == name), None):
         raise RequestRefused(f"{refused.job[:80]} is refused, and does not run: {refused.reason}")
     raise UserError(f"there is no job {name[:80]!r}")

@@ -234,6 +234,10 @@ def test_a_name_that_several_jobs_have_had_is_refused_with_how_many_there_are() 
     live = world.submit(job_spec(low=1, high=1)).id
     assert world.ask(GetJob(job="digits")).job.job == live, "the only unfinished one is meant"
     assert "there is no job" in world.ask(GetJob(job="digits-77")).reason
+    for number in range(1, 5):
+        assert world.ask(GetJob(job=str(number))).job.job == f"digits-{number}", "unfinished, over, or archived"
+    assert "there is no job '77'" in world.ask(GetJob(job="77")).reason
+    assert "there is no job" in world.ask(GetJob(job="7" * 30)).reason
 
 
 def test_what_would_change_a_job_in_the_archive_is_refused_with_how_it_has_ended() -> None:

@@ -493,6 +493,10 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
             ("submit", "--gpus", "A100:2", "--", "true"),
             "'A100:2' is not a number, or a range such as 1:8; the type of GPU",
         ),
+        (("scale", "digits", "--replicas", "2"), "scale has no option --replicas: use the number alone, `scale JOB 2`"),
+        (("scale", "digits", "--replicas=2"), "scale has no option --replicas: use the number alone, `scale JOB 2`"),
+        (("exec", "-it", "digits", "--", "bash"), "the shell has a terminal if you have one"),
+        (("cancel", "-u", "me"), "cancel has no option -u: use --all"),
         (("submit", "--deadline", "18:00", "--", "true"), "90s, 10m or 1h30m, nor a date such as '2027-01-31 18:00'"),
         (("submit", "train.py"), "is not a job file (.yaml); put a command after --, such as -- python train.py"),
     ],
@@ -813,10 +817,14 @@ def test_the_one_screen_has_every_command_and_no_word_of_another_tool_is_one_of_
     assert len(full.splitlines()) < 24, "with all that it has a place for"
 
 
-def test_options_of_other_tools_are_none_of_ours_and_those_that_are_named_instead_are(offline: Cli) -> None:
-    own = set(re.findall(r"(?<![\w-])--?[a-z-]+", offline("submit", "--help").stdout))
-    assert not set(overview.OTHER_OPTIONS) & own
-    assert {each for text in overview.OTHER_OPTIONS.values() for each in re.findall(r"--[a-z-]+", text)} <= own
+@pytest.mark.parametrize("command", overview.OTHER_OPTIONS)
+def test_options_of_other_tools_are_none_of_ours_and_those_that_are_named_instead_are(
+    offline: Cli, command: str
+) -> None:
+    own = set(re.findall(r"(?<![\w-])--?[a-z-]+", offline(command, "--help").stdout))
+    others = overview.OTHER_OPTIONS[command]
+    assert not set(others) & own
+    assert {each for text in others.values() for each in re.findall(r"(?<![\w-])--[a-z-]+", text)} <= own
 
 
 def test_help_version_and_a_bare_command_answer_without_a_cluster(offline: Cli) -> None:
