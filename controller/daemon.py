@@ -81,6 +81,7 @@ LOCK_FILE = "controller.lock"
 AUDIT_FILE = "audit.log"
 COLLECT_INTERVAL_S = 3600.0  # between two collections of garbage, which take tenths of a second in a large cluster
 LOOK_INTERVAL_S = 1.0  # between two checks of the list of known principals
+REFUSED_INTERVAL_S = 2.0  # between two looks at the records of refused jobs
 
 CLIENTS = Gate(
     name="clients",
@@ -134,7 +135,7 @@ class ControllerDaemon:
         self._candidacy: Candidacy | None = None  # None: this is the only controller of the cluster
         self._seals: Seals | None = None  # of a store that several controllers share
         self._store: Store = self._open_store(options)
-        self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
+        self._look_at_s = self._refused_at_s = time.monotonic() + LOOK_INTERVAL_S
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
         self._changes: list[ClientRequest] = []  # of this turn, taken last: read-only requests wait for no commit
         self._exporter = _exporter(options, self._loop.wake)
@@ -380,6 +381,7 @@ class ControllerDaemon:
         if self._seals is not None:
             if refused := self._seals.news():
                 log.error("%s", refused)
+            self._look_at_refused(self._seals)
             if refused or reign.machine.cluster.refused_jobs != self._seals.refused_jobs:
                 self._take(reign, RecordsRefused(refused, self._seals.refused_jobs))
         changes, self._changes = self._changes, []
@@ -388,6 +390,13 @@ class ControllerDaemon:
         self._send(reign, reign.finish_ahead(self._clock.now()))
         self._send(reign, reign.finish(self._clock.now()))
         self._end_if_over(reign)
+
+    def _look_at_refused(self, seals: Seals) -> None:
+        """Ask the store once in a while whether the record of a refused job is still there: an operator may have removed it."""
+        now_s = time.monotonic()
+        if seals.refused_jobs and now_s >= self._refused_at_s and isinstance(self._store, EtcdStore):
+            self._refused_at_s = now_s + REFUSED_INTERVAL_S
+            seals.look_again(self._store)
 
     def _figures(self) -> list[Figure]:
         candidacy, reign = self._candidacy, self._reign

@@ -24,7 +24,7 @@ from ..protocol.messages import RefusedJob
 from ..runtime.directories import read_secret, write_secret
 from ..runtime.keys import SEAL_FILE, SECRET_BYTES
 from .jobs.archive import PREFIX as ARCHIVE
-from .records import JOBS, POLICY_KEY, job_of_submission
+from .records import JOBS, POLICY_KEY, job_of_submission, submission_key
 from .seal import HEAD_BYTES, MARK, MISSING, SEAL_KEY, BrokenSeal, Seal, is_sealed
 from .store.etcd import EtcdStore
 from .store.interface import AFTER_ALL, Put, StoreUnavailable
@@ -119,6 +119,24 @@ class Seals:
                 self.refused_jobs = (*others, RefusedJob(job=job, reason=f"{FOREIGN}: {reason}"))
             if self._seal is not None:
                 self._untold.append(key)
+
+    def look_again(self, store: EtcdStore) -> None:
+        """Forget one refused job, if its record has been removed from the store; the next call looks at another. Blocks for a
+        read.
+        """
+        first = next(iter(self.refused_jobs), None)
+        if first is None:
+            return
+        key = submission_key(first.job)
+        try:
+            there = key in store.keys(key)
+        except StoreUnavailable:
+            return
+        with self._lock:
+            others = tuple(each for each in self.refused_jobs if each.job != first.job)
+            self.refused_jobs = (*others, first) if there else others
+            if not there:
+                self.broken.pop(key, None)
 
     def news(self) -> str:
         """Return a sentence about the records that were refused since the last call; "" if there are none."""

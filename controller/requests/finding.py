@@ -19,7 +19,7 @@ def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> J
     """Return the job with this id, the only one with this name, or the one with this number.
 
     A name is looked up among the unfinished jobs of `who`, then among all unfinished jobs, then among all jobs. Raises
-    UserError, and NotAtHand if the job must be fetched from the archive.
+    UserError, RequestRefused, and NotAtHand if the job must be fetched from the archive.
     """
     meant = find_id(cluster, who, name)
     found = cluster.jobs.get(meant)
@@ -28,7 +28,10 @@ def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> J
     over = cluster.jobs.archive.find(meant)
     job = archived(over.key, fetched) if over is not None else None
     if job is None:
-        raise UserError(f"there is no job {name[:80]!r}")
+        raise RequestRefused(
+            f"{meant} is over; its record in the archive is gone, or was written by another process than a controller and does "
+            "not count (`elasticctl events`)"
+        )
     return job
 
 

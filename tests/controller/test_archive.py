@@ -226,6 +226,20 @@ def test_a_job_in_the_archive_is_shown_in_full_by_its_id_and_by_its_name() -> No
     assert [worker.exit_code for worker in shown[0].job.past_workers] == [-15]
 
 
+def test_a_job_whose_record_in_the_archive_does_not_count_is_not_said_to_be_unknown() -> None:
+    world = World({"s1": 1}, keeping=Keeping(recent=0))
+    name = end_one(world, "lonely")
+    (key,) = world.machine.cluster.archive.keys
+    del world.store[key]  # as a record without a valid seal: the store returns none
+    answer = world.ask(GetJob(job=name))
+    assert isinstance(answer, Refused)
+    assert not answer.bad_input
+    assert answer.reason == (
+        f"{name} is over; its record in the archive is gone, or was written by another process than a controller and does not "
+        "count (`elasticctl events`)"
+    )
+
+
 def test_a_name_that_several_jobs_have_had_is_refused_with_how_many_there_are() -> None:
     world = with_ended(3, recent=1)
     answer = world.ask(GetJob(job="digits"))

@@ -22,7 +22,7 @@ from elasticd.controller.jobs.records import Submission
 from elasticd.controller.records import submission_key
 from elasticd.controller.seal import HEAD_BYTES
 from elasticd.controller.store import etcd_api
-from elasticd.controller.store.interface import Put
+from elasticd.controller.store.interface import Delete, Put
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.messages import (
     Envelope,
@@ -188,7 +188,11 @@ def test_alices_pending_job_that_was_rewritten_to_run_as_carol_does_not_run(cont
     assert f"'{submission_key(jobs[0])}' (its seal does not fit its contents)" in controller.log()
     assert controller.ask(Submit(spec=SPEC)).job not in jobs
     with closing(etcd.store("/elasticctl/test")) as outside:
+        outside.begin()
         assert any(b"records-refused" in record.value for record in outside.list("/events/").records)
+        outside.commit((), [Delete(submission_key(JobId("evil-9")))])
+    _until(controller, lambda: [each.job for each in controller.ask(GetJobs()).refused] == [jobs[0]])
+    assert controller.ask(GetJob(job="evil-9")).reason == "there is no job 'evil-9'"
 
 
 def _until_it_leads(controller: Any) -> None:
