@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ..protocol.errors import UserError
 from ..protocol.messages import JobView
 from ..protocol.model import CAPTURED_VARIABLES, JobSpec, ResumeFrom
+from .commands import script_of
 from .jobfile import Overrides
 from .resuming import is_directory, of_directory
 
@@ -54,6 +55,8 @@ class GoingOn:
         if self.source is not None and file is None:
             spec = as_before(self.source.spec, built, options)
             self._keeps_snapshot = spec.snapshot is not None and not options.snapshot
+            if self._keeps_snapshot:
+                spec = replace(spec, command=within(spec.workdir, spec.command))
             if options.snapshot:
                 spec = snapshot(spec)
         return spec if self._resume is None else replace(spec, resume=self._resume)
@@ -70,6 +73,19 @@ class GoingOn:
                 f"submitted here, the file adds {', '.join(more)}; --resume keeps the environment of {self.source.job}"
             )
         return found
+
+
+def within(workdir: str, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command for a job that keeps its snapshot: a script of that directory, named by an absolute path, is the one in
+    the snapshot, and not the present one.
+    """
+    script = script_of(command)
+    if not os.path.isabs(script) or not os.path.realpath(script).startswith(
+        os.path.realpath(workdir).rstrip("/") + "/"
+    ):
+        return command
+    inside = os.path.relpath(os.path.realpath(script), os.path.realpath(workdir))
+    return tuple(inside if word == script else word for word in command)
 
 
 def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:

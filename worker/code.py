@@ -9,9 +9,10 @@ workers and into checkpoints. A worker that is about to take over a state compar
 `exits.OTHER_CODE` if its own code differs.
 
 Only files that both have imported are compared; a module that only one of them has, such as the leader's logger, is no
-difference. Installed packages (`site-packages`), virtual environments, hidden directories, Python's own library and
-this package are left out. A file's digest is that of the first look, which `elastic.join()` takes: the file may be
-edited while the process starts.
+difference. A file is named by its path below the working directory, or else below the script's: so a script that is
+called by an absolute path from a copy of the directory (a snapshot) has the same name in each copy. Installed packages
+(`site-packages`), virtual environments, hidden directories, Python's own library and this package are left out. A
+file's digest is that of the first look, which `elastic.join()` takes: the file may be edited while the process starts.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class OtherCode(Exception):
 class Code:
     """The code that this process has imported. For the training thread."""
 
-    def __init__(self, device: torch.device, compared: bool = True) -> None:
-        """compared: False if the job accepts any code."""
+    def __init__(self, device: torch.device, compared: bool = True, snapshot: bool = False) -> None:
+        """compared: False if the job accepts any code. snapshot: the working directory is a copy that was made for the job."""
         self._compared = compared
+        self._snapshot = snapshot
         self._device = device.type
         self._files: dict[str, str] = {}
         self._paths: dict[str, str] = {}
@@ -65,14 +67,21 @@ class Code:
             path = _file_of(module)
             if path is None or not is_own_file(path, own):
                 continue
-            name = os.path.relpath(path, here)
+            name = self._name(path, here, own)
             if name not in self._files and len(self._files) < MOST_FILES and (digest := _digest_of(path)):
                 self._files[name], self._paths[name] = digest, path
+
+    def _name(self, path: str, here: str, own: tuple[str, ...]) -> str:
+        for directory in (here.rstrip(os.sep) + os.sep, *own):
+            name = path.removeprefix(directory)
+            if name != path and self._paths.get(name, path) == path:
+                return name
+        return os.path.relpath(path, here)
 
     def description(self) -> dict[str, Any]:
         """Return the description of the job's code as plain values.
 
-        Keys: `files` (digests by path relative to the working directory), `versions`, `device`, `began_s` (Unix time).
+        Keys: `files` (digests by name), `versions`, `device`, `began_s` (Unix time).
         """
         if self._job is not None:
             return self._job
@@ -131,6 +140,8 @@ class Code:
 
     def _how(self, name: str, job: Mapping[str, Any]) -> str:
         path, began_s = self._paths.get(name), float(job.get("began_s", 0.0))
+        if self._snapshot and path is not None and path.startswith(_working_directory().rstrip(os.sep) + os.sep):
+            return "the job's snapshot has another version"  # whose files are as old as the copy
         try:
             changed_s = os.stat(path).st_mtime if path is not None else 0.0
         except OSError:

@@ -181,7 +181,7 @@ class Run(Together):
             warm.on_device(self._device)
             cuda_graphs.refuse()
         if environment is not None:
-            self._code = Code(self._device, compared=not environment.any_code)
+            self._code = Code(self._device, not environment.any_code, snapshot=bool(environment.results))
 
     # -- the loop
 

@@ -139,3 +139,19 @@ def test_a_new_snapshot_has_the_present_files_and_the_command_and_environment_of
     found = gone_on(before, Overrides(snapshot=True))
     assert found.snapshot == Packed().take(earlier).snapshot != before.snapshot
     assert (found.command, found.env) == (("true", "train.py"), before.env)
+
+
+def test_a_script_that_is_named_by_its_absolute_path_is_the_one_in_the_snapshot_that_is_kept(tmp_path: Path) -> None:
+    code, elsewhere = tmp_path / "code", tmp_path / "train.py"
+    (code / "sub").mkdir(parents=True)
+    script = code / "sub/train.py"
+    for path in (script, elsewhere):
+        path.write_text("old")
+    before = Packed().take(replace(BEFORE, workdir=str(code), command=("python", str(script))))
+    script.write_text("new")
+    (tmp_path / "link").symlink_to(code)
+    for named in (script, tmp_path / "link/sub/train.py"):
+        found = gone_on(before, Overrides(command=("python", str(named), "--epochs", "20", str(code / "data"))))
+        assert found.command == ("python", "sub/train.py", "--epochs", "20", str(code / "data"))
+        assert found.snapshot == before.snapshot
+    assert gone_on(before, Overrides(command=("python", str(elsewhere)))).command == ("python", str(elsewhere))

@@ -84,7 +84,35 @@ def test_a_script_in_another_directory_has_the_modules_beside_it_in_its_code(tmp
     lay_out(tmp_path / "code")
     (tmp_path / "elsewhere").mkdir()
     code = described(tmp_path / "elsewhere", "../code/train.py", PYTHONPATH=path_of(tmp_path / "code"))
-    assert {"../code/train.py", "../code/helper.py"} <= set(code["files"])
+    assert {"train.py", "helper.py"} <= set(code["files"])
+
+
+def test_a_script_outside_of_its_snapshot_is_compared_with_the_same_script_of_another_snapshot(tmp_path: Path) -> None:
+    lay_out(tmp_path / "code")
+    copies = tmp_path / "jobs/digits-1.ab/code-1", tmp_path / "state/jobs/alice/digits-2.cd/code-2"
+    files = []
+    for number, copy in enumerate(copies):
+        copy.mkdir(parents=True)
+        (tmp_path / "code/helper.py").write_text(f"X = {number}")
+        found = described(copy, str(tmp_path / "code/train.py"), PYTHONPATH=path_of(tmp_path / "code"))
+        files.append(found["files"])
+    assert files[0].keys() == files[1].keys()
+    assert [name for name in files[0] if files[0][name] != files[1][name]] == ["helper.py"]
+
+
+def test_of_two_files_with_one_name_each_is_described(tmp_path: Path) -> None:
+    lay_out(tmp_path / "code")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/other.py").write_text("")
+    (tmp_path / "code/other.py").write_text("Y = 2")
+    (tmp_path / "code/train.py").write_text(
+        "import importlib.util, sys\n"
+        "for number, path in enumerate(('other.py', '../code/other.py')):\n"
+        "    spec = importlib.util.spec_from_file_location(f'other{number}', path)\n"
+        "    sys.modules[spec.name] = importlib.util.module_from_spec(spec)\n" + DESCRIBE
+    )
+    files = described(tmp_path / "here", "../code/train.py")["files"]
+    assert {"other.py", "../code/other.py", "train.py"} <= set(files)
 
 
 def test_a_module_and_a_text_are_code_too(tmp_path: Path) -> None:
@@ -130,6 +158,21 @@ def test_an_edited_file_is_named_with_the_time_of_the_edit_and_nothing_is_taken(
         code.take({"code": job})
     assert len(str(found.value)) < 280, "the reason of a worker's end is cut at 300 characters"
     assert code.description()["files"] != job["files"]
+
+
+def test_a_snapshot_is_not_said_to_be_edited_when_it_was_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, job = edited(tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("edited_helper")
+    try:
+        code = Code(torch.device("cpu"), snapshot=True)
+    finally:
+        del sys.modules["edited_helper"]
+    with pytest.raises(OtherCode, match="the job's snapshot has another version") as found:
+        code.take({"code": job})
+    assert "edited at" not in str(found.value)
 
 
 def test_another_copy_is_told_apart_from_an_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
