@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ..protocol.messages import CounterOffer, PromiseState, PromiseView
-from ..protocol.texts import changes, gpu_count, many
+from ..protocol.messages import PromiseState, PromiseView
+from ..protocol.texts import changes, gpu_count
 from .tables import Cell
 from .words import printable, span
 
@@ -83,19 +83,3 @@ def slack(promise: PromiseView | None, now_s: float, eta_s: float | None) -> Cel
         return Cell("?" if promise.state is PromiseState.PROVISIONAL else "none", style)
     spare_s = promise.deadline_s - end_s
     return Cell(span(spare_s) if spare_s >= 0 else f"-{span(-spare_s)}", style)
-
-
-def offer_lines(offer: CounterOffer, now_s: float) -> list[str]:
-    """Return alternatives to a deadline that cannot be kept, a line each."""
-    lines = []
-    if offer.deadline_s is not None:
-        lines.append(
-            f"a deadline of {moment(offer.deadline_s, now_s)} (in {span(offer.deadline_s - now_s + 1)}) would hold"
-        )
-    if offer.steps is not None:
-        lines.append(f"this deadline would hold with at most {many(offer.steps, 'step')}")
-    if offer.more_gpus is not None:
-        lines.append(f"it would hold with {gpu_count(offer.more_gpus)} more in the cluster")
-    if offer.consent:
-        lines.append(f"it would hold if {', '.join(offer.consent)} went on without a promise")
-    return lines

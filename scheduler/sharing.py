@@ -335,7 +335,7 @@ class Sharing:
             self._pour(homes, wanted, room)
             return
         confined = [not any(choice & ~scarce for choice in choices) for choices in self._choices]
-        inside = np.array(confined)[self._limit_of[rows]]
+        inside = np.array(confined, dtype=bool)[self._limit_of[rows]]
         inside[getting] = [not homes[row] & ~scarce for row in rows[getting].tolist()]
         within = [left if scarce >> part & 1 else 0 for part, left in enumerate(room)]
         before = within.copy()
@@ -477,7 +477,7 @@ class Sharing:
             left = self._room[part]
             if not left:
                 continue
-            able = np.array([any(choice >> part & 1 for choice in choices) for choices in self._choices])
+            able = np.array([any(choice >> part & 1 for choice in choices) for choices in self._choices], dtype=bool)
             alone = {row for row, own in self.amounts.items() if rows[row] and set(own) == {part}}
             held = sum([int(self.given[row]) for row in alone])
             waiting = rows & (self.given == 0) & able[self._limit_of] & (jobs.min_gpus <= left + held)

@@ -12,7 +12,6 @@ import ast
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...worker import advice
@@ -288,11 +287,3 @@ def without_effect(alone: Outcome, others: Sequence[Outcome]) -> Iterator[dict[s
                 known.add(each.name)
                 place = sources_of(first).where(each.name, each.owners)
                 yield {"name": each.name, "at": None if place is None else str(place)}
-
-
-def shown_file(file: str) -> str:
-    """Return the path relative to the working directory, if it lies below."""
-    try:
-        return str(Path(file).relative_to(Path.cwd()))
-    except ValueError:
-        return file

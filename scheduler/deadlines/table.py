@@ -323,8 +323,3 @@ def schedules(jobs: JobTable, plan: Plan, on: str = "") -> Schedules:
 def told_deadline_s(planned_s: float, terms: Terms) -> float:
     """Return a deadline as shown to users, given one of a `Promise` or an `Offer`."""
     return planned_s + terms.margin_s
-
-
-def with_deadline(promise: Promise, deadline_s: float, terms: Terms) -> Promise:
-    """Return the same job with a deadline as given by a user."""
-    return structs.replace(promise, deadline_s=deadline_s - terms.margin_s)

@@ -135,6 +135,11 @@ def check(seen: ClusterView, decision: Decision) -> None:
 # ---------------------------------------------------------------------------------------------- shares and placements
 
 
+def test_a_cluster_without_jobs_has_no_limits_and_no_shares() -> None:
+    for kind in POLICIES:
+        assert shares(kind.name, Mixed([[A, A], [V]], [])) == {}
+
+
 def test_jobs_that_compete_for_a_scarce_type_share_it_by_the_rule_of_the_policy() -> None:
     a100 = Demand(types=("A100",))
     jobs = [Asked(job(f"a{i}", 1, 8), a100) for i in range(8)] + [Asked(job("v", 1, 16))]
