@@ -52,8 +52,8 @@ def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
             whose = "jobs of yours" if candidates is own and len(own) < len(unfinished) else "jobs"
             raise UserError(f"{count} {whose} are called {name!r}: name one of {', '.join(candidates[:5])}")
     if name.isascii() and name.isdecimal() and len(name) <= MOST_DIGITS:
-        job = cluster.index.numbered(int(name))
-        if (found_id := job.id if job is not None else cluster.archive.numbered(int(name))) is not None:
+        job = cluster.jobs.index.numbered(int(name))
+        if (found_id := job.id if job is not None else cluster.jobs.archive.numbered(int(name))) is not None:
             return found_id
     if refused := next((each for each in cluster.refused_jobs if each.job == name), None):
         raise RequestRefused(f"{refused.job[:80]} is refused, and does not run: {refused.reason}")
