@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 VARIABLE = "ELASTICD_REHEARSAL"
+REMEDY = "elasticctl: "  # begins the line below a script's last error that says what to write instead
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from types import TracebackType
 import torch
 
 from ..protocol.model import Determinism
+from ..protocol.rehearsal import REMEDY
 from ..protocol.variables import REPEATABLE
 from .admission import NO_GROUP
 
@@ -83,5 +84,5 @@ class _Explaining:
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if advice := remedy(error):
-            error.add_note(f"elasticctl: {advice}")
+            error.add_note(f"{REMEDY}{advice}")
         self._before(kind, error, trace)

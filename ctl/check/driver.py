@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...protocol.rehearsal import VARIABLE, Errand
+from ...protocol.rehearsal import REMEDY, VARIABLE, Errand
 from .notes import Notes
 from .parts import Part
 
@@ -65,12 +65,15 @@ class Outcome:
         code = self.exit_code or 0
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         last = error_line(self.output) or how
-        return last.partition(REFUSED)[2] or last
+        return ": ".join(filter(None, (last.partition(REFUSED)[2] or last, remedy_line(self.output))))
 
     @property
     def refused(self) -> bool:
-        """Return whether the library refused the script because it cannot be elastic in its present form."""
-        return self.failed is not None and not self.late and REFUSED in error_line(self.output)
+        """Return whether the script cannot be elastic in its present form: an error of the library, or an error for
+        which the library has a remedy.
+        """
+        told = REFUSED in error_line(self.output) or bool(remedy_line(self.output))
+        return self.failed is not None and not self.late and told
 
 
 class Driver:
@@ -205,6 +208,11 @@ def error_line(lines: Sequence[str]) -> str:
     """Return the line that names the error: the last exception, else the last line."""
     errors = [line for line in lines if EXCEPTION.match(line)]
     return errors[-1] if errors else lines[-1] if lines else ""
+
+
+def remedy_line(lines: Sequence[str]) -> str:
+    """Return the remedy that the library has added to the error; "" if there is none."""
+    return lines[-1].removeprefix(REMEDY) if lines and lines[-1].startswith(REMEDY) else ""
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:

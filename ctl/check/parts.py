@@ -19,6 +19,7 @@ class Kind(enum.Enum):
     AGAIN = "one worker again"
     HASH_SEED = "another hash seed"
     BACKWARDS = "bodies in reverse"
+    TWO = "two workers"
     ROSTER = "join, kill, leave"
     RESTART = "restarts"
 
@@ -48,6 +49,7 @@ class Part:
 FIRST = Part(Kind.ALONE, "one worker alone")
 AGAIN = Part(Kind.AGAIN, "the same again")
 BACKWARDS = Part(Kind.BACKWARDS, "a step's loop bodies in the reverse order", backwards=True)
+TWO = Part(Kind.TWO, "two workers from the start", ((0, 1),), ((0, (0, 1)),))
 HASH_SEED = Part(Kind.HASH_SEED, "again with another hash seed", hash_seed=1)
 
 
@@ -55,7 +57,8 @@ def planned(steps: int, steps_per_epoch: int | None, virtual_workers: int) -> li
     """Return the parts after the first one, which has run `steps` steps."""
     parts = [HASH_SEED]
     if virtual_workers > 1:
-        parts.append(BACKWARDS)
+        # With two workers, code that the leader alone runs is found in any step that both host, the roster's few included.
+        parts += [BACKWARDS, TWO]
     roster = _roster(steps, steps_per_epoch)
     if roster is not None:
         parts.append(roster)

@@ -130,6 +130,22 @@ def test_what_the_library_refuses_is_shown_without_a_traceback(desk: Desk) -> No
     assert "Traceback" not in output
 
 
+def test_a_process_group_that_is_not_there_is_refused_with_what_to_write(desk: Desk) -> None:
+    found = desk.verdict(script(body="torch.distributed.get_world_size()"))
+    assert found["verdict"] == "refused"
+    (finding,) = found["findings"]
+    assert finding["what"] == "refused"
+    assert "ValueError: Default process group has not been initialized" in finding["text"]
+    assert "run.gather(tensor)" in finding["text"]
+
+
+@pytest.mark.cluster
+def test_a_value_of_one_worker_in_steps_that_a_short_membership_misses_is_found(desk: Desk) -> None:
+    found = desk.verdict(script(x="(x + (run.steps_done % 10 == 9 and run.rank == 0))"))
+    assert found["verdict"] == "differs"
+    assert "two workers from the start" in {each["tried"] for each in found["findings"]}
+
+
 @pytest.mark.cluster
 def test_an_elastic_script_ends_with_the_same_bits_and_writes_nothing(desk: Desk) -> None:
     found = desk.verdict(script(end="total = loss.item()"))
@@ -138,6 +154,7 @@ def test_an_elastic_script_ends_with_the_same_bits_and_writes_nothing(desk: Desk
         "one worker",
         "another hash seed",
         "bodies in reverse",
+        "two workers",
         "join, kill, leave",
         "restarts",
     ]
