@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from .assigned import Sources
-from .kept import Difference, Kind, Node
+from .kept import CACHE, Difference, Kind, Node
 
 TOLD = 3  # names in one message, which gives only the number of the others
 UNSEEN = "code before the loop, or at an epoch's beginning, has made something that cannot be looked into"
@@ -40,6 +40,8 @@ def explain(
     """
     if found:
         return sentences(found, workers, sources, batch_size)
+    for name, place in sources.counters.items():
+        return f"{name} ({place}) counts the loop bodies of each worker alone: take run.steps_done in its place"
     return f"{UNSEEN} ({'; '.join(opaque[:TOLD])})" if opaque else UNSEEN
 
 
@@ -62,7 +64,11 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
     else:
         what = f"{difference.name} is {one} on {workers[0]} and {other} on {workers[1]}{at}"
     at_epochs = sources.at_epochs(difference.name, difference.owners)
-    if not difference.changed and (at_epochs is None or difference.node.kind is Kind.PLAIN):
+    if (
+        not difference.changed
+        and difference.node.type != CACHE
+        and (at_epochs is None or difference.node.kind is Kind.PLAIN)
+    ):
         return (
             f"{what}, and was different before the loop: make it after elastic.join(), the same in each process (a set has "
             "another order in each: sorted(...))"
@@ -112,6 +118,11 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         )
     if node.kind is Kind.OTHER:
         return "choose it in every epoch from the epoch: `if epoch >= 1:` in place of `if epoch == 1:`"
+    if node.type == CACHE:
+        return (
+            "what a cache keeps must follow from the arguments alone: draw no random numbers in the function, or draw them "
+            "before the loop"
+        )
     derived = sources.at_epochs(difference.name, owners)
     if derived is not None and node.kind is not Kind.PLAIN and not owners:
         return f"compute it once for all workers: {holder} = run.epoch_begin(lambda: {derived})"

@@ -14,7 +14,7 @@ import functools
 import linecache
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -25,8 +25,13 @@ from .save_calls import saved_names
 MUTATING = frozenset(
     """
     add append appendleft clear difference_update discard extend extendleft fill fill_ insert intersection_update
-    load_state_dict move_to_end pop popitem popleft push put put_nowait remove reset reverse rotate seek set_state setdefault
+    load_state_dict move_to_end pop popitem popleft push put put_nowait remove reset reverse rotate seek set set_state setdefault
     setstate shuffle sort step symmetric_difference_update update update_parameters
+    """.split()  # noqa: SIM905
+)
+LOGS = frozenset(
+    """
+    print log info debug warning set_postfix set_description set_postfix_str add_scalar add_scalars report write flush
     """.split()  # noqa: SIM905
 )
 LONGEST = 60  # characters of an expression in a message
@@ -69,6 +74,11 @@ class Source:
             return Source(file, ast.parse(_text(file)))
         except (SyntaxError, ValueError, RecursionError):
             return None
+
+
+def _quotes(source: Source, word: str) -> bool:
+    text = _text(source.file)
+    return f'"{word}"' in text or f"'{word}'" in text
 
 
 def _text(file: str) -> str:
@@ -130,6 +140,11 @@ class Sources:
         return found
 
     @functools.cached_property
+    def only_logged(self) -> frozenset[str]:
+        """Variables of the loop's file of which only logs, and their own updates, read the values."""
+        return frozenset() if self._first is None else _only_logged(self._first.tree)
+
+    @functools.cached_property
     def sometimes(self) -> frozenset[str]:
         """Variables that loop bodies assign in some steps only and read in others: an earlier body has made the value."""
         flow = self._flow
@@ -138,6 +153,25 @@ class Sources:
         branches = [node for node in _within(self._loop) if isinstance(node, ast.If)]
         assigned = {name for branch in branches for each in _within(branch) for name in _names(each)}
         return frozenset((assigned & flow.read) - flow.bound - self._targets)
+
+    @functools.cached_property
+    def counters(self) -> dict[str, Place]:
+        """Variables that count this process's loop bodies, by `enumerate` in the header of a loop, and that bodies read,
+        with the line of the header.
+        """
+        found: dict[str, Place] = {}
+        for node in _within(self._loop) if self._loop else ():
+            match node:
+                case ast.For(
+                    target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Call(func=ast.Name(id="enumerate"))
+                ):
+                    if any(name in _reads(statement) for statement in node.body) and _calls(node, "step"):
+                        found[name] = Place(self._shown(self._first.file if self._first else ""), node.lineno)
+        return found
+
+    def mentioned(self, words: Iterable[str]) -> list[str]:
+        """Return those of these words that the script's files contain as texts of their own."""
+        return [word for word in words if any(_quotes(each, word) for each in self._files(word))]
 
     @functools.cached_property
     def _targets(self) -> frozenset[str]:
@@ -306,6 +340,8 @@ class Sources:
                 ]
             if not found and owner == "function":
                 found += [(source, each) for each, text in _all_changes(source.tree) if text == attribute]
+            if not found and owner in ("Parameter", "Tensor"):  # of a variable with another name
+                found += [(source, each) for each, text in _all_changes(source.tree) if text.endswith(f".{attribute}")]
         if not found and len(files) > 1 and "." in path:  # a name of another module
             module = path.rpartition(".")[0].replace(".", os.sep)
             found = [
@@ -522,6 +558,86 @@ def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
             found += [(Change(lines[-1], None, scope), ast.unparse(each)) for each in these]
         found += within
     return found
+
+
+def _only_logged(tree: ast.Module) -> frozenset[str]:
+    """Return the variables that are read only in calls that display values, in changes of themselves, and in changes of
+    other such variables.
+
+    A condition counts as read by all statements under it.
+    """
+    changed: set[str] = set()
+    reads: list[tuple[str, frozenset[str]]] = []  # a variable, and the variables that its value reaches
+
+    def visit(node: ast.AST, targets: frozenset[str] | None) -> None:
+        """targets: the variables that the value of this node reaches; None: anything."""
+        match node:
+            case ast.Expr(value=ast.Call() as call):
+                function = call.func
+                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                own = _root(function.value) if isinstance(function, ast.Attribute) else ""
+                if name in LOGS:
+                    targets = frozenset()
+                elif own and _mutates(name):
+                    changed.add(own)
+                    targets = frozenset({own})
+                for child in ast.iter_child_nodes(call):
+                    visit(child, targets)
+                return
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+                written = node.targets if isinstance(node, ast.Assign) else [node.target]
+                roots = frozenset(_root(each) for target in written for each in _leaves(target))
+                if "" not in roots:
+                    changed.update(roots)
+                    targets = roots
+                for child in ast.iter_child_nodes(node):
+                    visit(child, targets)
+                return
+            case ast.If(test=test, body=body, orelse=orelse):
+                inside = [_effect(statement) for statement in (*body, *orelse)]
+                visit(test, None if None in inside else frozenset().union(*(each for each in inside if each)))
+                for statement in (*body, *orelse):
+                    visit(statement, None)
+                return
+            case ast.Name(id=name, ctx=ast.Load()):
+                reads.append((name, frozenset({""}) if targets is None else targets))
+        for child in ast.iter_child_nodes(node):
+            visit(child, targets)
+
+    visit(tree, None)
+    logged = set(changed)
+    while wrong := {name for name, reached in reads if name in logged and not reached <= logged | {name}}:
+        logged -= wrong
+    return frozenset(logged)
+
+
+def _effect(statement: ast.stmt) -> frozenset[str] | None:
+    """Return the variables that a statement changes if it does nothing else but display values; None: it may do more."""
+    match statement:
+        case ast.Assign() | ast.AugAssign():
+            written = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            return frozenset(_root(each) for target in written for each in _leaves(target))
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))) if name in LOGS:
+            return frozenset()
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=name))) if _mutates(name) and _root(owner):
+            return frozenset({_root(owner)})
+    return None
+
+
+def _leaves(target: ast.expr) -> Iterator[ast.expr]:
+    """Yield the single targets of a target."""
+    if isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            yield from _leaves(each)
+    else:
+        yield target.value if isinstance(target, ast.Starred) else target
+
+
+def _root(node: ast.expr) -> str:
+    """Return the variable of which the expression is a part; "": of none."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _iterated(node: ast.expr) -> Iterator[ast.expr]:

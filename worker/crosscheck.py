@@ -7,7 +7,8 @@ computation has another input: a Python value that the script keeps (a counter, 
 other data, other code, or a GPU that computes wrongly. Comparing replicas (`comparison`) finds none of these, since all
 replicas apply the same wrong gradient.
 
-*When.* In the second step of a generation with new workers, before these host any virtual worker; soon after, in steps
+*When.* In the second step of a generation with new workers, before these host any virtual worker, and in the eight steps
+after it if their scripts lack a value that may matter; soon after, in steps
 that become rarer; and then in one of `every` steps, drawn from the seed. All workers know these steps, so a check needs
 no message in other steps.
 
@@ -34,6 +35,7 @@ none`.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -59,7 +61,9 @@ from .virtual import derive_seed
 EVERY = 256
 # checked steps of a generation, counted from 0, in addition to its second one
 SOON = frozenset({2, 4, 8, 16, 32, 64, 128})
-PROVEN_AFTER = 2  # steps of a generation after which new workers count as proven
+# Steps of a generation after which new workers count as proven: if their scripts keep the same values as the others', and
+# otherwise. The latter costs the holders' time, which is bounded (s).
+PROVEN_AFTER, PROVEN_LATE, PROOF_S = 2, 10, 60.0
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
@@ -97,6 +101,10 @@ class CrossCheck:
         self._newcomers: frozenset[int] = frozenset()  # ranks that get the state in the generation's first step
         self._communicator = Communicator.alone()
         self.dismissed = ""  # reason why new workers end; the generation then ends with the step in progress
+        self._proven_after = PROVEN_AFTER
+        self._extends_proofs = True
+        self._proof_begun_s = 0.0
+        self.proof_goes_on = False  # new workers host nothing in the next step either
         self._proving = False  # whether new workers have to agree with the others in the step in progress
         self._virtual_worker: int | None = None  # the virtual worker that is checked in this step
         self._computed = False  # whether this worker has computed the checked micro-batch
@@ -117,6 +125,7 @@ class CrossCheck:
         self._names = list(entered.roster.workers)
         self._rank = entered.rank
         self._begun = 0
+        self._proven_after, self._extends_proofs = PROVEN_AFTER, entered.extends_proofs
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
         self._virtual_worker = None
 
@@ -127,15 +136,18 @@ class CrossCheck:
         """
         begun, self._begun = self._begun, self._begun + 1
         self._virtual_worker, self._proving, self._computed, self._look = None, False, False, None
+        self.proof_goes_on = False
         if by_name:
             self._remarks.step_begins()
         if len(self._workers) < 2 or (begun == 0 and self._newcomers):
             return None  # new workers receive their state in that step
         drawn = derive_seed(self._seed, "cross-check", step)
-        self._proving = begun == 1 and bool(self._newcomers)
+        self._proving = bool(self._newcomers) and begun < self._proven_after
+        if self._proving and begun == 1:
+            self._proof_begun_s = time.monotonic()
         if not self._proving and begun not in SOON and drawn % EVERY:
             return None
-        if self._proving and by_name and (self._rank in self._newcomers or self._rank == self._giver):
+        if self._proving and begun == 1 and by_name and (self._rank in self._newcomers or self._rank == self._giver):
             self._look = self._looking.plain(sys._getframe())
         candidates = [each for each in range(self._n) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // EVERY % len(candidates)]
@@ -177,7 +189,8 @@ class CrossCheck:
 
     def letter(self, part: Part) -> Any:
         entries = [(SAMPLES, self._samples, ""), (GRADIENT, self._gradient, "")] if self._computed else None
-        return {"entries": entries, "look": self._look, "draws": [self._drawn, self._asked]}
+        in_time = time.monotonic() - self._proof_begun_s < PROOF_S
+        return {"entries": entries, "look": self._look, "draws": [self._drawn, self._asked], "in_time": in_time}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         """Compare the letters. Raises CommunicatorBroken if the others are to continue without a worker that differs."""
@@ -193,6 +206,7 @@ class CrossCheck:
             self.carry_out(verdict, self._newcomers, self._sentence(verdict, part.step))
         elif self._proving and not self._refuse_derived(part.step) and not self._refuse_saved(part.step):
             self._remark_on_looks()
+            self._extend_proof(bool(told[self._giver]["in_time"]))
 
     def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
         """Act on a difference between workers, of which `text` gives the reason. newcomers: ranks that had no vote.
@@ -342,6 +356,26 @@ class CrossCheck:
         )
         return True
 
+    def _extend_proof(self, in_time: bool) -> None:
+        """Decide whether new workers are compared in the next step, too, before they host.
+
+        They are if their scripts lack a value that the loop has changed, unless only a log reads it: no gradient has
+        depended on it in this step, but another step's may. All workers come to the same decision. in_time: the giver
+        has had time for it.
+        """
+        if self._begun == PROVEN_AFTER:
+            looks, giver = self._looks, self._giver
+            others = self._newcomers & looks.keys() if giver in looks else frozenset()
+            undecided = (
+                self._looking.undecided(self._looking.lost(looks[giver][0], looks[each][0])) for each in others
+            )
+            if self._extends_proofs and any(undecided):
+                self._proven_after = PROVEN_LATE
+            self._looks = {}  # a later difference is explained by the values of its own step
+        self.proof_goes_on = in_time and self._begun < self._proven_after
+        if not self.proof_goes_on:
+            self._proven_after = self._begun
+
     def _remark_on_looks(self) -> None:
         """Remark on values that differ in the scripts of new workers, although no gradient has depended on them."""
         giver = self._giver
@@ -370,7 +404,7 @@ class CrossCheck:
     @property
     def unproved(self) -> frozenset[int]:
         """Ranks that have not agreed with the others yet."""
-        return self._newcomers if self._begun < PROVEN_AFTER else frozenset()
+        return self._newcomers if self._begun < self._proven_after else frozenset()
 
     @property
     def rank(self) -> int:

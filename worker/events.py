@@ -151,6 +151,7 @@ class StepApplied:
 
     step: int
     next_epoch: int | None = None  # as in CheckpointLoaded
+    proof_goes_on: bool = False  # new workers host nothing in the next step either (`crosscheck`)
 
 
 @dataclass(frozen=True)
@@ -359,13 +360,15 @@ class EndProcess:
 class EnterGeneration:
     """Use the communicator of (`roster.generation`, `attempt`) from now on; the one before is not used again.
 
-    transfers: of the state in the first step. No answer: another instruction follows at once.
+    transfers: of the state in the first step. extends_proofs: new workers may be compared in more steps than one. No
+    answer: another instruction follows at once.
     """
 
     roster: Roster
     attempt: int
     rank: int
     transfers: tuple[Transfer, ...] = ()
+    extends_proofs: bool = True
 
 
 @dataclass(frozen=True)

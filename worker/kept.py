@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..protocol.errors import PeerError
 
+CACHE = "_lru_cache_wrapper"  # type of a function under `functools.lru_cache`
 NAMED_DEPTH = 6  # depth up to which parts of a value have names
 
 
@@ -140,8 +141,12 @@ class Difference(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether one of the two loops has changed the value. If not, the scripts differed from their beginning."""
-        return any(node is not None and node.changed for node in (self.ones, self.others))
+        """Whether one of the two loops has changed the value. If not, the scripts differed from their beginning.
+
+        False for caches of functions: their entries differ where each process has made other calls, which matters only
+        if an entry does not follow from its arguments.
+        """
+        return self.node.type != CACHE and any(node is not None and node.changed for node in (self.ones, self.others))
 
 
 def differences(ones: Reach, others: Reach) -> list[Difference]:

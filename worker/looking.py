@@ -9,6 +9,7 @@ are for the thread that runs the script.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from .own_code import loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part
 from .state.training_state import TrainingState
+
+ENVIRONMENT = "os.environ"
 
 
 def _nothing_is_local(name: str) -> bool:
@@ -46,6 +49,7 @@ class Looking:
     limits: Limits = field(default_factory=Limits)
     _code: CodeType | None = None  # of the function or module that contains the loop
     _sources: Sources = field(default_factory=lambda: Sources(None))
+    _environment: tuple[str, ...] = ()  # variables of the environment that the script mentions
     _bound: frozenset[str] = frozenset()
     _begun: Reach | None = None
     _derived: frozenset[str] = frozenset()  # variables that code at an epoch's beginning computes in each epoch
@@ -59,6 +63,7 @@ class Looking:
         frame = loop_frame(frame)
         self._code = None if frame is None else frame.f_code
         self._sources = Sources.of(frame)
+        self._environment = tuple(self._sources.mentioned(os.environ))
         self._bound = names_bound(frame)
 
     def first_batches(self, frame: FrameType | None) -> None:
@@ -119,6 +124,10 @@ class Looking:
         found = [each for each in differences(theirs, mine) if each.changed]
         return [each for each in found if not (told and _is_of_data(each))]
 
+    def undecided(self, lost: Sequence[Difference]) -> list[Difference]:
+        """Return those of the names of `lost` that may have an effect, by the script's source: not only a log reads them."""
+        return [each for each in lost if re.split(r"[.\[(]", each.name, maxsplit=1)[0] not in self._sources.only_logged]
+
     def explain(self, theirs: Reach, mine: Reach, workers: tuple[str, str]) -> tuple[str, list[Difference]]:
         """Explain why the two workers differ, as far as it is known, and return the names that differ because a loop
         changed them.
@@ -126,7 +135,9 @@ class Looking:
         Without such names, those that differed from the beginning. workers: names for people, theirs first.
         """
         found = differences(theirs, mine)
-        found = [each for each in found if each.changed] or found
+        found = [each for each in found if each.changed] or [
+            each for each in found if not each.name.startswith(ENVIRONMENT)
+        ]
         opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
         text = advice.explain(found, workers, self._sources, opaque=opaque, batch_size=self.batch_size)
         return text, found
@@ -170,7 +181,9 @@ class Looking:
 
     def _look(self, frame: FrameType | None, bound: frozenset[str], beside: Mapping[str, Any] | None = None) -> Reach:
         known = carried(self.state) | self.known
-        beside = self.beside if beside is None else beside
+        if beside is None:
+            environment = {name: os.environ.get(name) for name in self._environment}
+            beside = {**self.beside, **({ENVIRONMENT: environment} if environment else {})}
         return look(frame, bound, known, self.limits, beside=beside).without(self.is_local)
 
 

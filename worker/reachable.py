@@ -83,6 +83,7 @@ from .own_code import (
     variables_in,
 )
 from .state.training_state import TrainingState
+from .unpacked import PACKED, contents, of_thread
 
 SHOWN = 48  # characters of a value's text in messages
 NAMED_ITEMS = 32  # items up to which those of a container have names
@@ -207,7 +208,8 @@ _PYTHON_S: Callable[[random.Random], Any] = random.Random.getstate
 _SET_ITERATOR = type(iter(set[Any]()))
 _STDLIB_OBJECTS = frozenset({"argparse.Namespace", "types.SimpleNamespace", "functools.partial", "queue.Queue"})
 _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
-_DENIED_BASES = (threading.Thread, io.IOBase, BaseException)
+_DENIED_BASES = (io.IOBase, BaseException)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 _FOREIGN = frozenset(
     """
     IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticctl elasticd h5py
@@ -334,7 +336,11 @@ class _Walk:
                 return handle(self, value, kind, name, depth)
         top = module_of(kind).partition(".")[0]
         full = f"{module_of(kind)}.{kind.__qualname__}"
-        if issubclass(kind, _DENIED_BASES) or top in _FOREIGN:
+        if issubclass(kind, threading.Thread) and top in self._own:
+            inner = [(f".{each}", part) for each, part in sorted(of_thread(attributes_of(value, kind)).items())]
+            self._note_class(kind)
+            return self._combine(Kind.OBJECT, kind, b"thread", inner, name, depth, _a(kind))
+        if issubclass(kind, (*_DENIED_BASES, threading.Thread)) or top in _FOREIGN:
             return self._not_seen(value, kind, name)
         if top == "torch":
             return self._of_torch(value, kind, name, depth)
@@ -346,6 +352,8 @@ class _Walk:
     def _not_seen(self, value: Any, kind: type, name: str | None) -> Node:
         if name is not None and hasattr(kind, "__next__"):
             self.opaque.append(f"{name}: an iterator that cannot be looked into")
+        elif name is not None and module_of(kind).startswith("tqdm"):
+            self.opaque.append(f"{name}: a progress bar, whose position is this process's own")
         return self._constant(kind, kind.__qualname__)
 
     # -- of several
@@ -454,6 +462,15 @@ class _Walk:
     def _tensor(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         if kind not in _TENSORS or value.layout is not torch.strided or value.device.type == "meta":
             return self._constant(kind, kind.__qualname__)
+        if attributes := _of_tensor(value):
+            bits = self._bits(value, kind, name)
+            head = b"" if bits.digest is None else _eight(bits.digest)
+            return replace(
+                self._combine(Kind.TENSOR, kind, head, attributes, name, depth, bits.shown), shape=bits.shape
+            )
+        return self._bits(value, kind, name)
+
+    def _bits(self, value: Any, kind: type, name: str | None) -> Node:
         plain = value.detach()
         if plain.is_conj() or plain.is_neg():
             plain = plain.resolve_conj().resolve_neg()
@@ -535,6 +552,10 @@ class _Walk:
             inner = attributes_of(value, kind)
             parts = [(f".{label}", part) for label, part in dict.items(inner.get("_modules") or {}) if part is not None]
             parts = [each for each in parts if id(each[1]) in self._known]
+            tensors = [(f".{label}", part) for label, part in dict.items(inner.get("_parameters") or {})]
+            parts += [each for each in tensors if each[1] is not None and _of_tensor(each[1])]
+            for hooks in _HOOKS:
+                parts += [(f".{hooks}[{at}]", hook) for at, hook in enumerate(dict.values(inner.get(hooks) or {}))]
             has_state = kind.get_extra_state is not torch.nn.Module.get_extra_state
             if not module_of(kind).startswith("torch.") and not has_state:
                 self._note_class(kind)
@@ -546,6 +567,8 @@ class _Walk:
                     value, kind, "p", "momentum"
                 )  # attributes of dropout and BatchNorm that a schedule may set
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
+        if issubclass(kind, torch.Tensor) and (attributes := _of_tensor(value)):
+            return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, _a(kind))
         if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):
             inner = attributes_of(value, kind)
             parts = [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_OPTIMIZERS)]
@@ -644,6 +667,16 @@ class _Walk:
                 parts.append((f".{each}", inner))
         return self._combine(Kind.OBJECT, value, head.encode(), parts, name, depth, f"the class {value.__name__}")
 
+    def _packed(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """Return the node of an object that hides what it holds."""
+        cached = getattr(value, "__wrapped__", None) if issubclass(kind, PACKED[0]) else None
+        if isinstance(cached, types.FunctionType) and not is_own_file(cached.__code__.co_filename, self.directories):
+            return self._constant(kind, cached.__qualname__)
+        held = contents(value, kind)
+        self._seen[id(held)] = held, None  # kept alive, so that no other object gets its address
+        node = self._plain(held, name) if type(held) in _PLAIN else self._inside(held, type(held), name, depth)
+        return replace(node, type=kind.__name__)
+
     def _enum(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         label = f"{kind.__name__}.{object.__getattribute__(value, '_name_')}"
         return Node(self._hash(label.encode()), Kind.PLAIN, kind.__name__, label)
@@ -705,6 +738,7 @@ _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
     (types.MethodType, _Walk._method),
     (types.BuiltinFunctionType, _Walk._builtin),
     (functools.partial, _Walk._partial),
+    (PACKED, _Walk._packed),
     (type, _Walk._class),
     (_SPELLED, _Walk._spelled),
     ((bytearray, array.array), _Walk._buffer),
@@ -755,6 +789,12 @@ def _attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]
     """Return those of these attributes that exist, in this order."""
     inner = attributes_of(value, kind)
     return [(f".{name}", inner[name]) for name in names if name in inner]
+
+
+def _of_tensor(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes that a script has given to a tensor."""
+    inner = torch.Tensor.__dict__["__dict__"].__get__(value)
+    return [(f".{name}", part) for name, part in sorted(inner.items()) if not name.startswith("_")]
 
 
 def _is_of(label: str, names: Collection[str]) -> bool:

@@ -745,7 +745,8 @@ class Stepping:
             self._held.results.epoch_begins(self._next_epoch(self._step + 1))
         if self.finished:
             self._comparison.at_the_end(self._communicator, part)
-        self._tell(StepApplied(self._step, self._sampler.next_epoch))
+        goes_on = self._cross_check is not None and self._cross_check.proof_goes_on
+        self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on))
 
     def _next_epoch(self, step: int) -> int:
         """That of `step`, the one to come."""

@@ -8,7 +8,6 @@ reading the script's source.
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
     if step - 1 in first.looks and step in first.looks:
         changed = differences(first.looks[step], first.looks[step - 1])
     sources = sources_of(first)
-    logged = only_logged(sources)
+    logged = sources.only_logged
     changed = [each for each in changed if _root(each) not in logged]
     if not changed:
         return Finding(tried, what, remedy=advice.UNSEEN, suspect=False)
@@ -209,7 +208,7 @@ def _side(outcome: Outcome, worker: int) -> str:
 
 def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list[Difference]:
     """Return the findings with names that only a log reads last."""
-    logged = only_logged(sources)
+    logged = sources.only_logged
 
     found = sorted(found, key=lambda each: _root(each) in logged)
     before = outcome.part.kind in (PartKind.AGAIN, PartKind.HASH_SEED)
@@ -240,37 +239,6 @@ def sources_of(notes: Notes) -> Sources:
 @functools.lru_cache(maxsize=8)
 def _sources(file: str, others: tuple[str, ...], line: int, function: str) -> Sources:
     return Sources(Source.read(file), others, line, function)
-
-
-LOGS = frozenset(
-    {"print", "log", "info", "debug", "warning", "set_postfix", "set_description", "add_scalar", "report", "write"}
-)
-
-
-def only_logged(sources: Sources) -> frozenset[str]:
-    """Return variables that are read only by their own updates and by calls that display values."""
-    first = sources.first
-    if first is None:
-        return frozenset()
-    read: set[str] = set()
-    assigned: set[str] = set()
-
-    def visit(node: ast.AST, shown: bool, own: frozenset[str]) -> None:
-        if isinstance(node, ast.Call):
-            function = node.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            shown = shown or name in LOGS
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            own = frozenset(each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
-            assigned.update(own)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not shown and node.id not in own:
-            read.add(node.id)
-        for child in ast.iter_child_nodes(node):
-            visit(child, shown, own)
-
-    visit(first.tree, False, frozenset())
-    return frozenset(assigned - read)
 
 
 def without_effect(alone: Outcome, others: Sequence[Outcome]) -> Iterator[dict[str, Any]]:

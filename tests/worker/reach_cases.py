@@ -565,6 +565,79 @@ main()
     ),
 }
 
+CACHES = {
+    "cached functions": "import functools\n"
+    + BEGIN
+    + """
+@functools.lru_cache(maxsize=None)
+def mask(label):
+    return torch.rand(3)
+
+@functools.lru_cache(maxsize=2)
+def offset(label):
+    return float(torch.rand(()))
+"""
+    + LOOP.replace("loss = (", "offset(int(y[0] > 0)); loss = mask(int(y[0] > 0)).sum() * ("),
+}
+ORDINARY |= CACHES
+KEPT |= {
+    "weak mappings": (
+        "import weakref\n"
+        + BEGIN
+        + """
+moving = weakref.WeakKeyDictionary()
+model[0].register_forward_hook(lambda module, given, output: moving.update({module: moving.get(module, 0.0) + 1.0}))
+"""
+        + LOOP,
+        {"moving": "register it: run.state(moving="},
+    ),
+    "attributes of parameters": (
+        BEGIN.replace("optimizer =", "model[0].weight.ema = model[0].weight.detach().clone()\noptimizer =")
+        + LOOP.replace(
+            "optimizer.zero_grad()", "optimizer.zero_grad(); model[0].weight.ema.lerp_(model[0].weight.detach(), 0.1)"
+        ),
+        {"model.0.weight.ema": "script.py:20"},
+    ),
+    "hidden by the library": (
+        """
+import contextvars, multiprocessing, os, threading
+"""
+        + BEGIN
+        + """
+temperature = contextvars.ContextVar("temperature", default=1.0)
+shared = multiprocessing.Value("i", 0)
+os.environ["CURRENT_STEP"] = "0"
+
+class Counter(threading.Thread):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+counter = Counter()
+
+def hook(module, given, output):
+    hook.calls += 1
+
+hook.calls = 0
+model[0].register_forward_hook(hook)
+"""
+        + LOOP
+        + """
+        temperature.set(temperature.get() * 0.9)
+        shared.value += 1
+        os.environ["CURRENT_STEP"] = str(int(os.environ["CURRENT_STEP"]) + 1)
+        counter.count += 1
+""",
+        {
+            "temperature": "and 1.0 on new (script.py:40)",
+            "shared": "is 13 on old and 0 on new (script.py:41)",
+            "os.environ['CURRENT_STEP']": "is '13' on old and '0' on new (script.py:42)",
+            "counter.count": "is 13 on old and 0 on new (script.py:43)",
+            "hook.calls": "is 13 on old and 0 on new",
+        },
+    ),
+}
+
 
 def is_ours(name: str) -> bool:
     return name.startswith("watched")

@@ -28,7 +28,7 @@ from elasticd.worker.kept import Kind, Reach, differences
 from elasticd.worker.local_names import LocalNames
 from elasticd.worker.reachable import Limits, leave_out, look, names_bound
 from tests.worker import reach_cases
-from tests.worker.reach_cases import KEPT, ORDINARY
+from tests.worker.reach_cases import CACHES, KEPT, ORDINARY
 
 ROOT = Path(__file__).parents[2]
 Answers = dict[str, Any]
@@ -64,6 +64,13 @@ def test_a_script_that_keeps_nothing_has_no_names_that_differ(seen: tuple[Answer
     found = differences(Reach.of(one["now"]), Reach.of(other["begun"]))
     assert [each.name for each in found if each.changed] == []
     assert one["now"][2] is None
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_is_named_where_nothing_else_explains_other_gradients(seen: tuple[Answers, Answers], name: str) -> None:
+    told = seen[0][name]["told"]
+    assert set(told) == {"mask", "offset"}
+    assert all("must follow from the arguments alone" in each for each in told.values())
 
 
 @pytest.mark.parametrize("name", KEPT)

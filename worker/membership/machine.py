@@ -133,6 +133,8 @@ class _Group:
 class Membership:
     """The state machine. `handle` is the only input; the properties serve status reports."""
 
+    extends_proofs = True  # generations may wait until joining workers have been compared in several steps
+
     def __init__(self, job: JobId, worker: WorkerId, prepare_timeout_s: float = PREPARE_TIMEOUT_S) -> None:
         """prepare_timeout_s: limit of an attempt in seconds; longer than any communicator takes to be built."""
         self._job = job

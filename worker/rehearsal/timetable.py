@@ -22,6 +22,8 @@ FAILED = "failed"  # name of a file in the meeting directory
 class Timetable(m.Membership):
     """The membership of one worker. Entries are (first step, workers)."""
 
+    extends_proofs = False  # a generation begins at its step
+
     def __init__(
         self,
         me: int,

@@ -3,7 +3,8 @@ the state. Pure.
 
 In its first step only workers with the state host virtual workers, while the state is sent to the joining workers. At
 the next boundary the script's registered values follow. In the second step joining workers compute a micro-batch that
-another worker hosts, to be compared (`crosscheck`). From then on all members host.
+another worker hosts, to be compared (`crosscheck`), and in more steps where that is not enough. From then on all members
+host.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ class Generation:
         self.ranges = assign(self._virtual_workers, holds)
         return holds[self.rank]
 
-    def step_applied(self) -> None:
-        """Take note of an applied step of the generation."""
+    def step_applied(self, proof_goes_on: bool = False) -> None:
+        """Take note of an applied step of the generation. proof_goes_on: joining workers host nothing in the next one."""
         if self.transfers is Transfers.PENDING:
             self.transfers = Transfers.DUE
-        elif self._proving:
+        elif self._proving and not proof_goes_on:
             self._all_host()
 
     @property

@@ -14,9 +14,9 @@ as a holder, and only that is saved.
 *First steps of a generation* (`generation`). Who holds the state computes, and sends it to the joiners meanwhile. A joiner hosts
 nothing, receives the state of the step before, and applies the same update. At the next boundary the registered values follow.
 In the second step newcomers host nothing either: each computes a micro-batch of a holder as well, and all compare the results
-(`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From the third step on all host. A holder
-that is alone without a state is the first of its job: it loads a checkpoint, or begins anew; not if the job is known to have a
-newer checkpoint than it finds, nor if its initial values are gone. Then it ends.
+(`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From the third step on all host, or later
+where the comparison goes on. A holder that is alone without a state is the first of its job: it loads a checkpoint, or begins
+anew; not if the job is known to have a newer checkpoint than it finds, nor if its initial values are gone. Then it ends.
 
 *A failure* takes nothing that has been applied. The thread gives up the step in progress and waits for the next generation.
 
@@ -274,7 +274,13 @@ class Training:
         roster, before = switch.roster, self._generation.roster
         holds = self._generation.enter(roster, switch.holders, self._proves)
         self._note = ""
-        enter = EnterGeneration(roster, switch.attempt, self._generation.rank, self._generation.plan)
+        enter = EnterGeneration(
+            roster,
+            switch.attempt,
+            self._generation.rank,
+            self._generation.plan,
+            self._membership.extends_proofs,
+        )
         actions: list[Action] = [*self._builds.used(roster.generation), enter]
         if not holds:
             self._function_waits = False
@@ -439,9 +445,9 @@ class Training:
         return self.follow(now, self._membership.handle(now, ms.WordRead(fact.generation)))
 
     def _on_applied(self, now: float, fact: StepApplied) -> list[Action]:
-        if self.position.apply(fact.step, self._generation.joins_now, fact.next_epoch):
+        if self.position.apply(fact.step, self._generation.joins_now, fact.next_epoch, fact.proof_goes_on):
             self._membership.handle(now, ms.StepApplied(fact.step))
-        self._generation.step_applied()
+        self._generation.step_applied(fact.proof_goes_on)
         self._reporting.times.applied(fact.step, now)
         self._activity.become(Doing.SCRIPT)  # since the update has begun, which is the script's code, too
         return []

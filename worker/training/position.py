@@ -118,10 +118,11 @@ class Position:
             return False
         return True
 
-    def apply(self, step: int, joins: bool, next_epoch: int | None) -> bool:
+    def apply(self, step: int, joins: bool, next_epoch: int | None, proof_goes_on: bool = False) -> bool:
         """Take note of an applied step; return whether the state is whole.
 
-        Registered values of a joining worker follow later.
+        Registered values of a joining worker follow later. proof_goes_on: it has yet to compute the same results in
+        further steps.
 
         Raises InvalidTransition for another step, or without a state.
         """
@@ -129,7 +130,7 @@ class Position:
             raise InvalidTransition(f"step {step} applied in step {self.step} by one that has {self.holding.value}")
         if joins and self._registers_values:
             self.holding = Holding.PARTIAL
-        elif self.holding is Holding.UNPROVED:
+        elif self.holding is Holding.UNPROVED and not proof_goes_on:
             self.holding = Holding.WHOLE
         self.next_step, self.next_epoch = self.step + 1, next_epoch or 0
         return self.holding is Holding.WHOLE

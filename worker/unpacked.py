@@ -1,0 +1,63 @@
+"""Contents of objects of Python's library that hide them from `vars`: caches, weak mappings, context variables, shared
+memory and threads. `reachable` reads them like attributes.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import functools
+import gc
+import multiprocessing.sharedctypes
+import threading
+import weakref
+from typing import Any
+
+_CACHE: type = type(functools.lru_cache(lambda: None))
+_SIMPLE: type = ctypes.c_int.__mro__[1]  # of all plain C values
+_SHARED: type = multiprocessing.sharedctypes.SynchronizedBase
+_LINK = "_lru_list_elem"  # holds an entry of a cache with a limit
+_OF_THREADS = frozenset(vars(threading.Thread())) | frozenset(vars(threading.Timer(1.0, lambda: None)))
+
+PACKED: tuple[type, ...] = (
+    _CACHE,
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ref),
+    contextvars.ContextVar,
+    *(_SIMPLE, ctypes.Array, ctypes.Structure, _SHARED),
+)
+
+
+def contents(value: Any, kind: type) -> Any:
+    """Return what an object of one of the types `PACKED` holds, as plain values and containers."""
+    if issubclass(kind, _CACHE):
+        return _cached(value)
+    if issubclass(kind, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
+        return dict(value.items())
+    if issubclass(kind, weakref.WeakSet):
+        return set(value)
+    if issubclass(kind, weakref.ref):
+        return value()
+    if issubclass(kind, contextvars.ContextVar):
+        try:
+            return value.get()
+        except LookupError:  # never set, and without a default
+            return None
+    if issubclass(kind, _SHARED):
+        return contents(value.get_obj(), type(value.get_obj()))
+    if issubclass(kind, _SIMPLE) and isinstance(value.value, int | float | bool | bytes):
+        return value.value
+    return bytes(value)
+
+
+def _cached(value: Any) -> Any:
+    """Return the entries of a function under `functools.lru_cache`; those of one with a limit in the order of their use."""
+    held = gc.get_referents(value)
+    cache = next(each for each in held if type(each) is dict and each is not vars(value))
+    if type(next(iter(cache.values()), None)).__name__ != _LINK:
+        return dict(cache)
+    return [each for each in held[: held.index(cache)] if not isinstance(each, type)]
+
+
+def of_thread(inner: dict[str, Any]) -> dict[str, Any]:
+    """Return those of a thread's attributes that its own class has added."""
+    return {name: value for name, value in inner.items() if name not in _OF_THREADS}
