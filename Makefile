@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 280 tests with real processes: 20 to 29 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-stops verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-stops verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -115,6 +115,9 @@ verify-scripts: $(STAMP)  ## one job in each framework, alone and through resize
 
 verify-corpus: $(STAMP)  ## small scripts in the manner of public training code, alone and resized: equal, or named (ARGS="--quick --jobs 2")
 	@$(BIN)/python -m verification.corpus $(ARGS)
+
+verify-alarms: $(STAMP)  ## 100,000 steps of scripts that are elastic, each step checked: no alarm (ARGS="--steps 2000")
+	@nice $(BIN)/python -m verification.corpus.alarms $(ARGS)
 
 verify-heavy: $(STAMP)  ## real workers with a state of 2 GB, and with steps of two minutes: a quarter of an hour, 16 GB of memory
 	@$(BIN)/pytest -v -m campaign tests/cluster/test_heavy.py $(ARGS)

@@ -14,7 +14,7 @@ import functools
 import linecache
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -211,6 +211,10 @@ class Sources:
         """Return whether a line of the loop changes this name, as opposed to a method of an object."""
         found = self._found(name, owners)
         return found is not None and self._is_in_loop(*found)
+
+    def is_changed_outside(self, name: str, owners: Sequence[str], methods: Collection[str]) -> bool:
+        """Return whether a line outside of functions with these names changes this name."""
+        return any(getattr(each.scope, "name", "") not in methods for _, each in self._changes(name, owners))
 
     def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
         """Return the source of the expression to which the name is bound before the loop.

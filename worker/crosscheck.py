@@ -50,7 +50,7 @@ from .data.generators import digest_of_generators
 from .data.likeness import digest
 from .events import EnterGeneration
 from .inband import Part, exchange
-from .kept import Kind, Reach, differences
+from .kept import Difference, Kind, Reach, differences
 from .looking import Looking
 from .remarks import Remarks
 from .state.digests import mixed, of_values
@@ -204,7 +204,7 @@ class CrossCheck:
         verdict = judge(entries, self._newcomers)
         if verdict is not None:
             self.carry_out(verdict, self._newcomers, self._sentence(verdict, part.step))
-        elif self._proving and not self._refuse_derived(part.step) and not self._refuse_saved(part.step):
+        elif self._proving and not self._refuse_derived(part.step) and not self._refuse_lost(part.step):
             self._remark_on_looks()
             self._extend_proof(bool(told[self._giver]["in_time"]))
 
@@ -334,26 +334,30 @@ class CrossCheck:
         self.dismiss(wrong, f"step {step}: {who} joined in the middle of an epoch, at whose beginning {sentences}")
         return True
 
-    def _refuse_saved(self, step: int) -> bool:
-        """Dismiss new workers that lack a value that goes into a saved file; return whether any was dismissed.
+    def _refuse_lost(self, step: int) -> bool:
+        """Dismiss new workers that lack a value that goes into a saved file, or into the order of the next epoch; return
+        whether any was dismissed.
 
         No gradient has depended on the value so far, such as an average of the weights.
         """
+        return self._refuse(
+            step, "what the script saves, or decides by when to save or to end", self._looking.is_saved
+        ) or self._refuse(step, "what the sampler decides by", self._looking.decides_order)
+
+    def _refuse(self, step: int, what: str, is_such: Callable[[Difference], bool]) -> bool:
         giver = self._giver
         if giver not in self._looks:
             return False
         given = self._looks[giver][0]
         lost = {rank: self._looking.lost(given, self._looks[rank][0]) for rank in self._newcomers & self._looks.keys()}
-        found = {rank: [one for one in each if self._looking.is_saved(one)] for rank, each in lost.items()}
+        found = {rank: [one for one in each if is_such(one)] for rank, each in lost.items()}
         wrong = sorted(rank for rank, each in found.items() if each)
         if not wrong:
             return False
         sentences = self._looking.sentences(found[wrong[0]], (self._names[giver], self._names[wrong[0]]))
         who = ", ".join(self._workers[rank] for rank in wrong)
         verb = "lack" if len(wrong) > 1 else "lacks"
-        self.dismiss(
-            wrong, f"step {step}: {who} {verb} what the script saves, or decides by when to save or to end; {sentences}"
-        )
+        self.dismiss(wrong, f"step {step}: {who} {verb} {what}; {sentences}")
         return True
 
     def _extend_proof(self, in_time: bool) -> None:

@@ -1,26 +1,35 @@
-"""Code in a loop body that only the leader runs before `optimizer.step()`, and that may draw random numbers.
+"""Code in a loop body that only some workers run before `optimizer.step()`, and that may draw random numbers.
 
 A loop body is a function of the state, the seed, the step and the virtual worker. With `if run.is_leader:
-estimate_loss()` in it, it is not: random numbers drawn there shift dropout masks on the leader, but not on other
-workers. A check of micro-batches (`crosscheck`) may miss this, since such code often runs in one of a thousand steps.
-So the source around a read of `is_leader` is examined. If its `if` calls code that may draw, and random numbers are
-drawn between there and `optimizer.step()`, the script gets one warning.
+estimate_loss()` in it, as in nanoGPT, it would not be: random numbers drawn there would shift dropout masks on the
+leader, but not on other workers. A check of micro-batches (`crosscheck`) may miss this, since such code often runs in
+one of a thousand steps. So the block under such an `if` draws from generators of its own: they are seeded where it
+begins, and have their former state again where it ends. Then the body draws the same numbers on all workers.
+
+*Blocks* are found in the source: an `if` on the line where the script reads `is_leader` or `rank`, or with a variable
+that was assigned from these, and with calls that may draw. *Where a block begins and ends* is known from Python's
+tracing of lines, which is on between the read and the end of the block; with a variable, in the whole body up to
+`optimizer.step()`. Where a debugger traces already, the script gets one warning instead.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from types import CodeType, FrameType
+from typing import Any
 
 from .assigned import Source
-from .data.generators import digest_of_generators
-from .own_code import loop_frame
+from .data.generators import digest_of_generators, generators_kept
+from .own_code import directories, is_own_file
 
-CHECKED = 64  # bodies that are examined of a script that draws no numbers at first
+CHECKED = 64  # bodies that are examined of a script that draws no numbers at first, where another tool traces
+_PLACE = re.compile(r"\.(is_leader|rank)\b")
 # Calls that draw no random numbers, by last name: of loggers, progress bars, writers, tensors and containers.
 # fmt: off
 DRAWS_NOTHING = frozenset({
@@ -44,31 +53,45 @@ TOLD = (
 class LeadersCode:
     """The leader's code in one script. For the training thread."""
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        """notice: reports a sentence as an event of the job."""
+    def __init__(self, seed: Callable[[], None], notice: Callable[[str], None]) -> None:
+        """seed: seeds the generators for a block. notice: reports a sentence as an event of the job."""
+        self._seed = seed
         self._notice = notice
-        self._known: dict[tuple[CodeType, int], str] = {}  # warnings by place; "": none
+        self._at_reads: dict[tuple[CodeType, int], _Blocks] = {}  # by the place of the read
+        self._by_variables: dict[CodeType, _Blocks] = {}
+        self._frame: FrameType | None = None  # that is traced
+        self._blocks = _NONE
+        self._kept: ExitStack | None = None  # the generators before the block that is running
         self._left = CHECKED
         self._text = ""  # warning about the present body; "": none
         self._drawn = ""
 
-    def reads(self) -> None:
-        """Take note that a loop body has read its worker's place before `optimizer.step()`, on the leader or the first
-        worker.
+    def body_begins(self) -> None:
+        """Take note that a loop body gets its batch."""
+        for frame in _own_frames(sys._getframe(1)):
+            if frame.f_code not in self._by_variables:
+                self._by_variables[frame.f_code] = _by_variables(frame)
+            if (blocks := self._by_variables[frame.f_code]).lines:
+                self._trace(frame, blocks)
+                return
+
+    def reads(self, is_first: bool) -> None:
+        """Take note that a loop body reads its worker's place before `optimizer.step()`. is_first: this worker is the leader or
+        the first one.
         """
-        if self._left <= 0 or self._text:
-            return
-        frame = loop_frame(sys._getframe(1))
-        if frame is None:
-            return
-        place = frame.f_code, frame.f_lineno
-        if place not in self._known:
-            self._known[place] = _told(frame)
-        if self._known[place]:
-            self._text, self._drawn = self._known[place], digest_of_generators()
+        for frame in _own_frames(sys._getframe(1)):
+            place = frame.f_code, frame.f_lineno
+            if place not in self._at_reads:
+                self._at_reads[place] = _at_read(frame)
+            if (blocks := self._at_reads[place]).lines:
+                self._trace(frame, blocks)
+                if self._frame is None and is_first:
+                    self._watch(blocks.text)
+                return
 
     def steps(self) -> None:
-        """Take note that the body has come to its `optimizer.step()`; warn if random numbers were drawn."""
+        """Take note that the body has come to its `optimizer.step()`."""
+        self._trace_no_more()
         text, self._text = self._text, ""
         if not text:
             return
@@ -78,36 +101,134 @@ class LeadersCode:
             warnings.warn(text, stacklevel=2)
             self._notice(text)
 
+    def _watch(self, text: str) -> None:
+        if self._left > 0 and not self._text:
+            self._text, self._drawn = text, digest_of_generators()
 
-def _told(frame: FrameType) -> str:
-    """Return the warning about the code that depends on the frame's current read; "" if that code draws no random
-    numbers.
-    """
+    def _trace(self, frame: FrameType, blocks: _Blocks) -> None:
+        if self._frame is frame:
+            self._blocks = _Blocks((*self._blocks.lines, *blocks.lines), blocks.text)
+        elif self._frame is None and sys.gettrace() is None:
+            self._frame, self._blocks = frame, blocks
+            frame.f_trace = self._on_line
+            sys.settrace(_no_function)
+        else:
+            return
+        self._on_line(frame, "line", None)  # a block on the line of its test
+
+    def _trace_no_more(self) -> None:
+        frame, self._frame = self._frame, None
+        if frame is not None:
+            sys.settrace(None)
+            frame.f_trace = None
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _on_line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame is not self._frame:
+            return None
+        inside = event != "return" and any(frame.f_lineno in each for each in self._blocks.lines)
+        if inside and self._kept is None:
+            self._kept = ExitStack()
+            self._kept.enter_context(generators_kept())
+            self._seed()
+        elif not inside:
+            self._leave()
+        if event == "return":
+            self._trace_no_more()
+        return self._on_line
+
+
+def _own_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of the script's own code, the innermost first."""
+    own = directories()
+    while frame is not None:
+        if is_own_file(frame.f_code.co_filename, own):
+            yield frame
+        frame = frame.f_back
+
+
+def _no_function(frame: FrameType, event: str, argument: Any) -> None:
+    """Trace no function that is called meanwhile."""
+
+
+class _Blocks:
+    """Blocks of one function that only some workers run. text: the warning about the first."""
+
+    def __init__(self, lines: Sequence[range] = (), text: str = "") -> None:
+        self.lines = tuple(lines)
+        self.text = text
+
+
+_NONE = _Blocks()
+
+
+def _at_read(frame: FrameType) -> _Blocks:
+    """Return the blocks that depend on the frame's current read, without those of variables of loop bodies."""
+    source = Source.read(frame.f_code.co_filename)
+    return _NONE if source is None else _blocks(source, _ifs(source.tree, frame.f_lineno))
+
+
+def _by_variables(frame: FrameType) -> _Blocks:
+    """Return the blocks of the frame's function that depend on a variable with a worker's place."""
     source = Source.read(frame.f_code.co_filename)
     if source is None:
-        return ""
-    for statement, tests in _ifs(source.tree, frame.f_lineno):
-        for each in tests:
-            call = next((name for part in (*each.body, *each.orelse) for name in _calls(part)), "")
-            if call:
-                place = f"{os.path.basename(source.file)}:{each.lineno}"
-                return TOLD.format(test=ast.unparse(statement), place=place, call=call)
-    return ""
+        return _NONE
+    readers = {
+        node.name
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef) and _PLACE.search(ast.unparse(node))
+    }
+    names = {
+        ast.unparse(target)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Assign) and (_PLACE.search(ast.unparse(node.value)) or _calls_any(node.value, readers))
+        for target in node.targets
+    }
+    tests = [node for node in ast.walk(source.tree) if isinstance(node, ast.If)] if names else []
+    return _blocks(source, (each for each in tests if any(ast.unparse(part) in names for part in ast.walk(each.test))))
 
 
-def _ifs(tree: ast.AST, line: int) -> Iterator[tuple[ast.expr, list[ast.If]]]:
+def _calls_any(node: ast.AST, names: set[str]) -> bool:
+    return any(
+        isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names
+        for each in ast.walk(node)
+    )
+
+
+def _blocks(source: Source, ifs: Iterator[ast.If]) -> _Blocks:
+    lines: list[range] = []
+    text = ""
+    for each in ifs:
+        call = next((name for part in (*each.body, *each.orelse) for name in _calls(part)), "")
+        if call:
+            lines += [
+                range(block[0].lineno, (block[-1].end_lineno or block[-1].lineno) + 1)
+                for block in (each.body, each.orelse)
+                if block
+            ]
+            place = f"{os.path.basename(source.file)}:{each.lineno}"
+            text = text or TOLD.format(test=ast.unparse(each.test), place=place, call=call)
+    return _Blocks(lines, text)
+
+
+def _ifs(tree: ast.AST, line: int) -> Iterator[ast.If]:
     """Yield the `if`s with a test on this line, or with a variable that is assigned there."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and _is_on(node.test, line):
-            yield node.test, [node]
+            yield node
         elif isinstance(node, ast.Assign) and _is_on(node, line):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     for node in ast.walk(tree) if names else ():
         if isinstance(node, ast.If) and any(
             isinstance(part, ast.Name) and part.id in names for part in ast.walk(node.test)
         ):
-            yield node.test, [node]
+            yield node
 
 
 def _is_on(node: ast.expr | ast.stmt, line: int) -> bool:

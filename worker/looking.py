@@ -26,6 +26,7 @@ from .save_calls import is_part
 from .state.training_state import TrainingState
 
 ENVIRONMENT = "os.environ"
+_DRAWING = frozenset({"__init__", "__iter__", "set_epoch"})  # methods of a sampler
 
 
 def _nothing_is_local(name: str) -> bool:
@@ -46,6 +47,7 @@ class Looking:
     beside: Mapping[str, Any] = field(default_factory=dict)
     known: frozenset[int] = frozenset()
     batch_size: int | None = None  # of one virtual worker
+    samplers: frozenset[str] = frozenset()  # classes of the samplers that give the order of an epoch
     limits: Limits = field(default_factory=Limits)
     _code: CodeType | None = None  # of the function or module that contains the loop
     _sources: Sources = field(default_factory=lambda: Sources(None))
@@ -160,11 +162,24 @@ class Looking:
         """Return whether the dataset itself has changed this value, such as a cache, and no line of the loop has."""
         return _is_of_data(difference) and not self._sources.is_changed_in_loop(difference.name, difference.owners)
 
+    def decides_order(self, difference: Difference) -> bool:
+        """Return whether the value is a sampler's, so that the order of the next epoch may depend on it.
+
+        What a sampler changes where an order is drawn does not count: the orders themselves are compared.
+        """
+        own = not self.samplers.isdisjoint(difference.owners) and difference.node.kind is not Kind.GENERATOR
+        return own and self._sources.is_changed_outside(difference.name, difference.owners, _DRAWING)
+
     def is_saved(self, difference: Difference) -> bool:
         """Return whether the value goes into a saved file, or decides when one is saved or the loop ends, by the
         script's source.
         """
         path = re.split(r"[\[(]", difference.name, maxsplit=1)[0]
+        if difference.owners[-1:] in (
+            ("Parameter",),
+            ("Tensor",),
+        ):  # an attribute, read by a variable with another name
+            return any(each.rpartition(".")[2] == path.rpartition(".")[2] for each in self._sources.saved)
         return path.partition(".")[0] not in self._carried and is_part(path, self._sources.saved)
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:

@@ -141,6 +141,7 @@ class Stepping:
         self._reading = False  # the script has a batch, and has not asked for the next
         self.left = ""  # why the script's loop may not have been left where it was
         self._updating = False
+        self.body_begins: Callable[[], None] = lambda: None  # called before the script gets a batch
         self._proposal = 0
         self.sharing = Sharing()
         self.in_band = InBand(self._cross_check.blame)
@@ -369,6 +370,7 @@ class Stepping:
             self.in_last_body = done + 1 == len(bodies) and virtual_worker > REHEARSED
             try:
                 self._reading = self.has_run_bodies = True
+                self.body_begins()
                 yield batch
             except GeneratorExit:
                 self._left_after(done + (self._current is None), len(bodies))

@@ -133,6 +133,7 @@ class Trainer:
             beside={"dataset": feed.given},
             known=leave_out(known),
             batch_size=getattr(feed.sampling, "batch_size", None),
+            samplers=frozenset(type(each).__name__ for each in feed.samplers),
         )
         self._remarks = Remarks(self._looking, lambda text: control.tell(Noticed(text)))
         self._cross_check = CrossCheck(
@@ -143,7 +144,7 @@ class Trainer:
             self._looking,
             self._remarks,
         )
-        self._leaders_code = LeadersCode(lambda text: control.tell(Noticed(text)))
+        self._leaders_code = LeadersCode(self._seed_leaders_code, lambda text: control.tell(Noticed(text)))
         self.held.looks = lambda: self._looking.plain(sys._getframe())
         self.comparison = Comparison(self.held, recipe.comparing, self._cross_check)
         self.saves = self._saves_of(recipe)
@@ -160,6 +161,7 @@ class Trainer:
             feed,
             Watch(self.comparison, self._cross_check, self._untold, self.saves),
         )
+        self.stepping.body_begins = lambda: None if self._by_host else self._leaders_code.body_begins()
         self.between = Between(
             recipe.virtual_workers,
             recipe.seed,
@@ -185,8 +187,10 @@ class Trainer:
         is the first."""
         if self.stepping.in_batch and not self._by_host:
             self._cross_check.asked_for_place()
-            if is_first:
-                self._leaders_code.reads()
+            self._leaders_code.reads(is_first)
+
+    def _seed_leaders_code(self) -> None:
+        seed_everything(derive_seed(self.recipe.seed, "leader", self.stepping.number, self.held.next_step))
 
     @property
     def has_place(self) -> bool:

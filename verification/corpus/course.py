@@ -49,6 +49,8 @@ class Story:
     name: str
     share: int
     acts: tuple[Act, ...] = ()
+    pace_s: float = PACE_S
+    longest_s: float = LONGEST_S
 
 
 def stories(quick: bool) -> tuple[Story, ...]:
@@ -86,7 +88,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
     for path in sources.glob("*.py"):
         shutil.copy(path, directory / "work")
     pace = Pace(directory / "pace")
-    pace.seconds = PACE_S
+    pace.seconds = story.pace_s
     slower = FRESH_FACTOR if fresh else 1.0
     station = _Station(nursery, directory, script, fresh)
     ending = Ending(story.name)
@@ -96,12 +98,12 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
         station.aim(station.free_gpus()[: story.share])
         acts, target, ordered_s = list(story.acts), story.share, began
         failures, gone = 0, ""  # number of failed workers and the killed worker at the last order
-        pace.seconds = ACT_PACE_S if story.share > 1 else PACE_S
+        pace.seconds = ACT_PACE_S if story.share > 1 else story.pace_s
         while not (station.job.final and not station.pids):
             station.turn()
             now = time.monotonic()
             ending.most = max(ending.most, len(station.holders()))
-            if now > began + LONGEST_S * slower:
+            if now > began + story.longest_s * slower:
                 ending.reason = f"the job still ran after {now - began:.0f} s"
                 break
             failed = [worker for worker, code in station.exit_codes.items() if code > 0]
@@ -114,7 +116,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
                 pace.seconds = LONG_PACE_S * slower
             if ordered_s and (reached or now > ordered_s + ACT_S * slower or len(failed) > failures):
                 ending.missed += not reached
-                ordered_s, pace.seconds = 0.0, PACE_S
+                ordered_s, pace.seconds = 0.0, story.pace_s
             if acts and not ordered_s and done >= acts[0].step:
                 act = acts.pop(0)
                 ordered_s, pace.seconds = now, ACT_PACE_S

@@ -805,24 +805,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script("batchnorm_dropout", EQUAL),
     Script("spectral_and_weight_norm", EQUAL),
     Script("leader_estimates_loss", EQUAL),
-    Script(
-        "leader_estimates_in_body",
-        FOUND,
-        "estimate_loss",
-        "run.every(steps=10)",
-        (
-            (
-                _JOIN + _PREPARE + "model, optimizer, (x, y), batch_size=4)\n",
-                _JOIN
-                + _PREPARE
-                + 'model, optimizer, (x, y), batch_size=4)\n\n\n@run.every(steps=10)\ndef estimate():\n    if run.is_leader:\n        print(f"step {run.steps_done}: loss {estimate_loss():.4f}")\n\n\n',
-            ),
-            (
-                '        if run.steps_done % 10 == 0 and run.is_leader:\n            print(f"step {run.steps_done}: loss {estimate_loss():.4f}")\n',
-                "",
-            ),
-        ),
-    ),
+    Script("leader_estimates_in_body", EQUAL),
     Script(
         "ddpm_ema_warm",
         FOUND,
@@ -1001,6 +984,8 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("centred_by_first_batch", FOUND, "scale"),
+    Script("bfloat16_autocast", EQUAL),
+    Script("two_threads", EQUAL),
     Script("parameter_attributes", FOUND, "ema"),
     Script("lru_cached_noise", FOUND, "mask"),
     Script("weak_key_statistics", FOUND, "statistics"),
@@ -1018,8 +1003,8 @@ SCRIPTS: tuple[Script, ...] = (
     Script("dataclass_slots", FOUND, "scale"),
     Script("functional_buffers", FOUND, "centre"),
     Script("function_attribute", FOUND, "calls"),
-    Script("leader_in_variable", FOUND, "master_process"),
-    Script("scheduler_with_memory", FOUND, "calls"),
+    Script("leader_in_variable", EQUAL),
+    Script("scheduler_with_memory", EQUAL),
     Script("criterion_with_statistics", FOUND, "norm"),
 )
 BY_NAME = {script.name: script for script in SCRIPTS}

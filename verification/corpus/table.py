@@ -34,6 +34,7 @@ corpus was written; *now*: the last run; *with the line*: the last run of the sc
 (`fix` in the index); *check*: `elasticctl check` on the script (`make verify-corpus ARGS=--desk`).
 
 """
+ALARMS = "False alarms (`make verify-alarms`): "  # begins the paragraph below the head
 VERDICTS = ("expected", "before", "now", "with the line", "check")
 
 
@@ -115,14 +116,27 @@ def compare_checks(path: Path, checks: Sequence[Check]) -> tuple[str, bool]:
     return "\n".join(lines), found >= FOUND_AT_DESK * len(finds)
 
 
-def _write(path: Path, rows: dict[str, dict[str, str]]) -> None:
+def write_alarms(path: Path, steps: int, scripts: int, alarms: int) -> None:
+    """Rewrite the page with this count of false alarms."""
+    text = f"{ALARMS}{alarms} in {steps:,} steps of {scripts} scripts that are equal as written, with a micro-batch compared in"
+    _write(path, _read(path), f"{text}\neach step, on two and three workers by turns.")
+
+
+def _alarms(path: Path) -> str:
+    """Return the paragraph with the count of false alarms; "" if the page has none."""
+    text = path.read_text() if path.exists() else ""
+    return ALARMS + text.partition(ALARMS)[2].partition("\n\n")[0] if ALARMS in text else ""
+
+
+def _write(path: Path, rows: dict[str, dict[str, str]], alarms: str = "") -> None:
+    alarms = alarms or _alarms(path)
     groups: dict[tuple[str, ...], list[str]] = {}
     for each in SCRIPTS:
         row = rows[each.name]
         verdicts = tuple(f"{name}: {row[name]}" for name in VERDICTS if row.get(name))
         groups.setdefault(verdicts, []).append(f"- `{each.name}`: {each.idiom}")
     parts = [f"## {'; '.join(verdicts)}\n\n" + "\n".join(lines) for verdicts, lines in groups.items()]
-    path.write_text(HEAD + "\n\n".join(parts) + "\n")
+    path.write_text(HEAD + (f"{alarms}\n\n" if alarms else "") + "\n\n".join(parts) + "\n")
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:

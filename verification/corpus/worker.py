@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from elasticd.agent.firstline import _elasticd_seeds
+from elasticd.worker import crosscheck
 from elasticd.worker import events as e
 from elasticd.worker.control import ClusterControl
 
@@ -27,6 +28,7 @@ from ..bits.worker import Errand, begin
 from ..scripts.worker import Pace
 from .digests import digest
 
+CHECK_EVERY = "CORPUS_CHECK_EVERY"  # steps between two compared micro-batches
 FRESH = "CORPUS_FRESH_INTERPRETER"  # if set, the script gets its own interpreter
 
 
@@ -63,6 +65,7 @@ def play(errand: Errand) -> None:
             time.sleep(pace.seconds)
 
     wrap(ClusterControl, "next", None, instructed)
+    crosscheck.EVERY = int(os.environ.get(CHECK_EVERY, crosscheck.EVERY))
     work = directory / "work"
     os.chdir(work)
     sys.path.insert(0, str(work))

@@ -20,7 +20,7 @@ from ..inband import Participant
 from ..state.training_state import DataPosition
 from ..virtual import derive_seed
 from .dataloader import Wanted, taken_over
-from .drawing import DrawnOrder, OrderWatch, seeded_generators
+from .drawing import DrawnOrder, OrderWatch, samplers_of, seeded_generators
 from .feed import Batching, Sampling
 from .lanes import Lanes
 from .loading import Loader, LoaderOptions
@@ -56,6 +56,7 @@ class Feed:
     data: Any = None  # the dataset itself, or its shards
     seeded: tuple[Any, ...] = ()
     given: Any = None  # as the script has given it: perhaps a DataLoader
+    samplers: tuple[Any, ...] = ()  # of the script, which give the order of an epoch
 
 
 def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
@@ -78,7 +79,8 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
     schedule = _schedule(dataset, wanted, seed, job)
     loader = Loader(dataset, schedule, job.seed, job.device, options)
     sampler = wanted.batch_sampler if wanted.batch_sampler is not None else wanted.sampler
-    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, tuple(seeded_generators(sampler)), given)
+    seeded, samplers = tuple(seeded_generators(sampler)), tuple(samplers_of(sampler))
+    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, seeded, given, samplers)
 
 
 def _schedule(dataset: Any, wanted: Wanted, seed: int, job: Job) -> Schedule:

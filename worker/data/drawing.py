@@ -82,9 +82,9 @@ class DrawnOrder:
         return drawn
 
 
-def _samplers(sampler: Any) -> list[Any]:
-    """Return a sampler and the samplers that it keeps as attributes, at any depth."""
-    found = [sampler]
+def samplers_of(sampler: Any) -> list[Any]:
+    """Return a sampler and the samplers that it keeps as attributes, at any depth; of None: none."""
+    found = [] if sampler is None else [sampler]
     for each in found:
         kept = [value for value in _attributes(each) if isinstance(value, torch.utils.data.Sampler)]
         found += [value for value in kept if all(value is not other for other in found)]
@@ -100,12 +100,12 @@ def seeded_generators(sampler: Any) -> list[Any]:
 
     They are seeded before each epoch's order is drawn.
     """
-    return [value for each in _samplers(sampler) for value in _attributes(each) if isinstance(value, _GENERATORS)]
+    return [value for each in samplers_of(sampler) for value in _attributes(each) if isinstance(value, _GENERATORS)]
 
 
 def _begin_epoch(sampler: Any, epoch: int, seed: int) -> None:
     """Pass the epoch to a sampler and its inner samplers; seed the generators that they keep."""
-    for each in _samplers(sampler):
+    for each in samplers_of(sampler):
         if callable(set_epoch := getattr(each, "set_epoch", None)):
             set_epoch(epoch)
     for value in seeded_generators(sampler):
