@@ -59,8 +59,8 @@ def check(
     """Test locally whether a script gives the same bits on any number of GPUs; no cluster is needed.
 
     Its first steps run again and again in processes of this machine, on the CPU: alone, with another hash seed, with a
-    step's loop bodies in reverse, with workers that join, die and leave in the middle of an epoch and at its edges,
-    from checkpoints.
+    step's loop bodies in reverse, with two workers, with workers that join, die and leave in the middle of an epoch
+    and at its edges, from checkpoints.
     """
     from . import record
     from .driver import Driver

@@ -102,6 +102,7 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
         environment(me, Determinism(errand["determinism"])), **terms, results=f"{errand['directory']}.saved"
     )
     table = Survivors(me, entries, meeting=Path(errand["meeting"]))
+    table.extends_proofs = errand.get("extends_proofs", False)
     run = Run(Rehearsal(table, errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
     if "case" in errand:
         if me == errand["victim"] and "loses" in errand:

@@ -229,6 +229,40 @@ def test_names_come_first_and_then_code_before_the_loop() -> None:
     assert advice.explain([], WORKERS, script, opaque=["it: an iterator"]).endswith("(it: an iterator)")
 
 
+LOGGED = """
+for epoch in run.epochs(2):
+    running, seen, pool, best, beta = 0.0, 0, [], 0.0, 1.0
+    for i, (x, y) in enumerate(batches):
+        loss = model(x).mean() * beta
+        loss.backward()
+        optimizer.step()
+        running += loss.item()
+        seen += 1
+        meter.update(loss.item(), len(x))
+        pool.append(x)
+        best = max(best, loss.item())
+        if seen % 10 == 0:
+            rate = running / seen
+            print(rate, meter)
+            running = 0.0
+        if best > 1:
+            beta = 0.5
+    mix(pool)
+"""
+
+
+def test_variables_that_only_logs_read_are_known() -> None:
+    logged = sources(LOGGED).only_logged
+    assert {"running", "seen", "rate", "meter"} <= logged
+    assert logged.isdisjoint({"pool", "best", "beta", "loss", "model", "optimizer"})
+
+
+def test_a_counter_of_loop_bodies_is_named_where_gradients_differ() -> None:
+    script = sources("for epoch in run.epochs(2):\n    for i, x in enumerate(batches):\n        optimizer.step(i)\n")
+    assert "i (train.py:2) counts the loop bodies of each worker alone" in advice.explain([], WORKERS, script)
+    assert "counts the loop bodies" not in advice.explain([], WORKERS, sources(LOGGED))
+
+
 def test_of_many_names_three_are_told() -> None:
     text = advice.sentences([number(f"name{each}") for each in range(5)], WORKERS, Sources(None))
     assert text.count("register it") == 3

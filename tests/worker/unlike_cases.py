@@ -483,6 +483,34 @@ def sampler_of_own_losses(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def sampler_of_each_body_s_losses(run: Run) -> list[Any]:
+    model, data = network(), Points()
+    sampler = ByLoss(len(data))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, data, 5, sampler=sampler)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            sampler.losses[: len(x)] = loss.detach()
+    return ended(run, model)
+
+
+def pool_of_earlier_samples(run: Run) -> list[Any]:
+    """As CycleGAN's pool of images: nothing depends on it before it is full."""
+    model, optimizer, batches = prepared(run)
+    pool: list[torch.Tensor] = []
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            if len(pool) > 12:
+                x = (x + pool[-12][: len(x)]) / 2 if len(pool[-12]) >= len(x) else x
+            pool.append(x)
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
 def saves_after_a_break(run: Run) -> list[Any]:
     model, optimizer, batches = prepared(run)
     for epoch in run.epochs(EPOCHS):

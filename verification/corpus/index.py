@@ -985,7 +985,6 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script("centred_by_first_batch", FOUND, "scale"),
     Script("bfloat16_autocast", EQUAL),
-    Script("two_threads", EQUAL),
     Script("parameter_attributes", FOUND, "ema"),
     Script("lru_cached_noise", FOUND, "mask"),
     Script("weak_key_statistics", FOUND, "statistics"),
