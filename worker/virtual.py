@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import lru_cache
 
 import numpy
 import torch
@@ -18,9 +19,15 @@ from .hosting import assign as assign
 
 def derive_seed(seed: int, *parts: int | str) -> int:
     """A seed of 63 bits from the job's seed and what it is for. The same on every machine, and for ever."""
-    # Types and lengths are hashed with the values, so that ("a", 1) and ("a1",) differ.
-    text = "".join([f"{type(part).__name__}:{len(value := str(part))}:{value};" for part in (seed, *parts)])
+    text = "".join(map(_distinct, (seed, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@lru_cache(maxsize=1024, typed=True)  # most parts are those of the seed before
+def _distinct(part: int | str) -> str:
+    """The value with its type and length, so that ("a", 1) and ("a1",) differ."""
+    value = str(part)
+    return f"{type(part).__name__}:{len(value)}:{value};"
 
 
 def seed_everything(value: int) -> None:

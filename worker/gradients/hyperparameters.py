@@ -52,9 +52,8 @@ class Hyperparameters:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
         self._hashed: tuple[Options, int] | None = None
-        self._seen: list[Any] | None = (
-            None  # keys and values of all groups as they were taken last; None: they may change
-        )
+        self._sizes: list[int] | None = None  # of all groups as they were taken last; None: their values may change
+        self._seen: list[Any] = []  # and their keys and values
         self._taken: Options = []  # what was taken then
         self._begin_with(self._take())
 
@@ -187,10 +186,9 @@ class Hyperparameters:
         is copied or compared in a step that sets none of them."""
         present = [optimizer.param_groups for optimizer in self._optimizers]
         every = [*chain.from_iterable(present)]
-        sizes = *map(len, present), *map(len, every)
-        seen = [*sizes, *chain.from_iterable(every), *chain.from_iterable(map(_values, every))]
-        known = self._seen
-        if known is not None and len(known) == len(seen) and all(map(is_, known, seen)):
+        sizes = [*map(len, present), *map(len, every)]
+        seen = chain(chain.from_iterable(every), chain.from_iterable(map(_values, every)))
+        if sizes == self._sizes and all(map(is_, self._seen, seen)):
             return self._taken
         self._taken = [
             [
@@ -206,7 +204,8 @@ class Hyperparameters:
         changeable = any(
             type(value) not in _FIXED for groups in self._taken for group in groups for value in group.values()
         )
-        self._seen = None if changeable else seen
+        self._sizes = None if changeable else sizes
+        self._seen = [*chain.from_iterable(every), *chain.from_iterable(map(_values, every))]
         return self._taken
 
     def _put(self, options: Options) -> None:
