@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind, Processes, ResumeFrom
 from ..protocol.variables import EAGER_FROM_BYTES, GANG, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, REPEATABLE
@@ -227,6 +229,8 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         made["ELASTICD_GPU_INDEX"] = str(shown.index(start.gpu))
     if spec.max_steps is not None:
         made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
+    if spec.scaling is not None:
+        made["ELASTICD_SCALING"] = msgspec.json.encode(spec.scaling).decode()
     if spec.step_timeout_s is not None:
         made["ELASTICD_STEP_TIMEOUT_S"] = repr(spec.step_timeout_s)
     if start.checkpoint_step is not None:

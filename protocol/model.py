@@ -13,7 +13,7 @@ from typing import NewType
 
 import msgspec
 
-from .limits import COMPARE_EVERY
+from .limits import COMPARE_EVERY, DEFAULT_MAX_FACTOR, DEFAULT_RAMP_STEPS
 from .times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 
 JobId = NewType("JobId", str)  # "digits-3": the job's name and a number that the cluster never reuses
@@ -300,6 +300,29 @@ class ResumeFrom(Value, frozen=True, kw_only=True):
     seeds: str = ""
 
 
+class BatchChange(Value, frozen=True, kw_only=True):
+    """A change of a job's batch size while it trains (Elan III)."""
+
+    step: int  # the first step with this factor
+    factor: int  # the batch is so many times that of the job without scaling
+    rate: float = 1.0  # what the learning rate is multiplied by, in the end
+    ramp: int = 0  # steps in which it gets there, linearly
+
+
+class Scaling(Value, frozen=True, kw_only=True):
+    """A job's permission to change its batch size while it trains (Elan III)."""
+
+    hybrid: bool = False  # the cluster may let the batch grow; otherwise the script alone
+    max_factor: int = DEFAULT_MAX_FACTOR
+    ramp_steps: int = DEFAULT_RAMP_STEPS
+    replay: tuple[BatchChange, ...] | None = None  # these changes take place, and no others
+
+    @property
+    def greatest(self) -> int:
+        """The greatest factor that the job can have."""
+        return max([change.factor for change in self.replay or ()], default=self.max_factor)
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """A user's request for a job. ``elasticctl`` validates it, and the controller validates it again."""
 
@@ -331,6 +354,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     gpu_memory_bytes: int = 0  # least memory of each of its GPUs
     snapshot: Snapshot | None = None  # the job runs in a copy of these files; None: in `workdir` itself
     resume: ResumeFrom | None = None  # checkpoint from which the job starts; None: the initial state
+    scaling: Scaling | None = None  # None: the batch has one size, unless the script changes it
     # Until a worker of the job has called `elastic.join()`:
     restarts: int | None = None  # greatest number of times the command is run again from the start; None: no limit
     # `start_timeout_s` applies, since the user has set it; otherwise a command may run for ever
@@ -504,3 +528,5 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     waits_s: float = 0.0
     # Samples of a global step, all virtual workers together; 0: the script has not reported it yet
     batch_samples: int = 0
+    batch_changes: tuple[BatchChange, ...] = ()  # all changes of the job's batch
+    batch_ceiling: int = 0  # the greatest factor that the cluster may ask for; 0: it may ask for none

@@ -287,9 +287,9 @@ class Between:
 
     # -- decisions
 
-    def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None) -> Any:
+    def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None, call: str = "run.agree()") -> Any:
         """Agree on one value on all workers: the result of `choose` on their values in rank order; None: the leader's value."""
-        place, number = self._call("run.agree()")
+        place, number = self._call(call)
         own = msgspec.msgpack.encode(pack(value, "the value given to run.agree()"))
         while (known := self._known(place, number)) is None:
             told = self._told(place, number, own)

@@ -129,8 +129,10 @@ class CrossCheck:
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
         self._virtual_worker = None
 
-    def begin(self, step: int, has_samples: Callable[[int, int], bool], by_name: bool) -> int | None:
-        """Begin a step. Returns the virtual worker of which all workers compute the micro-batch, or None.
+    def begin(
+        self, step: int, has_samples: Callable[[int, int], bool], by_name: bool, micro_batches: int
+    ) -> int | None:
+        """Begin a step with so many micro-batches. Returns the number of the one that all workers compute, or None.
 
         by_name: the loop is the script's own, so that its variables may be read also if no gradient differs.
         """
@@ -149,7 +151,7 @@ class CrossCheck:
             return None
         if self._proving and begun == 1 and by_name and (self._rank in self._newcomers or self._rank == self._giver):
             self._look = self._looking.plain(sys._getframe())
-        candidates = [each for each in range(self._n) if has_samples(step, each)]
+        candidates = [each for each in range(micro_batches) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // EVERY % len(candidates)]
         return self._virtual_worker
 

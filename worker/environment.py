@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.limits import COMPARE_EVERY
-from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, WorkerId
+from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, Scaling, WorkerId
 from ..protocol.times import PAUSE_TIMEOUT_S
 from ..protocol.variables import SUBMITTED_FROM
 from .code import ANY
@@ -39,6 +41,7 @@ class ClusterEnvironment:
     any_code: bool = False  # the job accepts any code (`code`)
     resume_from: str = ""  # a job without checkpoints begins with the newest one in this directory; "": from the start
     resume_any_code: bool = False  # accept a checkpoint of other code or data
+    scaling: Scaling | None = None  # None: the job file does not allow it
 
     def place(self, pid: int, address: str) -> Place:
         """Return the part that the worker's machine needs. address: of its control socket."""
@@ -75,6 +78,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
     try:
         max_steps = environ.get("ELASTICD_MAX_STEPS")
         checkpoint_step = environ.get("ELASTICD_CHECKPOINT_STEP")
+        scaling = environ.get("ELASTICD_SCALING")
         step_timeout_s = environ.get("ELASTICD_STEP_TIMEOUT_S")
         pause_timeout_s = environ.get("ELASTICD_PAUSE_TIMEOUT_S")
         return ClusterEnvironment(
@@ -98,6 +102,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             any_code="ELASTIC_CODE" in environ,
             resume_from=environ.get("ELASTICD_RESUME_FROM", ""),
             resume_any_code="ELASTICD_RESUME_ANY_CODE" in environ,
+            scaling=msgspec.json.decode(scaling, type=Scaling) if scaling else None,
             limits=Limits(
                 step_timeout_s=float(step_timeout_s) if step_timeout_s else None,
                 pause_timeout_s=float(pause_timeout_s) if pause_timeout_s else PAUSE_TIMEOUT_S,

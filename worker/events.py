@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.messages import Suspend
-from ..protocol.model import JobId, Roster, WorkerId, WorkerStatus
+from ..protocol.model import BatchChange, JobId, Roster, WorkerId, WorkerStatus
 from ..protocol.times import PAUSE_TIMEOUT_S
 from .membership.machine import Abandon as Abandon
 from .membership.machine import GroupBuilt as GroupBuilt
@@ -257,6 +257,14 @@ class Noticed:
     text: str
 
 
+@dataclass(frozen=True)
+class BatchesChanged:
+    """The job's batch has changed so far (`scaling`). ceiling: to which the cluster may let it grow; 0: it may not."""
+
+    changes: tuple[BatchChange, ...]
+    ceiling: int
+
+
 ThreadFact = (
     Arrived
     | CheckpointLoaded
@@ -292,6 +300,7 @@ Event = (
     | CheckpointFailed
     | MetricsReported
     | Noticed
+    | BatchesChanged
     | ThreadFact
     | TimePassed
 )
@@ -398,6 +407,7 @@ class RunStep:
     ranges: tuple[range, ...]
     proposal: int
     send: bool
+    factor: int = 0  # of the batch, for which the cluster asks; 0: it does not
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ from ..protocol import times
 from ..protocol.model import WorkerPhase
 from .events import (
     Action,
+    BatchesChanged,
     CheckpointFailed,
     CheckpointSaved,
     CheckpointWanted,
@@ -139,6 +140,9 @@ class WorkerMachine:
                 return self._training.handle(now, event)
             case OrderReceived() | PeerSaid() | GroupBuilt() if self._training.ending:
                 return []  # nobody must count on it in another generation
+            case OrderReceived(order) if order.batch_factor > self._training.batch_factor:
+                self._training.batch_factor = order.batch_factor
+                return self.handle(now, event)
             case OrderReceived() | PeerSaid():
                 return self._training.follow(now, self._membership.handle(now, event))
             case GroupBuilt(generation, attempt):
@@ -162,6 +166,10 @@ class WorkerMachine:
                 return self._training.saved_or_not(now, event)
             case MetricsReported(metrics):
                 self._reporting.measured(metrics)
+                self._reporting.change(now)
+                return []
+            case BatchesChanged(changes, ceiling):
+                self._reporting.batch_changed(changes, ceiling)
                 self._reporting.change(now)
                 return []
             case Noticed(text):

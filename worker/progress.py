@@ -83,6 +83,10 @@ class StepTimes:
             self._resizes.append(self._measure(pending))
         return bool(done)
 
+    def paced_anew(self) -> None:
+        """Take note that steps take another time from now on: their pace is that of the next ones."""
+        self._own = 0
+
     def restarted(self) -> None:
         """Forget all times, since the state was replaced: gaps across this point mean nothing."""
         self._applied.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..protocol.limits import MAX_METRIC_NAME, MAX_METRICS, MAX_NOTE
-from ..protocol.model import WorkerStatus
+from ..protocol.model import BatchChange, WorkerStatus
 from ..protocol.times import WORKER_HEARTBEAT_S
 from .events import Place
 from .membership.machine import Membership
@@ -25,7 +25,9 @@ class Reporting:
         self._membership = membership
         self.times = StepTimes()
         self.metrics: dict[str, float] = {}
-        self.samples_per_step = 0
+        self.samples_per_step = 0  # without scaling
+        self._batch_changes: tuple[BatchChange, ...] = ()
+        self._batch_ceiling = 0
         self._news = ""
         self._due_at = now
         self._sequence = 0
@@ -45,6 +47,12 @@ class Reporting:
         self.metrics = dict([*self.metrics.items(), *_within_bounds(metrics)])
         if len(self.metrics) > MAX_METRICS:
             self.metrics = dict(list(self.metrics.items())[:MAX_METRICS])
+
+    def batch_changed(self, changes: tuple[BatchChange, ...], ceiling: int) -> None:
+        """Keep all changes of the batch. The pace of steps is another from now on."""
+        if changes != self._batch_changes:
+            self.times.paced_anew()
+        self._batch_changes, self._batch_ceiling = changes, ceiling
 
     def acknowledged(self, sequence: int) -> None:
         """Take note that the agent has this status and all before it."""
@@ -83,6 +91,7 @@ class Reporting:
         self._sequence += 1
         membership = self._membership
         step_s = self.times.median_step_s()
+        samples = self.samples_per_step * (self._batch_changes[-1].factor if self._batch_changes else 1)
         return WorkerStatus(
             job=self._place.job,
             worker=self._place.worker,
@@ -96,7 +105,7 @@ class Reporting:
             sequence=self._sequence,
             epoch=epoch,
             total_steps=total_steps,
-            samples_per_s=self.samples_per_step / step_s if step_s else 0.0,
+            samples_per_s=samples / step_s if step_s else 0.0,
             median_step_s=step_s,
             steady=self.times.steady(),
             metrics=self.metrics,
@@ -112,7 +121,9 @@ class Reporting:
             save_failures=save_failures,
             unconnected_s=unconnected_s,
             unheard=membership.unheard,
-            batch_samples=self.samples_per_step,
+            batch_samples=samples,
+            batch_changes=self._batch_changes,
+            batch_ceiling=self._batch_ceiling,
         )
 
 

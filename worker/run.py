@@ -36,7 +36,8 @@ import torch
 
 from ..protocol import exits
 from ..protocol.errors import UserError
-from ..protocol.model import Determinism, GpuKind
+from ..protocol.limits import DEFAULT_MAX_FACTOR, DEFAULT_RAMP_STEPS
+from ..protocol.model import BatchChange, Determinism, GpuKind, Scaling
 from ..protocol.rehearsal import asked
 from ..runtime.clock import SteadyClock
 from . import cuda_graphs, warm
@@ -57,13 +58,14 @@ from .determinism import ask_for, before_cuda, described
 from .driver import Control, LocalControl
 from .ending import end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
-from .events import Noticed
+from .events import BatchesChanged, Noticed
 from .gradients.evaluations import SeveralEvaluations
 from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
 from .left_threads import Patience, at_script_end, watch
+from .scaling import agreed_terms, check_script, check_terms, read_replay
 from .state.checkpoint import CheckpointWriter, Others
 from .state.fence import Fence
 from .state.registered import Registered
@@ -167,6 +169,7 @@ class Run(Together):
         self._seed = seed
         self._registered = Registered(virtual_workers)
         self._scaler: torch.amp.GradScaler | None = None
+        self._scaling: Scaling | None = None  # as the script has said
         self._initial = initial
         self._code: Code | None = None
         self._results = Path(environment.results) if environment is not None else Path()
@@ -233,6 +236,8 @@ class Run(Together):
         """
         if self._epochs:
             raise UserError("run.per_virtual_worker() was called in the loop or after it: call it before")
+        if self._trainer is not None and self._trainer.grows:
+            check_script((), 1, False, False, own_values=True)
         self._registered.declare_virtual(values)
         return self._registered.virtual.object
 
@@ -249,6 +254,30 @@ class Run(Together):
         elsewhere, and for values that cannot travel.
         """
         return cast(T, self._require_trainer("run.epoch_begin()").of_epoch(function))
+
+    def scaling(
+        self, mode: str = "hybrid", *, max_factor: int = DEFAULT_MAX_FACTOR, ramp_steps: int = DEFAULT_RAMP_STEPS
+    ) -> None:
+        """Let the batch grow while the job trains. Call it once, before `prepare`; or say it in the job file.
+
+        With factor k a step trains k micro-batches of each virtual worker before its update. Each change is an event of
+        the job. An epoch still visits each sample once, in the same order.
+
+        - `mode`: "hybrid" lets the cluster double the batch when the job gets more GPUs than its batch can use, by the
+          measured throughput; `set_batch` works, too. "manual": `set_batch` alone.
+        - `max_factor`: the greatest factor.
+        - `ramp_steps`: steps in which the learning rate moves linearly to `factor` times what the script and its
+          schedulers set. Schedulers of `prepare` are stepped `factor` times per step, so that they keep their place in
+          the data.
+
+        Raises UserError for other values, and after `prepare`. Source: Elan III.
+        """
+        if self._trainer is not None or self._scaling is not None:
+            raise UserError("scaling() was called twice, or after prepare(): call it once, before")
+        if mode not in ("hybrid", "manual"):
+            raise UserError(f"scaling({mode!r}): the mode is 'hybrid' or 'manual'")
+        self._scaling = Scaling(hybrid=mode == "hybrid", max_factor=max_factor, ramp_steps=ramp_steps)
+        check_terms(self._scaling)
 
     def scaler(self, scaler: torch.amp.GradScaler) -> Any:
         """Make a gradient scaler elastic. Call it once, before `prepare`.
@@ -344,7 +373,11 @@ class Run(Together):
         check_update(max_grad_norm, before_update, after_update)
         check_evaluations(optimizers, self._scaler, max_grad_norm, before_update, normalize, gathers)
         turns = Updates.of(updates, optimizers)
-        job = Job(self._virtual_workers, self._seed, self._device, len(turns))
+        scaling = agreed_terms(self._env.scaling if self._env else read_replay(os.environ), self._scaling)
+        if scaling is not None:
+            evaluates_again = any(isinstance(each, torch.optim.LBFGS) for each in optimizers)
+            check_script(optimizers, len(turns), evaluates_again, gathers, self._registered.virtual.declared)
+        job = Job(self._virtual_workers, self._seed, self._device, len(turns), scaling, self._batch_changed)
         if self._initial is not None:
             self._initial.check(model)
         wanted = Wanted(batch_size, shuffle, sampler, batch_sampler, drop_last, generator)
@@ -387,6 +420,9 @@ class Run(Together):
             )
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, optimizer if single else tuple(optimizers), Batches(trainer)
+
+    def _batch_changed(self, changes: tuple[BatchChange, ...], ceiling: int) -> None:
+        self._control.tell(BatchesChanged(changes, ceiling))
 
     def _recipe(self, overlap: bool, normalize: str | None, updates: Updates) -> Recipe:
         env = self._env

@@ -28,6 +28,13 @@ class Seen:
         return self._virtual_workers
 
     @property
+    def batch_factor(self) -> int:
+        """Number of micro-batches that each virtual worker has in this step; between two steps, in the next one. 1 unless the
+        batch has grown (`run.scaling`).
+        """
+        return self._in_job("batch_factor", "read it in the loop, where the job's state has come").batch_factor
+
+    @property
     def device(self) -> torch.device:
         """Device of this worker. Batches arrive there, and `prepare` moves the model there."""
         return self._device

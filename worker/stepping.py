@@ -43,6 +43,7 @@ from .gradients.update import Update
 from .gradients.updates import Updates
 from .inband import InBand, Part, Participant, exchange
 from .saves import Saves
+from .scaling import Scale
 from .sharing import Sharing
 from .state.held import HeldState
 from .state.plain import inline, pack, restored, unpack
@@ -108,6 +109,7 @@ class Stepping:
         self._following = following
         self._update = update
         self._sampler, self._loader = feed.sampling, feed.batching
+        self._scale: Scale = feed.scale
         self._comparison = watch.comparison
         self._cross_check = watch.cross_check
         self._untold = watch.untold
@@ -128,7 +130,7 @@ class Stepping:
 
         # the step in progress
         self._step = -1
-        self._hosted: list[int] = []
+        self._hosted: list[int] = []  # micro-batches; without scaling, the numbers of their virtual workers
         self._current: int | None = None  # virtual worker whose batch the script has
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
         self._batches: dict[int, Any] = {}  # by virtual worker, where bodies run again on them
@@ -206,6 +208,11 @@ class Stepping:
         if not self._reading:
             return self._step
         return self._held.next_step + (self._current is None)
+
+    @property
+    def step(self) -> int:
+        """The step of the script's batch; between two steps, the next one."""
+        return self._step if self._reading else self._held.next_step
 
     @property
     def virtual_worker(self) -> int | None:
@@ -300,7 +307,8 @@ class Stepping:
         """
         self._looks_on = looks_on
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
-        self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
+        self._scale.want(step.factor)
+        self._begin(step.step, step.ranges, step.proposal, parameters, send=step.send)
         probes = self._cross_check.probes and self._checked not in self._hosted
         hosted = self._in_order()
         bodies = [PROBE, *hosted] if probes else hosted or [AGAIN] * looks_on
@@ -321,6 +329,7 @@ class Stepping:
         Nothing of that body counts."""
         held = self._held
         self._step, self._hosted, self.shows = step, [], True
+        self._scale.step_shown(step)
         self._buffers.begin()
         self._hyperparameters.begin(step)
         self._following.begin()
@@ -406,12 +415,18 @@ class Stepping:
                 "run.every(steps=...) by run.stop(), or by max_steps in the job file"
             )
 
-    def join(self, step: JoinStep, parameters: list[torch.nn.Parameter], take_state: Callable[[], None]) -> None:
+    def join(
+        self,
+        step: JoinStep,
+        parameters: list[torch.nn.Parameter],
+        units: range | None,
+        take_state: Callable[[], None],
+    ) -> None:
         """Take part without hosting anything. take_state: called before the update. Raises CommunicatorBroken.
 
-        parameters: those that the others train.
+        parameters, units: those that the others train.
         """
-        self._begin(step.step, step.ranges, step.proposal, parameters)
+        self._begin(step.step, step.ranges, step.proposal, parameters, units)
         part = Part(self._step, (), joins=True)
         while self.gathering.number != COUNTS:
             self.gathering.exchange(self._communicator)
@@ -450,8 +465,10 @@ class Stepping:
         ranges: tuple[range, ...],
         proposal: int,
         parameters: list[torch.nn.Parameter],
+        units: range | None = None,
         send: bool = False,
     ) -> None:
+        self._scale.step_begins(step, units)
         self._comparison.begin(step)
         if self._saves is not None:
             self._saves.begin(step)
@@ -467,15 +484,18 @@ class Stepping:
         self._held.parts.registered.of_epoch.step_begins()
         self._step = step
         self.has_run_bodies = False
+        virtual_workers, ranges = ranges[self._rank], self._scale.ranges(ranges)
         mine = ranges[self._rank]
         if ranges != self._ranges:
             self._ranges = ranges
-            self._lanes.rearrange()
-            self._loader.assign(step, mine, self._total_steps)
+            self._lanes.rearrange(self._scale.micro_batches)
+            self._loader.assign(step, virtual_workers, self._total_steps)
         self._lanes.begin(step, parameters, self._communicator, ranges)
         self._loader.begin(step)
         if self._recipe.comparing.tensors:
-            self._checked = self._cross_check.begin(step, self._sampler.has_samples, self._looks_on)
+            self._checked = self._cross_check.begin(
+                step, self._sampler.has_samples, self._looks_on, self._scale.micro_batches
+            )
         self._sent = None
         if send:
             self._transfers.send()
@@ -510,20 +530,30 @@ class Stepping:
         self._current = virtual_worker
         self._stepped.clear()
         self.gathering.begin_body()
+        place = self._scale.place(self._seeded_as(virtual_worker))
+        seed = derive_seed(recipe.seed, "model", place.unit, place.virtual_worker)
         if virtual_worker < 0:
             if virtual_worker == PROBE or virtual_worker <= REHEARSED:
                 self._lanes.forget_others()
                 self._lanes.present.accumulation.probe()
-            seed_everything(derive_seed(recipe.seed, "model", step, self._seeded_as(virtual_worker)))
+            seed_everything(seed)
             return batch
         weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
         # In a short step others may follow, which have no sample.
         last = virtual_worker == self._ranges[self._rank][-1] and not recipe.backwards
         self._lanes.forget_others()
+        if self._scale.grows and not recipe.backwards:
+            position = self._hosted.index(virtual_worker)
+            self._skip_after(self._hosted[:position], virtual_worker)
         reducer = self._lanes.present.reducer if last else None
         self._lanes.present.accumulation.expect(virtual_worker, weight, reducer, virtual_worker == self._checked)
-        seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
+        seed_everything(seed)
         return batch
+
+    def _skip_after(self, done: Sequence[int], end: int) -> None:
+        """The micro-batches between those that are done and `end` have no sample: the step is the last of an epoch."""
+        for micro_batch in range(done[-1] + 1 if done else self._ranges[self._rank].start, end):
+            self._lanes.present.accumulation.skip(micro_batch)
 
     def _seeded_as(self, virtual_worker: int) -> int:
         """The virtual worker whose random numbers a body draws, and for which it is run."""
@@ -663,8 +693,7 @@ class Stepping:
 
     def _reduce(self, beside: Callable[[], None]) -> Gradient:
         """The gradient of the step's bodies, and virtual worker 0's buffers. Raises CommunicatorBroken."""
-        for virtual_worker in self._ranges[self._rank][len(self._hosted) :]:
-            self._lanes.present.accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
+        self._skip_after(self._hosted, self._ranges[self._rank].stop)
         reducer = self._lanes.present.reducer
         assert reducer is not None
         gradient = self._lanes.present.accumulation.reduce(reducer, beside)
@@ -724,8 +753,7 @@ class Stepping:
             self._update.apply(
                 lane.parameters,
                 stepped,
-                self._step,
-                self._recipe.virtual_workers,
+                self._scale,
                 self._items(),
                 self._held.results,
             )

@@ -108,6 +108,17 @@ class Together(Seen):
         """
         return self._require_trainer("run.agree()").between.agree(value, choose)
 
+    def set_batch(self, factor: int, *, rate: float | None = None) -> None:
+        """Let the batch be `factor` times the job's own from the next step on (AdaBatch; Elan VI-B).
+
+        - `rate`: what the learning rate is multiplied by, reached linearly over the `ramp_steps` of `run.scaling`. None:
+          `factor`.
+
+        Call it on all workers, between two epochs or in a function of `every`. Raises UserError elsewhere, without
+        `run.scaling`, for a factor outside 1 to its `max_factor`, and for a rate that is not finite and above 0.
+        """
+        self._require_trainer("run.set_batch()").set_batch(factor, rate)
+
     def stop(self) -> None:
         """End the training with the last applied step: both loops end, as after the last epoch.
 

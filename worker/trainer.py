@@ -116,6 +116,7 @@ class Trainer:
         self.recipe = recipe
         self._control = control
         self._sampler = feed.sampling
+        self._growing = feed.growing
         self._loader = feed.batching
         self.script = Script()
         hyperparameters = Hyperparameters(state.optimizers)
@@ -241,8 +242,32 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Global steps of one epoch, if anybody knows."""
-        return self._sampler.steps_per_epoch
+        """Global steps of one epoch, if anybody knows; units (`scaling`), if the batch may grow."""
+        growing = self._growing
+        return growing.units_per_epoch if growing is not None else self._sampler.steps_per_epoch
+
+    @property
+    def grows(self) -> bool:
+        """May the batch grow?"""
+        return self._growing is not None
+
+    @property
+    def batch_factor(self) -> int:
+        """In a loop body that of its step; elsewhere that of the next one."""
+        growing = self._growing
+        return 1 if growing is None else growing.factor_at(self.stepping.step)
+
+    def set_batch(self, factor: Any, rate: Any) -> None:
+        """The script changes the batch from the next step on. Raises UserError."""
+        growing = self._growing
+        if growing is None:
+            raise UserError(
+                "run.set_batch() was called without run.scaling(), which says before prepare() how far it may go"
+            )
+        growing.check(factor, rate)
+        factor, rate = self.between.agree([factor, rate], None, "run.set_batch()")
+        if self.between.in_function or not self.held.runs_again:  # else the state, which is of later code, has it
+            growing.ask(self.held.next_step, factor, rate)
 
     def end_after(self, steps: int) -> None:
         """The job, whose loop has still to begin, ends after so many steps, if not before."""
@@ -440,6 +465,8 @@ class Trainer:
                 raise UserError(
                     f"run.steps() was called, and {why}, which needs {needs} over batches: `for x, y in batches:`"
                 )
+        if self._growing is not None:
+            raise UserError("the batch may grow (scaling), which needs a loop over batches, and run.steps() was called")
         if counts_epochs and self.script.at is ScriptAt.BETWEEN:
             self.epoch_begins(self.script.epoch + self._has_passed)
             self._has_passed = True
@@ -635,8 +662,9 @@ class Trainer:
             case JoinStep() as step:
                 updates = self.recipe.updates
                 optimizers = updates.optimizers(step.step) if len(updates) > 1 else None
-                parameters = self.held.parts.trained_in(arrival.incoming.header, optimizers)
-                self.stepping.join(step, parameters, lambda: self._transfers.take(arrival))
+                header = arrival.incoming.header
+                parameters, units = self.held.parts.trained_in(header, optimizers), self.held.parts.units_in(header)
+                self.stepping.join(step, parameters, units, lambda: self._transfers.take(arrival))
                 if self.between.functions_due:
                     self._control.tell(SharingBegun(resumes=False))
                     self._transfers.hand_over()

@@ -31,6 +31,7 @@ class Order(Message, frozen=True, kw_only=True):
     leader_address: str  # control socket of the leader; "" until it is known: the order is then repeated
     broken: tuple[int, ...] = ()  # generations that have lost a member: their other members abandon the communicator
     uid: str = ""  # of the job
+    batch_factor: int = 0  # let the batch grow to this factor (Elan III); 0: leave it
 
     @property
     def generation(self) -> int:

@@ -2,7 +2,8 @@
 
     {"case": CASE, "address": ADDRESS, "timetable": TIMETABLE, "directory": DIRECTORY}
 
-Optional fields: "checkpoints", a directory from which the job resumes and to which it writes, and "max_steps".
+Optional fields: "checkpoints", a directory from which the job resumes and to which it writes; "max_steps"; "scaling", the job
+file's.
 
 For each task one process per worker is forked; each writes its final state to DIRECTORY. The answer is the worst of their exit
 codes, a line on standard output.
@@ -34,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import training_cases as training_cases  # imported before ranks are forked
 import zmq
@@ -43,6 +45,7 @@ from elasticd.protocol.model import (
     GpuKind,
     JobId,
     OnDivergence,
+    Scaling,
     WorkerId,
 )
 from elasticd.worker import warm
@@ -130,6 +133,7 @@ def rank_main(
     meeting: str,
     checkpoints: str = "",
     max_steps: int | None = None,
+    scaling: Any = None,
 ) -> dict[str, Any]:
     """meeting: a directory in which all ranks find each other's addresses. checkpoints: the job's directory; empty: none is
     written.
@@ -141,7 +145,7 @@ def rank_main(
         place = replace(place, compare_every=1)
     if checkpoints:
         place = replace(place, checkpoint_directory=checkpoints, checkpoint_every_s=0.001, checkpoint_keep=100)
-    place = replace(place, max_steps=max_steps)
+    place = replace(place, max_steps=max_steps, scaling=scaling and msgspec.convert(scaling, Scaling))
     entries = [(int(step), list(workers)) for step, workers, *_ in timetable]
     late = [entry[2] if len(entry) > 2 else [] for entry in timetable]
     broken = {number: entry[3] for number, entry in enumerate(timetable) if len(entry) > 3}

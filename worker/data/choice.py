@@ -5,7 +5,7 @@ The names of arguments are PyTorch's. A `DataLoader` may take the place of the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ...protocol.errors import UserError
+from ...protocol.model import BatchChange, Scaling
 from ..admission import check_guard
 from ..inband import Participant
+from ..scaling import Fixed, Growing, Scale, check_room
 from ..state.training_state import DataPosition
 from ..virtual import derive_seed
 from .dataloader import Wanted, taken_over
@@ -39,6 +41,8 @@ class Job:
     seed: int
     device: torch.device
     updates: int = 1
+    scaling: Scaling | None = None  # the batch may grow
+    changed: Callable[[tuple[BatchChange, ...], int], None] = lambda changes, ceiling: None  # as in `scaling.Growing`
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,12 @@ class Feed:
     seeded: tuple[Any, ...] = ()
     given: Any = None  # as the script has given it: perhaps a DataLoader
     samplers: tuple[Any, ...] = ()  # of the script, which give the order of an epoch
+    growing: Growing | None = None  # None: without scaling
+
+    @property
+    def scale(self) -> Scale:
+        """How many micro-batches a step has."""
+        return self.growing or Fixed(self.sampling.virtual_workers)
 
 
 def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
@@ -70,6 +80,11 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
     if isinstance(data, IterableDataset):
         data = divided(data, job.virtual_workers)
     if isinstance(data, Shards):
+        if job.scaling is not None:
+            raise UserError(
+                "the batch may grow (scaling), and this dataset can only be read in sequence, in which the workers find each "
+                "step's batches out one step before: give a dataset with an index"
+            )
         streams = _streams_of(data, wanted, options, job)
         return Feed(streams, streams, streams, (streams,), data, (), given)
     dataset = map_style(data)
@@ -80,7 +95,12 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
     loader = Loader(dataset, schedule, job.seed, job.device, options)
     sampler = wanted.batch_sampler if wanted.batch_sampler is not None else wanted.sampler
     seeded, samplers = tuple(seeded_generators(sampler)), tuple(samplers_of(sampler))
-    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, seeded, given, samplers)
+    if job.scaling is None:
+        return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, seeded, given, samplers)
+    check_room(job.scaling, schedule)
+    growing = Growing(schedule, loader, job.scaling, job.changed)
+    watch = OrderWatch(schedule, growing.epoch)
+    return Feed(growing, growing, growing, (watch, growing), dataset, seeded, given, samplers, growing)
 
 
 def _schedule(dataset: Any, wanted: Wanted, seed: int, job: Job) -> Schedule:

@@ -11,7 +11,7 @@ Other state of a sampler cannot be seeded. So the workers compare the drawn orde
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -125,8 +125,10 @@ class OrderWatch:
     name = "order"
     slots = 2
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, epoch: Callable[[int], int] | None = None) -> None:
+        """epoch: returns the epoch of the step in progress, if that is not the schedule's."""
         self._schedule = schedule
+        self._epoch = epoch or schedule.epoch
 
     def numbers(self, part: Part) -> Sequence[int]:
         own = self._own(part)
@@ -154,7 +156,7 @@ class OrderWatch:
             told.append((self._own(part), self._schedule.order.size))
         if len({own for own, _ in told}) < 2:
             return
-        epoch = self._schedule.epoch(part.step)
+        epoch = self._epoch(part.step)
         sizes = sorted({size for _, size in told})
         if len(sizes) > 1:
             text = f"their datasets have {' and '.join(map(str, sizes))} samples: give all servers the same files"
@@ -169,7 +171,7 @@ class OrderWatch:
         raise kind(f"the workers do not read the same data in epoch {epoch} (step {part.step}): {text}")
 
     def _own(self, part: Part) -> int:
-        return self._schedule.order.fingerprint(self._schedule.epoch(part.step))
+        return self._schedule.order.fingerprint(self._epoch(part.step))
 
 
 def _a(value: Any) -> str:

@@ -85,6 +85,7 @@ class Loader:
         self._hosted = range(0)
         self._cursor = (0, 0)  # step and virtual worker of the batch to be read ahead next
         self._end = 0  # step
+        self._oldest = 0  # the first step whose batches are still wanted
         self._results: Iterator[tuple[tuple[int, int], Any]] | None = None
         self._under_way: set[tuple[int, int]] = set()  # requested, not yet received
         self._stock: dict[tuple[int, int], Any] = {}  # received before it was needed
@@ -98,7 +99,8 @@ class Loader:
         self._stock = {key: batch for key, batch in self._stock.items() if key[0] >= step and key[1] in hosted}
 
     def begin(self, step: int) -> None:
-        """Do nothing: data with an index needs no preparation for a step."""
+        """Take note that batches of `step` and of later ones are wanted."""
+        self._oldest = step
 
     def applied(self, step: int) -> None:
         """Do nothing: data with an index has no state."""
@@ -151,7 +153,7 @@ class Loader:
                 self._results = self._start()
                 continue
             self._under_way.discard(received)
-            if received[0] >= key[0] and received[1] in self._hosted:
+            if received[0] >= self._oldest and received[1] in self._hosted:
                 self._stock[received] = batch
         return self._stock.pop(key)
 

@@ -108,16 +108,17 @@ class Schedule:
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
         """Return whether `virtual_worker` has any sample in `step`."""
-        return self._sizes_in(step)[virtual_worker] > 0
+        return self.sizes(step)[virtual_worker] > 0
 
     def weight(self, step: int, virtual_worker: int) -> float:
         """Return the factor of a mean gradient with which the mean over N virtual workers is that over the step's
         samples.
         """
-        sizes = self._sizes_in(step)
+        sizes = self.sizes(step)
         return sizes[virtual_worker] * self.virtual_workers / sum(sizes)
 
-    def _sizes_in(self, step: int) -> Sequence[int]:
+    def sizes(self, step: int) -> Sequence[int]:
+        """Return the number of samples of each virtual worker in `step`."""
         known, sizes = self._sized
         if known != step:
             sizes = self._sizes(*self._reading(step))

@@ -48,7 +48,7 @@ class Accumulation:
 
     def __init__(self, layout: Layout, virtual_workers: int, canonical: bool, overlap: bool) -> None:
         self._layout = layout
-        self._n = virtual_workers
+        self.leaves = virtual_workers  # of the canonical tree: the step's micro-batches
         self._canonical = canonical
         self._overlap = overlap
         self._several = False  # backward passes run for one micro-batch
@@ -81,7 +81,7 @@ class Accumulation:
 
     def begin(self) -> None:
         """A step begins."""
-        self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n, self._pool.give_back)
+        self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self.leaves, self._pool.give_back)
         self._reducer: Reducer | None = None  # of a reduction that has begun
         self._mode = _Mode.OFF
         self._result: Gradient | None = None  # of the step, until it is applied
@@ -213,7 +213,7 @@ class Accumulation:
         for node in self.nodes():
             if node.buffer is not self._result:
                 self._pool.give_back(node.buffer)
-        self._tree = TreeAccumulator(self._n, self._pool.give_back)
+        self._tree = TreeAccumulator(self.leaves, self._pool.give_back)
         self._reducer = None
         return self._result
 
@@ -236,7 +236,7 @@ class Accumulation:
         """Where the gradient of `virtual_worker` goes, and whether it is added there."""
         nodes = self._tree.nodes()
         leaf = (virtual_worker, virtual_worker + 1)
-        if nodes and (not self._canonical or are_siblings((nodes[-1].lo, nodes[-1].hi), leaf, self._n)):
+        if nodes and (not self._canonical or are_siblings((nodes[-1].lo, nodes[-1].hi), leaf, self.leaves)):
             self._tree.extend(virtual_worker + 1)
             return nodes[-1].buffer, True
         target = self._pool.take()

@@ -43,7 +43,7 @@ class Lanes:
         """trained: by any of the optimizers. canonical, overlap: as `stepping.Recipe` has them."""
         self._updates = updates
         self._optimizers = optimizers
-        self._virtual_workers = virtual_workers
+        self._virtual_workers = self._micro_batches = virtual_workers
         self._canonical = canonical
         self._overlap = overlap
         self._world_size = 1
@@ -64,10 +64,12 @@ class Lanes:
         """The next steps are another generation's, with so many workers."""
         self._world_size = world_size
 
-    def rearrange(self) -> None:
-        """Virtual workers are hosted elsewhere, or reached otherwise."""
+    def rearrange(self, micro_batches: int) -> None:
+        """Virtual workers are hosted elsewhere, or reached otherwise, or have more micro-batches, together so many."""
+        self._micro_batches = micro_batches
         for lane in self._lanes:
             lane.reducer = None
+            lane.accumulation.leaves = micro_batches
 
     def begin(
         self,
@@ -108,10 +110,10 @@ class Lanes:
     def _lay_out(self, parameters: list[torch.nn.Parameter]) -> Lane:
         # There may be more workers than virtual workers: while a whole roster is being replaced, old and new are there.
         layout = Layout(parameters, padding=max(self._virtual_workers, self._world_size))
-        accumulation = Accumulation(layout, self._virtual_workers, self._canonical, self._overlap)
+        accumulation = Accumulation(layout, self._micro_batches, self._canonical, self._overlap)
         return Lane(parameters, layout, accumulation)
 
     def _new_reducer(self, communicator: Communicator, ranges: Sequence[range], layout: Layout) -> Reducer:
         if self._canonical:
-            return CanonicalReducer(communicator, ranges, self._virtual_workers, layout)
-        return PlainReducer(communicator, layout, self._virtual_workers)
+            return CanonicalReducer(communicator, ranges, self._micro_batches, layout)
+        return PlainReducer(communicator, layout, self._micro_batches)

@@ -15,6 +15,7 @@ import torch
 from ...protocol.errors import UserError
 from ..interposed import put_between
 from ..results import Results
+from ..scaling import Scale, at_rate
 from .clipping import Clipping, divide
 
 Evaluate = Callable[[Callable[[], Any]], Any]  # calls a script's closure, and returns what its `step` returns
@@ -34,7 +35,7 @@ class Update:
         scheduler_frequency: int = 1,
     ) -> None:
         """before_update: called with the global gradient in the parameters' `grad`, on every worker. after_update: with the new
-        parameters, on every worker. scheduler_frequency: steps between two of a scheduler's."""
+        parameters, on every worker. scheduler_frequency: units (`scaling`) between two of a scheduler's."""
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
@@ -47,19 +48,18 @@ class Update:
         self,
         parameters: Sequence[torch.nn.Parameter],
         stepped: Sequence[int],
-        step: int,
-        virtual_workers: int,
+        scale: Scale,
         items: float,
         results: Results,
     ) -> None:
-        """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0. stepped:
-        positions of the optimizers that do it. results: are told the gradient's norm and the rates."""
+        """Update the parameters from their `grad`, the mean over all micro-batches, or over `items` if not 0. stepped:
+        positions of the optimizers that do it. scale: of the step. results: are told the gradient's norm and the rates."""
         optimizers = [self.optimizers[position] for position in stepped]
         acts = [optimizer._act for optimizer in optimizers if isinstance(optimizer, ElasticOptimizer)]
         for act in acts:
             act.acting = True
         try:
-            self._apply(parameters, optimizers, step, virtual_workers, items, results)
+            self._apply(parameters, optimizers, scale, items, results)
         finally:
             for act in acts:
                 act.acting = False
@@ -68,30 +68,31 @@ class Update:
         self,
         parameters: Sequence[torch.nn.Parameter],
         optimizers: Sequence[torch.optim.Optimizer],
-        step: int,
-        virtual_workers: int,
+        scale: Scale,
         items: float,
         results: Results,
     ) -> None:
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
-        divide(parameters, virtual_workers, items)
+        divide(parameters, scale.micro_batches, items)
         if (norm := self.clipping.apply(parameters)) is not None:
             results.measured(norm)
         if self._before_update is not None:
             self._before_update()
-        for optimizer in optimizers:
-            self._step(optimizer)
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # for torch's schedulers, also where the scaler skips
+        with at_rate(optimizers, scale.rate):
+            for optimizer in optimizers:
+                self._step(optimizer)
+                optimizer._opt_called = True  # type: ignore[attr-defined]  # for torch's schedulers, also where the scaler skips
+            groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+            results.updated(tuple(float(group["lr"]) for group in groups if "lr" in group))
         if self.scaler is not None:
             self.scaler.update()
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        results.updated(tuple(float(group["lr"]) for group in groups if "lr" in group))
-        if (step + 1) % self._scheduler_frequency == 0:
-            for scheduler in self.schedulers:
-                if any(scheduler.optimizer is optimizer for optimizer in optimizers):
-                    scheduler.step()
+        for unit in scale.units:  # so that a schedule keeps its place in the data
+            if (unit + 1) % self._scheduler_frequency == 0:
+                for scheduler in self.schedulers:
+                    if any(scheduler.optimizer is optimizer for optimizer in optimizers):
+                        scheduler.step()
         if self._after_update is not None:
             self._after_update()
 

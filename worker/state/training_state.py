@@ -21,6 +21,7 @@ import torch
 
 from ...protocol.errors import PeerError, UserError
 from ..gradients.buffers import Slot, slots
+from ..scaling import Growing
 from .epoch_values import NAME as OF_EPOCH
 from .extras import ExtraState
 from .plain import inline, pack, restored, unpack
@@ -263,6 +264,19 @@ class TrainingState:
         self.registered.set(self._values)
         self._values = {}
 
+    def batch_changes(self) -> list[list[float]] | None:
+        """In plain values; None: the batch cannot change."""
+        return self._data.plain_changes() if isinstance(self._data, Growing) else None
+
+    def take_batch_changes(self, changes: list[list[float]] | None) -> None:
+        """Take over what `batch_changes` has given."""
+        if isinstance(self._data, Growing) and changes is not None:
+            self._data.take_changes(changes)
+
+    def units_in(self, header: Mapping[str, Any]) -> range | None:
+        """The units (`scaling`) of the next step of this state; None: the batch cannot change."""
+        return self._data.units_in(header["data"]) if isinstance(self._data, Growing) else None
+
     def scheduler_states(self) -> list[Any]:
         """Of all schedulers, in plain values."""
         return [pack(each.state_dict(), f"the state of a {type(each).__name__}", inline) for each in self.schedulers]
@@ -366,8 +380,9 @@ class TrainingState:
         for optimizer, other in zip(self.optimizers, header["optimizers"], strict=True):
             _check_groups(optimizer, other["groups"], len(self._parameters()))
         self._check_count("scheduler", len(header["schedulers"]), len(self.schedulers))
-        if (header.get("data") is None) != (self._data is None):
-            here, there = ("shards" if each is not None else "an index" for each in (self._data, header.get("data")))
+        own_data = None if self._data is None else self._data.state()
+        here, there = _kind_of_data(own_data), _kind_of_data(header.get("data"))
+        if here != there:
             raise UserError(f"another dataset: this script's has {here}, that of the training state has {there}")
         self._check_count("gradient scaler", header["scaler"] is not None, self.scaler is not None)
         own_names = self.registered.names()
@@ -381,6 +396,12 @@ class TrainingState:
             raise UserError(
                 f"the training state has {int(theirs) or 'no'} {what}, this script {int(ours) or 'no'} {what}"
             )
+
+
+def _kind_of_data(position: Mapping[str, Any] | None) -> str:
+    if position is None:
+        return "an index"
+    return "an index, and a batch that may grow (scaling)" if "units" in position else "shards"
 
 
 def _check_groups(optimizer: torch.optim.Optimizer, theirs: Sequence[Mapping[str, Any]], parameters: int) -> None:

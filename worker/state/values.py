@@ -39,6 +39,7 @@ class ScriptValues:
             "state": self._parts.registered.state.changes(),
             "of epoch": self._parts.registered.of_epoch.changes(),
             "calls": self._following.calls,
+            "batch": self._parts.batch_changes(),
         }
 
     def take(self, changes: dict[str, Any]) -> None:
@@ -50,6 +51,7 @@ class ScriptValues:
         registered.set(registered.unpack_changes(changes["registered"]))
         registered.state.take(changes["state"])
         registered.of_epoch.take(changes["of epoch"])
+        self._parts.take_batch_changes(changes["batch"])
 
     def whole(self, modules: bool = False) -> dict[str, Any]:
         """Return all present values, with copies of the tensors among them.

@@ -55,6 +55,11 @@ class VirtualState:
         self._steps = 0  # number of steps of this process
         self._new: dict[int, dict[str, Delta]] = {}  # changes in this step, by virtual worker, here or on other workers
 
+    @property
+    def declared(self) -> bool:
+        """Whether there are any values."""
+        return bool(self._kept)
+
     def declare(self, values: Mapping[str, Any]) -> None:
         """Add values with which each virtual worker begins. Raises UserError, naming the value, if one cannot travel."""
         for name, value in values.items():

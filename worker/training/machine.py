@@ -111,6 +111,7 @@ class Training:
         self.position = Position()
         self.checkpoints = Checkpoints(place.checkpoint_every_s, now, place.checkpoint_directory)
         self.suspension = Suspension(self._me)
+        self.batch_factor = 0  # for which the cluster asks; 0: it does not
 
         self._proves = False  # newcomers have to compute what others compute
         self._boundary_at: float | None = None  # the last one; None: nothing to measure from
@@ -416,7 +417,8 @@ class Training:
         position.step = position.next_step
         proposal = self._propose(now)
         self._go(now, Doing.COMPUTING)
-        return [*saved, RunStep(position.step, self._generation.ranges, proposal, self._generation.sends_state)]
+        sends, factor = self._generation.sends_state, self.batch_factor
+        return [*saved, RunStep(position.step, self._generation.ranges, proposal, sends, factor)]
 
     def _propose(self, now: float) -> int:
         stays = self.position.last_step or self._generation.proves
