@@ -15,6 +15,7 @@ import yaml
 from ..protocol.limits import COMPARE_EVERY
 from ..protocol.model import Deadline, JobSpec, OnDivergence
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S
+from . import jobscaling
 from .jobgpus import UNITS
 
 WORDS_OF_PRIORITY = {-10: "low", 0: "normal", 10: "high"}
@@ -51,6 +52,7 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "determinism": spec.determinism.value,
         "compare_every": None if spec.compare_every == COMPARE_EVERY else spec.compare_every,
         "on_divergence": None if spec.on_divergence is OnDivergence.REPLACE else spec.on_divergence.value,
+        **jobscaling.document_of(spec.scaling),
         "priority": WORDS_OF_PRIORITY.get(spec.priority, spec.priority),
         "model": spec.model or None,
         "throughput": spec.throughput or None,

@@ -35,6 +35,7 @@ from ..protocol.limits import (
 )
 from ..protocol.model import (
     CAPTURED_VARIABLES,
+    BatchChange,
     CheckpointSpec,
     Deadline,
     Determinism,
@@ -48,6 +49,7 @@ from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml, repeated
 from . import commands, resuming, shellwords
 from .jobgpus import GpuOptions, wanted_gpus
+from .jobscaling import wanted_scaling
 
 Wait = TypeVar("Wait", float, None)
 
@@ -71,7 +73,7 @@ KINDS = {
 }
 
 # Known fields of later versions: refused with a reason instead of being called unknown.
-NOT_YET = ("scaling", "image")
+NOT_YET = ("image",)
 # Fields in the files of SkyPilot, dstack, Kubernetes and Slurm's REST interface, with those of a job file.
 OTHER_FIELDS = {
     "accelerators": "gpus",
@@ -124,6 +126,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     pause_timeout: str | int | float | None = None
     resume: str | None = None
     with_new_code: bool | None = None
+    scaling: Any = None
+    replay_batches: Any = None
 
 
 class Overrides(msgspec.Struct, frozen=True):
@@ -143,6 +147,7 @@ class Overrides(msgspec.Struct, frozen=True):
     processes: str | None = None
     restarts: int | None = None
     snapshot: bool | None = None
+    replay_batches: tuple[BatchChange, ...] | None = None
     command: tuple[str, ...] = ()
 
 
@@ -226,6 +231,9 @@ def build(
         step_timeout_s=wait_s("step_timeout", written.step_timeout, None),
         pause_timeout_s=wait_s("pause_timeout", written.pause_timeout, PAUSE_TIMEOUT_S),
         resume=resuming.of_file(source, written.resume, written.with_new_code, _directory(cwd, file)),
+        scaling=wanted_scaling(
+            source, written.scaling, written.replay_batches, options.replay_batches, _directory(cwd, file)
+        ),
     )
     _, wanted = pick("snapshot", options.snapshot, written.snapshot)
     return snapshot(spec) if wanted and snapshot is not None else spec

@@ -165,6 +165,15 @@ def submit(
         bool,
         typer.Option("--with-new-code", help="With --resume: though code or data are not those of the checkpoint."),
     ] = False,
+    replay_batches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB|FILE",
+            help="Change the batch at the steps at which it changed in that job, or as a file says: the same bits.",
+            show_default=False,
+            autocompletion=completion.ended_jobs,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -183,6 +192,7 @@ def submit(
 
     from .jobfile import Overrides, build
     from .jobgpus import GpuOptions
+    from .jobscaling import replayed
     from .resubmit import GoingOn
     from .snapshots import Packed
 
@@ -204,6 +214,7 @@ def submit(
         processes=processes,
         restarts=restarts,
         snapshot=snapshot,
+        replay_batches=replayed(replay_batches, shared.job),
         command=command,
     )
     doubts: list[str] = []

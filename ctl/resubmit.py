@@ -104,6 +104,7 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         "processes": options.processes,
         "restarts": options.restarts,
         "command": options.command or None,
+        "scaling": options.replay_batches,
         "gpus": gpus.gpus,
         "gpus_per_server": gpus.per_server,
         "gpu_types": gpus.types or None,

@@ -31,6 +31,7 @@ from .. import accounting
 from ..bars import within_bounds
 from ..cluster import Cluster
 from ..events import AgentMessage
+from ..jobs.batches import factor_of, grow, note_changes
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
 from ..jobs.records import OrderKind, WorkerRecord, WorkerState
@@ -40,6 +41,7 @@ from ..reconcile.health import worked
 from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.saving import suspend
+from ..reconcile.snapshot import fewest
 from ..sessions import Session, Stray
 from . import snapshots
 from .ends import add_broken, unknown_there, worker_ended
@@ -468,11 +470,18 @@ def _note_status(
         worked(cluster, now, entry.gpu)
     if not job.final:
         cluster.history.tallies.steps += job.note_progress(status)
+        if news := note_changes(job, status):
+            cluster.history.add(now, EventKind.BATCH, job.id, news)
         job.note_reports(status)
         if job.note_saved(status):
             accounting.saved(cluster.jobs.usage, now, job)
         if job.note_rate(now, status, cluster.settings.measuring.steps):
-            cluster.experience.record_throughput(now, job)
+            if factor_of(job) == 1:
+                cluster.experience.record_throughput(now, job)
+            else:  # its steps are not those of other jobs of its kind
+                job.on_reschedule()
+            if grow(job, status, lambda: cluster.estimate(now, job, fewest(cluster, job.spec.gpus.max)).curve):
+                send_order(cluster, job)
         for resize in job.note_resizes(status):
             cluster.history.add(now, EventKind.RESIZED, job.id, resize_text(resize))
             accounting.stood_still(cluster.jobs.usage, now, job, resize)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import asdict, replace
 
+from ...protocol.batches import wrong_in
+from ...protocol.limits import MAX_BATCH_FACTOR
 from ...protocol.messages import AgentHello, WorkerExit
 from ...protocol.model import Resize, Server, Steady, WorkerStatus
 from ...scheduler.speedup_curve import Measured
@@ -74,6 +76,7 @@ def sensible(status: WorkerStatus) -> bool:
         and 0 <= (status.total_steps or 0) <= MAX_COUNT
         and 0 <= status.batch_samples <= MAX_COUNT
         and _steady_fits(status.steady)
+        and _batch_fits(status)
         and not status.odd_metrics
         and len(status.metrics) <= MAX_METRICS
         and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
@@ -115,6 +118,9 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
             yield field, 0.0
     if not _steady_fits(status.steady):
         yield "steady", Steady()
+    if not _batch_fits(status):
+        yield "batch_changes", ()
+        yield "batch_ceiling", 0
     for field in ("epoch", "batch_samples"):
         if not 0 <= getattr(status, field) <= MAX_COUNT:
             yield field, 0
@@ -136,6 +142,10 @@ def _told(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str], 
 
 def _within(value: float, most: float = MAX_DURATION_S) -> bool:
     return 0 <= value <= most  # false for NaN
+
+
+def _batch_fits(status: WorkerStatus) -> bool:
+    return 0 <= status.batch_ceiling <= MAX_BATCH_FACTOR and next(wrong_in(status.batch_changes), None) is None
 
 
 def _steady_fits(steady: Steady) -> bool:

@@ -13,7 +13,19 @@ from __future__ import annotations
 import enum
 
 from ...protocol.messages import Failure, PromiseState, ShareChange, Withheld
-from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, JobSpec, Resize, Roster, Value, WorkerId, held_gpus
+from ...protocol.model import (
+    BatchChange,
+    Fault,
+    GpuAddress,
+    JobId,
+    JobPhase,
+    JobSpec,
+    Resize,
+    Roster,
+    Value,
+    WorkerId,
+    held_gpus,
+)
 from ...scheduler.speedup_curve import Measured
 from .account import Account
 
@@ -126,6 +138,9 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     phase_since_s: float | None = None  # start of the present phase (Unix time); None: not recorded
     gpu_name: str = ""  # name of the GPUs that the job began on and keeps using (`scheduler.kinds`)
     manual_share: int | None = None
+    batch_changes: tuple[BatchChange, ...] = ()  # all changes of the batch in the job's state
+    batch_factor: int = 0  # factor for which the workers were asked last (`batches`); 0: for none
+    batch_share: int = 0  # greatest number of GPUs for which the factor has been decided; 0: not yet
     worker_count: int = 0  # number of worker names given out
     overtaken: bool = False  # the store is older than the job, so its workers must end before a new start (`restored`)
     # Numbers that a lost part of the history may have used (`restored`). Generations: above the first number, up to the

@@ -104,7 +104,12 @@ def order_message(job: Job) -> Order | None:
     if newest is None:
         return None
     return Order(
-        job=job.id, roster=newest.roster, leader_address=leader_address(job), broken=newest.broken, uid=job.uid
+        job=job.id,
+        roster=newest.roster,
+        leader_address=leader_address(job),
+        broken=newest.broken,
+        uid=job.uid,
+        batch_factor=job.record.batch_factor,
     )
 
 

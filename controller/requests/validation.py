@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 
 from ...protocol import snapshots
+from ...protocol.batches import wrong_in
 from ...protocol.limits import (
+    MAX_BATCH_FACTOR,
     MAX_COMPARE_EVERY,
     MAX_GPU_MEMORY_BYTES,
     MAX_GPU_TYPE,
@@ -17,6 +19,7 @@ from ...protocol.limits import (
     MAX_METRIC_NAME,
     MAX_MODEL,
     MAX_PRIORITY,
+    MAX_RAMP_STEPS,
     MAX_RUN_AGAIN,
     MAX_STEPS,
     MAX_STEPS_PER_S,
@@ -99,6 +102,7 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
     yield from _deadline(spec)
     yield from _until(spec)
+    yield from _scaling(spec)
     if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
         yield f"compare_every: {spec.compare_every} is not allowed: 1 to {MAX_COMPARE_EVERY}"
     if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:
@@ -127,6 +131,17 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"restarts: {spec.restarts} is not allowed: 0 to {MAX_RUN_AGAIN}"
     if abs(spec.priority) > MAX_PRIORITY:
         yield f"priority: {spec.priority} is not allowed: {-MAX_PRIORITY} to {MAX_PRIORITY}"
+
+
+def _scaling(spec: JobSpec) -> Iterator[str]:
+    scaling = spec.scaling
+    if scaling is None:
+        return
+    if not 1 <= scaling.max_factor <= MAX_BATCH_FACTOR:
+        yield f"scaling.max_factor: {scaling.max_factor} is not allowed: 1 to {MAX_BATCH_FACTOR}"
+    if not 0 <= scaling.ramp_steps <= MAX_RAMP_STEPS:
+        yield f"scaling.ramp_steps: {scaling.ramp_steps} is not allowed: 0 to {MAX_RAMP_STEPS}"
+    yield from wrong_in(scaling.replay or ())
 
 
 def _until(spec: JobSpec) -> Iterator[str]:

@@ -85,6 +85,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         measuring_gpus=job.profiling.share if job.profiling is not None else None,
         owner=job.submission.owner,
         account=job.submission.account,
+        batch_changes=kept.batch_changes,
         batch_samples=progress.batch_samples,
         failure=kept.failure,
         gpu_seconds=spent(now, job),

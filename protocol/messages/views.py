@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..model import (
+    BatchChange,
     CordonKind,
     GpuAddress,
     GpuSeconds,
@@ -212,6 +213,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     elastic: bool = True  # the job has called `elastic.join()`; otherwise it is a fixed gang, which cannot be resized
     curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
     length: JobLength | None = None  # only in the answer to GetJob
+    batch_changes: tuple[BatchChange, ...] = ()  # changes of the batch while the job trained
     batch_samples: int = 0  # the global batch: samples in a step, all virtual workers together; 0: unknown
     failure: Failure | None = None  # of a job that has failed
     promise: PromiseView | None = None  # of an unfinished job with a deadline
@@ -345,6 +347,7 @@ class EventKind(enum.Enum):
     STARTED = "started"
     SCALED = "scaled"  # the share was set by hand, or given back to the policy
     RESIZED = "resized"  # cost of a switch of rosters
+    BATCH = "batch"  # the batch has another size, with the step, the factor and the learning rate
     MEASURING = "measuring"  # the job runs with smaller shares to be measured
     PREEMPTED = "preempted"
     PAUSED = "paused"  # by hand, until a user resumes the job

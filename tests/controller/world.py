@@ -53,6 +53,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import (
+    BatchChange,
     Fault,
     Gpu,
     GpuAddress,
@@ -365,6 +366,8 @@ class World:
         batch_samples: int = 0,
         total_steps: int | None = None,
         metrics: dict[str, float] | None = None,
+        batch_changes: tuple[BatchChange, ...] = (),
+        batch_ceiling: int = 0,
     ) -> None:
         """`worker` reports, with the last order from its agent."""
         agent, process = self.find(worker)
@@ -392,6 +395,8 @@ class World:
             batch_samples=batch_samples,
             total_steps=total_steps,
             metrics=metrics or {},
+            batch_changes=batch_changes,
+            batch_ceiling=batch_ceiling,
         )
         self.now += 0.001
         if agent.connected:
