@@ -36,6 +36,7 @@ from elasticd.controller.events import AgentMessage, ClientRequest, SendAgent
 from elasticd.controller.events import Event as ControllerEvent
 from elasticd.controller.events import TimePassed as ControllerTimePassed
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.reconcile.orders import send_order
 from elasticd.controller.settings import Settings
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import Envelope, Request, Scale, StartWorker, Submit, ToAgentFromWorker
@@ -47,6 +48,7 @@ from elasticd.protocol.model import (
     GpuRange,
     JobId,
     JobSpec,
+    Scaling,
     Server,
     ServerId,
     WorkerId,
@@ -84,6 +86,7 @@ class Station:
         virtual_workers: int,
         epochs: int,
         checkpoint_every_s: float = 1e9,
+        scaling: Scaling | None = None,
     ) -> None:
         self._nursery = nursery
         self._directory = directory
@@ -117,6 +120,7 @@ class Station:
             virtual_workers=virtual_workers,
             workdir="/",
             checkpoint=CheckpointSpec(every_s=checkpoint_every_s, keep=1),
+            scaling=scaling,
         )
         self._ask(Submit(spec=spec))
         self.job = self._controller.cluster.jobs[JOB]  # for observation
@@ -146,6 +150,13 @@ class Station:
         """Set the job's GPUs."""
         self._steering.gpus = tuple(gpus)
         self._ask(Scale(job=JOB, share=None))  # triggers a decision at once
+        self._work_off()
+
+    def grow(self, factor: int) -> None:
+        """Let the controller ask for this factor of the batch, as if its Algorithm 1 had chosen it."""
+        self.job.update(batch_factor=factor)
+        send_order(self._controller.cluster, self.job)
+        self._ask(Scale(job=JOB, share=None))  # with which the message leaves
         self._work_off()
 
     def kill(self, worker: str) -> None:
