@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 280 tests with real processes: 20 to 29 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-stops verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -94,6 +94,9 @@ bench-deadlines: $(STAMP)  ## deadlines promised and kept on a real cluster over
 
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+bench-hybrid: $(STAMP)  ## accuracy with batches that grow, beside fixed ones: ten minutes (ARGS=--quick: two)
+	@$(BIN)/python -m benchmarks.hybrid $(ARGS)
 
 bench-policies: $(STAMP)  ## our policy beside AFS on Philly's clusters (ARGS="--cluster e13805": a minute)
 	@$(BIN)/python -m benchmarks.policies $(ARGS)

@@ -118,7 +118,10 @@ def batch(job: JobView) -> str:
     """Return the global batch, as far as it is known."""
     count = job.spec.virtual_workers
     if job.batch_samples:
-        return f"{job.batch_samples} samples ({count} virtual worker{'s' if count != 1 else ''} x {job.batch_samples // count})"
+        last = job.batch_changes[-1] if job.batch_changes else None
+        grown = f", {last.factor} times the first since step {last.step}" if last is not None else ""
+        each = job.batch_samples // count
+        return f"{job.batch_samples} samples ({count} virtual worker{'s' if count != 1 else ''} x {each}){grown}"
     workers = "virtual worker" if count == 1 else "virtual workers"
     return f"{count} {workers} x the script's batch_size, which it has not told yet"
 

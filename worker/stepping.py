@@ -542,13 +542,21 @@ class Stepping:
         # In a short step others may follow, which have no sample.
         last = virtual_worker == self._ranges[self._rank][-1] and not recipe.backwards
         self._lanes.forget_others()
-        if self._scale.grows and not recipe.backwards:
-            position = self._hosted.index(virtual_worker)
-            self._skip_after(self._hosted[:position], virtual_worker)
+        if self._scale.grows:
+            self._skip_gap(virtual_worker)
         reducer = self._lanes.present.reducer if last else None
         self._lanes.present.accumulation.expect(virtual_worker, weight, reducer, virtual_worker == self._checked)
         seed_everything(seed)
         return batch
+
+    def _skip_gap(self, micro_batch: int) -> None:
+        """Skip those between the last body's micro-batch and this one, which have no sample in an epoch's last step."""
+        position = self._hosted.index(micro_batch)
+        if not self._recipe.backwards:
+            self._skip_after(self._hosted[:position], micro_batch)
+        elif position + 1 < len(self._hosted):
+            for each in range(self._hosted[position + 1] - 1, micro_batch, -1):
+                self._lanes.present.accumulation.skip(each)
 
     def _skip_after(self, done: Sequence[int], end: int) -> None:
         """The micro-batches between those that are done and `end` have no sample: the step is the last of an epoch."""

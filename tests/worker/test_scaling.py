@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,34 @@ def test_a_grown_step_is_the_accumulation_of_several_and_its_rate_moves_linearly
         torch.testing.assert_close(mine, hand)
     assert optimizer.param_groups[0]["lr"] == 0.05, "the script's own rate has changed"
     assert run.steps_done == len(steps)
+
+
+class Backwards(Run):
+    """Bodies run in the reverse order, as in a rehearsal of `elasticctl check`."""
+
+    def _recipe(self, *arguments: Any) -> Any:
+        return replace(super()._recipe(*arguments), backwards=True, overlap=False)
+
+
+def weights_after(kind: type[Run], n: int, size: int, factor: int) -> list[torch.Tensor]:
+    run = kind(LocalControl.alone(n), None, n, seed=1)
+    run.scaling("manual", max_factor=factor, ramp_steps=0)
+    torch.manual_seed(1)
+    model = nn.Linear(5, 1)
+    data = torch.randn(size, 5, generator=torch.Generator().manual_seed(3))
+    _, optimizer, batches = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), (data,), 2)
+    for _ in run.epochs(2):
+        run.set_batch(factor)
+        for (x,) in batches:
+            model(x).square().mean().backward()
+            optimizer.step()
+    return [each.detach() for each in model.parameters()]
+
+
+@pytest.mark.parametrize(("n", "size", "factor"), [(3, 3 * 2 * 7 + 1, 4), (4, 33, 4), (5, 43, 3)])
+def test_the_order_of_the_bodies_changes_no_bit_where_some_have_no_sample(n: int, size: int, factor: int) -> None:
+    one, other = weights_after(Run, n, size, factor), weights_after(Backwards, n, size, factor)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def growing(n: int, size: int, batch: int, terms: Scaling) -> tuple[Growing, list[tuple[BatchChange, ...]]]:
