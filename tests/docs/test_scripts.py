@@ -31,6 +31,7 @@ BEFORE = {
     "Data with an index": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
     "Loops that are not yours": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
     "Losses that are evaluated several times": "dataset = torch.randn(60, 1), torch.randn(60, 1)",
+    "Batches that grow": "dataset = torch.randn(60, 1), torch.randn(60, 1)",
     "Losses over the whole global batch": """
 dataset = torch.randn(64, 3), torch.randn(64, 3)
 
@@ -98,6 +99,11 @@ def check(names):
     assert names["run"].steps_done == 2 * 4
     (state,) = names["optimizer"].state.values()
     assert state["func_evals"] > 2 * 2 * 4
+""",
+    "Batches that grow": """
+def check(names):
+    assert names["run"].steps_done == 3 * (4 + 2 + 1)
+    assert names["scheduler"].last_epoch == 9 * 4
 """,
     "Two updates from a batch": """
 def check(names):
