@@ -90,7 +90,7 @@ def test_the_history_is_recorded_told_and_survives_the_controller() -> None:
     before = {entry.share: entry.steps_per_s for entry in job.record.measured}
     step = train(world, job, {4: 15.0}, step, changes=(change,))
     assert job.record.batch_changes == (change,)
-    (event,) = [each for each in world.machine.cluster.events if each.kind is EventKind.BATCH]
+    (event,) = [each for each in world.machine.cluster.history.events if each.kind is EventKind.BATCH]
     assert event.text == f"step {change.step}: factor 2 of the batch, learning rate times 2 after 100 steps"
     after = {entry.share: entry.steps_per_s for entry in job.record.measured}
     assert all(after[share] < before[share] for share in (1, 2)), "a step is longer now, for fewer GPUs, too"
@@ -116,7 +116,7 @@ def test_a_state_without_the_last_changes_replaces_the_history() -> None:
     step = train(world, job, {4: 15.0}, step, changes=(first, second))
     step = train(world, job, {4: 15.0}, step, changes=(first,))
     assert job.record.batch_changes == (first,)
-    told = [each.text for each in world.machine.cluster.events if each.kind is EventKind.BATCH]
+    told = [each.text for each in world.machine.cluster.history.events if each.kind is EventKind.BATCH]
     assert told[-1].startswith("the batch's history is that of the state with which the job goes on: step ")
 
 
