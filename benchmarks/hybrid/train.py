@@ -17,8 +17,8 @@ from torch.nn import functional
 import elasticd
 
 VIRTUAL_WORKERS = 1
-EPOCHS = 9
-RAMP_STEPS = 20
+EPOCHS = 6
+RAMP_STEPS = 10
 SIDE, CLASSES = 10, 10
 WORDS, LENGTH, WIDTH = 8, 12, 24
 DATA_SEED = 11
@@ -104,10 +104,10 @@ class Transformer(nn.Module):
 
 TASKS = {
     "CNN, SGD": Task(
-        network, lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), images, 32, 2048
+        network, lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), images, 16, 1024
     ),
     "transformer, Adam": Task(
-        Transformer, lambda model: torch.optim.Adam(model.parameters(), lr=2e-3), sentences, 16, 1024
+        Transformer, lambda model: torch.optim.Adam(model.parameters(), lr=3e-3), sentences, 16, 768
     ),
 }
 
