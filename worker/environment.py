@@ -51,6 +51,7 @@ class ClusterEnvironment:
             pid=pid,
             address=address,
             virtual_workers=self.virtual_workers,
+            rehosts=self.determinism is not Determinism.STATIC,
             device=self.gpu_kind is GpuKind.CUDA,
             checkpoint_every_s=self.checkpoint_every_s,
             checkpoint_step=self.checkpoint_step,

@@ -11,6 +11,7 @@ initial values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.messages import Suspend
@@ -24,7 +25,6 @@ from .membership.machine import PeerSaid as PeerSaid
 from .membership.machine import SendFollower as SendFollower
 from .membership.machine import SendLeader as SendLeader
 from .membership.machine import TimePassed as TimePassed
-from .membership.machine import WordRead as WordRead
 from .state.transfer_plan import Transfer
 
 # -------------------------------------------------------------------------------------------- facts: from other processes
@@ -143,6 +143,19 @@ class Evaluated:
     """The other workers' parts have arrived, and the optimizer evaluates the step's loss again: this worker's part
     begins again.
     """
+
+
+@dataclass(frozen=True)
+class WordRead:
+    """The control word of the step has come: the step is going to be applied by all workers."""
+
+    generation: int  # the greatest proposal of all workers; 0: none
+    times: Sequence[
+        int
+    ] = ()  # of all workers, by rank, for the step before (`training.stragglers.packed`); negative: does not count
+    hosting: tuple[
+        int, ...
+    ] = ()  # virtual workers of each rank from the next step on, as the leader wants it; empty: as before
 
 
 @dataclass(frozen=True)
@@ -398,6 +411,7 @@ class EnterLoop:
 class RunStep:
     """Train `step`: `ranges` are the virtual workers that each rank hosts. `proposal` is this worker's control word.
 
+    hosting: numbers of virtual workers by rank that this worker, the leader, wants in the steps to come; empty: the present ones.
     send: begin to send the state to joining workers, which must be done before the update. Answers, in this order:
     PartComputed, WordRead, StepApplied, then StepWanted when the script requests more. CollectiveFailed in place of
     either of the first two. Before WordRead there may be Evaluated and PartComputed, any number of times.
@@ -408,6 +422,7 @@ class RunStep:
     proposal: int
     send: bool
     factor: int = 0  # of the batch, for which the cluster asks; 0: it does not
+    hosting: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -561,6 +576,8 @@ class Place:
     pid: int
     address: str  # address of its control socket
     virtual_workers: int
+    # virtual workers may move away from slow workers: wherever the result does not depend on their hosts
+    rehosts: bool = True
     device: bool = False  # communicators also connect accelerators, which takes longer
     checkpoint_every_s: float | None = None  # None: no checkpoints
     # the job has a checkpoint of this step or of a later one; None: it may have none

@@ -45,7 +45,10 @@ class Participant(Protocol):
     """Something that has to be told within a step. All methods are called on the training thread."""
 
     name: str
-    slots: int  # integers of the word that are its own: the same number on every worker
+
+    @property
+    def slots(self) -> int:
+        """How many integers of the word are its own: the same number on every worker, in each generation."""
 
     def numbers(self, part: Part) -> Sequence[int]:
         """Its integers, `slots` of them, 64 bits and signed. `NOTHING` contributes nothing."""
@@ -96,11 +99,19 @@ class InBand:
         assert participant.name not in self._participants, f"{participant.name} takes part twice"
         self._participants[participant.name] = participant
         self._wants.append(participant.wants)
-        if participant.slots:
-            self._numbers.append(participant.numbers)
-            end = self._length + participant.slots
-            self._after.append((participant.wants_after, slice(self._length, end)))
-            self._length = end
+        self.enter()
+
+    def enter(self) -> None:
+        """A generation begins: lay out the word."""
+        self._numbers.clear()
+        self._after.clear()
+        self._length = 2
+        for participant in self._participants.values():
+            if participant.slots:
+                self._numbers.append(participant.numbers)
+                end = self._length + participant.slots
+                self._after.append((participant.wants_after, slice(self._length, end)))
+                self._length = end
 
     def issue(self, communicator: Communicator, part: Part, proposal: int) -> None:
         """Send this worker's word. Raises CommunicatorBroken."""

@@ -42,6 +42,7 @@ from .gradients.layout import Gradient
 from .gradients.update import Update
 from .gradients.updates import Updates
 from .inband import InBand, Part, Participant, exchange
+from .pace import Pace
 from .saves import Saves
 from .scaling import Scale
 from .sharing import Sharing
@@ -146,6 +147,7 @@ class Stepping:
         self.body_begins: Callable[[], None] = lambda: None  # called before the script gets a batch
         self._proposal = 0
         self.sharing = Sharing()
+        self._pace = Pace(recipe.virtual_workers)
         self.in_band = InBand(self._cross_check.blame)
         # First what refuses by name calls and values of a script on some workers only. Then the comparison: nothing else is read
         # where states differ. Then the cross-check, before anything is taken over that a wrong gradient comes with.
@@ -157,6 +159,7 @@ class Stepping:
             hyperparameters,
             held.parts.extra_state,
             registered.virtual,
+            self._pace,
         ]
         for participant in (*first, *saves, *last, *feed.participants):
             self.in_band.add(participant)
@@ -175,9 +178,11 @@ class Stepping:
         self.look_again()
         self._lanes.prepare()
 
-    def enter(self, communicator: Communicator, rank: int, world_size: int) -> None:
-        """The next steps are another generation's."""
+    def enter(self, communicator: Communicator, rank: int, world_size: int, leader: int = 0) -> None:
+        """The next steps are another generation's. leader: the rank of its leader."""
         self._communicator, self._rank = communicator, rank
+        self._pace.enter(rank, world_size, leader)
+        self.in_band.enter()
         self._lanes.enter(world_size)
         self._held.parts.registered.virtual.alone = world_size == 1
         self._ranges = ()
@@ -308,7 +313,7 @@ class Stepping:
         self._looks_on = looks_on
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
         self._scale.want(step.factor)
-        self._begin(step.step, step.ranges, step.proposal, parameters, send=step.send)
+        self._begin(step.step, step.ranges, step.proposal, parameters, send=step.send, hosting=step.hosting)
         probes = self._cross_check.probes and self._checked not in self._hosted
         hosted = self._in_order()
         bodies = [PROBE, *hosted] if probes else hosted or [AGAIN] * looks_on
@@ -368,6 +373,7 @@ class Stepping:
         self._communicator.part_issued(computed)
         computed()
         self.gathering.exchange(self._communicator)
+        self._pace.others_came()
         self._tell(Evaluated())
         self._communicator.part_begins()
 
@@ -467,7 +473,9 @@ class Stepping:
         parameters: list[torch.nn.Parameter],
         units: range | None = None,
         send: bool = False,
+        hosting: tuple[int, ...] = (),
     ) -> None:
+        self._pace.begin(hosting)
         self._scale.step_begins(step, units)
         self._comparison.begin(step)
         if self._saves is not None:
@@ -500,6 +508,8 @@ class Stepping:
         if send:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
+        if self._checked is None and not send and len(self._hosted) == len(mine) > 0:
+            self._pace.counts()
         some_look_away = bool(mine) and not self._all_have_bodies()
         self._hyperparameters.some_look_away = self._held.parts.registered.state.some_look_away = some_look_away
         self.sharing.begin()
@@ -664,6 +674,7 @@ class Stepping:
             nonlocal told
             if not told:
                 told = True
+                self._pace.computed()
                 self._tell(PartComputed())
 
         return computed
@@ -689,11 +700,12 @@ class Stepping:
         else:
             gradient = self._reduce(issue)
         proposal = self.in_band.complete(self._communicator, part)
+        self._pace.word_came()
         before_update()
         self._transfers.sent()
         self.in_band.read(part)
         self._held.results.told(self._step, self.sharing.values)
-        self._tell(WordRead(proposal))
+        self._tell(WordRead(proposal, self._pace.times, self._pace.hosting))
         if gradient is not None:
             for parameter, view in zip(self._lanes.present.layout.parameters, gradient.views, strict=True):
                 parameter.grad = view
@@ -733,6 +745,7 @@ class Stepping:
             self._transfers.sent()  # which waits for others: before `Evaluated`
             self._held.settle()
             self._buffers.begin_again()
+        self._pace.others_came()
         self._tell(Evaluated())
         lane.accumulation.begin()
         communicator.part_begins()

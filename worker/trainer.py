@@ -647,7 +647,7 @@ class Trainer:
         """Go on in another generation."""
         self._entered = entered
         communicator = self._control.communicator
-        self.stepping.enter(communicator, self.rank, self.world_size)
+        self.stepping.enter(communicator, self.rank, self.world_size, entered.roster.rank(entered.roster.leader))
         self._transfers.enter(entered, communicator)
         self.comparison.enter(entered)
         self._cross_check.enter(entered, communicator)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 
 from ...protocol.model import Roster, WorkerId
-from ..hosting import assign
+from ..hosting import assign, consecutive
 from ..state.transfer_plan import Transfer, plan_transfers
 
 
@@ -36,6 +36,8 @@ class Generation:
         self.transfers = Transfers.NONE
         self.ranges: tuple[range, ...] = ()  # of virtual workers, by rank
         self._proving = False  # joining workers have yet to be compared with their givers (`crosscheck`)
+        self.all_host = False  # every member computes its share of a step
+        self._sizes: tuple[int, ...] = ()  # of the ranges from the next step on; empty: as they are
 
     def enter(self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True) -> bool:
         """Enter a generation.
@@ -48,14 +50,21 @@ class Generation:
         self.transfers = Transfers.PENDING if self.plan else Transfers.NONE
         self._proving = bool(self.plan) and proves
         self.ranges = assign(self._virtual_workers, holds)
+        self.all_host, self._sizes = all(holds), ()
         return holds[self.rank]
 
     def step_applied(self, proof_goes_on: bool = False) -> None:
         """Take note of an applied step of the generation. proof_goes_on: joining workers host nothing in the next one."""
+        if self._sizes:
+            self.ranges, self._sizes = consecutive(self._sizes), ()
         if self.transfers is Transfers.PENDING:
             self.transfers = Transfers.DUE
         elif self._proving and not proof_goes_on:
             self._all_host()
+
+    def rehost(self, sizes: tuple[int, ...]) -> None:
+        """Let the ranks host so many virtual workers each from the next step on, as the step in progress has told all members."""
+        self._sizes = sizes if self.all_host else ()
 
     @property
     def proves(self) -> bool:
@@ -73,11 +82,11 @@ class Generation:
 
     def _all_host(self) -> None:
         assert self.roster is not None
-        self._proving = False
+        self._proving, self.all_host = False, True
         self.ranges = assign(self._virtual_workers, [True] * len(self.roster.members))
 
     def give_up(self) -> None:
-        """Take note that the generation is broken: its transfers end."""
+        """Take note that the generation is broken: its transfers end, and no step of it follows."""
         self.transfers, self.plan, self._proving = Transfers.NONE, (), False
 
     @property

@@ -89,6 +89,7 @@ from .generation import Generation, Transfers
 from .limits import Durations
 from .position import Holding, Position
 from .saving import Checkpoints
+from .stragglers import Stragglers
 from .suspension import Suspension
 
 MOUNTED = "is its directory mounted, and the same on all servers?"
@@ -108,6 +109,7 @@ class Training:
         self.durations = Durations(place.limits)
         self._activity = Activity(self.durations, now)
         self._generation = Generation(self._me, place.virtual_workers)  # in use
+        self.stragglers = Stragglers(place.virtual_workers, place.rehosts)
         self.position = Position()
         self.checkpoints = Checkpoints(place.checkpoint_every_s, now, place.checkpoint_directory)
         self.suspension = Suspension(self._me)
@@ -274,6 +276,7 @@ class Training:
         """Go on in another generation."""
         roster, before = switch.roster, self._generation.roster
         holds = self._generation.enter(roster, switch.holders, self._proves)
+        self.stragglers.enter(roster)
         self._note = ""
         enter = EnterGeneration(
             roster,
@@ -415,10 +418,18 @@ class Training:
                 self._reporting.change(now)  # a job that is preempted in it has more time to save
             return [*saved, EndEpoch()]
         position.step = position.next_step
-        proposal = self._propose(now)
+        proposal, generation = self._propose(now), self._generation
         self._go(now, Doing.COMPUTING)
-        sends, factor = self._generation.sends_state, self.batch_factor
-        return [*saved, RunStep(position.step, self._generation.ranges, proposal, sends, factor)]
+        hosting: tuple[int, ...] = ()
+        if generation.all_host:
+            self.stragglers.hosts(generation.ranges)
+            hosting = self.stragglers.wanted if generation.leads else ()
+        return [
+            *saved,
+            RunStep(
+                position.step, generation.ranges, proposal, generation.sends_state, self.batch_factor, hosting
+            ),
+        ]
 
     def _propose(self, now: float) -> int:
         stays = self.position.last_step or self._generation.proves
@@ -444,6 +455,14 @@ class Training:
     def _on_word(self, now: float, fact: WordRead) -> list[Action]:
         """All has come that the others had to send."""
         self._go(now, Doing.UPDATING)
+        generation = self._generation
+        if fact.hosting:
+            generation.rehost(fact.hosting)
+        if fact.times and generation.all_host:
+            self.stragglers.heard(now, fact.times)
+            if generation.leads and self.stragglers.news:
+                self._reporting.notice(now, self.stragglers.news)
+            self.stragglers.news = ""
         return self.follow(now, self._membership.handle(now, ms.WordRead(fact.generation)))
 
     def _on_applied(self, now: float, fact: StepApplied) -> list[Action]:

@@ -1,0 +1,97 @@
+"""Times of a step, which every worker tells all others in the word (EDL 5.4: by the messages that are sent anyway).
+
+Each worker has one integer of the word, of which the maximum over all workers is its own value, since the others
+contribute nothing there. It carries the times of the step before: of the worker's own part, from the step's beginning
+to the moment when nothing is left to compute but what depends on other workers (on a device:
+`communicator.part_issued`), and of its wait for the others, until the word has come. `training.stragglers` draws the
+conclusions. If the leader wants another hosting, it says so in a letter of the next step, which all workers read alike,
+so that all host anew from the step after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .inband import NOTHING, Part
+from .training.stragglers import packed, sizes_of
+
+
+class Pace:
+    """Times of this worker's steps, those of all workers, and the hosting that the leader wants (`inband.Participant`)."""
+
+    name = "pace"
+
+    def __init__(self, virtual_workers: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._virtual_workers = virtual_workers
+        self._clock = clock
+        self._leader = 0
+        self._size = 1
+        self._rank = 0
+        self._wanted: tuple[int, ...] = ()  # by this worker, the leader
+        self.times: Sequence[int] = ()  # of all workers, by rank, for the step before: `packed`, or NOTHING
+        self.hosting: tuple[int, ...] = ()  # from the next step on, as the leader has announced; empty: as before
+        self._own = NOTHING  # of the step before
+        self._counts = False
+        self._at = self._own_s = self._waited_s = 0.0
+
+    @property
+    def slots(self) -> int:
+        """A worker alone waits for nobody."""
+        return self._size if self._size > 1 else 0
+
+    def enter(self, rank: int, size: int, leader: int) -> None:
+        """Begin a generation with so many workers, of which `leader` is the leader's rank."""
+        self._rank, self._size, self._leader = rank, size, leader
+        self._own, self.times = NOTHING, ()
+
+    # -- a step
+
+    def begin(self, wanted: tuple[int, ...]) -> None:
+        """Begin a step. wanted: the hosting that this worker, the leader, wants; empty: the present one."""
+        self._wanted, self.hosting, self._counts = wanted, (), False
+        self._own_s = self._waited_s = 0.0
+        self._at = self._clock()
+
+    def counts(self) -> None:
+        """This worker's part of the step is the usual one: all bodies of its virtual workers, and no other."""
+        self._counts = True
+
+    def computed(self) -> None:
+        """This worker's part is computed."""
+        now = self._clock()
+        self._own_s += now - self._at
+        self._at = now
+
+    def others_came(self) -> None:
+        """The others' parts have come; perhaps another evaluation of the step begins."""
+        now = self._clock()
+        self._waited_s += now - self._at
+        self._at = now
+
+    def word_came(self) -> None:
+        """The step's word has come."""
+        self.others_came()
+        self._own = packed(self._own_s, self._waited_s) if self._counts else NOTHING
+
+    # -- in band
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        found = [NOTHING] * self.slots
+        if found and not part.joins:
+            found[self._rank] = self._own
+        return found
+
+    def wants(self, part: Part) -> bool:
+        return bool(self._wanted)
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        self.times = greatest
+        return False
+
+    def letter(self, part: Part) -> Any:
+        return list(self._wanted) or None
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        self.hosting = sizes_of(letters[self._leader], self._virtual_workers, len(letters))

@@ -1,0 +1,344 @@
+"""Workers that compute more slowly than the others, and how many virtual workers each should host (EDL 5.4). Pure.
+
+A synchronous step waits for its slowest worker. EDL calls a worker a straggler if it is slower than the others in, say,
+ten consecutive steps, and removes it. Two equal GPUs toss a coin in each step, so that rule removes a sound one in
+every two thousand steps. Here a straggler is found by a test with a known rate of false alarms, and keeps as much work
+as it can do: virtual workers move away from it (EasyScale 3.4: the mapping follows the GPUs' speeds), which changes no
+bit and moves no process.
+
+*What is measured.* The word of each step (`pace`) brings two times of each worker for the step before: that of its own
+part, and that of its wait until the others' parts had come. A worker's own part tells how fast it computes. The
+shortest wait of all is the time of the exchange itself, since the last worker waits for nobody: a slow link lengthens
+that, and no worker's own part.
+
+*Samples.* Steps within `SAMPLE_S` are added up to one sample, so that a moment's noise makes one sample, not a hundred.
+Left out are steps in which a worker computes something else as well (a joiner, a cross-check, a short step), and the
+first ones after a change of hosting. A worker's *pace* is the time of its part divided by the number of its virtual
+workers, and by its *factor*: how much slower than usual it is already known to be. Its *reference* is the median pace
+of the other workers.
+
+*The test* (Page's CUSUM for a coin; Lorden 1971). In each sample it is noted whether the worker's pace is more than
+`MARGIN` times its reference. The hypothesis is that this has a chance of at most one half, whatever has happened
+before: the median of the ratio is at most `MARGIN`. The shape of the noise does not matter. A score gains `GAIN_HIT`
+with a hit, loses `LOSS_MISS` otherwise, and never falls below zero. Both are log-likelihood ratios of a coin of chance
+0.95 to a fair one, so under the hypothesis the expected factor exp(change) of the score is at most 1. With R(n) = (1 +
+R(n-1)) * exp(change) one has exp(score) <= R(n), and R(n) - n is a supermartingale; so the expected number of samples
+until the score reaches `ln(1 / FALSE_ALARMS)` is at least 1 / `FALSE_ALARMS`. A slow worker is found after 22 samples
+in a row. The same test in the other direction finds workers that have become faster.
+
+*The answer.* A found worker's factor becomes the median ratio of the samples of the alarm. The leader asks for the
+hosting that is fastest under all factors (`hosting.balanced`), if a step is to become shorter by `WORTH`. It is
+committed in band, like a generation. A recovered worker's factor becomes 1 again, and it gets its virtual workers back.
+A worker that becomes slow again after a recovery has to prove the next one for longer (`RELAPSES`), so that no hosting
+flaps.
+
+*Part of a step is fixed* (zeroing gradients, a reader's start), however many virtual workers a worker hosts. How much
+follows from the times before and after a change of hosting; without it a straggler with few virtual workers would look
+ever slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import add
+from statistics import median
+
+from ...protocol.model import Roster, WorkerId
+from ..hosting import balanced
+
+SAMPLE_S = 0.05
+SAMPLES_KEPT = 64
+UNSETTLED_STEPS = 2  # of a new hosting: words bring the times of the step before, and the first step is slower
+MARGIN = 1.2
+FALSE_ALARMS = 1e-6  # per sample, worker and direction, at the most
+CHANCE_IF_SLOW = 0.95
+GAIN_HIT = math.log(CHANCE_IF_SLOW / 0.5)
+LOSS_MISS = -math.log((1.0 - CHANCE_IF_SLOW) / 0.5)
+WORTH = 1.05  # how many times shorter a step has to become
+RELAPSES = 15  # that count
+FIXED_SAMPLES = 16  # before and after a change of hosting, from which the fixed part of a step follows
+LEAST_FIXED, MOST_FIXED = 0.5, 16.0  # virtual workers' times; less than the least changes no hosting
+
+WAIT_BITS = 32
+LONGEST_US = (1 << 31) - 1
+
+
+def packed(own_s: float, waited_s: float) -> int:
+    """Return a worker's times of one step as one integer of the word. Of several, sums are the packed sums."""
+    own_us, waited_us = (min(max(int(time_s * 1e6), 0), LONGEST_US) for time_s in (own_s, waited_s))
+    return own_us << WAIT_BITS | waited_us
+
+
+class Cusum:
+    """The score of one worker in one direction. `reached` says that it is proved."""
+
+    def __init__(self, false_alarms: float = FALSE_ALARMS) -> None:
+        self._threshold = -math.log(false_alarms)
+        self._score = 0.0
+        self.samples = 0  # since the score was 0
+
+    def add(self, hit: bool) -> None:
+        score = self._score + (GAIN_HIT if hit else -LOSS_MISS)
+        self._score, self.samples = (score, self.samples + 1) if score > 0.0 else (0.0, 0)
+
+    def reached(self, times: int = 1) -> bool:
+        """Whether the score has come to `times` times its threshold."""
+        return self._score >= self._threshold * times
+
+    def reset(self) -> None:
+        self._score, self.samples = 0.0, 0
+
+
+@dataclass
+class _Worker:
+    """Knowledge of one worker, kept as long as it is a member."""
+
+    slower: Cusum
+    faster: Cusum
+    factor: float = 1.0  # how many times longer it takes than usual
+    since: float | None = None  # when it was found to be slow (Unix time, s); None: it is not
+    samples: int = 0  # of the alarm
+    has_recovered: bool = False
+    relapses: int = 0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a worker counts as slow."""
+
+    worker: WorkerId
+    slowdown: float  # how many times longer than the others it takes for a virtual worker
+    since_s: float  # Unix time
+    samples: int  # of the alarm
+    hosts: int  # virtual workers that it hosts now
+
+
+class Stragglers:
+    """The paces of a generation's workers, as one of them has heard of them. All members keep them; the leader decides."""
+
+    def __init__(self, virtual_workers: int, acts: bool = True) -> None:
+        """acts: the hosting may follow the paces. Where the order of sums depends on the hosting, it must not."""
+        self._virtual_workers = virtual_workers
+        self._acts = acts
+        self._workers: dict[WorkerId, _Worker] = {}  # of the present generation, by rank
+        self._ids: tuple[WorkerId, ...] = ()
+        self._ranges: tuple[range, ...] = ()
+        self._fixed = 0.0  # part of a step that does not depend on the hosting, in virtual workers' times
+        self._before: tuple[tuple[range, ...], list[float]] | None = None  # hosting and times before the last change
+        self.wanted: tuple[int, ...] = ()  # hosting that the leader should ask for; empty: the present one
+        self.news = ""  # a sentence for people about the last change; whoever reads it takes it away
+        self._sums: list[int] = []  # of the sample that is not complete
+        self._steps = 0
+        self._sampled_at: float | None = None  # the end of the last sample
+        self._samples: deque[tuple[list[float], float]] = deque(maxlen=SAMPLES_KEPT)  # own times and exchange's, in us
+        self._unsettled = 0
+
+    def enter(self, roster: Roster) -> None:
+        """Begin a generation. Factors of workers that stay are kept, their scores are not."""
+        known, self._ids = self._workers, roster.workers
+        self._workers = {worker: known.get(worker) or _Worker(Cusum(), Cusum()) for worker in self._ids}
+        self._reset()
+        self._ranges, self._before, self.wanted = (), None, ()
+
+    def hosts(self, ranges: tuple[range, ...]) -> None:
+        """Take note of the hosting of a step that all members compute."""
+        if ranges is self._ranges or ranges == self._ranges:
+            return
+        settled = len(self._samples) >= FIXED_SAMPLES
+        self._before = (self._ranges, self._own_times()) if settled and self._ranges else None
+        self._ranges = ranges
+        self._samples.clear()
+        self._begin_sample()
+        self._unsettled = UNSETTLED_STEPS
+        self._decide()
+
+    def heard(self, now: float, times: Sequence[int]) -> None:
+        """Take the times (`packed`) of all ranks, which have come with the word of a step; none of one that does not count."""
+        if self._unsettled:
+            self._unsettled -= 1
+            return
+        if len(times) != len(self._ids) or min(times) < 0:
+            return
+        if self._sampled_at is None:
+            self._sampled_at = now
+            return
+        self._sums = list(map(add, self._sums, times)) if self._sums else list(times)
+        self._steps += 1
+        if now - self._sampled_at >= SAMPLE_S:
+            self._sampled(now)
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Return the slow workers, by rank."""
+        hosted = [len(each) for each in self._ranges] or [0] * len(self._ids)
+        return tuple(
+            Evidence(name, slowdown, worker.since, worker.samples, hosts)
+            for (name, worker), slowdown, hosts in zip(self._workers.items(), self._slowdowns(), hosted, strict=True)
+            if worker.since is not None
+        )
+
+    @property
+    def exchange_s(self) -> float:
+        """Median time of a step's exchange, without waiting for slower workers; 0: unknown."""
+        return median(exchange for _, exchange in self._samples) * 1e-6 if self._samples else 0.0
+
+    # -- one sample
+
+    def _begin_sample(self) -> None:
+        self._sums, self._steps, self._sampled_at = [], 0, None
+
+    def _reset(self) -> None:
+        self._samples.clear()
+        self._begin_sample()
+        for worker in self._workers.values():
+            worker.slower.reset()
+            worker.faster.reset()
+
+    def _sampled(self, now: float) -> None:
+        steps = self._steps
+        own = [(each >> WAIT_BITS) / steps for each in self._sums]
+        exchange = min(each & ((1 << WAIT_BITS) - 1) for each in self._sums) / steps
+        self._samples.append((own, exchange))
+        self._sums, self._steps, self._sampled_at = [], 0, now
+        if not all(self._ranges):
+            return
+        if self._before is not None and len(self._samples) == FIXED_SAMPLES:
+            self._learn_fixed(*self._before)
+            self._before = None
+        paces = self._paces(own)
+        references = _of_others(paces)
+        alarm = False
+        for worker, pace, reference in zip(self._workers.values(), paces, references, strict=True):
+            worker.slower.add(pace > MARGIN * reference)
+            worker.faster.add(MARGIN * pace < reference)
+            alarm |= worker.slower.reached() or worker.faster.reached(1 + worker.relapses)
+        if alarm:
+            self._correct(now)
+
+    def _paces(self, own: Sequence[float]) -> list[float]:
+        """Return each worker's time per virtual worker, as it would be if all were as fast as usual."""
+        return [
+            time / ((self._fixed + len(hosted)) * worker.factor)
+            for time, hosted, worker in zip(own, self._ranges, self._workers.values(), strict=True)
+        ]
+
+    def _own_times(self) -> list[float]:
+        last = list(self._samples)[-FIXED_SAMPLES:]
+        return [median(times) for times in zip(*(own for own, _ in last), strict=True)]
+
+    # -- an alarm
+
+    def _correct(self, now: float) -> None:
+        """Change the factors of the workers for which the test has ended, one after the other.
+
+        With few workers a change of one moves the references of the others, whose alarms may then have had no other reason. First
+        come those whose factor was not 1, then the slower ones.
+        """
+        alarmed = [
+            (name, worker)
+            for name, worker in self._workers.items()
+            if worker.slower.reached() or worker.faster.reached(1 + worker.relapses)
+        ]
+        alarmed.sort(key=lambda each: (-abs(math.log(each[1].factor)), not each[1].slower.reached()))
+        for name, worker in alarmed:
+            rank = self._ids.index(name)
+            samples = min(max(worker.slower.samples, worker.faster.samples, 1), len(self._samples))
+            ratio = self._ratio(rank, samples)
+            worker.slower.reset()
+            worker.faster.reset()
+            if 1.0 / MARGIN < ratio < MARGIN:
+                continue
+            factor = worker.factor * ratio
+            worker.factor = factor if not 1.0 / MARGIN < factor < MARGIN else 1.0
+            worker.samples = samples
+        self._judge(now)
+        self._decide()
+
+    def _ratio(self, rank: int, samples: int) -> float:
+        """Return the median of a worker's pace to its reference, over the last samples, under the present factors."""
+        found = []
+        for own, _ in list(self._samples)[-samples:]:
+            paces = self._paces(own)
+            reference = _of_others(paces)[rank]
+            if reference > 0.0:
+                found.append(paces[rank] / reference)
+        return median(found) if found else 1.0
+
+    def _slowdowns(self) -> list[float]:
+        """Return by rank how many times longer a worker takes than the others."""
+        factors = [worker.factor for worker in self._workers.values()]
+        return [factor / others for factor, others in zip(factors, _of_others(factors), strict=True)]
+
+    def _judge(self, now: float) -> None:
+        """Note who is slow now, and who no longer is."""
+        for (name, worker), slowdown in zip(self._workers.items(), self._slowdowns(), strict=True):
+            slow = slowdown >= MARGIN
+            if slow == (worker.since is not None):
+                continue
+            if slow:
+                worker.since = now
+                worker.relapses = min(worker.relapses + worker.has_recovered, RELAPSES)
+                self.news = (
+                    f"{name} is slow: it takes {slowdown:.1f} times as long as the others for a virtual worker "
+                    f"(median of {worker.samples} samples)"
+                )
+            else:
+                worker.since, worker.has_recovered = None, True
+                self.news = f"{name} is as fast as the others again (median of {worker.samples} samples)"
+
+    # -- the hosting
+
+    def _decide(self) -> None:
+        self.wanted = ()
+        ranges = self._ranges
+        if not self._acts or len(ranges) < 2 or not all(ranges):
+            return
+        factors = [worker.factor for worker in self._workers.values()]
+        sizes = balanced(self._virtual_workers, factors, self._fixed)
+        now_takes, would_take = (
+            max(factor * (self._fixed + size) for factor, size in zip(factors, each, strict=True))
+            for each in ([len(hosted) for hosted in ranges], sizes)
+        )
+        if now_takes >= WORTH * would_take:
+            self.wanted = sizes
+
+    def _learn_fixed(self, ranges: tuple[range, ...], times: Sequence[float]) -> None:
+        """Learn the fixed part from workers that hosted another number of virtual workers before.
+
+        Such a worker of the same pace has took / (fixed + before) = takes / (fixed + after). Of all workers: least squares, in
+        which those with the greatest change count most.
+        """
+        products = squares = 0.0
+        for before, after, took, takes in zip(ranges, self._ranges, times, self._own_times(), strict=True):
+            change = took - takes
+            products += change * (len(before) * takes - len(after) * took)
+            squares += change * change
+        fixed = min(products / squares, MOST_FIXED) if squares else 0.0
+        self._fixed = fixed if fixed >= LEAST_FIXED else 0.0
+        for rank, worker in enumerate(self._workers.values()):
+            if worker.factor != 1.0:  # it was measured with another fixed part
+                worker.factor *= self._ratio(rank, FIXED_SAMPLES)
+        self._decide()
+
+
+def _of_others(paces: Sequence[float]) -> list[float]:
+    """Return by rank the median of the other ranks' paces."""
+    if len(paces) < 2:
+        return list(paces)
+    order = sorted(range(len(paces)), key=paces.__getitem__)
+    ranked = [paces[rank] for rank in order]
+    found = [0.0] * len(paces)
+    others = len(paces) - 1
+    low, high = (others - 1) // 2, others // 2
+    for position, rank in enumerate(order):
+        found[rank] = (ranked[low + (low >= position)] + ranked[high + (high >= position)]) / 2.0
+    return found
+
+
+def sizes_of(told: object, virtual_workers: int, workers: int) -> tuple[int, ...]:
+    """Return a hosting that a leader has announced. Empty: it has announced none, or one that does not fit."""
+    if not isinstance(told, list | tuple) or len(told) != workers or not all(isinstance(size, int) for size in told):
+        return ()
+    return tuple(told) if min(told) >= 1 and sum(told) == virtual_workers else ()
