@@ -31,3 +31,4 @@ MAX_SNAPSHOT_BYTES = 64 << 20  # of the files of one snapshot together
 MAX_SNAPSHOT_FILES = 20_000
 SNAPSHOT_PART_BYTES = 512 << 10  # below the limits of a client's request and of a record of etcd
 MAX_NOTE = 2000  # characters of a worker's note
+MAX_STRAGGLERS = 32  # that one status reports

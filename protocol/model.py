@@ -491,6 +491,16 @@ class Steady(Value, frozen=True, kw_only=True):
     steps: int = 0  # number of steps behind the median
 
 
+class Straggler(Value, frozen=True, kw_only=True):
+    """A worker that computes more slowly than the others of its job (EDL 5.4), with the evidence of the job's leader."""
+
+    worker: WorkerId
+    slowdown: float  # how many times longer than the others it takes for a virtual worker
+    since_s: float  # Unix time
+    samples: int  # measurements in which it was slower, before it was reported; each of one step, or of 50 ms
+    hosts: int  # virtual workers that it hosts now
+
+
 class WorkerStatus(Value, frozen=True, kw_only=True):
     """Status of a worker, sent at every change and at every heartbeat. The newest status replaces all earlier ones."""
 
@@ -530,3 +540,7 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     batch_samples: int = 0
     batch_changes: tuple[BatchChange, ...] = ()  # all changes of the job's batch
     batch_ceiling: int = 0  # the greatest factor that the cluster may ask for; 0: it may ask for none
+    stragglers: tuple[Straggler, ...] = ()  # on a leader: slow members of its generation, the slowest first
+    exchange_s: float = (
+        0.0  # median time of a step's exchange between the workers, without waiting for slower ones; 0: unknown
+    )

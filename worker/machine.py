@@ -211,6 +211,8 @@ class WorkerMachine:
             training.waits_s(now),
             training.suspension.failures,
             self._builds.failing_s(now),
+            training.stragglers.slow() if training.leads else (),
+            training.stragglers.exchange_s,
             training.note,
         )
         return SendStatus(status)

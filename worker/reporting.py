@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..protocol.limits import MAX_METRIC_NAME, MAX_METRICS, MAX_NOTE
-from ..protocol.model import BatchChange, WorkerStatus
+from ..protocol.model import BatchChange, Straggler, WorkerStatus
 from ..protocol.times import WORKER_HEARTBEAT_S
 from .events import Place
 from .membership.machine import Membership
@@ -84,6 +84,8 @@ class Reporting:
         waits_s: float,
         save_failures: int,
         unconnected_s: float,
+        stragglers: tuple[Straggler, ...],
+        exchange_s: float,
         note: str,
     ) -> WorkerStatus:
         """Return the next status; the next heartbeat is due one interval from now."""
@@ -124,6 +126,8 @@ class Reporting:
             batch_samples=samples,
             batch_changes=self._batch_changes,
             batch_ceiling=self._batch_ceiling,
+            stragglers=stragglers,
+            exchange_s=exchange_s,
         )
 
 

@@ -145,7 +145,7 @@ def test_noise_alone_moves_nothing(seed: int, noise: str, workers: int) -> None:
     job = Job(workers, 4 * workers, seed, noise)
     job.run(2000)
     assert job.changes == []
-    assert job.stragglers.evidence() == ()
+    assert job.stragglers.slow() == ()
 
 
 def test_a_hundred_thousand_samples_of_noise_raise_no_alarm() -> None:
@@ -194,7 +194,7 @@ def test_a_slow_worker_keeps_what_it_can_do(noise: str, slowdown: float, fewest:
     assert job.changes, "it was not found"
     assert job.changes[0][0] <= 50 + 60
     assert job.sizes[victim] == fewest
-    (evidence,) = job.stragglers.evidence()
+    (evidence,) = job.stragglers.slow()
     assert evidence.worker == job.names[victim]
     assert evidence.slowdown == pytest.approx(slowdown, rel=0.15)
     assert evidence.hosts == fewest
@@ -212,7 +212,7 @@ def test_a_recovered_worker_gets_its_virtual_workers_back(workers: int) -> None:
     job.speeds[1] = 1.0
     job.run(80)
     assert job.sizes == even
-    assert job.stragglers.evidence() == ()
+    assert job.stragglers.slow() == ()
     assert len(job.changes) == 2
 
 
@@ -230,7 +230,7 @@ def test_two_slow_workers_are_both_found() -> None:
     job = Job(4, 32, 8, "a tenth")
     job.speeds[0], job.speeds[3] = 2.0, 3.0
     job.run(120)
-    assert {each.worker for each in job.stragglers.evidence()} == {ME, FOURTH}
+    assert {each.worker for each in job.stragglers.slow()} == {ME, FOURTH}
     assert job.sizes[3] < job.sizes[0] < min(job.sizes[1:3])
 
 
@@ -281,7 +281,7 @@ def test_a_new_generation_knows_the_slow_workers_that_stay() -> None:
     job.run(2)
     assert job.sizes[1] == min(job.sizes) == 3
     job.stragglers.enter(roster(3, ME, OTHER))
-    assert job.stragglers.evidence() == ()
+    assert job.stragglers.slow() == ()
 
 
 def test_fast_steps_are_put_together() -> None:
@@ -300,7 +300,7 @@ def test_workers_without_room_are_reported_and_keep_their_virtual_workers() -> N
     job.speeds[3] = 4.0
     job.run(100)
     assert job.changes == []
-    (evidence,) = job.stragglers.evidence()
+    (evidence,) = job.stragglers.slow()
     assert (evidence.worker, evidence.hosts) == (FOURTH, 1)
 
 

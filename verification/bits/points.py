@@ -12,6 +12,7 @@ import enum
 import inspect
 import mmap
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SLOTS = 1024
+UNSETTLED = 0.3  # of a leader's steps, in which it wants another hosting
 FIELDS = 4  # of a slot, 8 bytes each: last applied step + 1, armed point, passes left, fired point
 
 
@@ -102,7 +104,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a journal. what: "began" or "applied"."""
+    """One line of a journal. what: "began", "applied", or "hosted": other virtual workers from the next step on."""
 
     time_s: float
     what: str
@@ -175,6 +177,7 @@ def install(fuse: Fuse, journal: Journal) -> None:
     from elasticd.worker.gradients.update import Update
     from elasticd.worker.state.replication import Replication
     from elasticd.worker.state.training_state import TrainingState
+    from elasticd.worker.training.generation import Generation
 
     def at(point: Point) -> Callable[..., None]:
         return lambda *_: fuse.at(point)
@@ -190,6 +193,7 @@ def install(fuse: Fuse, journal: Journal) -> None:
     wrap(Replication, "send_trailer", at(Point.TRAILING))
     wrap(Replication, "receive_trailer", at(Point.TRAILING))
     wrap(Update, "apply", at(Point.UPDATE))
+    wrap(Generation, "rehost", lambda *_: journal.note("hosted", *journal.begun))
 
     before = {e.Arrived: Point.STARTING, e.CollectiveFailed: Point.RECOVERING, e.LoopEnded: Point.FINISHING}
     recovers = False  # the training thread's last report was a failure
@@ -239,3 +243,18 @@ def install(fuse: Fuse, journal: Journal) -> None:
     setattr(ClusterControl, "tell", told)  # noqa: B010
     wrap(ClusterControl, "next", None, instructed)
     wrap(Codec, "encode", encoding)
+
+
+def unsettle(rng: random.Random) -> None:
+    """Let leaders in this process want another hosting every few steps, drawn at random, whatever the workers' paces are."""
+    from elasticd.worker.hosting import balanced
+    from elasticd.worker.training.stragglers import Stragglers
+
+    def hosts(stragglers: Stragglers, ranges: tuple[range, ...]) -> None:
+        stragglers.wanted = ()
+        virtual_workers = sum(map(len, ranges))
+        if rng.random() < UNSETTLED and 1 < len(ranges) <= virtual_workers:
+            stragglers.wanted = balanced(virtual_workers, [rng.uniform(1.0, 5.0) for _ in ranges])
+
+    setattr(Stragglers, "hosts", hosts)  # noqa: B010
+    setattr(Stragglers, "heard", lambda *_: None)  # noqa: B010

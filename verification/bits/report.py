@@ -23,6 +23,7 @@ COUNTS = (
     "joins",
     "leaves",
     "migrations",
+    "rehostings",
     "leaders_killed",
     "two_at_once",
     "repeated_steps",
@@ -39,7 +40,7 @@ def print_line(verdict: Verdict) -> None:
     print(
         f"seed {verdict.seed:5d}  {verdict.model:11s} N={verdict.virtual_workers}  {verdict.duration_s:5.1f} s"
         f"  {verdict.orders:3d} orders, {verdict.cancelled_orders:2d} cancelled  {verdict.joins:2d} joins"
-        f"  {verdict.leaves:2d} leaves  {verdict.migrations:2d} migrations  {kills:2d} kills"
+        f"  {verdict.leaves:2d} leaves  {verdict.migrations:2d} migrations  {verdict.rehostings:3d} rehostings  {kills:2d} kills"
         f"  {verdict.repeated_steps:2d} repeated  {verdict.restarts} restarts  {verdict.differing_bits} bits differ"
         f"  {'ok' if verdict.good else 'FAILED'}",
         flush=True,

@@ -34,6 +34,7 @@ class Verdict:
     joins: int = 0
     leaves: int = 0
     migrations: int = 0
+    rehostings: int = 0  # steps after which virtual workers were hosted otherwise, in the same generation
     kills: dict[str, int] = field(default_factory=dict)  # by point
     leaders_killed: int = 0
     two_at_once: int = 0
@@ -93,7 +94,7 @@ def repeated_and_lost(journals: dict[str, list[Entry]]) -> tuple[int, int, int]:
                 if entry.generation not in known:
                     known.add(entry.generation)
                     had[entry.generation] = max(applied, had.get(entry.generation, -1))
-            else:
+            elif entry.what == "applied":
                 applied = entry.step
     lost = sum(max(0, had[generation] + 1 - first[generation]) for generation in first)
     repeated, most = 0, 0
@@ -139,6 +140,9 @@ def judge(course: Course, model: str, virtual_workers: int, steps: int, referenc
         joins=joins_in(journals),
         leaves=sum(code == 0 and worker not in results for worker, code in course.exit_codes.items()),
         migrations=course.migrations,
+        rehostings=len(
+            {(e.generation, e.step) for entries in journals.values() for e in entries if e.what == "hosted"}
+        ),
         kills=kills,
         leaders_killed=sum(death.leader for death in course.deaths),
         two_at_once=sum(

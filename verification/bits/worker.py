@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import signal
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import elasticd
 from elasticd.worker.run import join  # at the top, so that the nursery has imported it before it forks
 
 from . import training
-from .points import Board, Fuse, Journal, install
+from .points import Board, Fuse, Journal, install, unsettle
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def begin(errand: Errand) -> Journal:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     journal = Journal(errand.path("journal"))
     install(Fuse(Board(Path(errand.directory, "board")), errand.slot), journal)
+    unsettle(random.Random(errand.slot))
     return journal
 
 

@@ -142,6 +142,11 @@ class Training:
         return self._activity.doing
 
     @property
+    def leads(self) -> bool:
+        """Whether this worker leads the generation in use."""
+        return self._generation.leads
+
+    @property
     def note(self) -> str:
         if self._note:
             return self._note

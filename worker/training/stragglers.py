@@ -46,7 +46,8 @@ from dataclasses import dataclass
 from operator import add
 from statistics import median
 
-from ...protocol.model import Roster, WorkerId
+from ...protocol.limits import MAX_STRAGGLERS
+from ...protocol.model import Roster, Straggler, WorkerId
 from ..hosting import balanced
 
 SAMPLE_S = 0.05
@@ -105,17 +106,6 @@ class _Worker:
     relapses: int = 0
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Why a worker counts as slow."""
-
-    worker: WorkerId
-    slowdown: float  # how many times longer than the others it takes for a virtual worker
-    since_s: float  # Unix time
-    samples: int  # of the alarm
-    hosts: int  # virtual workers that it hosts now
-
-
 class Stragglers:
     """The paces of a generation's workers, as one of them has heard of them. All members keep them; the leader decides."""
 
@@ -170,14 +160,15 @@ class Stragglers:
         if now - self._sampled_at >= SAMPLE_S:
             self._sampled(now)
 
-    def evidence(self) -> tuple[Evidence, ...]:
-        """Return the slow workers, by rank."""
+    def slow(self) -> tuple[Straggler, ...]:
+        """Return the slow workers, the slowest first."""
         hosted = [len(each) for each in self._ranges] or [0] * len(self._ids)
-        return tuple(
-            Evidence(name, slowdown, worker.since, worker.samples, hosts)
+        found = [
+            Straggler(worker=name, slowdown=slowdown, since_s=worker.since, samples=worker.samples, hosts=hosts)
             for (name, worker), slowdown, hosts in zip(self._workers.items(), self._slowdowns(), hosted, strict=True)
             if worker.since is not None
-        )
+        ]
+        return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_STRAGGLERS])
 
     @property
     def exchange_s(self) -> float:
