@@ -51,8 +51,8 @@ def warm_up() -> None:
             scheduler.step()
 
 
-def begin(errand: Errand) -> Journal:
-    """Set this process up as a worker with its own log, environment and points."""
+def begin(errand: Errand, restless: bool = True) -> Journal:
+    """Set this process up as a worker with its own log, environment and points. restless: it hosts at random."""
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(errand.path("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -62,7 +62,8 @@ def begin(errand: Errand) -> Journal:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     journal = Journal(errand.path("journal"))
     install(Fuse(Board(Path(errand.directory, "board")), errand.slot), journal)
-    unsettle(random.Random(errand.slot))
+    if restless:
+        unsettle(random.Random(errand.slot))
     return journal
 
 
