@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 280 tests with real processes: 20 to 29 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -76,6 +76,9 @@ bench-resize: $(STAMP)  ## the pauses of ten out- and ten in-scalings, and of a 
 
 bench-runtime: $(STAMP)  ## what elasticity costs, beside DDP, torchrun and stop-and-resume (ARGS=--quick: a few minutes)
 	@$(BIN)/python -m benchmarks.runtime $(ARGS)
+
+bench-stragglers: $(STAMP)  ## slow workers and slow links, beside doing nothing, EDL and the ideal: a quarter of an hour (ARGS=--quick: two minutes)
+	@$(BIN)/python -m benchmarks.runtime --only stragglers $(ARGS)
 
 bench-simulator: $(STAMP)  ## how fast simulations and decisions are, beside other simulators (ARGS=--quick: a minute)
 	@$(BIN)/python -m benchmarks.simulator $(ARGS)

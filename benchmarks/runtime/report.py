@@ -24,6 +24,7 @@ TITLES = {
     "comparing": "Comparing the workers' states",
     "checking": "Cross-checks: a micro-batch that all workers compute",
     "alarms": "Cross-checks of correct scripts, one in each step",
+    "stragglers": "Slow workers and slow links (EDL 5.4)",
     "pauses": "Pauses: the longest time between two applied steps, less the median step",
     "losses": "From SIGKILL of a worker to the next step that is applied without it",
     "beginning": "From `elasticctl submit` to the first applied step, on an idle machine",
