@@ -728,6 +728,7 @@ def _without_progress(status: WorkerStatus) -> WorkerStatus:
         metrics={},
         saving_s=0.0,
         longest_step_s=0.0,
+        exchange_s=0.0,
     )
 
 

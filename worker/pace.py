@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .inband import NOTHING, Part
-from .training.stragglers import packed, sizes_of
+from .training.stragglers import NOT_MEASURED, packed, sizes_of
 
 
 class Pace:
@@ -30,9 +30,9 @@ class Pace:
         self._size = 1
         self._rank = 0
         self._wanted: tuple[int, ...] = ()  # by this worker, the leader
-        self.times: Sequence[int] = ()  # of all workers, by rank, for the step before: `packed`, or NOTHING
+        self.times: Sequence[int] = ()  # of all workers, by rank, for the step before: `packed`, or NOT_MEASURED
         self.hosting: tuple[int, ...] = ()  # from the next step on, as the leader has announced; empty: as before
-        self._own = NOTHING  # of the step before
+        self._own = NOT_MEASURED  # of the step before
         self._counts = False
         self._at = self._own_s = self._waited_s = 0.0
 
@@ -44,7 +44,7 @@ class Pace:
     def enter(self, rank: int, size: int, leader: int) -> None:
         """Begin a generation with so many workers, of which `leader` is the leader's rank."""
         self._rank, self._size, self._leader = rank, size, leader
-        self._own, self.times = NOTHING, ()
+        self._own, self.times = NOT_MEASURED, ()
 
     # -- a step
 
@@ -73,7 +73,8 @@ class Pace:
     def word_came(self) -> None:
         """The step's word has come."""
         self.others_came()
-        self._own = packed(self._own_s, self._waited_s) if self._counts else NOTHING
+        counts = self._counts and self._size > 1
+        self._own = packed(self._own_s, self._waited_s) if counts else NOT_MEASURED
 
     # -- in band
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from elasticd.protocol.model import JobId, Roster
 from elasticd.worker.state.transfer_plan import Transfer
+from elasticd.worker.training.stragglers import NOT_MEASURED
 
 from .network import Network
 from .process import Process, State
@@ -36,6 +37,8 @@ class Part:
     word: int  # the control word
     hosted: range  # virtual workers with gradients from this member
     state: int | None  # before the step; None: of a joiner that does not have it yet
+    pace: int = NOT_MEASURED  # its times of the step before (`worker.pace`)
+    hosting: tuple[int, ...] = ()  # that it wants as the leader, by rank
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Result:
     step: int
     state: int
     word: int
+    times: tuple[int, ...]  # by rank
+    hosting: tuple[int, ...]  # by rank, from the next step on; empty: as before
 
 
 class Member(Protocol):
@@ -197,7 +202,8 @@ class Group:
         if self._gone and self._chance() < 0.5:
             return  # a member has abandoned the group; its earlier messages may still complete the step for the others
         step, state = self._plane.judge(self, parts)
-        self._sums[index] = Result(step, state, max(part.word for part in parts.values()))
+        word, times = max(part.word for part in parts.values()), tuple(parts[name].pace for name in self.roster.workers)
+        self._sums[index] = Result(step, state, word, times, parts[self.roster.leader].hosting)
         for member in self.members.values():
             if member.name not in self._gone and not self._must_wait(member.name):
                 self._deliver(member, index)

@@ -30,6 +30,7 @@ from elasticd.protocol.times import BUILD_TIMEOUT_S
 from elasticd.worker import events as w
 from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.state.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
+from elasticd.worker.training.stragglers import NOT_MEASURED, packed
 
 from .oracle import LASTS_S
 from .plan import Ending, Moment
@@ -88,6 +89,8 @@ class Worker(Process):
         self._group: Group | None = None  # in use
         self._abandoned = False
         self._index = 0  # of the group's next step
+        self._pace = NOT_MEASURED  # its times of the last step, as its next word has them
+        self._began_s = self._computed_s = 0.0  # its part of the step in progress
         self._applied, self._state, self._epoch = -1, 0, 0
         self._least_epoch = 0  # epoch of the state that it received or loaded
         self._initial = 0  # the script's values before the first step; changed once a state has begun to arrive
@@ -268,7 +271,7 @@ class Worker(Process):
         if self._group is not None:
             self._group.leave(self)
         self._group = self._built.pop((enter.roster.generation, enter.attempt))
-        self._abandoned, self._index = False, 0
+        self._abandoned, self._index, self._pace = False, 0, NOT_MEASURED
         self._group.plan(enter.transfers)
         if self._world.story.on and self.leads:
             members = ", ".join(f"{member.worker} on {member.gpu}" for member in enter.roster.members)
@@ -438,7 +441,8 @@ class Worker(Process):
         generation = self._group.roster.generation
         self._world.oracle.steps_on(self.job, WorkerId(self.name), generation, run.step)
         hosted = self._hosted(run.ranges)
-        part = Part(run.step, run.proposal, hosted, self._whole_state)
+        part = Part(run.step, run.proposal, hosted, self._whole_state, self._pace, run.hosting)
+        self._pace, self._began_s = NOT_MEASURED, self.now
         own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
         differs = self._newcomer and bool(hosted) and self._script.ending is Ending.UNLIKE
         self._newcomer = self._newcomer and not hosted
@@ -468,6 +472,7 @@ class Worker(Process):
             self.failed(group, "abandoned")
             return
         task = self._task
+        self._computed_s = self.now
         self._tell(w.PartComputed())
         if self._runs(task):
             group.lineage = max(group.lineage, self.lineage)
@@ -482,7 +487,9 @@ class Worker(Process):
             return
         self._world.moment(Moment.DECISION if result.word else Moment.STEP, self.job)
         task = self._task
-        self._tell(w.WordRead(result.word))
+        if isinstance(self._doing, w.RunStep) and self._doing.ranges and not self._doing.send:
+            self._pace = packed(self._computed_s - self._began_s, self.now - self._computed_s)
+        self._tell(w.WordRead(result.word, result.times, result.hosting))
         if not self._runs(task):
             return
         self._index += 1

@@ -63,6 +63,7 @@ RELAPSES = 15  # that count
 FIXED_SAMPLES = 16  # before and after a change of hosting, from which the fixed part of a step follows
 LEAST_FIXED, MOST_FIXED = 0.5, 16.0  # virtual workers' times; less than the least changes no hosting
 
+NOT_MEASURED = -1  # in place of a worker's times of a step that does not count
 WAIT_BITS = 32
 LONGEST_US = (1 << 31) - 1
 
