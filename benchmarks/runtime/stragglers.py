@@ -36,7 +36,7 @@ GROUP = "stragglers"
 GOAL = Goal(0.95, at_least=True)
 EACH = 4  # virtual workers of each worker
 BODY_S = 0.03
-QUIET, SLOW, AFTER = 30, 120, 60  # steps of the three parts
+QUIET, SLOW, AFTER = 30, 160, 50  # steps of the three parts
 SETTLED = 10  # steps after a change that are not counted
 LINK_S = 0.03  # of delay in each wait for the exchange at the worker with the slow link
 NOISE = 0.1  # standard deviation of a body's time, of its logarithm
@@ -81,11 +81,12 @@ def _slow_worker(family: Family, size: int, factor: float) -> Measurement:
     )
     change = min((step for step, _ in ours["changes"] if step >= QUIET), default=QUIET + SLOW)
     back = [step for step, _ in ours["changes"] if step >= QUIET + SLOW]
+    settled = slice(change + SETTLED, QUIET + SLOW)
     step_s = {
-        "ours": median(ours["times"][change + SETTLED : QUIET + SLOW]),
-        "nothing": median(nothing["times"][QUIET + SETTLED : QUIET + SLOW]),
-        "ideal": median(ideal["times"][QUIET + SETTLED : QUIET + SLOW]),
-        "EDL": median(removed["times"][QUIET:]),
+        "ours": median(ours["times"][settled]),
+        "nothing": median(nothing["times"][settled]),
+        "ideal": median(ideal["times"][settled]),
+        "EDL": median(removed["times"][settled]),
         "quiet": median(ours["times"][SETTLED:QUIET]),
     }
     cost = sum(ours["times"][QUIET : change + 1]) / step_s["ours"] - (change + 1 - QUIET)
@@ -94,7 +95,7 @@ def _slow_worker(family: Family, size: int, factor: float) -> Measurement:
         group=GROUP,
         what=f"one of {size} workers {factor:.0f}x slower: throughput of the ideal",
         against=f"nothing {step_s['ideal'] / step_s['nothing']:.2f}, EDL's removal {step_s['ideal'] / step_s['EDL']:.2f}, "
-        f"before it was slow {step_s['ideal'] / step_s['quiet']:.2f}; noticed after {change - QUIET} steps, which cost {cost:.0f}; "
+        f"before {step_s['ideal'] / step_s['quiet']:.2f}; noticed after {change - QUIET} steps, which cost {cost:.0f}; "
         f"hosts {sizes[VICTIM] if sizes else EACH} of {n}; back {back[0] - QUIET - SLOW if back else 'never'} steps after its "
         "recovery",
         value=step_s["ideal"] / step_s["ours"],

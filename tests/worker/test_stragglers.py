@@ -314,3 +314,16 @@ def test_constants_are_those_of_the_proof() -> None:
     assert FALSE_ALARMS == 1e-6
     assert MARGIN == 1.2
     assert median([1.0]) == 1.0
+
+
+def test_the_times_of_the_hosting_before_do_not_count() -> None:
+    job = Job(2, 8, unit_s=0.1)
+    job.run(30)
+    assert job.stragglers.exchange_s > 0.0
+    job.stragglers.hosts(consecutive([1, 7]))
+    for late in (1.0, 2.0):  # words of the first two steps
+        job.stragglers.heard(job.now + late, [packed(0.4, 0.0), packed(0.4, 0.0)])
+    assert job.stragglers.exchange_s == 0.0
+    for late in (3.0, 4.0):
+        job.stragglers.heard(job.now + late, [packed(0.1, 0.6), packed(0.7, 0.01)])
+    assert job.stragglers.exchange_s == pytest.approx(0.01)
