@@ -322,7 +322,7 @@ def test_the_times_of_the_hosting_before_do_not_count() -> None:
     assert job.stragglers.exchange_s > 0.0
     job.stragglers.hosts(consecutive([1, 7]))
     for late in (1.0, 2.0):  # words of the first two steps
-        job.stragglers.heard(job.now + late, [packed(0.4, 0.0), packed(0.4, 0.0)])
+        job.stragglers.heard(job.now + late, [packed(0.4, 0.2), packed(0.4, 0.3)])
     assert job.stragglers.exchange_s == 0.0
     for late in (3.0, 4.0):
         job.stragglers.heard(job.now + late, [packed(0.1, 0.6), packed(0.7, 0.01)])
