@@ -49,9 +49,11 @@ def group(machine: Mapping[str, str], rows: Sequence[Measurement], notes: Sequen
 
 
 def publish(page: Path, groups: Mapping[str, Any]) -> None:
-    """Write the tables into the page, between its markers."""
-    tables = [_table(name, groups[name]) for name in TITLES if name in groups]
-    fill(page, BEGIN, END, tables)
+    """Write the tables into the page, between its markers. It keeps those of groups that were not measured here."""
+    present = page.read_text().partition(BEGIN)[2].partition(END)[0]
+    kept = {part.partition("\n")[0]: f"### {part.strip()}" for part in present.split("\n### ")[1:]}
+    tables = [_table(name, groups[name]) if name in groups else kept.get(title, "") for name, title in TITLES.items()]
+    fill(page, BEGIN, END, filter(None, tables))
 
 
 def table(rows: Sequence[Measurement]) -> str:
