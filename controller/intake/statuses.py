@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import asdict, replace
 
 from ...protocol.batches import wrong_in
-from ...protocol.limits import MAX_BATCH_FACTOR
+from ...protocol.limits import MAX_BATCH_FACTOR, MAX_STRAGGLERS
 from ...protocol.messages import AgentHello, WorkerExit
 from ...protocol.model import Resize, Server, Steady, WorkerStatus
 from ...scheduler.speedup_curve import Measured
@@ -78,6 +78,8 @@ def sensible(status: WorkerStatus) -> bool:
         and _steady_fits(status.steady)
         and _batch_fits(status)
         and not status.odd_metrics
+        and _stragglers_fit(status)
+        and _within(status.exchange_s)
         and len(status.metrics) <= MAX_METRICS
         and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
         and max(len(status.note), len(status.news)) <= MAX_TEXT
@@ -113,7 +115,7 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
     """Yield the fields with invalid values, and the neutral value for each."""
     if not _within(status.samples_per_s, MAX_RATE):
         yield "samples_per_s", 0.0
-    for field in ("median_step_s", "saving_s", "longest_step_s", "waits_s", "unconnected_s"):
+    for field in ("median_step_s", "saving_s", "longest_step_s", "waits_s", "unconnected_s", "exchange_s"):
         if not _within(getattr(status, field)):
             yield field, 0.0
     if not _steady_fits(status.steady):
@@ -121,6 +123,8 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
     if not _batch_fits(status):
         yield "batch_changes", ()
         yield "batch_ceiling", 0
+    if not _stragglers_fit(status):
+        yield "stragglers", ()
     for field in ("epoch", "batch_samples"):
         if not 0 <= getattr(status, field) <= MAX_COUNT:
             yield field, 0
@@ -151,6 +155,15 @@ def _batch_fits(status: WorkerStatus) -> bool:
 def _steady_fits(steady: Steady) -> bool:
     step_fits = steady.step_s == 0 or MIN_STEP_S <= steady.step_s <= MAX_DURATION_S
     return step_fits and 0 <= steady.generation <= MAX_COUNT and 0 <= steady.steps <= MAX_COUNT
+
+
+def _stragglers_fit(status: WorkerStatus) -> bool:
+    return len(status.stragglers) <= MAX_STRAGGLERS and all(
+        len(one.worker) <= MAX_NAME
+        and all(map(_within, (one.slowdown, one.samples, one.hosts)))
+        and _within(one.since_s, MAX_COUNT)
+        for one in status.stragglers
+    )
 
 
 def usable_resize(resize: Resize) -> bool:

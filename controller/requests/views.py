@@ -195,6 +195,7 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
         yield "its workers are starting"
     elif job.gang and job.spec.expected_to_join:
         yield no_join(job)
+    yield from _slow_workers(now, job)
     if job.profiling is not None:
         yield f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
     if leaves := leaving(cluster, job):
@@ -205,6 +206,21 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
             return
     waiting = job.waiting_reason
     yield "; ".join(filter(None, (waiting, troubles()))) if waiting or not job.record.target else ""
+
+
+def _slow_workers(now: float, job: Job) -> Iterator[str]:
+    """Yield a sentence for each worker that computes more slowly than the others, as the job's leader has measured it."""
+    order = job.committed_order
+    status = job.statuses.get(order.roster.leader) if order is not None else None
+    if order is None or status is None or status.generation != order.generation:
+        return
+    places = {member.worker: member.gpu for member in order.roster.members}
+    for slow in status.stragglers:
+        if slow.worker in places:
+            yield (
+                f"{slow.worker} on {places[slow.worker]} takes {slow.slowdown:.1f} times as long as the others for a virtual "
+                f"worker, since {max(0.0, now - slow.since_s):.0f} s ago ({slow.samples} samples), and hosts {slow.hosts}"
+            )
 
 
 def no_join(job: Job) -> str:

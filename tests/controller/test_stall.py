@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from elasticd.protocol.messages import EventKind
-from elasticd.protocol.model import WorkerPhase
+from elasticd.protocol.messages import EventKind, GetJob
+from elasticd.protocol.model import Straggler, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -59,3 +61,23 @@ def test_waiting_in_an_earlier_generation_says_nothing_of_this_one():
     for member in members:
         world.report(member, WorkerPhase.TRAINING, generation - 1, 10, waits_s=900.0)
     assert world.job(job).newest.broken == ()
+
+
+def test_slow_workers_are_shown_as_the_leader_has_measured_them():
+    world = World({"s1": 2, "s2": 2})
+    job, members, generation = training(world)
+    leader = world.job(job).committed_order.roster.leader
+    slow = next(member for member in members if member != leader)
+    found = Straggler(worker=slow, slowdown=2.04, since_s=world.now - 40.0, samples=22, hosts=1)
+    other = next(member for member in members if member not in (leader, slow))
+    world.report(other, WorkerPhase.TRAINING, generation, 10, stragglers=(replace(found, worker=other),))
+    assert world.ask(GetJob(job=job)).job.reason == "", "it does not lead"
+    world.report(leader, WorkerPhase.TRAINING, generation, 10, stragglers=(found,))
+    said = f"{slow} on s"
+    assert world.ask(GetJob(job=job)).job.reason.startswith(said)
+    (reason,) = world.ask(GetJob(job=job, explain=True)).explanation.reasons
+    assert (
+        "takes 2.0 times as long as the others for a virtual worker, since 40 s ago (22 samples), and hosts 1" in reason
+    )
+    world.report(leader, WorkerPhase.TRAINING, generation, 11, stragglers=(replace(found, slowdown=math.nan),))
+    assert world.ask(GetJob(job=job)).job.reason == ""

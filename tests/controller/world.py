@@ -67,6 +67,7 @@ from elasticd.protocol.model import (
     ServerId,
     Severity,
     Steady,
+    Straggler,
     Trouble,
     WorkerId,
     WorkerPhase,
@@ -368,6 +369,7 @@ class World:
         metrics: dict[str, float] | None = None,
         batch_changes: tuple[BatchChange, ...] = (),
         batch_ceiling: int = 0,
+        stragglers: tuple[Straggler, ...] = (),
     ) -> None:
         """`worker` reports, with the last order from its agent."""
         agent, process = self.find(worker)
@@ -397,6 +399,7 @@ class World:
             metrics=metrics or {},
             batch_changes=batch_changes,
             batch_ceiling=batch_ceiling,
+            stragglers=stragglers,
         )
         self.now += 0.001
         if agent.connected:

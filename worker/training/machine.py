@@ -431,9 +431,7 @@ class Training:
             hosting = self.stragglers.wanted if generation.leads else ()
         return [
             *saved,
-            RunStep(
-                position.step, generation.ranges, proposal, generation.sends_state, self.batch_factor, hosting
-            ),
+            RunStep(position.step, generation.ranges, proposal, generation.sends_state, self.batch_factor, hosting),
         ]
 
     def _propose(self, now: float) -> int:
