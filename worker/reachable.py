@@ -62,7 +62,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -82,17 +82,15 @@ from .own_code import (
     own_names,
     variables_in,
 )
+from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
 from .state.training_state import TrainingState
 from .unpacked import PACKED, contents, of_thread
 
 SHOWN = 48  # characters of a value's text in messages
 NAMED_ITEMS = 32  # items up to which those of a container have names
-# items that are read of a list longer than `WHOLE_ITEMS`: so many at both ends, and so many between
-SAMPLED_ITEMS = 512
 WHOLE_ITEMS = 1024  # items up to which a list of other than plain values is read completely
 WHOLE_VALUES = 1 << 18  # items up to which a list of plain values is read completely
 WHOLE_BYTES = 1 << 20  # size up to which a tensor, an array or a text is read completely
-SAMPLED_ELEMENTS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,6 @@ def _is_hidden(name: Any) -> bool:
 # -- the walk
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-_MARSHAL = 2  # a version that records neither references nor interned strings
 _EMPTY: dict[str, Node] = {}
 
 _ITERATORS: tuple[type, ...] = tuple(
@@ -319,7 +316,7 @@ class _Walk:
         if type(value) in (str, bytes) and len(value) > WHOLE_BYTES:
             whole = [len(value), value[:WHOLE_BYTES], value[-WHOLE_BYTES:]]
         try:
-            digest = self._hash(marshal.dumps(whole, _MARSHAL))
+            digest = self._hash(marshal.dumps(whole, MARSHAL))
         except _Cut as limit:
             self.cut = str(limit)
             return Node(None, Kind.PLAIN, type(value).__name__)
@@ -397,12 +394,12 @@ class _Walk:
         if kind is collections.deque:
             head += str(value.maxlen).encode()
         if set(map(type, items)) <= _PLAIN:
-            digest = self._hash(head, marshal.dumps(_sampled(items, WHOLE_VALUES), _MARSHAL))
+            digest = self._hash(head, marshal.dumps(sampled(items, WHOLE_VALUES), MARSHAL))
             if len(items) > NAMED_ITEMS or name is None:
                 return Node(digest, Kind.CONTAINER, own.__name__, text)
             if len(items) <= 4:
                 text = _short(f"{'' if kind in (list, tuple) else kind.__name__}{items!r}")
-        chosen = _sampled(items, WHOLE_ITEMS)
+        chosen = sampled(items, WHOLE_ITEMS)
         keep = len(items) <= NAMED_ITEMS
         pairs = ((f"[{number}]", item) for number, item in enumerate(chosen))
         return self._combine(Kind.CONTAINER, kind, head, pairs, name, depth, text, keep)
@@ -415,9 +412,9 @@ class _Walk:
         keep = len(items) <= NAMED_ITEMS
         plain = {type(each) for pair in items for each in pair} <= _PLAIN
         if plain and (name is None or not keep):
-            whole = [each for pair in _sampled(items, WHOLE_VALUES) for each in pair]
-            return Node(self._hash(head, marshal.dumps(whole, _MARSHAL)), Kind.CONTAINER, kind.__name__, text)
-        chosen = _sampled(items, WHOLE_ITEMS)
+            whole = [each for pair in sampled(items, WHOLE_VALUES) for each in pair]
+            return Node(self._hash(head, marshal.dumps(whole, MARSHAL)), Kind.CONTAINER, kind.__name__, text)
+        chosen = sampled(items, WHOLE_ITEMS)
         keys = [self.of(key, None, depth + 1) for key, _ in chosen]
         if any(key.digest is None for key in keys):
             raise _Cut("items")
@@ -476,7 +473,7 @@ class _Walk:
             plain = plain.resolve_conj().resolve_neg()
         small = plain
         if plain.numel() * plain.element_size() > WHOLE_BYTES:
-            small = plain[_strides(plain.shape)]
+            small = plain[strides(plain.shape)]
         data = small.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         shape = tuple(plain.shape)
         digest = self._hash(str(plain.dtype).encode(), str(shape).encode(), data.data)
@@ -490,11 +487,11 @@ class _Walk:
         plain = numpy.asarray(value) if kind is numpy.ndarray else value.view(numpy.ndarray)
         shape = tuple(int(size) for size in plain.shape)
         if plain.dtype.hasobject:
-            items = _sampled(plain.reshape(-1).tolist(), WHOLE_ITEMS) if plain.dtype == object else []
+            items = sampled(plain.reshape(-1).tolist(), WHOLE_ITEMS) if plain.dtype == object else []
             pairs = ((f"[{number}]", item) for number, item in enumerate(items))
             head = str(shape).encode()
             return self._combine(Kind.ARRAY, kind, head, pairs, name, depth, f"an array {list(shape)}", keep=False)
-        small = plain[_strides(shape)] if plain.nbytes > WHOLE_BYTES else plain
+        small = plain[strides(shape)] if plain.nbytes > WHOLE_BYTES else plain
         digest = self._hash(str(plain.dtype).encode(), str(shape).encode(), small.tobytes())
         text = ""
         if name is not None:
@@ -525,7 +522,7 @@ class _Walk:
             state = numpy.random.RandomState.get_state(value, legacy=False)
         else:
             state = value.state  # a bit generator
-        digest = self._hash(*_flattened(state))
+        digest = self._hash(*flattened(state))
         module = "numpy.random" if module_of(kind).startswith("numpy.random") else module_of(kind)
         label = f"{module.removeprefix('torch._C') or 'torch'}.{kind.__name__}"
         return Node(digest, Kind.GENERATOR, label, f"a {label}")
@@ -799,42 +796,6 @@ def _of_tensor(value: Any) -> list[tuple[str, Any]]:
 
 def _is_of(label: str, names: Collection[str]) -> bool:
     return label in names or label.startswith("__")
-
-
-def _sampled(items: list[Any], whole: int) -> list[Any]:
-    """Return all items, or few enough to cost little: both ends, and some between at places that follow from the
-    length.
-    """
-    if len(items) <= whole:
-        return items
-    ends = SAMPLED_ITEMS // 2
-    middle = items[ends:-ends]
-    return [*items[:ends], *middle[:: -(-len(middle) // SAMPLED_ITEMS)], *items[-ends:]]
-
-
-def _strides(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return slices that select about `SAMPLED_ELEMENTS` elements at most, spread over a large tensor."""
-    count = 1
-    for size in shape:
-        count *= size
-    steps = [1] * len(shape)
-    for place in sorted(range(len(shape)), key=lambda place: -shape[place]):
-        if count > SAMPLED_ELEMENTS:
-            steps[place] = min(shape[place], -(-count // SAMPLED_ELEMENTS) | 1)
-            count = count // shape[place] * -(-shape[place] // steps[place])
-    return tuple(slice(None, None, step) for step in steps)
-
-
-def _flattened(state: Any) -> Iterator[bytes]:
-    """Yield the bytes of a generator's state, which consists of plain values and arrays."""
-    if isinstance(state, dict):
-        for key in sorted(state):
-            yield key.encode()
-            yield from _flattened(state[key])
-    elif isinstance(state, numpy.ndarray | numpy.generic):
-        yield state.tobytes()
-    else:
-        yield marshal.dumps(state, _MARSHAL)
 
 
 def _weight(value: Any) -> int:

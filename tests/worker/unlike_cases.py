@@ -503,7 +503,7 @@ def pool_of_earlier_samples(run: Run) -> list[Any]:
     pool: list[torch.Tensor] = []
     for _ in run.epochs(EPOCHS):
         for x, y in batches:
-            if len(pool) > 12:
+            if len(pool) > 7 * run.virtual_workers:
                 x = (x + pool[-12][: len(x)]) / 2 if len(pool[-12]) >= len(x) else x
             pool.append(x)
             functional.cross_entropy(model(x), y).backward()

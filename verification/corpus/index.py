@@ -488,6 +488,7 @@ SCRIPTS: tuple[Script, ...] = (
         (("random.shuffle(samples)", "random.Random(0).shuffle(samples)"),),
         fresh=True,
     ),
+    # Not repeatable with one worker: `torch.seed()` draws another split in each process. Workers with another split do not join.
     Script(
         "random_split_before_join",
         EITHER,
@@ -794,6 +795,7 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
+    # Not repeatable with one worker: each loss is scaled by the time passed. Newcomers do not join.
     Script(
         "time_based_decision",
         FOUND,
@@ -993,7 +995,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script("generator_in_dataset", FOUND, "rng"),
     Script("enumerate_start", FOUND, "ni"),
     Script("tqdm_position", FOUND, "bar"),
-    Script("cached_property_noise", FOUND, "projection"),
+    Script("cached_property_noise", FOUND, "features"),
     Script("thread_counts", FOUND, "mean"),
     Script("environment_counter", FOUND, "CURRENT_STEP"),
     Script("file_statistics", FOUND),
