@@ -39,7 +39,7 @@ def story_of(steps: int) -> Story:
     """Return a history of so many steps with two workers, then three, then two, then three."""
     quarter = steps // 4
     acts = tuple(Act(at * quarter, share) for at, share in ((1, 3), (2, 2), (3, 3)))
-    return Story("long", 2, acts, pace_s=0.0, longest_s=LONGEST_S)
+    return Story("long", 2, acts, pace_s=0.0, slows=False, longest_s=LONGEST_S)
 
 
 def _can_be_long(source: str) -> bool:

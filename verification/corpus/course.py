@@ -50,6 +50,7 @@ class Story:
     share: int
     acts: tuple[Act, ...] = ()
     pace_s: float = PACE_S
+    slows: bool = True  # during acts, so that they fall into few steps
     longest_s: float = LONGEST_S
 
 
@@ -88,7 +89,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
     for path in sources.glob("*.py"):
         shutil.copy(path, directory / "work")
     pace = Pace(directory / "pace")
-    pace.seconds = story.pace_s
+    pace.seconds, act_pace_s = story.pace_s, ACT_PACE_S if story.slows else story.pace_s
     slower = FRESH_FACTOR if fresh else 1.0
     station = _Station(nursery, directory, script, fresh)
     ending = Ending(story.name)
@@ -98,7 +99,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
         station.aim(station.free_gpus()[: story.share])
         acts, target, ordered_s = list(story.acts), story.share, began
         failures, gone = 0, ""  # number of failed workers and the killed worker at the last order
-        pace.seconds = ACT_PACE_S if story.share > 1 else story.pace_s
+        pace.seconds = act_pace_s if story.share > 1 else story.pace_s
         while not (station.job.final and not station.pids):
             station.turn()
             now = time.monotonic()
@@ -112,14 +113,14 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
                 break
             done = station.board.furthest() + 1
             reached = len(station.holders()) == len(station.pids) == target and gone not in station.pids
-            if ordered_s and now > ordered_s + PROMPT_S:
+            if ordered_s and now > ordered_s + PROMPT_S and story.slows:
                 pace.seconds = LONG_PACE_S * slower
             if ordered_s and (reached or now > ordered_s + ACT_S * slower or len(failed) > failures):
                 ending.missed += not reached
                 ordered_s, pace.seconds = 0.0, story.pace_s
             if acts and not ordered_s and done >= acts[0].step:
                 act = acts.pop(0)
-                ordered_s, pace.seconds = now, ACT_PACE_S
+                ordered_s, pace.seconds = now, act_pace_s
                 failures, gone = len(failed), ""
                 if act.share:
                     target = act.share
