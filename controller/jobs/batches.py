@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ...protocol.model import BatchChange, WorkerPhase, WorkerStatus
 from ...scheduler.hybrid import Curves, at_factor, grown_factor
-from ...scheduler.view import Floats
+from ...scheduler.arrays import Floats
 from .job import Job
 
 
