@@ -9,7 +9,7 @@ from pathlib import Path
 from ..protocol.errors import UserError
 from ..protocol.model import JobId, ResumeFrom
 
-_CHECKPOINT = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # names of `worker.state.lineages`
+_CHECKPOINT = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # names of `worker.lineages`
 _OF_A_JOB = re.compile(r"([a-z0-9-]+-\d+)\.([0-9a-f]+)")  # name of the directory of a job's checkpoints
 
 

@@ -79,7 +79,7 @@ def serve() -> types.CodeType | None:
 
 
 if __name__ == "__main__":
-    import elasticd.worker.run
+    import elasticd.worker.api
     from elasticd.worker import warm
 
     warm.prepare()

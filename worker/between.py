@@ -43,9 +43,9 @@ from .events import (
 )
 from .hosting import assign
 from .interlude import Place
+from .plain import pack, unpack
 from .script import Script, ScriptAt
 from .state.held import HeldState
-from .state.plain import pack, unpack
 from .virtual import derive_seed, seed_everything
 
 T = TypeVar("T")

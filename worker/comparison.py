@@ -25,10 +25,10 @@ from ..protocol.limits import COMPARE_EVERY
 from ..protocol.model import OnDivergence
 from .communication.communicator import Communicator, CommunicatorBroken
 from .crosscheck import CrossCheck
+from .digests import ALIGNED, digests, mixed, of_values, together
 from .events import EnterGeneration
 from .inband import NOTHING, InBand, Part
 from .state import rotation
-from .state.digests import ALIGNED, digests, mixed, of_values, together
 from .state.held import HeldState
 from .state.registered import is_registered
 from .state.verdict import Entry, judge, sentence, value_entries

@@ -48,12 +48,12 @@ from . import advice
 from .communication.communicator import Communicator, CommunicatorBroken
 from .data.generators import digest_of_generators
 from .data.likeness import digest
+from .digests import mixed, of_values
 from .events import EnterGeneration
 from .inband import Part, exchange
 from .kept import Difference, Kind, Reach, differences
 from .looking import Looking
 from .remarks import Remarks
-from .state.digests import mixed, of_values
 from .state.verdict import Verdict, judge
 from .virtual import derive_seed
 

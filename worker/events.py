@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from ..protocol.messages import Suspend
 from ..protocol.model import BatchChange, JobId, Roster, WorkerId, WorkerStatus
 from ..protocol.times import PAUSE_TIMEOUT_S
-from .membership.machine import Abandon as Abandon
 from .membership.machine import GroupBuilt as GroupBuilt
 from .membership.machine import GroupFailed as GroupFailed
 from .membership.machine import OrderReceived as OrderReceived
@@ -25,7 +24,8 @@ from .membership.machine import PeerSaid as PeerSaid
 from .membership.machine import SendFollower as SendFollower
 from .membership.machine import SendLeader as SendLeader
 from .membership.machine import TimePassed as TimePassed
-from .state.transfer_plan import Transfer
+from .membership.words import Abandon as Abandon
+from .transfer_plan import Transfer
 
 # -------------------------------------------------------------------------------------------- facts: from other processes
 

@@ -31,7 +31,7 @@ from ..protocol.errors import UserError
 from .gradients.hyperparameters import HASH_BITS, REMEDY
 from .inband import NOTHING, Part
 from .interposed import put_between
-from .state.plain import pack
+from .plain import pack
 
 
 class Where(enum.Enum):

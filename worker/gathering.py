@@ -34,7 +34,7 @@ from ..protocol.errors import UserError
 from .communication.communicator import Communicator
 from .gradients.reduction import TreeAccumulator
 from .inband import exchange
-from .state.plain import inline, pack, restored, unpack
+from .plain import inline, pack, restored, unpack
 
 GIVES, LOSES, COUNTS = range(3)  # the passes
 CHANGES = (

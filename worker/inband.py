@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from ..protocol.errors import PeerError, UserError
 from .communication.communicator import Communicator
-from .state.plain import pack, unpack
+from .plain import pack, unpack
 
 NOTHING = -(2**63)  # contributes nothing to a greatest value
 
@@ -60,7 +60,7 @@ class Participant(Protocol):
         """Are letters wanted, seeing the greatest of each of its integers? All workers answer the same."""
 
     def letter(self, part: Part) -> Any:
-        """Plain values (`state.plain`) from this worker, if letters are exchanged. None: it has nothing to tell."""
+        """Plain values (`plain`) from this worker, if letters are exchanged. None: it has nothing to tell."""
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         """The letters of all workers, by rank, just before the update. A joiner's state is in its place by then.

@@ -64,6 +64,7 @@ from __future__ import annotations
 
 from ..protocol import times
 from ..protocol.model import WorkerPhase
+from .builds import Builds
 from .events import (
     Action,
     BatchesChanged,
@@ -88,7 +89,6 @@ from .events import (
     WordRead,
 )
 from .membership import machine as ms
-from .membership.builds import Builds
 from .reporting import Reporting
 from .training.machine import Training
 

@@ -1,22 +1,4 @@
-"""The public API of a training script: `join` and `Run` (design: worker-runtime 8)::
-
-    import elasticd as elastic
-
-    run = elastic.join()
-    model, optimizer, batches = run.prepare(model, optimizer, dataset, batch_size=32)
-    for epoch in run.epochs(10):
-        for x, y in batches:
-            loss = loss_fn(model(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    run.save(model, "digits.pt")
-
-The script is written for one GPU. The job has N *virtual workers*; a global step trains one micro-batch for each
-virtual worker and applies one update, however many processes share the work. The loop body therefore runs once for each
-virtual worker that this process hosts, and `optimizer.step()` acts when the last of these bodies is done. Outside a
-cluster one process hosts all N virtual workers, with the same result, bit for bit.
-"""
+"""`Run`: a training script's connection to its job (design: worker-runtime 8). `api.join` makes it."""
 
 from __future__ import annotations
 
@@ -34,38 +16,31 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.limits import DEFAULT_MAX_FACTOR, DEFAULT_RAMP_STEPS
 from ..protocol.model import BatchChange, Determinism, GpuKind, Scaling
-from ..protocol.rehearsal import asked
 from ..runtime.clock import SteadyClock
 from . import cuda_graphs, warm
-from .admission import JOINED, Process, check_group, check_process, leave_gang, take_key
+from .admission import check_group
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .code import Code
 from .comparison import Terms
 from .compiled import Compiled
-from .control import OUT_OF_ROOM, ClusterControl
 from .data.choice import Job, feed_of
 from .data.dataloader import Wanted
 from .data.likeness import Likeness
 from .data.loading import LoaderOptions
-from .data.shards import Shards as Shards
-from .data.sources import Lines as Lines
-from .data.sources import TarSamples as TarSamples
-from .determinism import ask_for, before_cuda, described
-from .driver import Control, LocalControl
-from .ending import end_process
-from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
-from .events import BatchesChanged, Noticed
+from .data.scaling import agreed_terms, check_script, check_terms, read_replay
+from .determinism import ask_for, described
+from .driver import Control
+from .environment import ClusterEnvironment
+from .events import BatchesChanged
 from .gradients.evaluations import SeveralEvaluations
 from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
-from .left_threads import Patience, at_script_end, watch
-from .scaling import agreed_terms, check_script, check_terms, read_replay
+from .left_threads import at_script_end
 from .state.checkpoint import CheckpointWriter, Others
 from .state.fence import Fence
 from .state.registered import Registered
@@ -80,49 +55,6 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 Scheduler = torch.optim.lr_scheduler.LRScheduler
-
-
-def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1) -> Run:
-    """Join this process to its job and return the `Run`; outside a cluster the process is the job's only worker.
-
-    - `virtual_workers`: N, the number of micro-batches in a global step, outside a cluster if `ELASTIC_VIRTUAL_WORKERS`
-      is not set (default 1). In a cluster the job defines N, and the result depends on it: another number here raises
-      UserError.
-    - `seed`: the runtime derives every random seed from this number, the step and the virtual worker. It also seeds the
-      initial weights of a model that is created after this call.
-    - `threads`: number of threads that torch uses for one CPU operation. The bits of a result depend on it.
-
-    Raises UserError in a process that is not the worker itself, such as a child process (`admission`).
-    """
-    check_process(os.environ, Process.present(os.getpid()))
-    check_group()
-    torch.set_num_threads(threads)
-    if (errand := asked(os.environ)) is not None:
-        from .rehearsal.run import Rehearsed
-
-        return Rehearsed(errand, virtual_workers, seed)
-    environment = read_cluster(os.environ)
-    if environment is None:
-        before_cuda(os.environ)
-        count = read_virtual_workers(os.environ, virtual_workers)
-        return Run(LocalControl.alone(count), None, count, seed, InitialWeights(seed))
-    if virtual_workers is not None and virtual_workers != environment.virtual_workers:
-        raise UserError(
-            f"the job has {environment.virtual_workers} virtual workers, the script asks for {virtual_workers}: "
-            "say it in one place, or the same in both"
-        )
-    leave_gang(os.environ)
-    take_key(os.environ)
-    os.environ[JOINED] = str(os.getpid())
-    try:
-        control = ClusterControl(environment)
-        control.start()
-    except OUT_OF_ROOM as error:
-        end_process(exits.SPEECHLESS, f"this worker cannot talk to the cluster: {type(error).__name__}: {error}")
-    run = Run(control, environment, environment.virtual_workers, seed, InitialWeights(seed))
-    patience = Patience.of(environment.limits.pause_timeout_s)
-    watch(patience, lambda text: control.tell(Noticed(text)), run.has_failed)
-    return run
 
 
 class Batches:

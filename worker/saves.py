@@ -36,13 +36,13 @@ from pathlib import Path
 from typing import Any
 
 from .crosscheck import CrossCheck
+from .digests import of_values
 from .following import Where
 from .inband import NOTHING, Part
 from .kept import Kind, Node, Reach, differences
 from .looking import Looking
 from .reachable import Limits, look
 from .save_calls import is_for_leader
-from .state.digests import of_values
 from .state.verdict import Entry, Verdict, judge
 
 LIMITS = Limits(seconds=2.0, items=200_000)

@@ -31,6 +31,7 @@ from .comparison import Comparison, Terms
 from .crosscheck import CrossCheck
 from .data.choice import Feed
 from .data.fetching import move_to
+from .data.scaling import Scale
 from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
 from .following import Following, Where
 from .gathering import COUNTS, GIVES, Alone, Gathering
@@ -43,11 +44,10 @@ from .gradients.update import Update
 from .gradients.updates import Updates
 from .inband import InBand, Part, Participant, exchange
 from .pace import Pace
+from .plain import inline, pack, restored, unpack
 from .saves import Saves
-from .scaling import Scale
 from .sharing import Sharing
 from .state.held import HeldState
-from .state.plain import inline, pack, restored, unpack
 from .state.transfers import StateTransfers
 from .untold import Untold
 from .virtual import derive_seed, seed_everything

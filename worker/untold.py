@@ -26,10 +26,10 @@ from torch.optim.swa_utils import AveragedModel
 
 from ..protocol.errors import UserError
 from .copies import Shapes, held, shapes_of, tensors_in
+from .digests import digests
 from .following import names_of
 from .gradients.update import ElasticOptimizer
 from .interposed import put_between
-from .state.digests import digests
 from .state.training_state import TrainingState
 
 MANY = 32  # values of a list: longer ones are not looked at

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.model import BatchChange, WorkerPhase, WorkerStatus
-from ...scheduler.hybrid import Curves, at_factor, grown_factor
 from ...scheduler.arrays import Floats
+from ...scheduler.hybrid import Curves, at_factor, grown_factor
 from .job import Job
 
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from .worker.run import Lines, Run, Shards, TarSamples, join
+    from .worker.api import Lines, Run, Shards, TarSamples, join
 
 __all__ = ["Lines", "Run", "Shards", "TarSamples", "__version__", "join"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        from .worker import run
+        from .worker import api
 
-        return getattr(run, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'elasticd' has no attribute {name!r}")

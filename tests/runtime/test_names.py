@@ -14,7 +14,7 @@ assert elastic is elasticd
 assert traces is elasticd.simulator.traces
 assert UserError is elasticd.protocol.errors.UserError
 assert traces.__spec__.name == traces.__name__ == "elasticd.simulator.traces"
-assert elastic.join.__module__ == "elasticd.worker.run"
+assert elastic.join.__module__ == "elasticd.worker.api"
 try:
     import elasticctl.nothing
 except ModuleNotFoundError as error:

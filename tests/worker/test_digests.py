@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticd.worker.state.digests import POOL, WIDTH, digests, mixed, of_values, together
+from elasticd.worker.digests import POOL, WIDTH, digests, mixed, of_values, together
 
 SIZES = [1, 3, 64, 2 * WIDTH - 1, 2 * WIDTH, 4 * WIDTH, 9 * WIDTH + 5, 2 * POOL + 77]
 DTYPES = [

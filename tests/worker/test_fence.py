@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elasticd.worker.lineages import Name
 from elasticd.worker.state.fence import Fence
-from elasticd.worker.state.lineages import Name
 
 
 def fence(directory: Path, generation: int) -> Fence:

@@ -24,7 +24,7 @@ from elasticd.worker.data.likeness import LIMIT_S, Likeness, Unlike, chosen, dif
 from elasticd.worker.data.sampling import OwnOrder, SerialSampler
 from elasticd.worker.data.shards import Shards, divided
 from elasticd.worker.inband import Part
-from elasticd.worker.state.plain import pack, unpack
+from elasticd.worker.plain import pack, unpack
 
 NOW = SteadyClock().now
 ME, THEM = "s-1.2 on 10.0.0.2", "s-1.0 on 10.0.0.1"

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.worker.state.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
+from elasticd.worker.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 
 NAMES = st.sets(st.builds(Name.of, st.integers(0, 5), st.integers(0, 20)), max_size=8)
 

@@ -19,10 +19,10 @@ from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import BatchChange, Scaling
 from elasticd.worker.data.loading import Loader
 from elasticd.worker.data.sampling import OwnOrder, SerialSampler
+from elasticd.worker.data.scaling import Growing, rate_at
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.inband import Part
 from elasticd.worker.run import Run
-from elasticd.worker.scaling import Growing, rate_at
 from tests.worker.ranks import ALL, ALONE, Ranks, also
 
 CASES = ["asked_by_the_cluster", "adabatch", *also("within_an_epoch", "adabatch_with_data_workers")]

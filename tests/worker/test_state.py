@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elasticd.protocol.errors import PeerError, UserError
-from elasticd.worker.state.plain import pack, unpack
+from elasticd.worker.plain import pack, unpack
 from elasticd.worker.state.registered import Registered
 from elasticd.worker.state.training_state import TrainingState, allocate
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from elasticd.protocol.model import GpuAddress, GpuPlace, ServerId
 from elasticd.protocol.topology import LaneKind, Link, Spot, lanes, link
-from elasticd.worker.state.transfer_plan import Transfer, plan_transfers
+from elasticd.worker.transfer_plan import Transfer, plan_transfers
 
 DGX_1_NVLINKS = (
     *((0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 5), (2, 3)),

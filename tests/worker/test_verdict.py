@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.worker.state.digests import of_values
-from elasticd.worker.state.plain import pack
+from elasticd.worker.digests import of_values
+from elasticd.worker.plain import pack
 from elasticd.worker.state.verdict import Entry, judge, sentence, value_entries
 
 WORKERS = ["j-1.0 on a:0", "j-1.1 on a:1", "j-1.2 on b:0", "j-1.3 on b:1"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import elasticd
-from elasticd.worker.run import join  # at the top, so that the nursery has imported it before it forks
+from elasticd.worker.api import join  # at the top, so that the nursery has imported it before it forks
 
 from . import training
 from .points import Board, Fuse, Journal, install, unsettle

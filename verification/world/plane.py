@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from elasticd.protocol.model import JobId, Roster
-from elasticd.worker.state.transfer_plan import Transfer
 from elasticd.worker.training.stragglers import NOT_MEASURED
+from elasticd.worker.transfer_plan import Transfer
 
 from .network import Network
 from .process import Process, State

@@ -28,8 +28,8 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import GpuAddress, WorkerId, WorkerPhase
 from elasticd.protocol.times import BUILD_TIMEOUT_S
 from elasticd.worker import events as w
+from elasticd.worker.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 from elasticd.worker.machine import WorkerMachine
-from elasticd.worker.state.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 from elasticd.worker.training.stragglers import NOT_MEASURED, packed
 
 from .oracle import LASTS_S

@@ -18,8 +18,6 @@ from ...protocol.errors import UserError
 from ...protocol.model import BatchChange, Scaling
 from ..admission import check_guard
 from ..inband import Participant
-from ..scaling import Fixed, Growing, Scale, check_room
-from ..state.training_state import DataPosition
 from ..virtual import derive_seed
 from .dataloader import Wanted, taken_over
 from .drawing import DrawnOrder, OrderWatch, samplers_of, seeded_generators
@@ -27,8 +25,10 @@ from .feed import Batching, Sampling
 from .lanes import Lanes
 from .loading import Loader, LoaderOptions
 from .partitions import Rules
+from .position import DataPosition
 from .reading import ShardReader
 from .sampling import BatchSchedule, Order, OwnOrder, Schedule, SerialSampler
+from .scaling import Fixed, Growing, Scale, check_room
 from .shards import Shards, divided
 from .streams import Here, Source, Streams
 

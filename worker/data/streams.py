@@ -20,7 +20,7 @@ import torch
 
 from ...protocol.errors import UserError
 from ..inband import Part
-from ..state.plain import pack, unpack
+from ..plain import pack, unpack
 from .fetching import move_to
 from .partitions import HandOut, Partition, Rules, Share, Stand, weights
 from .reading import Mark, Reading, ShardReader, StreamRequest

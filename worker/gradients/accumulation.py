@@ -27,7 +27,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ...protocol.errors import UserError
-from ..state.digests import digests, mixed, together
+from ..digests import digests, mixed, together
 from .layout import Gradient, GradientPool, Layout
 from .reduction import Node, Reducer, TreeAccumulator, are_siblings
 

@@ -20,7 +20,7 @@ import torch
 
 from ...protocol.errors import UserError
 from ..inband import NOTHING, Part
-from ..state.plain import inline, pack, restored, unpack
+from ..plain import inline, pack, restored, unpack
 
 REMEDY = (
     "every virtual worker runs the loop body once for each global step, so derive it from run.steps_done, and not from a "

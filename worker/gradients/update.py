@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ...protocol.errors import UserError
+from ..data.scaling import Scale, at_rate
 from ..interposed import put_between
 from ..results import Results
-from ..scaling import Scale, at_rate
 from .clipping import Clipping, divide
 
 Evaluate = Callable[[Callable[[], Any]], Any]  # calls a script's closure, and returns what its `step` returns

@@ -32,8 +32,8 @@ import torch
 
 from ...protocol.errors import OperatorError
 from ..events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
+from ..lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 from .host_copies import HostCopies
-from .lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 
 log = logging.getLogger(__name__)
 

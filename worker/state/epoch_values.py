@@ -24,7 +24,7 @@ import numpy
 import torch
 
 from ...protocol.errors import UserError
-from .plain import inline, pack, restored, unpack
+from ..plain import inline, pack, restored, unpack
 from .script_state import put
 
 NAME = "epoch_begin"

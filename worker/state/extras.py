@@ -10,7 +10,7 @@ import torch
 
 from ...protocol.errors import UserError
 from ..inband import Part
-from .plain import inline, pack, restored, unpack
+from ..plain import inline, pack, restored, unpack
 
 
 class ExtraState:

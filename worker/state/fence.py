@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...protocol.errors import OperatorError
+from ..lineages import overtaken_by
 from .checkpoint import checkpoints
-from .lineages import overtaken_by
 
 _MARK = re.compile(r"saved-by-generation-(\d{8,})")
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ...protocol.errors import UserError
+from ..plain import inline, pack, restored, unpack
 from .epoch_values import NAME as OF_EPOCH
 from .epoch_values import EpochValues
-from .plain import inline, pack, restored, unpack
 from .script_state import PREFIX, ScriptState
 from .virtual_state import PREFIX as OF_EACH
 from .virtual_state import VirtualState

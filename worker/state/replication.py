@@ -43,9 +43,9 @@ import torch.distributed as dist
 
 from ...protocol.errors import PeerError
 from ..communication.communicator import Communicator, CommunicatorBroken
+from ..transfer_plan import Transfer as Transfer
+from ..transfer_plan import plan_transfers as plan_transfers
 from .training_state import allocate
-from .transfer_plan import Transfer as Transfer
-from .transfer_plan import plan_transfers as plan_transfers
 
 MAX_DOCUMENT_BYTES = 1 << 30
 PIECE_BYTES = 8 << 20  # of a tensor; a relay forwards whole pieces

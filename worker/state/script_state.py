@@ -42,9 +42,9 @@ import torch
 
 from ...protocol.errors import UserError
 from ..communication.communicator import Communicator
+from ..digests import digests, mixed, together
 from ..inband import NOTHING, Part
-from .digests import digests, mixed, together
-from .plain import inline, pack, restored, unpack
+from ..plain import inline, pack, restored, unpack
 
 HASH_BITS = 62  # bits of a number in the word, which also has the negative of the number
 SHOWN = 40  # characters of a value in a message

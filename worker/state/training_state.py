@@ -15,16 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, compress
 from operator import attrgetter, is_, methodcaller
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ...protocol.errors import PeerError, UserError
+from ..data.position import DataPosition
+from ..data.scaling import Growing
 from ..gradients.buffers import Slot, slots
-from ..scaling import Growing
+from ..plain import inline, pack, restored, unpack
 from .epoch_values import NAME as OF_EPOCH
 from .extras import ExtraState
-from .plain import inline, pack, restored, unpack
 from .registered import Registered
 
 FORMAT = 3
@@ -46,16 +47,6 @@ def allocate(description: list[Any], device: torch.device) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype):
         raise PeerError(f"{kind!r}, the type of {name}, is not a type of tensors")
     return torch.empty(shape, dtype=dtype, device=device if place == "device" else "cpu")
-
-
-class DataPosition(Protocol):
-    """Where a job is in its data, as it stands between two steps."""
-
-    def state(self) -> dict[str, Any]:
-        """In plain values."""
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take it over. Raises UserError if it is that of other data."""
 
 
 class TrainingState:

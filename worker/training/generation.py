@@ -13,7 +13,7 @@ import enum
 
 from ...protocol.model import Roster, WorkerId
 from ..hosting import assign, consecutive
-from ..state.transfer_plan import Transfer, plan_transfers
+from ..transfer_plan import Transfer, plan_transfers
 
 
 class Transfers(enum.Enum):

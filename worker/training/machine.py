@@ -36,6 +36,7 @@ from typing import Any
 from ...protocol import exits
 from ...protocol.errors import InvalidTransition
 from ...protocol.messages import Suspend
+from ..builds import Builds, clock_time
 from ..events import (
     Abandon,
     Action,
@@ -81,7 +82,6 @@ from ..events import (
     WordRead,
 )
 from ..membership import machine as ms
-from ..membership.builds import Builds, clock_time
 from ..reporting import Reporting
 from .closing import Closing
 from .doing import IN_STEP, TOGETHER, Activity, Doing

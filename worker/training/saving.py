@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...protocol import times
 from ..events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
-from ..state.lineages import Name
+from ..lineages import Name
 
 SAVES_UNDER_WAY = 3  # one is written, one waits to be written, one is copied
 

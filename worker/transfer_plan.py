@@ -32,8 +32,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...protocol.model import GpuAddress, GpuPlace
-from ...protocol.topology import Lane, Link, Spot, lanes, link
+from ..protocol.model import GpuAddress, GpuPlace
+from ..protocol.topology import Lane, Link, Spot, lanes, link
 
 NOWHERE = GpuPlace()
 

@@ -24,13 +24,13 @@ from typing import Any, Protocol
 
 import torch
 
-from ..protocol.batches import read_history
-from ..protocol.errors import UserError
-from ..protocol.limits import MAX_BATCH_CHANGES, MAX_BATCH_FACTOR, MAX_RAMP_STEPS
-from ..protocol.model import BatchChange, Scaling
-from .data.feed import Batching
-from .data.sampling import Schedule
-from .inband import NOTHING, Part
+from ...protocol.batches import read_history
+from ...protocol.errors import UserError
+from ...protocol.limits import MAX_BATCH_CHANGES, MAX_BATCH_FACTOR, MAX_RAMP_STEPS
+from ...protocol.model import BatchChange, Scaling
+from ..inband import NOTHING, Part
+from .feed import Batching
+from .sampling import Schedule
 
 
 def rate_at(changes: Sequence[BatchChange], step: int) -> float:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ...protocol import times
-from ...protocol.model import Roster, WorkerId
-from ..events import Action, BuildGroup, CloseRendezvous, DropGroup
+from ..protocol import times
+from ..protocol.model import Roster, WorkerId
+from .events import Action, BuildGroup, CloseRendezvous, DropGroup
 
 
 def clock_time(at: float) -> str:

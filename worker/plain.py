@@ -21,7 +21,7 @@ import msgspec
 import numpy
 import torch
 
-from ...protocol.errors import PeerError, UserError
+from ..protocol.errors import PeerError, UserError
 
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # range of MessagePack's integers
 MAX_DEPTH = 32
