@@ -28,7 +28,7 @@ BEGIN = "<!-- bench-hybrid: written by `make bench-hybrid`, from here -->"
 END = "<!-- bench-hybrid: to here -->"
 SEEDS = 5
 FIXED, GROWING = (1, 1, 1), (1, 2, 4)
-LARGE = (8,)
+LARGE = (2, 4, 8)
 SETTINGS = (
     Setting(FIXED),
     *(
