@@ -17,7 +17,16 @@ from elasticd.ctl.resuming import is_directory, of_directory
 from elasticd.ctl.snapshots import Packed
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import JobView
-from elasticd.protocol.model import CheckpointSpec, Deadline, GpuRange, JobId, JobPhase, JobSpec, ResumeFrom
+from elasticd.protocol.model import (
+    BatchChange,
+    CheckpointSpec,
+    Deadline,
+    GpuRange,
+    JobId,
+    JobPhase,
+    JobSpec,
+    ResumeFrom,
+)
 
 BEFORE = JobSpec(
     name="digits",
@@ -114,6 +123,7 @@ def gone_on(before: JobSpec, options: Overrides) -> JobSpec:
         ("processes", "per-server", "processes"),
         ("restarts", 2, "restarts"),
         ("snapshot", True, "snapshot"),
+        ("replay_batches", (BatchChange(step=3, factor=2),), "scaling"),
         ("command", ("env", "true"), "command"),
     ],
 )
