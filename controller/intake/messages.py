@@ -442,6 +442,8 @@ def _told(status: WorkerStatus) -> tuple[object, ...]:
         status.unheard,
         status.resizes,
         status.news,
+        status.batch_changes,
+        status.batch_ceiling,
         status.applied is None,
     )
 

@@ -558,9 +558,9 @@ def test_a_shim_that_breaks_before_it_is_its_account_is_the_servers_fault(
 
 
 def test_an_agent_that_is_started_anew_finds_the_workers_of_all_accounts(agent: Agent) -> None:
-    kept = agent.start(ALICE, "sh", "-c", "sleep 1; echo late; exit 4")
+    kept = agent.start(ALICE, "sh", "-c", "trap 'echo late; exit 4' TERM; while :; do sleep 0.05; done")
     over = agent.start(BOB, "sh", "-c", "exit 3", job="other-2")
-    agent.seen(ALICE, kept)
+    process = agent.seen(ALICE, kept)["pid"]
     agent.end(over)
     agent.close(kill=False)
     later = Agent(agent.directory)
@@ -568,6 +568,7 @@ def test_an_agent_that_is_started_anew_finds_the_workers_of_all_accounts(agent: 
         found = later.processes.adopt()
         assert [running.worker for running in found.running] == [kept]
         assert [(end.worker, end.exit_code) for end in found.exited] == [(over, 3)]
+        os.kill(process, signal.SIGTERM)
         end = later.end(kept)
         assert (end.exit_code, end.reason) == (4, "exit code 4")
         assert later.log(kept) == "late"

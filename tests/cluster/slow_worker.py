@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elasticd.worker.run import join
+from elasticd.worker.api import join
 from verification.bits import training, worker
 from verification.bits.worker import Errand
 

@@ -229,7 +229,7 @@ def test_a_job_in_the_archive_is_shown_in_full_by_its_id_and_by_its_name() -> No
 def test_a_job_whose_record_in_the_archive_does_not_count_is_not_said_to_be_unknown() -> None:
     world = World({"s1": 1}, keeping=Keeping(recent=0))
     name = end_one(world, "lonely")
-    (key,) = world.machine.cluster.archive.keys
+    (key,) = world.machine.cluster.jobs.archive.keys
     del world.store[key]  # as a record without a valid seal: the store returns none
     answer = world.ask(GetJob(job=name))
     assert isinstance(answer, Refused)

@@ -33,7 +33,8 @@ def train(
     world: Any, job: Any, rates: dict[int, float], step: int, changes: tuple[Any, ...] = (), ceiling: int = 8
 ) -> int:
     """The newest order is committed, and trains for long enough to be measured. Returns the last step."""
-    world.settle(job.id, step)
+    if job.newest.generation != job.record.committed:
+        world.settle(job.id, step)
     step += 64
     share = len(job.newest.roster.members)
     steady = Steady(generation=job.record.committed, step_s=1 / rates[share], steps=32)

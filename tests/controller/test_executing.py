@@ -73,7 +73,7 @@ def test_the_agent_of_the_workers_server_is_told_how_the_worker_was_started_and_
     assert (message.worker, message.command, message.input.data) == (allowed.worker, LS, b"x")
     assert isinstance(message.start, StartWorker)
     assert (message.start.account, message.start.spec.env) == ("alice", {"DATA": "/data"})
-    assert message.agent == world.machine.cluster.sessions[server].incarnation
+    assert message.agent == world.machine.cluster.servers.sessions[server].incarnation
     output = Output(taken=1, chunks=(Chunk(data=b"total 0\n"),), exit_code=3)
     (reply,) = world.feed(AgentMessage(server, CommandOutput(request=message.request, output=output)))
     assert reply.reply.answer == ExecOutput(output=output)
@@ -147,7 +147,7 @@ def test_after_a_restart_of_the_controller_or_the_agent_a_command_is_not_started
     job = running(world)
     allowed = world.ask(Exec(job=job.id, command=LS), "e", who=ALICE)
     cluster = world.machine.cluster
-    session = cluster.sessions[allowed.server]
+    session = cluster.servers.sessions[allowed.server]
     session.incarnation, before = "another", session.incarnation
     assert "it ends the command" in refused(world.ask(io(allowed), who=ALICE))
     session.incarnation = before

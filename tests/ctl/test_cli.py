@@ -449,7 +449,7 @@ def test_a_dry_run_submits_nothing(cli: Cli) -> None:
         ("command: python nothing.py\n", ["command", "nothing.py"]),
         ("command: sleep 1\nname: Not A Name\n", ["name", "Not A Name"]),
         ("command: sleep 1\ncheckpoint: {every: soon}\n", ["checkpoint.every", "soon"]),
-        ("command: sleep 1\nscaling: strong\n", ["scaling", "not support"]),
+        ("command: sleep 1\nscaling: strong\n", ["scaling", "hybrid, manual"]),
         ("command: sleep 1\nworkdir: /no/where\n", ["workdir", "/no/where"]),
         ("command: sleep 1\nenv: {ELASTICD_JOB: x}\n", ["ELASTICD_JOB"]),
         ("command: [sleep\n", ["line"]),

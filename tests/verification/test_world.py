@@ -88,16 +88,19 @@ def test_every_planted_bug_fits_the_code() -> None:
             texts[change.file] = text.replace(change.before, change.after)
 
 
+HOSTS_TOO_EARLY = """file worker/hosting.py
+-         sizes.append(each + (position < larger) if host else 0)
++         sizes.append(each + (position < larger) if host else 1)"""
+
+
 def test_a_planted_bug_is_found(tmp_path: Path) -> None:
-    change = "-             ranges.append(range(0))\n+             ranges.append(range(1))"
-    text = f"\n== a joiner hosts a virtual worker in its first step\nfile worker/hosting.py\n{change}\n"
+    text = f"\n== a joiner hosts a virtual worker in its first step\n{HOSTS_TOO_EARLY}\n"
     (bug,) = planted.bugs(text)
     found = planted.search(bug, seeds=40, anew=True)
     assert found.seed is not None
     assert found.invariant
 
 
-HOSTS_TOO_EARLY = "file worker/hosting.py\n-             ranges.append(range(0))\n+             ranges.append(range(1))"
 HARMLESS = "file worker/hosting.py\n- def assign(\n+ # Who hosts what.\n+ def assign("
 
 
@@ -107,7 +110,9 @@ def test_a_planted_bug_may_take_back_the_rule_that_masks_it() -> None:
     )
     assert bug.seed == 3
     assert bug.mask == "joiners host nothing"
-    assert [change.after for change in bug.without] == ["            ranges.append(range(1))"]
+    assert [change.after for change in bug.without] == [
+        "        sizes.append(each + (position < larger) if host else 1)"
+    ]
     assert [change.before for change in bug.changes] == ["def assign("]
     with pytest.raises(planted.BugsFileError, match="does not say how to take back"):
         planted.bugs(f"\n== it hosts too early\n{HARMLESS}\nwithout joiners host nothing\n")
