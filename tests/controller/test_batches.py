@@ -33,7 +33,7 @@ def train(
     world: Any, job: Any, rates: dict[int, float], step: int, changes: tuple[Any, ...] = (), ceiling: int = 8
 ) -> int:
     """The newest order is committed, and trains for long enough to be measured. Returns the last step."""
-    if job.newest.generation != job.record.committed:
+    if job.newest.generation != job.record.committed or not changes:
         world.settle(job.id, step)
     step += 64
     share = len(job.newest.roster.members)
