@@ -118,7 +118,7 @@ def _open_streams(terminal: Terminal | None, account: Account, ours: list[int], 
             ours.append(ends[0])
             theirs.append(ends[1])
         return
-    with acting_as(account):  # whose terminal it is then
+    with acting_as(account):  # the terminal belongs to the account
         master, slave = os.openpty()
     ours += [master] * 3
     theirs += [slave] * 3

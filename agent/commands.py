@@ -200,7 +200,7 @@ class Commands:
         begun = one.begun
         if begun is None or not one.stdin_open:
             if one.over or begun is not None:
-                one.taken = max(one.taken, given.offset + len(given.data))  # nobody reads it any more
+                one.taken = max(one.taken, given.offset + len(given.data))  # the command reads no more input
             return
         if begun.terminal and given.terminal is not None and given.terminal != one.terminal:
             one.terminal = given.terminal

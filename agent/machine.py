@@ -368,7 +368,7 @@ class AgentMachine:
         return [KeepIdentity(self._identity)]
 
     def _on_identity(self, now: float, error: str) -> list[Action]:
-        """What could not be written is tried again; the agent goes on with what it knows."""
+        """Write the identity again later if that failed; the agent goes on with the one in memory."""
         failed_before, self._write_failed = self._write_failed, bool(error)
         if error:
             self._write_again_at = now + STATE_RETRY_S

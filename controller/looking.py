@@ -24,7 +24,6 @@ from .records import (
     POLICY_KEY,
     REMOVED,
     OverruleRecord,
-    event_key,
     job_of_state,
     job_of_submission,
     state_key,
@@ -81,9 +80,7 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
                 job.restore(state.record, living(state))
     except StoreUnavailable:
         return False
-    lost = set(keys)
-    for event in [event for event in cluster.history.events if event_key(event.number) in lost]:
-        cluster.history.events.remove(event)
+    cluster.history.drop(set(keys))
     return True
 
 

@@ -173,8 +173,7 @@ class ControllerMachine:
             server_lost(cluster, now, session)
         if awaited and not cluster.servers.awaited:
             cluster.jobs.mark_all_dirty()
-        while cluster.clients.pending_logs and now >= next(iter(cluster.clients.pending_logs.values())).deadline_s:
-            pending = cluster.clients.pending_logs.pop(next(iter(cluster.clients.pending_logs)))
+        for pending in cluster.clients.take_late(now):
             reason = f"server {pending.server} has not sent {pending.due} in time"
             cluster.clients.answer(pending.asked, Refused(reason=reason))
         health.pass_time(cluster, now)

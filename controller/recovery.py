@@ -47,8 +47,6 @@ from .records import (
 )
 from .requests.policy import recover_policy
 from .requests.validation import usable_rate
-from .sessions import Session
-from .state.history import KEPT_EVENTS
 from .state.jobs import TRUSTED_AFTER_S
 
 _SUBMISSION = msgspec.msgpack.Decoder(Submission)
@@ -98,10 +96,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 kinds.append(_mended_kind(msgspec.msgpack.decode(value, type=KindRecord), now))
             elif key.startswith("/servers/"):
                 known = msgspec.msgpack.decode(value, type=ServerRecord)
-                name = known.server.server
-                cluster.servers.put_session(Session(known.server, alive=False, last_heard_s=now, agent=known.agent))
-                cluster.servers.awaited.add(name)
-                cluster.servers.leases[name] = None
+                cluster.servers.recover(known, now)
             elif key.startswith(usage.PREFIX):
                 cluster.jobs.usage.recover(key, usage.DECODER.decode(value))
             elif key == CLUSTER_KEY:
@@ -143,13 +138,12 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             )
         else:
             _recover_job(cluster, now, submission, states.get(submission.job), True)
-    cluster.history.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
+    cluster.history.recover(events)
     cluster.jobs.next_number = max(
         cluster.jobs.first_number, max(map(job_number, (*submitted, *states)), default=0) + 1
     )
     cluster.jobs.next_number = max(cluster.jobs.next_number, cluster.jobs.archive.highest_number + 1)
     cluster.jobs.clock_goes_since(trusted_since(cluster.history.events, now))
-    cluster.history.next_number = max((event.number for event in events), default=0) + 1
     if policy is not None and (trouble := recover_policy(cluster, policy)):
         cluster.history.add(now, EventKind.POLICY, None, trouble)
         cluster.warn(trouble)

@@ -18,5 +18,11 @@ class Tallies:
     steps: int = 0  # that no worker of the job had applied before
     pauses: Buckets = field(default_factory=lambda: Buckets(PAUSES_S))  # of resizes (s)
 
+    def stepped(self, steps: int) -> None:
+        self.steps += steps
+
+    def resized(self, paused_s: float) -> None:
+        self.pauses.add(paused_s)
+
     def happened(self, kind: EventKind) -> None:
         self.events[kind] = self.events.get(kind, 0) + 1

@@ -46,7 +46,10 @@ TIMEOUT = typer.Option(help="Wait no longer than this; they stop all the same.")
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (cancel, pause, resume, hold, release, requeue, checkpoint):
+    for command in (cancel, pause, resume, hold):
+        app.command()(command)
+    app.command("release", help="Let held jobs start: the same as `resume`.")(resume)
+    for command in (requeue, checkpoint):
         app.command()(command)
 
 
@@ -145,24 +148,7 @@ def resume(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Let jobs run again that were paused or held."""
-    _let_run(of(context), "resume", jobs, everything, state, yes, as_json)
-
-
-def release(
-    context: typer.Context,
-    jobs: Named = None,
-    everything: All = False,
-    state: State = None,
-    yes: Yes = False,
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """Let held jobs start: the same as `resume`."""
-    _let_run(of(context), "release", jobs, everything, state, yes, as_json)
-
-
-def _let_run(
-    shared: Context, act: str, jobs: list[str] | None, everything: bool, state: str | None, yes: bool, as_json: bool
-) -> None:
+    shared, act = of(context), context.info_name or "resume"  # or "release"
     names = chosen(shared, act, jobs, everything, state, yes, lambda view: _withheld(view) in _BACK)
     told = _Each(shared, names, lambda name: Resume(job=name), Resumed)
     told.show(as_json, "resumed", [({"job": one.job}, _resumed(one)) for one in told.answers])

@@ -62,7 +62,7 @@ BEAT_S = 1.0  # between two heartbeats: the controller would take a longer silen
 
 @dataclass
 class Spent:
-    """What some turns have cost."""
+    """Cost of some turns."""
 
     turns: int = 0
     cpu_s: float = 0.0

@@ -59,9 +59,7 @@ def _shift(cluster: Cluster, before: float, now: float) -> bool:
             waits = True
     for guest in cluster.servers.guests.values():
         guest.last_heard_s += now - before
-    for pending in cluster.clients.pending_logs.values():
-        pending.deadline_s += now - before
-        waits = True
+    waits = cluster.clients.postpone(now - before) or waits
     for health in (*cluster.servers.health.values(), *cluster.servers.gpu_health.values()):
         if health.until_s is not None:
             health.until_s += now - before

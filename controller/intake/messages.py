@@ -420,7 +420,7 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
         return False
     job.statuses[status.worker] = status
     if new := job.note_progress(status):
-        cluster.history.tallies.steps += new
+        cluster.history.tallies.stepped(new)
     cluster.jobs.rows.moved(job)
     return True
 
@@ -471,7 +471,7 @@ def _note_status(
     if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and concerned:
         worked(cluster, now, entry.gpu)
     if not job.final:
-        cluster.history.tallies.steps += job.note_progress(status)
+        cluster.history.tallies.stepped(job.note_progress(status))
         if news := note_changes(job, status):
             cluster.history.add(now, EventKind.BATCH, job.id, news)
         job.note_reports(status)
@@ -487,7 +487,7 @@ def _note_status(
         for resize in job.note_resizes(status):
             cluster.history.add(now, EventKind.RESIZED, job.id, resize_text(resize))
             accounting.stood_still(cluster.jobs.usage, now, job, resize)
-            cluster.history.tallies.pauses.add(resize.paused_s)
+            cluster.history.tallies.resized(resize.paused_s)
         _note_commit(now, job, status)
         _note_begin(cluster, now, job, status)
         _note_broken(job, status)
@@ -632,7 +632,7 @@ def _on_piece(cluster: Cluster, now: float, server: ServerId, piece: LogPiece | 
     if pending.server != server:
         refuse(cluster, now, server, f"what {pending.server} was asked for: {pending.due}")
         return
-    del cluster.clients.pending_logs[piece.request]
+    cluster.clients.agent_has_answered(piece.request)
     if piece.error:
         cluster.clients.answer(pending.asked, Refused(reason=piece.error))
     elif isinstance(piece, CommandOutput):

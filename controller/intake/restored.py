@@ -32,7 +32,7 @@ def note_age(cluster: Cluster, now: float, hello: AgentHello) -> None:
     ours = hello.cluster == cluster.id
     if ours and cluster.history.next_number <= hello.newest_event <= MAX_NUMBER:
         what = f"has heard of event {hello.newest_event}, and the last one in the store is {cluster.history.next_number - 1}"
-        cluster.history.next_number = hello.newest_event + MARGIN
+        cluster.history.skip_to(hello.newest_event + MARGIN)
         _is_old(cluster, now, f"server {hello.server.server} {what}")
     if cluster.jobs.next_number <= hello.highest_job <= MAX_NUMBER:
         what = f"has run a job with the number {hello.highest_job}, which the store does not know"

@@ -77,7 +77,7 @@ def _drained(cluster: Cluster, gpu: GpuAddress) -> bool:
     return bar is not None and bar.may_stay and bar.drain is CordonKind.DRAIN
 
 
-# ------------------------------------------------------------------------------------------------------------ what is there
+# -- workers that still run
 
 
 def still_there(cluster: Cluster, server: ServerId) -> tuple[StillThere, ...]:

@@ -506,7 +506,7 @@ def _with_curve(curves: Curves, speedup: Floats) -> Curves:
     return Curves(np.vstack(rows))
 
 
-# -- what would hold instead
+# -- offers: deadlines that would hold
 
 
 def _offer(wide: _Wide, steps: float, newcomer: Promise, found: Offer, terms: Terms) -> CounterOffer:

@@ -34,7 +34,6 @@ from ..jobs.records import Submission
 from ..reconcile.profiling import profile_now
 from ..reconcile.promising import Judged, judged, promise_view, told_with
 from ..reconcile.settle import settle
-from ..state.clients import Undecided
 from . import resuming, snapshots
 from .authority import by, check_job, signed
 from .finding import find_job
@@ -71,7 +70,7 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fe
         return _taken_in(cluster, now, asked, spec, None)
     if len(cluster.clients.newcomers) >= MAX_UNDECIDED and asked.name not in cluster.clients.newcomers:
         raise RequestRefused("too many jobs with deadlines have been submitted at once: try again")
-    cluster.clients.newcomers[asked.name] = asked, spec
+    cluster.clients.wait_for_admission(asked, spec)
     return None
 
 
@@ -79,7 +78,7 @@ def answer_newcomers(cluster: Cluster, now: float) -> None:
     """Admit or refuse jobs with deadlines, all that have arrived since the last turn together."""
     if not cluster.clients.newcomers or cluster.servers.awaited:
         return  # the GPUs that could be promised are known only after all servers have reported
-    waiting, cluster.clients.newcomers = list(cluster.clients.newcomers.values()), {}
+    waiting = cluster.clients.take_newcomers()
     jobs = [
         Job(Submission(job=JobId(spec.name), request="", spec=spec, submitted_s=now, owner=asked.who.name))
         for asked, spec in waiting
@@ -264,7 +263,7 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
     if cluster.jobs.many:
         if len(cluster.clients.undecided) >= MAX_UNDECIDED and asked.name not in cluster.clients.undecided:
             raise RequestRefused("too many shares have been set within a second: try again")
-        cluster.clients.undecided[asked.name] = Undecided(asked, job, cluster.planning.decisions)
+        cluster.clients.wait_for_decision(asked, job, cluster.planning.decisions)
         return None
     decisions = cluster.planning.decisions
     settle(cluster, now)
@@ -297,13 +296,10 @@ def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> No
 
 def answer_undecided(cluster: Cluster) -> None:
     """Answer the requests that set shares before the last decision."""
-    for name, waiting in list(cluster.clients.undecided.items()):
-        if cluster.planning.decisions == waiting.after:
-            continue
-        del cluster.clients.undecided[name]
+    for waiting in cluster.clients.take_decided(cluster.planning.decisions):
         job = waiting.job
         answer = Refused(reason=_over(job)) if job.final else _scaled(cluster, job, waiting.after)
-        cluster.clients.remember(name, answer)
+        cluster.clients.remember(waiting.asked.name, answer)
         cluster.clients.answer(waiting.asked, answer)
 
 

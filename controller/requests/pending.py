@@ -8,7 +8,6 @@ from ...protocol.model import ServerId
 from ...protocol.times import LOG_TIMEOUT_S
 from ..cluster import Cluster
 from ..events import ClientRequest
-from ..state.clients import PendingLog
 
 MAX_PENDING_LOGS = 1000
 
@@ -20,6 +19,5 @@ def pass_on(
     name = asked.name
     if len(cluster.clients.pending_logs) >= MAX_PENDING_LOGS and name not in cluster.clients.pending_logs:
         raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
-    cluster.clients.pending_logs.pop(name, None)  # the entries are ordered by their deadlines
-    cluster.clients.pending_logs[name] = PendingLog(asked=asked, server=server, deadline_s=now + LOG_TIMEOUT_S, due=due)
+    cluster.clients.wait_for_agent(asked, server, now + LOG_TIMEOUT_S, due)
     cluster.servers.send(server, message)

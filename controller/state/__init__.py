@@ -1,5 +1,6 @@
-"""The controller's state: one store for each kind, the only writer of its fields.
+"""The controller's state: one store for each kind.
 
-`servers`, `jobs`, `experience`, `planning`, `history` and `clients` each own a part of the state, record its changes in the
-effects of the event at hand, and request a scheduling decision (`planning.Planning.request`) where a change can alter one.
+`servers`, `jobs`, `experience`, `planning`, `history` and `clients` each own a part of the state. Their methods record
+changes in the effects of the event at hand, and request a scheduling decision (`planning.Planning.request`) where a change can
+alter one. `history` and `clients` are changed by their methods alone; some fields of the others are set by other modules.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...protocol.messages import Answer, Reply, Submitted
@@ -61,6 +62,51 @@ class Clients:
     def answer(self, asked: ClientRequest, answer: Answer) -> None:
         """Send the answer to a request."""
         self._effects.act(ReplyClient(asked.client, Reply(id=asked.envelope.id, answer=answer)))
+
+    # -- requests that wait for an answer
+
+    def wait_for_agent(self, asked: ClientRequest, server: ServerId, deadline_s: float, due: str) -> None:
+        """Let a request wait for the agent of `server`. `deadline_s`: no earlier than that of any request that waits."""
+        self.pending_logs.pop(asked.name, None)  # a repeated request moves to the end
+        self.pending_logs[asked.name] = PendingLog(asked, server, deadline_s, due)
+
+    def agent_has_answered(self, request: str) -> None:
+        """Let the request of this name wait for its agent no longer."""
+        del self.pending_logs[request]
+
+    def take_late(self, now: float) -> Iterator[PendingLog]:
+        """Yield the requests of which the agent has not answered in time; they wait no longer."""
+        while self.pending_logs and now >= (first := next(iter(self.pending_logs.values()))).deadline_s:
+            del self.pending_logs[first.asked.name]
+            yield first
+
+    def postpone(self, by_s: float) -> bool:
+        """Give agents `by_s` seconds more to answer; return whether any request waits."""
+        for pending in self.pending_logs.values():
+            pending.deadline_s += by_s
+        return bool(self.pending_logs)
+
+    def wait_for_admission(self, asked: ClientRequest, spec: JobSpec) -> None:
+        """Let the submission of a job with a deadline wait for the others of this turn."""
+        self.newcomers[asked.name] = asked, spec
+
+    def take_newcomers(self) -> list[tuple[ClientRequest, JobSpec]]:
+        """Return the submissions that wait for admission; they wait no longer."""
+        waiting, self.newcomers = list(self.newcomers.values()), {}
+        return waiting
+
+    def wait_for_decision(self, asked: ClientRequest, job: Job, after: int) -> None:
+        """Let a request that has set a share of `job` wait for the decision that follows the first `after` ones."""
+        self.undecided[asked.name] = Undecided(asked, job, after)
+
+    def take_decided(self, decisions: int) -> list[Undecided]:
+        """Return the requests that waited for one of the first `decisions` decisions; they wait no longer."""
+        decided = [waiting for waiting in self.undecided.values() if waiting.after != decisions]
+        for waiting in decided:
+            del self.undecided[waiting.asked.name]
+        return decided
+
+    # -- answers and the audit log
 
     def remember(self, request: str, answer: Answer, recorded: bool = False) -> None:
         """Keep the answer to the request of this name, which changed something, so that a repetition gets the same answer.

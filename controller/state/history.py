@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ...protocol.messages import EventKind, EventView
 from ...protocol.model import JobId
@@ -31,6 +31,11 @@ class EventHistory:
     def skip_to(self, number: int) -> None:
         """Give no new event a number below `number`."""
         self.next_number = max(self.next_number, number)
+
+    def drop(self, keys: Collection[str]) -> None:
+        """Remove the events with these keys, which the store does not hold after all."""
+        for event in [event for event in self.events if event_key(event.number) in keys]:
+            self.events.remove(event)
 
     def add(self, now: float, kind: EventKind, job: JobId | None, text: str) -> None:
         """Append an event; the oldest beyond KEPT_EVENTS is deleted."""

@@ -26,7 +26,7 @@ CHECKS = Register(Subject.SERVER)
 DRIVER_WITHIN_S = 60.0  # with persistence mode off it initialises each GPU when it is asked first
 NAMED = 4
 
-INIT = {  # what it means that NVML does not start, by its error; and what mends it
+INIT = {  # by the error of NVML's start: its cause, and the remedy
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         "the driver's library libnvidia-ml.so.1 is not there",
         "install NVIDIA's driver (Debian: `apt install nvidia-driver`), or name the library: `nvml_library`",

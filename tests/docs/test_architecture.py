@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from verification.world.scenarios import Stage, command
 
+ROOT = Path(__file__).parents[2]
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "architecture.md"
 ROW = re.compile(r"^\| `([\w/]+\.py):([\w.]+)` \|", re.MULTILINE)
 
@@ -96,3 +98,48 @@ def test_the_controller_passes_its_functions_in_the_order_of_the_page(title: str
     late = [second for (_, before), (second, after) in pairwise(in_order) if (after or 0) < (before or 0)]
     assert len(in_order) >= least
     assert not late
+
+
+CHANGES = {
+    "add",
+    "append",
+    "clear",
+    "discard",
+    "extend",
+    "pop",
+    "popitem",
+    "popleft",
+    "put",
+    "remove",
+    "setdefault",
+    "update",
+}
+
+
+def written(tree: ast.AST) -> set[str]:
+    """Parts of `cluster.history` and `cluster.clients` that the code of a module assigns, deletes or changes in place."""
+    found = set()
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = [part for target in node.targets for part in ast.walk(target) if isinstance(part, ast.expr)]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            targets = [node.func.value]
+        texts = (ast.unparse(target) for target in targets)
+        found |= {text for text in texts if re.search(r"cluster\.(history|clients)\.\w", text)}
+    return found
+
+
+def test_events_and_requests_are_changed_by_the_methods_of_their_stores_alone() -> None:
+    changed = {
+        str(path.relative_to(ROOT)): parts
+        for path in sorted((ROOT / "controller").rglob("*.py"))
+        if (parts := written(ast.parse(path.read_text())))
+    }
+    assert not changed
+    for code in ("cluster.clients.answers[a] = b", "x, cluster.history.events = y", "del self._cluster.clients.a[b]"):
+        assert written(ast.parse(code)), code
+    for code in ("cluster.history.events.pop()", "cluster.history.next_number += 1"):
+        assert written(ast.parse(code)), code
