@@ -46,11 +46,9 @@ TIMEOUT = typer.Option(help="Wait no longer than this; they stop all the same.")
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (cancel, pause, resume, hold):
+    for command in (cancel, pause, resume, hold, requeue, checkpoint):
         app.command()(command)
     app.command("release", help="Let held jobs start: the same as `resume`.")(resume)
-    for command in (requeue, checkpoint):
-        app.command()(command)
 
 
 def cancel(

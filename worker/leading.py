@@ -68,12 +68,16 @@ class LeadersCode:
 
     def body_begins(self) -> None:
         """Take note that a loop body gets its batch."""
-        for frame in _own_frames(sys._getframe(1)):
-            if frame.f_code not in self._by_variables:
-                self._by_variables[frame.f_code] = _by_variables(frame)
-            if (blocks := self._by_variables[frame.f_code]).lines:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            blocks = self._by_variables.get(frame.f_code)  # each body looks here: the path is compared once
+            if blocks is None:
+                own = is_own_file(frame.f_code.co_filename, directories())
+                blocks = self._by_variables[frame.f_code] = _by_variables(frame) if own else _NONE
+            if blocks.lines:
                 self._trace(frame, blocks)
                 return
+            frame = frame.f_back
 
     def reads(self, is_first: bool) -> None:
         """Take note that a loop body reads its worker's place before `optimizer.step()`. is_first: this worker is the leader or
