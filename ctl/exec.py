@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import shlex
-import shutil
 import sys
 import termios
 import time
@@ -135,7 +134,9 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _terminal() -> Terminal:
-    size = shutil.get_terminal_size()
+    size = os.get_terminal_size(
+        sys.stdin.fileno()
+    )  # COLUMNS and LINES may be those of another terminal, or of an earlier size
     return Terminal(name=os.environ.get("TERM", "dumb"), rows=size.lines, columns=size.columns)
 
 

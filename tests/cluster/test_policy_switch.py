@@ -68,7 +68,7 @@ def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays
     cluster.start("controller")
     found = cluster.client.ask(GetPolicy(), timeout_s=60)
     assert (found.policy.name, found.at_run_time) == ("optimus", True)
-    cluster.until_step(jobs["long"], cluster.job(jobs["long"]).step + 10)
+    cluster.until_step(jobs["long"], cluster.until_step(jobs["long"], 0).step + 10)
     assert (cluster.job(jobs["long"]).share_gpus, cluster.job(jobs["short"]).share_gpus) == (3, 1)
 
     assert choose(cluster, None) == {jobs["long"]: (3, 2), jobs["short"]: (1, 2)}

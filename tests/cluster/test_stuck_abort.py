@@ -26,7 +26,7 @@ def test_a_job_goes_on_without_a_worker_whose_abort_does_not_return(
         env={"STUCK": ".2"},
     )
     cluster.until_share(job, 3)
-    step = cluster.job(job).step
+    step = cluster.until_step(job, 0).step
     os.kill(cluster.pids(job)[f"{job}.1"], signal.SIGKILL)
 
     def said() -> bool:

@@ -216,7 +216,11 @@ def test_a_shell_in_a_running_job_has_a_terminal(cli: Cli) -> None:
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
     command = [ELASTICCTL, "--dir", str(cli.directory), "exec", job, "--", "bash", "--norc", "--noprofile"]
     with subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"}
+        command,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm", "LINES": "24", "COLUMNS": "80"},
     ) as client:
         seen = b""
 
