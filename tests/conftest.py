@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,22 @@ UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", UNTIMED, derandomize=True)
 settings.register_profile("hunt", UNTIMED, derandomize=False, print_blob=True)
 settings.load_profile("same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="only the Kth of N parts of the tests, which part by their names")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the part: adding a test moves no other one to another part."""
+    if (part := config.getoption("--part")) is None:
+        return
+    number, of = (int(each) for each in part.split("/"))
+    if not 1 <= number <= of:
+        raise pytest.UsageError(f"--part {part}: the first number is 1 to {of}")
+    kept = [each for each in items if zlib.crc32(each.nodeid.encode()) % of == number - 1]
+    config.hook.pytest_deselected(items=[each for each in items if each not in set(kept)])
+    items[:] = kept
 
 
 def pytest_collection_finish() -> None:

@@ -137,7 +137,7 @@ def started(cluster: Cluster, start: StartWorker, account: str) -> None:
 
 
 @needs_python
-@pytest.mark.parametrize("how", ["statuses", "connections"])
+@pytest.mark.parametrize("how", ["statuses", pytest.param("connections", marks=pytest.mark.cluster)])
 def test_an_account_that_says_too_much_is_cut_off_and_others_are_heard(cluster: Cluster, how: str) -> None:
     cluster.start_agent()
     started(cluster, start_worker("sleep", "300"), ALICE)

@@ -32,6 +32,7 @@ def test_without_a_gpu_it_says_so_and_fails() -> None:
     assert done.stderr.startswith("no GPU was found")
 
 
+@pytest.mark.cluster
 def test_the_same_code_runs_on_processors(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = bench("--device", "cpu", "--quick", "--only", "exchange", "--json", str(result))

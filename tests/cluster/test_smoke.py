@@ -87,6 +87,7 @@ def test_resizing_keeps_the_first_worker_every_sample_and_every_bit(make_cluster
     assert_same_bits(load(output), alone(tmp_path / "alone.pt", *arguments))
 
 
+@pytest.mark.cluster
 def test_a_killed_worker_costs_no_checkpoint_and_no_bit(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = make_cluster(servers=1, slots=4)
     touched, output, enough = tmp_path / "touched", tmp_path / "model.pt", tmp_path / "enough"
@@ -111,6 +112,7 @@ def test_a_killed_worker_costs_no_checkpoint_and_no_bit(make_cluster: MakeCluste
     assert_same_bits(load(output), alone(tmp_path / "alone.pt", *arguments))
 
 
+@pytest.mark.cluster
 def test_training_goes_on_while_controller_and_agent_are_killed_and_they_find_it_again(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
@@ -136,6 +138,7 @@ def test_training_goes_on_while_controller_and_agent_are_killed_and_they_find_it
     assert (view.step, view.restarts) == (after.total_steps - 1, 0)
 
 
+@pytest.mark.cluster
 def test_jobs_that_take_turns_lose_neither_a_step_nor_a_bit(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Two jobs, two workers each, and two GPUs. Their checkpoints are an hour apart: a preempted job saves its state at once."""
     cluster = make_cluster(servers=2, slots=1)
@@ -200,6 +203,7 @@ def first_job() -> list[str]:
     return [line for line in lines if line != "elasticctl status -w"]  # it lasts until Ctrl-C
 
 
+@pytest.mark.cluster
 def test_the_first_job_of_the_readme(elasticctl: Callable[[str], str]) -> None:
     said = {line: elasticctl(line) for line in first_job()}
     assert said["elasticctl submit examples/digits/job.yaml"] == "digits-1\n"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 
 from elasticd.ctl.client import Client
@@ -97,6 +98,7 @@ class Manager:
         self._socket.close()
 
 
+@pytest.mark.cluster
 @needs_stacks
 def test_a_controller_that_is_frozen_says_so_by_silence_and_ends_at_the_watchdogs_signal(tmp_path: Path) -> None:
     for parent in (tmp_path, *tmp_path.parents[:3]):

@@ -105,6 +105,7 @@ def test_the_next_leader_has_what_was_recorded_and_the_one_before_cannot_write(s
     second.store.commit((), [Put("/jobs/1/spec", b"three")])
 
 
+@pytest.mark.cluster
 def test_whoever_loses_the_key_stands_by_and_may_lead_again(several: Several) -> None:
     first = several.stand("a", rest_s=1.0)
     several.until("a leads", lambda: first.leads)
@@ -115,6 +116,7 @@ def test_whoever_loses_the_key_stands_by_and_may_lead_again(several: Several) ->
     assert first.begun.term == 2
 
 
+@pytest.mark.cluster
 def test_a_leader_that_hears_fewer_agents_lets_the_standby_lead(several: Several) -> None:
     first = several.stand("a")
     several.until("a leads", lambda: first.leads)

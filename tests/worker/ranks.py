@@ -22,9 +22,10 @@ ALL = [[0, [0, 1, 2, 3]]]
 CHANGING = [[0, [0]], [5, [0, 1, 2]], [9, [1, 2]], [13, [3, 1]], [17, [3, 1, 4, 5]]]
 
 
-def also(*others: str) -> list[Any]:
-    """Parameters that only `make test-cluster` uses."""
-    return [pytest.param(other, marks=pytest.mark.cluster) for other in others]
+def also(*others: Any) -> list[Any]:
+    """Parameters that only `make test-cluster` uses. A tuple is a row of several parameters."""
+    rows = [other if isinstance(other, tuple) else (other,) for other in others]
+    return [pytest.param(*row, marks=pytest.mark.cluster) for row in rows]
 
 
 @dataclass(frozen=True)

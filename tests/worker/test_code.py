@@ -87,6 +87,7 @@ def test_a_script_in_another_directory_has_the_modules_beside_it_in_its_code(tmp
     assert {"train.py", "helper.py"} <= set(code["files"])
 
 
+@pytest.mark.cluster
 def test_a_script_outside_of_its_snapshot_is_compared_with_the_same_script_of_another_snapshot(tmp_path: Path) -> None:
     lay_out(tmp_path / "code")
     copies = tmp_path / "jobs/digits-1.ab/code-1", tmp_path / "state/jobs/alice/digits-2.cd/code-2"
@@ -115,6 +116,7 @@ def test_of_two_files_with_one_name_each_is_described(tmp_path: Path) -> None:
     assert {"other.py", "../code/other.py", "train.py"} <= set(files)
 
 
+@pytest.mark.cluster
 def test_a_module_and_a_text_are_code_too(tmp_path: Path) -> None:
     lay_out(tmp_path)
     module = described(tmp_path, "-m", "package")

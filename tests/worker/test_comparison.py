@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticd.protocol import exits
-from tests.worker.ranks import FLIPPED_AFTER, DivergenceRanks
+from tests.worker.ranks import FLIPPED_AFTER, DivergenceRanks, also
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,13 @@ def undisturbed(train: DivergenceRanks, tmp_path_factory: pytest.TempPathFactory
     ("fault", "named"),
     [
         ("parameter", "parameter 5.weight"),
-        ("moment", "optimizer.state[0]['exp_avg']"),
-        ("buffer", "buffer 1.running_var"),
-        ("rate", "optimizer.param_groups[0]['lr']"),
-        ("scheduler", "scheduler['last_epoch']"),
-        ("registered", "registered value 'seen'[8]"),
+        *also(
+            ("moment", "optimizer.state[0]['exp_avg']"),
+            ("buffer", "buffer 1.running_var"),
+            ("rate", "optimizer.param_groups[0]['lr']"),
+            ("scheduler", "scheduler['last_epoch']"),
+            ("registered", "registered value 'seen'[8]"),
+        ),
     ],
 )
 def test_a_worker_that_differs_ends_and_the_others_train_what_they_would_have_trained(

@@ -12,7 +12,7 @@ import torch
 from elasticd.protocol import exits
 from elasticd.worker.crosscheck import PROVEN_LATE
 from elasticd.worker.data.likeness import digest
-from tests.worker.ranks import Ranks
+from tests.worker.ranks import Ranks, also
 
 JOINS_AT = 4  # step in which newcomers get the state, unless a test says otherwise
 KEEPS_SOMETHING = {
@@ -35,7 +35,7 @@ def alone(train: Any, tmp_path: Path, case: str) -> str:
 
 
 @pytest.mark.parametrize("case", KEEPS_SOMETHING)
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [4, *also(2)])
 def test_newcomers_without_what_the_script_keeps_end_however_many_they_are(
     case: str, workers: int, tmp_path: Path, train: Any
 ) -> None:
@@ -51,10 +51,9 @@ def test_newcomers_without_what_the_script_keeps_end_however_many_they_are(
     [
         "keeps_nothing",
         "counts_for_a_log",
-        "switch_in_an_epoch",
-        "says_that_it_counts",
-        "host_that_keeps_nothing",
-        "the_leader_estimates_in_the_body",
+        *also(
+            "switch_in_an_epoch", "says_that_it_counts", "host_that_keeps_nothing", "the_leader_estimates_in_the_body"
+        ),
     ],
 )
 def test_workers_of_a_script_that_keeps_nothing_that_counts_are_alike(case: str, tmp_path: Path, train: Any) -> None:
@@ -97,6 +96,7 @@ def test_a_newcomer_that_lacks_what_a_sampler_decides_by_ends_before_the_next_ep
     assert outcome.states == {0: alone(train, tmp_path, "sampler_of_each_body_s_losses")}
 
 
+@pytest.mark.cluster
 def test_a_value_that_acts_some_steps_later_is_found_while_newcomers_host_nothing(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, case="pool_of_earlier_samples", extends_proofs=True)
     assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
@@ -138,6 +138,7 @@ def test_a_newcomer_with_other_data_ends_and_is_told_so(tmp_path: Path, train: A
     assert outcome.states == {0: alone(train, tmp_path, "keeps_nothing")}
 
 
+@pytest.mark.cluster
 def test_bodies_that_run_once_more_after_a_loss_are_told_with_the_names_that_they_change(
     tmp_path: Path, train: Any
 ) -> None:
@@ -150,6 +151,7 @@ def test_bodies_that_run_once_more_after_a_loss_are_told_with_the_names_that_the
     assert outcome.states[0] == alone(train, tmp_path, "counts_for_a_log")
 
 
+@pytest.mark.cluster
 def test_a_job_that_goes_on_from_a_checkpoint_is_told_what_its_script_has_lost(tmp_path: Path, capfd: Any) -> None:
     ranks = Ranks()
     try:

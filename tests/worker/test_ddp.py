@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.cluster)])
 def test_the_hook_gives_ddp_the_sums_of_the_canonical_tree(ranks: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

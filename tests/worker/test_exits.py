@@ -26,6 +26,7 @@ from elasticd.worker.run import Run
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.stepping import Recipe
 from elasticd.worker.trainer import Shared, Trainer
+from tests.worker.ranks import also
 
 from ..forked import Scripts
 
@@ -118,7 +119,8 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("break", 0), ("sys.exit(3)", 3), ("raise Enough", 1), ("run.save(model, 'model.pt'); break", 0)]
+    ("end", "code"),
+    [("break", 0), *also(("sys.exit(3)", 3), ("raise Enough", 1), ("run.save(model, 'model.pt'); break", 0))],
 )
 def test_a_loop_whose_epochs_the_script_holds_until_python_ends_is_closed_without_a_word(
     end: str, code: int, tmp_path: Path

@@ -46,7 +46,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("case", [*QUICK, *also(*OTHERS)])
-@pytest.mark.parametrize("timetable", [CHANGING, AT_THE_END], ids=["changing", "at the end"])
+@pytest.mark.parametrize("timetable", [CHANGING, *also(AT_THE_END)], ids=["changing", "at the end"])
 def test_all_workers_end_with_the_bits_of_one_worker_alone(ranks: Any, case: str, timetable: list[Any]) -> None:
     (expected,) = ranks.outcome(f"followed_cases.{case}", ALONE).states
     assert set(ranks.outcome(f"followed_cases.{case}", timetable).states) == {expected}

@@ -13,13 +13,14 @@ from torch.nn import functional
 from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
+from tests.worker.ranks import also
 
 ALONE = [[0, [0]]]
 # One, three, one of them lost in a step that it has missed, two, others, five (one of them without a virtual worker)
 CHANGING = [[0, [0]], [4, [0, 1, 2]], [9, [0, 1, 2], [2]], [12, [1, 2]], [15, [2, 3, 4, 5, 6]], [18, [3, 4]]]
 
 
-@pytest.mark.parametrize("case", ["clip", "others_are_constant", "simclr", "sampler_by_losses"])
+@pytest.mark.parametrize("case", ["clip", *also("others_are_constant", "simclr", "sampler_by_losses")])
 def test_losses_over_the_global_batch_give_the_bits_of_one_worker_alone(ranks: Any, case: str) -> None:
     (expected,) = ranks.outcome(f"gather_cases.{case}", ALONE).states
     assert set(ranks.outcome(f"gather_cases.{case}", CHANGING).states) == {expected}

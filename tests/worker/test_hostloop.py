@@ -13,10 +13,10 @@ from torch.nn import functional
 from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
-from tests.worker.ranks import ALL, ALONE, CHANGING
+from tests.worker.ranks import ALL, ALONE, CHANGING, also
 
 
-@pytest.mark.parametrize("case", ["host", "host_until", "items", "clipped"])
+@pytest.mark.parametrize("case", ["host", *also("host_until", "items", "clipped")])
 def test_all_workers_end_with_the_bits_and_the_log_of_one_worker_alone(ranks: Any, case: str) -> None:
     (expected,) = ranks.outcome(f"host_cases.{case}", ALONE).states
     assert set(ranks.outcome(f"host_cases.{case}", CHANGING).states) == {expected}
@@ -32,6 +32,7 @@ def test_a_host_that_misses_an_epoch_s_last_step_goes_on_with_the_next_epoch(ran
 SOMETIMES = [[0, [0, 1]], [5, [0, 1], [1]], [9, [0, 1], [0]], [11, [0, 1], [1]], [23, [0, 1], [0]]]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("timetable", [SOMETIMES, [[0, [0, 1]], [24, [0, 1], [1]]]], ids=["sometimes", "the last"])
 @pytest.mark.parametrize("case", ["host_cases.host", "followed_cases.average_in_a_function"])
 def test_workers_that_miss_steps_now_and_then_end_with_the_others_bits(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Imports once, and forks a process for each moment, which runs the interpreter's whole shutdown.
 PROGRAM = """
 import json, os, sys, time
@@ -32,6 +34,7 @@ print(json.dumps(codes))
 MOMENTS_S = ("0.0", "0.99", "1.0", "1.01", "1.02")  # communicators are destroyed a second after they were retired
 
 
+@pytest.mark.cluster
 def test_a_process_ends_in_order_while_its_communicators_are_destroyed() -> None:
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), *MOMENTS_S]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

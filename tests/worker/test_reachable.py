@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import fcntl
 import gc
 import itertools
 import json
@@ -34,9 +35,20 @@ ROOT = Path(__file__).parents[2]
 Answers = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def seen() -> tuple[Answers, Answers]:
-    """Results of two processes with different hash seeds for all scripts."""
+@pytest.fixture(scope="session")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answers, Answers]:
+    """Results of two processes with different hash seeds for all scripts, made once for all processes of a run of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    results = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "seen.json"
+    with results.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not results.exists():
+            results.write_text(json.dumps(_look_at_all()))
+    one, other = json.loads(results.read_text())
+    return one, other
+
+
+def _look_at_all() -> list[Answers]:
     texts = json.dumps({**ORDINARY, **{name: text for name, (text, _) in KEPT.items()}})
     processes = [
         subprocess.Popen(
@@ -51,8 +63,7 @@ def seen() -> tuple[Answers, Answers]:
     ]
     outs = [process.communicate(texts)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    one, other = (json.loads(out) for out in outs)
-    return one, other
+    return [json.loads(out) for out in outs]
 
 
 @pytest.mark.parametrize("name", ORDINARY)

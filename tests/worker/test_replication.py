@@ -361,6 +361,7 @@ def said() -> Said:
     return found
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("case", WHOLE)
 def test_one_holder_serves_three_joiners_some_through_others(said: Said, case: str) -> None:
     holder, *joiners = said[case]

@@ -14,6 +14,7 @@ from elasticd.protocol import exits
 from elasticd.worker.data.likeness import digest
 from elasticd.worker.reachable import Limits, look
 from elasticd.worker.saves import Note, by_file, judge_notes, looked_at
+from tests.worker.ranks import also
 
 
 def test_what_the_limits_of_a_look_have_cut_off_is_no_difference() -> None:
@@ -48,7 +49,7 @@ def alone(train: Any, tmp_path: Path, case: str) -> tuple[str, dict[str, str]]:
     return outcome.states[0], saved(tmp_path / "alone")
 
 
-@pytest.mark.parametrize(("workers", "joins"), [(2, 4), (3, 5), (2, 6)])
+@pytest.mark.parametrize(("workers", "joins"), [(2, 4), *also((3, 5), (2, 6))])
 def test_files_of_several_workers_are_those_of_one(workers: int, joins: int, tmp_path: Path, train: Any) -> None:
     state, files = alone(train, tmp_path, "saves_what_all_have")
     assert sorted(files) == ["each.pt", "last.pt", "third.pt"]
@@ -72,6 +73,7 @@ def test_a_newcomer_without_what_is_saved_does_not_join_though_no_gradient_depen
     assert saved(tmp_path / "all") == files
 
 
+@pytest.mark.cluster
 def test_a_newcomer_that_would_save_something_else_in_its_second_step_does_not_join(tmp_path: Path, train: Any) -> None:
     state, files = alone(train, tmp_path, "saves_a_record_in_each_step")
     outcome = train(tmp_path / "all", "none", workers=2, case="saves_a_record_in_each_step")
@@ -135,6 +137,7 @@ def test_a_file_that_some_loop_bodies_save_is_named(tmp_path: Path, train: Any) 
     assert "some.pt is saved" in outcome.told
 
 
+@pytest.mark.cluster
 def test_a_worker_that_is_lost_before_the_next_step_takes_no_file_with_it(tmp_path: Path, train: Any) -> None:
     _, files = alone(train, tmp_path, "saves_what_all_have")
     outcome = train(tmp_path / "all", "none", workers=3, victim=0, case="saves_what_all_have", loses=9)

@@ -25,7 +25,7 @@ from elasticd.worker.inband import Part
 from elasticd.worker.run import Run
 from tests.worker.ranks import ALL, ALONE, Ranks, also
 
-CASES = ["asked_by_the_cluster", "adabatch", *also("within_an_epoch", "adabatch_with_data_workers")]
+CASES = ["asked_by_the_cluster", *also("adabatch", "within_an_epoch", "adabatch_with_data_workers")]
 # Joins and leaves before, in and behind the ramps; one worker misses the step in which the batch has just grown
 CHANGING = [[0, [0]], [2, [0, 1, 2]], [5, [0, 1, 2], [2]], [8, [3, 1]], [10, [3, 1, 4, 5]]]
 
@@ -63,6 +63,7 @@ def test_growth_at_another_number_of_workers_is_replayed_by_one(ranks: Ranks) ->
     assert ranks.train("scaling_cases.asked_by_the_cluster", ALONE, scaling=replay).states == (found,)
 
 
+@pytest.mark.cluster
 def test_a_factor_of_one_changes_no_bit(ranks: Ranks) -> None:
     (with_permission,) = ranks.outcome("scaling_cases.unchanged", ALONE).states
     (without,) = ranks.outcome("scaling_cases.without_scaling", ALONE).states
@@ -70,6 +71,7 @@ def test_a_factor_of_one_changes_no_bit(ranks: Ranks) -> None:
     assert set(ranks.outcome("scaling_cases.unchanged", CHANGING).states) == {without}
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("case", CASES)
 def test_a_job_that_goes_on_from_a_checkpoint_in_a_ramp_ends_with_the_same_bits(
     ranks: Ranks, tmp_path: Path, case: str

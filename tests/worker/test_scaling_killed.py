@@ -77,6 +77,7 @@ def alone(model: str, history: Path, directory: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("model", ["cnn", *also("transformer")])
 def test_growing_through_resizes_and_kills_gives_the_bits_of_its_replay(
     nursery: Nursery, tmp_path: Path, model: str

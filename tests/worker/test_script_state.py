@@ -12,7 +12,7 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 from elasticd.worker.state.epoch_values import EpochValues, Unfilled
-from tests.worker.ranks import Ranks
+from tests.worker.ranks import Ranks, also
 
 ALONE = [[0, [0]]]
 TWO = [[0, [0, 1]]]
@@ -23,13 +23,13 @@ DRAWS = ["leaders_draws", "leaves_its_loop"]
 CASES = ["curriculum", "averages", "replay", "large", "in_hooks", "recurrent", "teachers"]
 
 
-@pytest.mark.parametrize("case", [*CASES, *DRAWS])
+@pytest.mark.parametrize("case", [CASES[0], *DRAWS, *also(*CASES[1:])])
 def test_a_loss_that_depends_on_a_scripts_values_gives_the_bits_of_one_worker_alone(ranks: Any, case: str) -> None:
     (expected,) = ranks.outcome(f"state_cases.{case}", ALONE).states
     assert set(ranks.outcome(f"state_cases.{case}", CHANGING).states) == {expected}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [CASES[0], *also(*CASES[1:])])
 def test_a_job_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(ranks: Any, tmp_path: Path, case: str) -> None:
     """Two workers in the middle of an epoch, and one after the restart; another joins in a later epoch."""
     (expected,) = ranks.outcome(f"state_cases.{case}", ALONE).states
@@ -152,6 +152,7 @@ def test_a_value_of_one_micro_batch_behind_the_step_is_refused_by_name() -> None
         train(run, behind=behind)
 
 
+@pytest.mark.cluster
 def test_a_value_of_one_workers_micro_batch_behind_the_step_is_refused_by_name(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.ranks import ALONE, CHANGING
+from tests.worker.ranks import ALONE, CHANGING, also
 from tests.worker.turns import WHOLE, Play, Reads
 
 LAST = 24  # steps
@@ -18,7 +18,7 @@ MISSING = {  # workers that miss the step before: in the middle of an epoch, its
 }
 
 
-@pytest.mark.parametrize("case", ["ordinary", "host", "deciding"])
+@pytest.mark.parametrize("case", ["ordinary", *also("host", "deciding")])
 @pytest.mark.parametrize("timetable", [CHANGING, *MISSING.values()], ids=["changing", *MISSING])
 def test_all_workers_read_what_one_worker_alone_does(ranks: Any, case: str, timetable: list[Any]) -> None:
     if case == "deciding":  # whether a step is the job's last is decided after it
@@ -32,7 +32,7 @@ def test_all_workers_read_what_one_worker_alone_does(ranks: Any, case: str, time
         assert {point: points.get(point) for point in seen} == seen
 
 
-@pytest.mark.parametrize("boundaries", [5, 6, 7])
+@pytest.mark.parametrize("boundaries", [6, *also(5, 7)])
 def test_a_job_that_goes_on_from_a_checkpoint_reads_what_it_would_have_read(
     play: Play, boundaries: int, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from elasticd.protocol.model import WorkerId
+from tests.worker.ranks import also
 from tests.worker.turns import EPOCHS, STEPS, WHOLE, Lbfgs, Ordinary, Play, Turns
 
 
@@ -27,8 +28,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, play: Play, kind: type[T
     "boundaries",
     [
         (5,),
-        (EPOCHS * STEPS + 1, 1),
-        *(pytest.param(b, marks=pytest.mark.cluster) for b in ((2,), (3,), (0, 2), (1, 0, 4), (STEPS + 1, 0, 0))),
+        *also(((EPOCHS * STEPS + 1, 1),), ((2,),), ((3,),), ((0, 2),), ((1, 0, 4),), ((STEPS + 1, 0, 0),)),
     ],
     ids=str,
 )
@@ -42,7 +42,11 @@ def test_interruptions_change_nothing(
         assert torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name], name
 
 
-@pytest.mark.parametrize("saver", [None, WorkerId("solo.0"), WorkerId("job.7")], ids=["nobody", "it", "one that left"])
+@pytest.mark.parametrize(
+    "saver",
+    [None, *also(WorkerId("solo.0"), WorkerId("job.7"))],
+    ids=["nobody", "it", "one that left"],
+)
 def test_the_state_is_saved_whoever_is_named(saver: WorkerId | None, tmp_path: Path) -> None:
     assert Ordinary(tmp_path).train(4, saver) is None
     assert [path.name for path in tmp_path.iterdir()] == ["generation-00000001-step-000000000002.pt"]

@@ -23,6 +23,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("case", [CASES[0], *also(*CASES[1:])])
 def test_all_workers_end_with_the_bits_and_the_log_of_one_worker_alone(ranks: Any, case: str) -> None:
     if case == "adapters":

@@ -122,6 +122,7 @@ def test_a_file_that_is_not_there_and_a_launcher_are_refused(desk: Desk) -> None
     assert "give a script" in run()
 
 
+@pytest.mark.cluster
 def test_what_the_library_refuses_is_shown_without_a_traceback(desk: Desk) -> None:
     source = script(body="for p in model.parameters(): p.data.mul_(0.9)")
     code, output = desk.check(source)
