@@ -26,14 +26,16 @@ def network() -> nn.Sequential:
 
 
 def curriculum(run: Run) -> list[Any]:
-    """A counter of global steps, updated after the step; the best loss, before it; both change the loss."""
+    """A counter of global steps, updated after the step; the best loss, before it; a scalar tensor that the first step sets."""
     model = network()
-    state = run.state(step=0, best=math.inf)
+    state = run.state(step=0, best=math.inf, scale=None)
     raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
     for epoch in run.epochs(EPOCHS):
         for x, y in batches:
-            loss = functional.cross_entropy(model(x * min(1.0, 0.3 + 0.05 * state.step)), y)
+            if run.steps_done == 0:
+                state.scale = x.abs().max()
+            loss = functional.cross_entropy(model(x / state.scale * min(1.0, 0.3 + 0.05 * state.step)), y)
             state.best = min(state.best, loss.item())
             (loss * (1 + 0.1 * state.best)).backward()
             optimizer.step()

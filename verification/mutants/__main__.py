@@ -6,7 +6,8 @@ machine, drawn in an order that never changes. A mutant is known by its function
 stands until that statement changes. `equivalent.txt` has those that change nothing, each with the reason.
 `--write` leaves the rows of machines alone of which nothing is written down there.
 
-Exit code 0: none survives that is not known to change nothing. 1: some do; they are printed. 2: `equivalent.txt` does not fit.
+Exit code 0: none survives that is not known to change nothing. 1: some do; they are printed. 2: `equivalent.txt` does not fit, or
+tests could not be read.
 """
 
 from __future__ import annotations
@@ -114,11 +115,13 @@ def _row(name: str, counts: Sequence[int]) -> str:
     return f"| {name} | {' | '.join(map(str, counts))} | {share} |"
 
 
-def run(machine: Machine, each: int, again: bool, same: dict[str, str]) -> None:
-    """Try mutants of one machine, and write down what comes of them."""
+def run(machine: Machine, each: int, again: bool, same: dict[str, str]) -> int:
+    """Try mutants of one machine, and write down what comes of them. Returns pytest's exit code: 0 if the tests could be read."""
     import pytest
 
-    from .runner import Runner, Verdict
+    from .runner import Runner, Verdict, end_with_parent
+
+    end_with_parent()
 
     def wanted(found: Sequence[Mutant]) -> list[Mutant]:
         tried = known(TRIED)
@@ -148,7 +151,7 @@ def run(machine: Machine, each: int, again: bool, same: dict[str, str]) -> None:
         "timeout=0",
     ]
     marks = ["-m", "not cluster and not campaign"]
-    pytest.main([*arguments, *marks, *machine.tried()], plugins=[Runner(machine, wanted, tell)])
+    return pytest.main([*arguments, *marks, *machine.tried()], plugins=[Runner(machine, wanted, tell)])
 
 
 def _text(mutant: Mutant) -> str:
@@ -183,9 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for machine in chosen:
         child = os.fork()  # pytest is started once in a process
         if child == 0:
-            run(machine, options.each, options.survivors, same)
-            os._exit(0)
-        os.waitpid(child, 0)
+            os._exit(run(machine, options.each, options.survivors, same))
+        _, status = os.waitpid(child, 0)
+        if status:
+            print(f"the tests of {machine.name} could not be read, or their process has died", file=sys.stderr)
+            return 2
     tried = known(TRIED)
     print(table(tried, same))
     left = [mutant for machine in chosen for mutant in all_of(machine) if mutant.key in tried]

@@ -9,6 +9,7 @@ takes long there is left out.
 from __future__ import annotations
 
 import ast
+import ctypes
 import gc
 import hashlib
 import importlib
@@ -27,6 +28,7 @@ from typing import Any
 
 import pytest
 
+from elasticd.agent.shim import PR_SET_PDEATHSIG
 from verification.world.campaign import Settings
 from verification.world.history import play
 
@@ -97,20 +99,29 @@ class Runner:
         everything = [file for machine in MACHINES for file in machine.sources()]
         tests = _kept(self._machine.name, [*everything, *self._machine.tried()], partial(self._watch_tests, items))
         worlds = _kept("world", everything, partial(_watch_worlds, everything))
+        watched = json.loads(tests)
+        for why in ("fail", "take long"):
+            if left_out := watched[why]:
+                print(f"left out, since they {why} with the code as it is: {', '.join(left_out)}", file=sys.stderr)
         return _Calls(
-            {name: (cpu_s, frozenset(found)) for name, (cpu_s, found) in json.loads(tests).items()},
+            {name: (cpu_s, frozenset(found)) for name, (cpu_s, found) in watched["tests"].items()},
             {int(seed): frozenset(found) for seed, found in json.loads(worlds).items()},
         )
 
     def _watch_tests(self, items: Sequence[pytest.Item]) -> str:
         files = {os.path.realpath(_path(file)): file for file in self._machine.sources()}
         tests: dict[str, tuple[float, list[str]]] = {}
+        left_out: dict[str, list[str]] = {"fail": [], "take long": []}
         for item, following in _pairs(items):
             cpu_s, found = _watched(files, partial(self._run, item, following))
-            if not self._failed and cpu_s <= SLOW_S and found:
+            if self._failed:
+                left_out["fail"].append(item.nodeid)
+            elif found and cpu_s > SLOW_S:
+                left_out["take long"].append(item.nodeid)
+            elif found:
                 tests[item.nodeid] = cpu_s, sorted(found)
             self._failed = ""
-        return json.dumps(tests)
+        return json.dumps({"tests": tests, **left_out})
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -186,7 +197,7 @@ def _kept(name: str, files: Sequence[str], work: Callable[[], str]) -> str:
     digest = hashlib.sha256(repr(SEEDS).encode())
     for file in files:
         digest.update(f"{file}\0{_text(file)}\0".encode())
-    path = KEPT / f"calls-{name}-{digest.hexdigest()[:12]}.json"
+    path = KEPT / f"watched-{name}-{digest.hexdigest()[:12]}.json"
     if not path.exists():
         found = _forked(work, 3600, 3600.0)
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -269,11 +280,17 @@ def _watched(files: dict[str, str], work: Callable[[], object]) -> tuple[float, 
     return time.process_time() - began, found
 
 
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def _forked(work: Callable[[], str], cpu_s: int, wall_s: float) -> str:
     """What some work in a forked process comes to; "time" if that does not come to an end, "tests" if the process dies."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        end_with_parent()
         os.close(reading)
         os.setpgid(0, 0)
         with open(os.devnull, "w") as nothing:

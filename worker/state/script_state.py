@@ -602,6 +602,7 @@ def _shown(image: Image) -> str:
 
 def _short(value: Any) -> str:
     if not (value is None or isinstance(value, bool | int | float | str)):
-        return f"a {type(value).__name__}" + (f" of {len(value)}" if hasattr(value, "__len__") else "")
+        sized = hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0  # a scalar tensor has no length
+        return f"a {type(value).__name__}" + (f" of {len(value)}" if sized else "")
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
