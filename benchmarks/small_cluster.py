@@ -1,4 +1,4 @@
-"""A controller and two agents with CPU slots, for benchmarks that observe a cluster for some minutes."""
+"""A controller and agents with CPU slots, for benchmarks that observe a cluster for some minutes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ WITHIN_S = 300.0
 class SmallCluster:
     """The daemons, with a client. Their logs are in `directory`."""
 
-    def __init__(self, family: Family, directory: Path, slots: int, policy: str) -> None:
+    def __init__(
+        self, family: Family, directory: Path, slots: int, policy: str, servers: tuple[str, ...] = SERVERS
+    ) -> None:
         """slots: of each server. policy: a name, or a file."""
         self._family = family
         self.directory = directory
-        self.gpus = slots * len(SERVERS)
+        self._servers = servers
+        self.gpus = slots * len(servers)
         clients, agents = f"ipc://{directory}/clients", f"ipc://{directory}/agents"
         self._write("controller", cluster="bench", state_directory=str(directory / "controller"),
                     listen_clients=clients, listen_agents=agents, policy=policy)  # fmt: skip
         self._start("controller", "elasticd.controller")
-        for name in SERVERS:
+        for name in servers:
             self._write(name, server=name, controller=agents, cpu_slots=slots, allow_root_jobs=True,
                         state_directory=str(directory / name), socket_directory=str(directory / f"{name}.run"),
                         checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
@@ -49,7 +52,7 @@ class SmallCluster:
             answer = self.client.ask(Ping())
         except ElasticError:
             return None
-        return True if isinstance(answer, Pong) and answer.servers == len(SERVERS) else None
+        return True if isinstance(answer, Pong) and answer.servers == len(self._servers) else None
 
     def view(self, job: str) -> JobView:
         answer = self.client.ask(GetJob(job=job))

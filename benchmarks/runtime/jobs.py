@@ -210,9 +210,17 @@ class StopResumeJob(MeasuredJob):
         self._begin(workers)
 
     def resize(self, workers: int) -> None:
+        self.stop()
+        self.go_on(workers)
+
+    def stop(self) -> None:
+        """Have the job save a checkpoint, and wait until all workers have ended."""
         self._stop.touch()
         self._wait()
         self._stop.unlink()
+
+    def go_on(self, workers: int) -> None:
+        """Start the stopped job again, from its checkpoint."""
         self._begin(workers)
 
     def move(self) -> None:
