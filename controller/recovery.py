@@ -13,6 +13,7 @@ from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
 from ..scheduler.ended import NOTHING_ENDED
+from ..scheduler.transient import Idle, Past
 from . import snapshots, usage
 from .cluster import Cluster
 from .intake.statuses import mended_progress, usable_measurement, usable_resize
@@ -47,6 +48,7 @@ from .records import (
 )
 from .requests.policy import recover_policy
 from .requests.validation import usable_rate
+from .state import idle
 from .state.jobs import TRUSTED_AFTER_S
 
 _SUBMISSION = msgspec.msgpack.Decoder(Submission)
@@ -69,6 +71,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     archived: list[str] = []
     events: list[EventView] = []
     kinds: list[KindRecord] = []
+    idle_times: dict[ServerId, Idle] = {}
     removals: dict[ServerId, RemovalRecord] = {}
     policy: PolicyRecord | None = None
     leader = LeaderRecord(term=0)
@@ -114,6 +117,10 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 cluster.experience.lengths = lengths.recovered(
                     msgspec.msgpack.decode(value, type=lengths.LengthsRecord)
                 )
+            elif key.startswith(idle.PREFIX):
+                idle_times[ServerId(key.removeprefix(idle.PREFIX))] = idle.recovered(
+                    msgspec.msgpack.decode(value, type=idle.IdleRecord)
+                )
             elif key.startswith(REMOVED):
                 removals[ServerId(key.removeprefix(REMOVED))] = msgspec.msgpack.decode(value, type=RemovalRecord)
             elif key == POLICY_KEY:
@@ -128,6 +135,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         cluster.id = f"{cluster.rng.getrandbits(128):032x}"
         cluster.record_itself()
     cluster.experience.throughput.recover(kinds)
+    cluster.experience.idle = Past(idle_times)
     cluster.jobs.archive = archive.Archive(archived)
     for request, job in sorted(answered.items(), key=lambda known: job_number(known[1])):
         cluster.clients.remember(request, Submitted(job=job), recorded=True)
@@ -268,6 +276,8 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     }
     if cluster.experience.lengths is not NOTHING_ENDED:
         found[lengths.KEY] = msgspec.msgpack.encode(lengths.record(cluster.experience.lengths))
+    for name, times in cluster.experience.idle.servers.items():
+        found[idle.key(name)] = msgspec.msgpack.encode(idle.record(times))
     if cluster.planning.decider.record is not None:
         found[POLICY_KEY] = msgspec.msgpack.encode(cluster.planning.decider.record)
     return found

@@ -13,6 +13,7 @@ from functools import cache
 
 import numpy as np
 
+from . import transient
 from .arrays import Ints
 from .decision import (
     Decision,
@@ -113,6 +114,7 @@ def decide_limited(
         if shares[row] < wanted[row]:
             yield packed(int(wanted[row]), int(shares[row]))
         yield told(view, row, int(shares[row]))
+        yield transient.told(view, row, int(shares[row]))
         if kept is not None and not shares[row] and (later := starts_later(view, kept, row)) is not None:
             yield later
             return

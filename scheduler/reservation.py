@@ -43,9 +43,9 @@ from msgspec import structs
 from ..protocol.model import JobId
 from ..protocol.texts import gpu_count
 from .arrays import Ints
-from .kinds import ANY, Demand
+from .kinds import Demand
 from .sets import elements, some, union
-from .view import ClusterView, Gpus, Limit, Reason, ReasonCode, Reservation, ServerInView, gpus_by_sort, limit_for
+from .view import ClusterView, Gpus, Reason, ReasonCode, Reservation, ServerInView, gpus_by_sort, limit_for
 
 GOING_ON = frozenset({"fifo", "backfill", "yarn-cs"})  # under these policies running jobs keep their shares
 SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # likewise at least their minimums
@@ -208,24 +208,10 @@ class _Reserving:
             for row in np.flatnonzero(stay).tolist()
             if row != head and row not in view.manual_shares
         }
-        everything = ((1 << view.total_gpus) - 1,)
-        numbers: dict[tuple[int, Gpus], int] = {}
-        limits: list[Limit] = []
-        limit_of = np.zeros(len(view.jobs), dtype=np.int64)
-        for row in range(len(view.jobs)):
-            asked, away = (int(view.limit_of[row]) if view.limit_of is not None else -1), confined.get(row, 0)
-            if row == head:
-                away = -1
-            if (asked, away) not in numbers:
-                numbers[asked, away] = len(limits)
-                limit = view.limits[asked] if asked >= 0 else Limit(ANY, everything)
-                options = (theirs,) if row == head else tuple(one & ~away for one in limit.options)
-                limits.append(Limit(limit.demand, tuple(dict.fromkeys(one for one in options if one))))
-            limit_of[row] = numbers[asked, away]
         need = int(self._least[head])
         got = need - min(need, sum(max(0, region.missing) for region in regions))
         found = Reservation(head, need, got, ready, held, frozenset(confined))
-        return structs.replace(view, limits=tuple(limits), limit_of=limit_of, reservation=found)
+        return structs.replace(view.confined(confined, {head: theirs}), reservation=found)
 
     def _left(self, region: _Region, free: Gpus, ready: bool) -> Gpus:
         """Return the GPUs that other jobs may take, where fewest are free, so that those of the head are close to each

@@ -22,7 +22,7 @@ from ..protocol.model import GpuAddress, GpuPlace, JobId, Server, ServerId
 from .arrays import Floats, Ints
 from .curves import Curves
 from .ended import NOTHING_ENDED, Ended
-from .kinds import Demand, GpuSort, Stock
+from .kinds import ANY, Demand, GpuSort, Stock
 from .line import Line
 from .nearness import Near, cut, leaves, tree
 from .schedule import Schedule
@@ -344,6 +344,14 @@ class Reservation:
     confined: frozenset[int]  # rows with limits that exclude the held GPUs
 
 
+@dataclass(frozen=True)
+class Transient:
+    """Idle GPUs that jobs do not get, since they will be taken too soon (module `transient`); by row: which, and why."""
+
+    away: Mapping[int, Gpus]
+    told: Mapping[int, str]
+
+
 class ClusterView(msgspec.Struct, frozen=True, dict=True):
     """The cluster at one moment. `now` is Unix time in seconds; servers are sorted by name."""
 
@@ -358,6 +366,7 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
     whole: tuple[ServerInView, ...] = ()  # present servers with the GPUs of jobs that cannot be resized, if such exist
     reservation: Reservation | None = None  # its limits are among `limits`
     aside: tuple[Aside, ...] = ()  # GPUs of present servers that no job in view can have; `whole` includes them
+    transient: Transient | None = None  # its limits are among `limits`
 
     @cached_property
     def total_gpus(self) -> int:
@@ -371,6 +380,22 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
     def limit(self, row: int) -> Limit | None:
         """Return the limit of a job; None if the job may use every GPU."""
         return self.limits[int(self.limit_of[row])] if self.limit_of is not None else None
+
+    def confined(self, away: Mapping[int, Gpus], only: Mapping[int, Gpus] = MappingProxyType({})) -> ClusterView:
+        """Return the view in which jobs may not use the GPUs `away`, or may use the GPUs `only`; both by row."""
+        limits = list(self.limits) or [Limit(ANY, ((1 << self.total_gpus) - 1,))]
+        limit_of = self.limit_of.copy() if self.limit_of is not None else np.zeros(len(self.jobs), dtype=np.int64)
+        numbers: dict[tuple[int, Gpus, Gpus], int] = {}
+        for row in sorted({*away, *only}):
+            key = (int(limit_of[row]), away.get(row, 0), only.get(row, -1))
+            if key not in numbers:
+                numbers[key] = len(limits)
+                before = limits[key[0]]
+                options = (key[2],) if row in only else before.options
+                left = dict.fromkeys(option & ~key[1] for option in options)
+                limits.append(Limit(before.demand, tuple(one for one in left if one)))
+            limit_of[row] = numbers[key]
+        return msgspec.structs.replace(self, limits=tuple(limits), limit_of=limit_of)
 
     def per_server(self, row: int) -> int:
         """Return the fixed number of GPUs that a job has on each of its servers; 0 if the number is free."""
@@ -396,6 +421,7 @@ class ReasonCode(enum.Enum):
     LIMITED = "limited"
     RESERVED = "reserved"
     QUOTA = "quota"  # other jobs are entitled to the GPUs that it could use
+    TRANSIENT = "transient"  # idle GPUs will be taken before growing onto them pays
     PROMISED = "promised"  # the job begins later and still ends by its deadline
     PROMISE_BROKEN = "promise-broken"  # the job will miss its deadline
 

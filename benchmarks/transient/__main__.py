@@ -8,8 +8,8 @@ slots, stop-and-resume of torch's DDP with new interpreters and with forked ones
 (`benchmarks.transient.course`). A micro-batch sleeps for a GPU's time, so the workers fit two cores; the courses of a scheme
 take place at the same time, and their borrowers at different moments.
 
-Results go to out/bench-transient.json, docs/reports/transient.png and docs/reports/benchmarks.md (`--quick`: twenty seconds in place
-of two minutes, and nothing is written into docs). `--only`: measure a scheme alone; the others are taken from the JSON file.
+Results go to out/bench-transient.json, docs/reports/transient.png and docs/reports/benchmarks.md (`--quick`: twenty seconds in
+place of two minutes, and nothing is written into docs). `--only`: measure one scheme; the others are taken from the JSON file.
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ def _pace(axes: Axes, courses: Mapping[str, Sequence[Course]], ours: str) -> Non
             color=COLOURS[-2] if name == ours else colour,
             label=name,
         )
-    axes.set(xlabel=f"minutes, {courses[ours][-1].extra} GPUs that come and go", ylabel="steps per second", ylim=(0, None))
+    axes.set(
+        xlabel=f"minutes, {courses[ours][-1].extra} GPUs that come and go", ylabel="steps per second", ylim=(0, None)
+    )
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

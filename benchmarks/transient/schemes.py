@@ -176,4 +176,3 @@ class WarmResume(StopResume):
 
     name = "stop-and-resume, forked"
     kind = ForkedJob
-

@@ -36,7 +36,7 @@ def reserved(
     `chosen`: rows of `Rows` in view; `there`: connected servers; `running`: GPUs with processes, by row of the view. `tenancy`:
     GPUs guaranteed to other tenants are not reserved.
     """
-    gangs = [job for job in cluster.jobs.rows.gangs.values() if _stays(job)]
+    gangs = [job for job in cluster.jobs.rows.gangs.values() if stays_a_gang(job)]
     if not gangs and cluster.jobs.reserved is None:
         return view, math.inf
     bits: dict[GpuAddress, Gpus] = {}
@@ -65,7 +65,7 @@ def _most(tenancy: Tenancy, may: Lasting, row: int) -> int:
     return may.most(tenancy.tenant(row))
 
 
-def _stays(job: Job) -> bool:
+def stays_a_gang(job: Job) -> bool:
     """Return whether the job is expected to stay a gang until its end."""
     return not job.spec.expected_to_join or job.record.phase is JobPhase.RUNNING
 

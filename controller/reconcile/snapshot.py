@@ -23,6 +23,7 @@ from ..loans import use_of
 from ..sessions import Session
 from ..state.planning import Snapshot
 from .reserving import reserved
+from .transience import confined
 
 MANY_BEHIND = 100  # changed jobs whose rows are out of date
 
@@ -66,7 +67,9 @@ def snapshot(
     review_s = math.inf
     if not rows.any_promise:  # GPUs kept for promised deadlines cannot be reserved for other jobs
         name = scheduler.policy.name
+        view, looks_s = confined(cluster, view, jobs)
         view, review_s = reserved(cluster, view, chosen, there_now, places.running, name, tenancy)
+        review_s = min(review_s, looks_s)
     fixed = tuple(rows.fixed.values())
     return Snapshot(view, jobs, places.first, places.running, places.held, fixed, tenancy, review_s)
 

@@ -24,6 +24,7 @@ from .promising import note_promises
 from .restarts import has_lost_workers
 from .saving import suspend
 from .snapshot import snapshot
+from .transience import note_borrowed
 from .weighing import weighed
 
 KEPT_POLICY_FAILURES = 64
@@ -36,6 +37,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
     If the policy fails, the last plan is kept.
     """
     cluster.planning.begin_decision(now)
+    note_borrowed(cluster, now)
     for job in cluster.planning.cramped:
         job.room = None  # the decision finds the limit again
         cluster.jobs.rows.changed(job)

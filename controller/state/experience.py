@@ -1,19 +1,24 @@
-"""Experience with ended and running jobs, from which the scheduler estimates throughput and lengths of others."""
+"""Experience with ended and running jobs, and with idle GPUs, from which the scheduler estimates what comes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
+from ...protocol.model import ServerId
 from ...scheduler.arrays import Ints
 from ...scheduler.ended import NOTHING_ENDED
+from ...scheduler.transient import Idle, Past
 from ..jobs import lengths
 from ..jobs.job import Job
 from ..jobs.throughput import Estimated, History, Profiles, estimated
+from . import idle
 from .effects import Effects
+
+NEVER_BORROWED = Idle()
 
 
 class Experience:
-    """Throughput measured by kind of job, and statistics of the lengths of ended jobs.
+    """Throughput measured by kind of job, statistics of the lengths of ended jobs, and idle times of GPUs.
 
     `request`: called after each change that can alter a scheduling decision.
     """
@@ -21,6 +26,7 @@ class Experience:
     def __init__(self, effects: Effects, request: Callable[[], None]) -> None:
         self.throughput = History()
         self.lengths = NOTHING_ENDED
+        self.idle = Past()
         self._effects = effects
         self._request = request
 
@@ -50,3 +56,17 @@ class Experience:
         if ended is not self.lengths:
             self.lengths = ended
             self._effects.put(lengths.KEY, lengths.record(ended))
+
+    def note_borrowed(
+        self, now: float, borrowed: Mapping[ServerId, frozenset[int]], gone: Collection[ServerId]
+    ) -> None:
+        """Note which GPUs borrowers have, by server; of the servers `gone` nothing is kept."""
+        before = self.idle.servers
+        after = {server: times for server, times in before.items() if server not in gone}
+        for server in sorted({*borrowed, *after}):
+            times = after.get(server, NEVER_BORROWED)
+            after[server] = times.seen(now, borrowed.get(server, frozenset()))
+            if after[server] is not times:
+                self._effects.put(idle.key(server), idle.record(after[server]))
+        self._effects.delete(*map(idle.key, gone))
+        self.idle = Past(after)
