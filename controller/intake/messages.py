@@ -521,7 +521,8 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
     if entry.state is not WorkerState.RUNNING or entry.pid != status.pid:
         job.update_worker(entry.worker, state=WorkerState.RUNNING, pid=status.pid)
     if not entry.trained and status.applied is not None:
-        job.update_worker(entry.worker, trained=True, began_at=status.applied)
+        start_s = max(0.0, now - entry.held_s) if entry.held_s is not None else None
+        job.update_worker(entry.worker, trained=True, began_at=status.applied, start_s=start_s)
         job.start_failures = 0
         job.trains_on(entry.gpu.server)
 

@@ -52,6 +52,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True, omit_defaults=True):
     held_s: float | None = None  # since when the worker holds its GPU (Unix time), from the request to start it
     started_s: float | None = None  # when the process was first reported as running (Unix time), plus excluded time
     joined_s: float | None = None  # when the worker first reported (Unix time), plus excluded time
+    start_s: float | None = None  # seconds from the request to start it until it first held the state
     stop_by_s: float | None = None  # when the agent kills the worker (Unix time), if a stop was requested
     finished: bool = False  # ended with exit code 0 after the training loop
     fault: Fault | None = None  # cause of the end; of a living worker only if it is being stopped for that cause

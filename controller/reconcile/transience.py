@@ -48,11 +48,7 @@ def _costs(cluster: Cluster, placements: Mapping[int, int], jobs: tuple[Job, ...
 
 def _cost(job: Job, terms: Terms) -> Cost:
     """Return what a resize costs a job, by its own workers' starts and resizes, or else by the terms of deadlines."""
-    starts_s = [
-        max(0.0, entry.joined_s - entry.started_s)
-        for entry in job.workers
-        if entry.joined_s is not None and entry.started_s is not None
-    ]
+    starts_s = [entry.start_s for entry in job.workers if entry.start_s is not None]
     pauses_s = [resize.paused_s for resize in job.record.resizes if not resize.recovery]
     return Cost(
         start_s=median(starts_s) if starts_s else terms.start_s,

@@ -1,8 +1,8 @@
 """The commands of scenarios and lives (`scenarios`, `anywhere`), one per line.
 
-`cluster`, `submit`, `scale JOB N|auto`, `cancel JOB`, `policy NAME`, `run 10s`, `clear`, `quiet` (until all jobs have ended as
-they should), `jump clock SECONDS`, and the faults of `FAULTS` with target and duration (with `all` after a server: it is cut
-off from the other servers, too). JOB is a job's name; its leader is `JOB.leader`.
+`cluster`, `submit`, `scale JOB N|auto`, `cancel JOB`, `lend GPUS 10s`, `policy NAME`, `run 10s`, `clear`, `quiet` (until all
+jobs have ended as they should), `jump clock SECONDS`, and the faults of `FAULTS` with target and duration (with `all` after a
+server: it is cut off from the other servers, too). JOB is a job's name; its leader is `JOB.leader`.
 """
 
 from __future__ import annotations
@@ -202,6 +202,11 @@ def _policy(stage: Stage, words: Sequence[str], options: Options) -> None:
     stage.world.users.ask(f"policy-{stage.requests}", SetPolicy(document={"policy": words[0]}, source="a user"))
 
 
+def _lend(stage: Stage, words: Sequence[str], options: Options) -> None:
+    stage.requests += 1
+    stage.world.users.lend(stage.requests, int(words[0]) - 1, _seconds(words[1]))
+
+
 def _run(stage: Stage, words: Sequence[str], options: Options) -> None:
     stage.world.run(_seconds(words[0]))
 
@@ -221,6 +226,7 @@ COMMANDS: dict[str, Callable[[Stage, Sequence[str], Options], None]] = {
     "submit": _submit,
     "scale": _scale,
     "cancel": _cancel,
+    "lend": _lend,
     "policy": _policy,
     "run": _run,
     "clear": _clear,
