@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 280 tests with real processes: 20 to 29 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -112,6 +112,9 @@ papers: $(STAMP)  ## the published results of AFS, EDL and Elan beside ours: doc
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ
 	@$(BIN)/python -m verification.bits $(ARGS)
+
+verify-processors: $(STAMP)  ## operators on emulated processors (qemu-user): equal bits under `determinism: heterogeneous`, and only there
+	@$(BIN)/python -m verification.processors
 
 verify-stops: $(STAMP)  ## pause, resume, cancel, submit --resume on a real cluster: the model must have the SHA-256 of an undisturbed one
 	@$(BIN)/python -m verification.stops $(ARGS)

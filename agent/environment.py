@@ -15,7 +15,7 @@ import msgspec
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind, Processes, ResumeFrom
-from ..protocol.variables import EAGER_FROM_BYTES, GANG, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, REPEATABLE
+from ..protocol.variables import EAGER_FROM_BYTES, GANG, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, PINNED, REPEATABLE
 from . import cuda_devices
 from .accounts import Account
 from .firstline._elasticd_seeds import SEED
@@ -23,18 +23,6 @@ from .logfiles import directory_name
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FIRST_LINE = str(Path(__file__).with_name("firstline"))  # a directory with a `sitecustomize` that seeds generators
-
-# Worker-runtime 3, D2: the same CPU kernels on all servers, so these override other sources. Tests show different bits without.
-PINNED = {
-    **REPEATABLE,
-    "OMP_NUM_THREADS": "1",  # the order of sums depends on the number of threads
-    "MKL_NUM_THREADS": "1",  # the same; takes precedence over OMP_NUM_THREADS where it is set
-    "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels and random numbers: longer vectors add in another order
-    "MKL_CBWR": "COMPATIBLE",  # matrix products: the code path that x86 processors of all vendors have
-    "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions and some activations
-    "OPENBLAS_NUM_THREADS": "1",  # NumPy's matrix products in the data pipeline
-    "OPENBLAS_CORETYPE": "Nehalem",  # the same, for the smallest processor that torch supports
-}
 
 
 @dataclass(frozen=True)

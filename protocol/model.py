@@ -544,3 +544,5 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     exchange_s: float = (
         0.0  # median time of a step's exchange between the workers, without waiting for slower ones; 0: unknown
     )
+    # `determinism: heterogeneous`: all operators of its script have one algorithm on all hardware (`worker.operators`)
+    hardware_agnostic: bool | None = None  # None: not known yet

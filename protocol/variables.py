@@ -20,6 +20,27 @@ REPEATABLE: Mapping[str, str] = MappingProxyType(
 )
 """What a worker's environment has to contain where a job's bits count: all determinisms but `none`."""
 
+PINNED: Mapping[str, str] = MappingProxyType(
+    {
+        **REPEATABLE,
+        "OMP_NUM_THREADS": "1",  # the order of sums depends on the number of threads
+        "MKL_NUM_THREADS": "1",  # the same; takes precedence over OMP_NUM_THREADS where it is set
+        "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels and random numbers: longer vectors add in another order
+        "MKL_CBWR": "COMPATIBLE",  # matrix products: the code path that x86 processors of all vendors have
+        "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions and some activations
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy's matrix products in the data pipeline
+        "OPENBLAS_CORETYPE": "Nehalem",  # the same, for the smallest processor that torch supports
+        # NumPy's own loops: names since version 2.4, and before; it ignores unknown ones
+        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX",
+        # exp, log, pow and others of the C library, which torch and Python call: with FMA the last bit is another
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-FMA4,-AVX2,-AVX,-AVX512F",
+        "TORCH_COMPILE_DISABLE": "1",  # compiled code is made for one processor; models run uncompiled instead
+        "NVIDIA_TF32_OVERRIDE": "0",  # cuBLAS and cuDNN: GPUs older than A100 have no TF32
+    }
+)
+"""What a worker's environment has to contain under `determinism: heterogeneous` (EasyScale 3.3, D2), before its first import:
+the same kernels on all processors. These values override all others. `verification/processors` shows which bits they keep."""
+
 GANG = "ELASTICD_GANG"
 """Variables by which a gang's processes find each other (RANK and so on), each as NAME=VALUE: a worker that joins drops them."""
 

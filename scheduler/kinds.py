@@ -8,8 +8,9 @@ has to keep to one type:
 
 * `elastic` and `static`: all GPUs of the job have the same name as those that it began on. Where the job names types,
   it may have all GPUs that match one of these words: `type: [A100, V100]` means either A100s or V100s, not both.
-* `none` makes no promise, and `heterogeneous` states that types do not matter: such a job may use all GPUs that it asks
-  for at once.
+* `none` makes no promise: such a job may use all GPUs that it asks for at once.
+* `heterogeneous` may do so as soon as its workers have found that each operator of its script has one algorithm on all
+  hardware (`worker.operators`), before the first update. Until then, and if not, it keeps to one type as `elastic` does.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ class Demand:
     per_server: int = 0  # fixed number on each of its servers; 0: any number
 
     @classmethod
-    def of(cls, spec: JobSpec, began_on: str = "") -> Demand:
-        """Return the demand of a job that has begun on GPUs of this name; "": it has not begun."""
-        mixes = spec.determinism in (Determinism.NONE, Determinism.HETEROGENEOUS)
+    def of(cls, spec: JobSpec, began_on: str = "", agnostic: bool = False) -> Demand:
+        """Return the demand of a job that has begun on GPUs of this name; "": it has not begun.
+
+        agnostic: its operators are known to give the same bits on all types.
+        """
+        free = spec.determinism is Determinism.HETEROGENEOUS and agnostic
+        mixes = free or spec.determinism is Determinism.NONE
         return cls(
             types=spec.gpu_types,
             memory_bytes=spec.gpu_memory_bytes,

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from types import TracebackType
 
 import torch
 
+from ..protocol.errors import UserError
 from ..protocol.model import Determinism
 from ..protocol.rehearsal import REMEDY
-from ..protocol.variables import REPEATABLE
+from ..protocol.variables import PINNED, REPEATABLE
+from . import fixed_kernels
 from .admission import NO_GROUP
 
 # The message of torch 2.13: `at::Context::alertNotDeterministic`.
@@ -53,6 +55,32 @@ def ask_for(determinism: Determinism, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = False
     if not isinstance(sys.excepthook, _Explaining):
         sys.excepthook = _Explaining()
+
+
+def pin(environ: Mapping[str, str]) -> None:
+    """Fix algorithms as far as torch can after its import, for equal bits on unlike hardware (EasyScale 3.3, D2).
+
+    On a GPU: no TF32, no shortened sums in products of 16 bits, cuBLAS alone for products, and attention by products and a
+    softmax instead of a kernel that is made for some types. Raises UserError if the process was not started with the
+    variables that are read at import.
+    """
+    changed = [name for name, value in PINNED.items() if environ.get(name) != value]
+    if changed:
+        name = changed[0]
+        raise UserError(
+            f"`determinism: heterogeneous` needs {name}={PINNED[name]}, and it is {environ.get(name, 'not set')!r}: the agent "
+            "sets it before the script starts, so a command around the script, or the script itself, has changed it"
+        )
+    fixed_kernels.install()
+    cuda = torch.backends.cuda
+    cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    cuda.matmul.allow_fp16_reduced_precision_reduction = cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    cuda.enable_flash_sdp(False)
+    cuda.enable_mem_efficient_sdp(False)
+    cuda.enable_cudnn_sdp(False)
+    cuda.enable_math_sdp(True)
+    if torch.cuda.is_available():
+        cuda.preferred_blas_library("cublas")
 
 
 def remedy(error: BaseException) -> str:

@@ -271,6 +271,15 @@ class Noticed:
 
 
 @dataclass(frozen=True)
+class OperatorsTraced:
+    """The operators of the first loop body are known (`operators`), before any update. `agnostic`: each has one algorithm on all
+    hardware. `text`: a sentence for people."""
+
+    agnostic: bool
+    text: str
+
+
+@dataclass(frozen=True)
 class BatchesChanged:
     """The job's batch has changed so far (`scaling`). ceiling: to which the cluster may let it grow; 0: it may not."""
 
@@ -313,6 +322,7 @@ Event = (
     | CheckpointFailed
     | MetricsReported
     | Noticed
+    | OperatorsTraced
     | BatchesChanged
     | ThreadFact
     | TimePassed

@@ -76,6 +76,7 @@ from .events import (
     GroupFailed,
     MetricsReported,
     Noticed,
+    OperatorsTraced,
     OrderReceived,
     PartComputed,
     PeerSaid,
@@ -174,6 +175,12 @@ class WorkerMachine:
                 return []
             case Noticed(text):
                 self._reporting.notice(now, text)
+                return []
+            case OperatorsTraced(agnostic, text):
+                self._reporting.hardware_agnostic = agnostic
+                if self._training.leads:
+                    self._reporting.notice(now, text)
+                self._reporting.change(now)
                 return []
             case TimePassed():
                 return self._pass_time(now)

@@ -28,6 +28,7 @@ class Reporting:
         self.samples_per_step = 0  # without scaling
         self._batch_changes: tuple[BatchChange, ...] = ()
         self._batch_ceiling = 0
+        self.hardware_agnostic: bool | None = None  # all operators have one algorithm on all hardware; None: not traced
         self._news = ""
         self._due_at = now
         self._sequence = 0
@@ -128,6 +129,7 @@ class Reporting:
             batch_ceiling=self._batch_ceiling,
             stragglers=stragglers,
             exchange_s=exchange_s,
+            hardware_agnostic=self.hardware_agnostic,
         )
 
 

@@ -31,7 +31,7 @@ from .data.dataloader import Wanted
 from .data.likeness import Likeness
 from .data.loading import LoaderOptions
 from .data.scaling import agreed_terms, check_script, check_terms, read_replay
-from .determinism import ask_for, described
+from .determinism import ask_for, described, pin
 from .driver import Control
 from .environment import ClusterEnvironment
 from .events import BatchesChanged
@@ -359,6 +359,9 @@ class Run(Together):
     def _recipe(self, overlap: bool, normalize: str | None, updates: Updates) -> Recipe:
         env = self._env
         determinism = env.determinism if env else Determinism.ELASTIC
+        agnostic = determinism is Determinism.HETEROGENEOUS
+        if agnostic:
+            pin(os.environ)
         ask_for(determinism, self._device)
         return Recipe(
             virtual_workers=self._virtual_workers,
@@ -369,6 +372,7 @@ class Run(Together):
             max_steps=env.max_steps if env else None,
             normalize=normalize,
             updates=updates,
+            agnostic=agnostic,
             comparing=Terms(env.compare_every, determinism is not Determinism.NONE, env.on_divergence)
             if env
             else Terms(),

@@ -72,6 +72,7 @@ class Recipe:
     normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
     comparing: Terms = field(default_factory=Terms)
     gathers: bool = False  # loop bodies want tensors of all virtual workers
+    agnostic: bool = False  # equal bits on unlike hardware are wanted (`determinism: heterogeneous`)
     backwards: bool = False  # in a rehearsal: the bodies of a step run in the reverse order
 
 

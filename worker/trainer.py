@@ -70,6 +70,7 @@ from .gradients.update import Update
 from .last_saves import LastSaves
 from .leading import LeadersCode
 from .looking import Looking
+from .operators import Scan
 from .reachable import leave_out
 from .remarks import Remarks
 from .results import Result
@@ -162,7 +163,8 @@ class Trainer:
             feed,
             Watch(self.comparison, self._cross_check, self._untold, self.saves),
         )
-        self.stepping.body_begins = lambda: None if self._by_host else self._leaders_code.body_begins()
+        self._scan = Scan(recipe.agnostic, recipe.device, control.tell)
+        self.stepping.body_begins = self._body_begins
         self.between = Between(
             recipe.virtual_workers,
             recipe.seed,
@@ -180,6 +182,11 @@ class Trainer:
         self._by_host = False  # what steps the optimizers is the end of a body
         self._has_passed = False  # has a host come to the end of an epoch?
         self._became_leader: list[Callable[[], None]] = []  # to be called; empty when they have been
+
+    def _body_begins(self) -> None:
+        if not self._by_host:
+            self._leaders_code.body_begins()
+        self._scan.body_begins()
 
     # -- what a script may ask
 
@@ -493,6 +500,7 @@ class Trainer:
         return in_body and not self._has_stepped(optimizer)
 
     def _step(self, optimizer: int) -> None:
+        self._scan.body_ends()
         self._leaders_code.steps()
         if self.stepping.optimizer_stepped(optimizer):
             try:

@@ -444,6 +444,7 @@ def _told(status: WorkerStatus) -> tuple[object, ...]:
         status.news,
         status.batch_changes,
         status.batch_ceiling,
+        status.hardware_agnostic,
         status.applied is None,
     )
 
@@ -458,6 +459,9 @@ def _note_status(
     job.statuses[status.worker] = status
     if not job.record.joined and not job.final:
         job.update(joined=True)  # policies include the job in their decisions from now on
+    if status.hardware_agnostic not in (None, job.record.hardware_agnostic) and not job.final:
+        job.update(hardware_agnostic=status.hardware_agnostic)  # if so, it may use GPUs of several types from now on
+        cluster.planning.request()
     if status.news and (before is None or before.news != status.news):
         cluster.history.add(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
     for what in job.newly_odd(odd):

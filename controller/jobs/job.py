@@ -983,7 +983,7 @@ class Job:
             return False
         rate = 1.0 / steady.step_s
         if known is None:
-            gpu = "" if Demand.of(self.spec).mixes else self.record.gpu_name
+            gpu = "" if Demand.of(self.spec, agnostic=self.record.hardware_agnostic).mixes else self.record.gpu_name
             entry = Measured(share=where[0], servers=where[1], gpu=gpu, recent=(rate,), times=1, at_s=now)
         elif len(known.recent) == KEPT_RATES and 0 <= now - known.at_s < OFTEN_ENOUGH_S and not first:
             return False

@@ -138,6 +138,9 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     target_since_s: float = 0.0  # when that decision was made (Unix time)
     phase_since_s: float | None = None  # start of the present phase (Unix time); None: not recorded
     gpu_name: str = ""  # name of the GPUs that the job began on and keeps using (`scheduler.kinds`)
+    hardware_agnostic: bool = (
+        False  # a worker has found that its bits do not depend on the GPU type (`worker.operators`)
+    )
     manual_share: int | None = None
     batch_changes: tuple[BatchChange, ...] = ()  # all changes of the batch in the job's state
     batch_factor: int = 0  # factor for which the workers were asked last (`batches`); 0: for none

@@ -593,7 +593,7 @@ def demand_of(job: Job, name_of: Callable[[GpuAddress], str]) -> Demand:
     begun = kept.progressed or bool(job.workers) or kept.saved_step is not None
     first = None if kept.gpu_name else next(iter(job.workers), None)  # recorded by an earlier version
     here = name_of(first.gpu) if first is not None else ""
-    return Demand.of(job.spec, kept.gpu_name or here if begun else "")
+    return Demand.of(job.spec, kept.gpu_name or here if begun else "", kept.hardware_agnostic)
 
 
 def left_s(job: Job, told: Estimated, share: int) -> float:

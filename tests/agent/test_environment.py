@@ -15,12 +15,12 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.agent.accounts import Account, myself
-from elasticd.agent.environment import FIRST_LINE, PINNED, Surroundings, environment, without_first_line
+from elasticd.agent.environment import FIRST_LINE, Surroundings, environment, without_first_line
 from elasticd.agent.topology import interface_of
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import Rendezvous, StartWorker
 from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, Processes, WorkerId
-from elasticd.protocol.variables import JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT
+from elasticd.protocol.variables import JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, PINNED
 from elasticd.worker.environment import read_cluster
 
 SLOT = Gpu(index=0, kind=GpuKind.CPU, name="CPU slot")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticd.protocol.messages import GetJob, Profile, Refused, Scale, Scaled, Submit, Submitted
-from elasticd.protocol.model import Determinism, JobPhase, Severity, Trouble
+from elasticd.protocol.model import Determinism, JobPhase, Severity, Trouble, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -131,10 +131,53 @@ def test_a_job_that_has_not_trained_may_begin_elsewhere() -> None:
     assert world.job(job).record.gpu_name == A100[0]
 
 
+def finds(world: Any, job: str, agnostic: bool) -> None:
+    """The leader of a job reports whether its operators have one algorithm on all hardware."""
+    committed = world.job(job).committed_order.roster
+    world.report(committed.leader, WorkerPhase.TRAINING, committed.generation, 10, hardware_agnostic=agnostic)
+
+
+def test_a_heterogeneous_job_mixes_types_from_when_its_operators_are_known_to_be_the_same_on_all() -> None:
+    world = mixed(a1=2, v1=4)
+    job = world.submit(job_spec(low=1, high=8, determinism=Determinism.HETEROGENEOUS)).id
+    world.settle(job)
+    assert types(world, job) == {"v"}
+    finds(world, job, True)
+    world.settle(job)
+    assert len(world.job(job).record.target) == 6
+    world.restart()
+    world.pass_time(15.0)
+    assert len(world.job(job).record.target) == 6, "another controller knows it, too"
+
+
+def test_a_heterogeneous_job_whose_operators_differ_by_type_stays_on_one() -> None:
+    world = mixed(a1=2, v1=4)
+    job = world.submit(job_spec(low=1, high=8, determinism=Determinism.HETEROGENEOUS)).id
+    world.settle(job)
+    finds(world, job, False)
+    world.settle(job)
+    assert types(world, job) == {"v"}
+    lose(world, "v1")
+    assert reason(world, job).startswith("waits for 1 Tesla V100-SXM2-16GB")
+
+
+def test_a_script_that_was_changed_before_a_restart_is_judged_anew() -> None:
+    world = mixed(a1=2, v1=4)
+    job = world.submit(job_spec(low=1, high=8, determinism=Determinism.HETEROGENEOUS)).id
+    world.settle(job)
+    finds(world, job, True)
+    world.settle(job)
+    finds(world, job, False)
+    world.settle(job)
+    assert len(types(world, job)) == 1
+
+
 @pytest.mark.parametrize("determinism", [Determinism.NONE, Determinism.HETEROGENEOUS])
 def test_a_job_whose_bits_do_not_depend_on_types_goes_on_with_what_is_left(determinism: Determinism) -> None:
     world = mixed(a1=2, v1=4)
     job = world.submit(job_spec(low=1, high=8, determinism=determinism)).id
+    world.settle(job)
+    finds(world, job, True)
     world.settle(job)
     assert len(world.job(job).record.target) == 6
     lose(world, "v1")

@@ -370,6 +370,7 @@ class World:
         batch_changes: tuple[BatchChange, ...] = (),
         batch_ceiling: int = 0,
         stragglers: tuple[Straggler, ...] = (),
+        hardware_agnostic: bool | None = None,
     ) -> None:
         """`worker` reports, with the last order from its agent."""
         agent, process = self.find(worker)
@@ -400,6 +401,7 @@ class World:
             batch_changes=batch_changes,
             batch_ceiling=batch_ceiling,
             stragglers=stragglers,
+            hardware_agnostic=hardware_agnostic,
         )
         self.now += 0.001
         if agent.connected:

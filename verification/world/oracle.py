@@ -108,6 +108,7 @@ class _Known:
         default_factory=dict
     )  # workers that were ordered to stop without saving, and when
     began_on: str = ""  # model of the GPUs that it first applied a step on
+    agnostic: bool = False  # a worker has found that its operators have one algorithm on all GPU types
     repeated: int = 0  # number of repeated steps
     unlike: int = 0  # differing newcomers since the last event that allows new attempts
     misfits: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_MISFITS))  # ends during the transfer
@@ -233,11 +234,16 @@ class Oracle:
         job = JobId(worker.rpartition(".")[0])
         known = self.job(job)
         self._name_of[worker] = name
-        if not Demand.of(known.plan.spec, "" if known.uncertain else known.began_on).options([GpuSort(name)]):
+        began_on = "" if known.uncertain else known.began_on
+        if not Demand.of(known.plan.spec, began_on, known.agnostic).options([GpuSort(name)]):
             began = f", and the job began on {known.began_on}" if known.began_on else ""
             raise Violation("a worker runs on GPUs that its job may use", f"{worker} is started on {name}{began}")
         if not known.joined and not known.uncertain:
             self._begin_in_gang(job, known, worker)
+
+    def may_mix(self, job: JobId) -> None:
+        """A worker of a heterogeneous job has found that its operators have one algorithm on all GPU types."""
+        self.job(job).agnostic = True
 
     def _begin_in_gang(self, job: JobId, known: _Known, worker: WorkerId) -> None:
         """A process of a job without `elastic.join()` starts: only as a whole gang, and no more often than `restarts` allows."""

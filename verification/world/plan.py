@@ -77,6 +77,7 @@ class Script:
     odd_metrics: bool = False  # it reports NaN and infinity
     sequential: bool = False  # the number of steps per epoch is unknown until the last step of the epoch
     agrees_every: int = 0  # steps between two collective decisions; 0: never
+    agnostic: bool = False  # its operators have one algorithm on all GPU types
 
 
 @dataclass(frozen=True)
@@ -716,12 +717,15 @@ def _typed(chance: random.Random, job: JobPlan, types: Sequence[str], gpus: int)
     asked, least, most = job.spec.gpus, job.spec.gpus.min, job.spec.gpus.max
     enough = [name for name in TYPES if types.count(name) * gpus >= least]
     word, mixes, gang = chance.random() < 0.5, chance.random() < 0.4, chance.random() < 0.25
-    changes: dict[str, Any] = {"determinism": Determinism.NONE if mixes else Determinism.ELASTIC}
+    traced = job.script.steps % 2 == 0  # not drawn, so that recorded histories stay the same
+    mixed = Determinism.HETEROGENEOUS if traced else Determinism.NONE
+    changes: dict[str, Any] = {"determinism": mixed if mixes else Determinism.ELASTIC}
     if word and enough:
         changes["gpu_types"] = (TYPES[chance.choice(enough)],)
     if gang and not least % 2 and not most % 2 and most <= 8:
         changes |= {"gpus_per_server": 2, "gpus": GpuRange(min=2, max=asked.max)}
-    return replace(job, spec=msgspec.structs.replace(job.spec, **changes))
+    script = replace(job.script, agnostic=job.script.steps % 4 == 0)
+    return replace(job, spec=msgspec.structs.replace(job.spec, **changes), script=script)
 
 
 def _with_deadline(chance: random.Random, job: JobPlan) -> JobPlan:

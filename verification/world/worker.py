@@ -25,7 +25,7 @@ from elasticd.protocol.messages import (
     ToWorkerFromAgent,
     WriteCheckpoint,
 )
-from elasticd.protocol.model import GpuAddress, WorkerId, WorkerPhase
+from elasticd.protocol.model import Determinism, GpuAddress, WorkerId, WorkerPhase
 from elasticd.protocol.times import BUILD_TIMEOUT_S
 from elasticd.worker import events as w
 from elasticd.worker.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
@@ -99,6 +99,7 @@ class Worker(Process):
         self._deciding = False  # it waits for the others' decision
         self._behind = False  # its script still runs such code, though its state may be past the decision
         self._newcomer = False  # it received its state, and has computed no part of a step since
+        self._traced = False  # its operators are known
         self._ended: tuple[int, str] | None = None  # exit code and text of the script, once it may continue
 
     @property
@@ -434,6 +435,14 @@ class Worker(Process):
 
     # -- a step
 
+    def _trace(self) -> None:
+        """In its first body a heterogeneous job's worker finds out whether its operators have one algorithm on all types."""
+        if self._start.spec.determinism is Determinism.HETEROGENEOUS and not self._traced:
+            self._traced = True
+            if self._script.agnostic:
+                self._world.oracle.may_mix(self.job)
+            self._tell(w.OperatorsTraced(self._script.agnostic, "the operators are known"))
+
     def _run_step(self, run: w.RunStep) -> None:
         assert self._group is not None
         if run.send:
@@ -441,6 +450,7 @@ class Worker(Process):
         generation = self._group.roster.generation
         self._world.oracle.steps_on(self.job, WorkerId(self.name), generation, run.step)
         hosted = self._hosted(run.ranges)
+        self._trace()
         part = Part(run.step, run.proposal, hosted, self._whole_state, self._pace, run.hosting)
         self._pace, self._began_s = NOT_MEASURED, self.now
         own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
