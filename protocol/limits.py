@@ -32,3 +32,5 @@ MAX_SNAPSHOT_FILES = 20_000
 SNAPSHOT_PART_BYTES = 512 << 10  # below the limits of a client's request and of a record of etcd
 MAX_NOTE = 2000  # characters of a worker's note
 MAX_STRAGGLERS = 32  # that one status reports
+MAX_PACES = 1024  # the same
+MOST_PACE = 1000.0  # how many times longer than another one a worker may count as taking

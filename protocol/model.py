@@ -391,6 +391,7 @@ class Member(Value, frozen=True, kw_only=True):
     gpu: GpuAddress
     place: GpuPlace = GpuPlace()  # position of that GPU
     gpus: tuple[int, ...] = ()  # indices on its server, if one process has several GPUs; empty: `gpu` alone
+    pace: float = 1.0  # of its GPU type: expected time for one virtual worker, relative to the job's other types
 
     @property
     def all_gpus(self) -> tuple[GpuAddress, ...]:
@@ -541,6 +542,9 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     batch_changes: tuple[BatchChange, ...] = ()  # all changes of the job's batch
     batch_ceiling: int = 0  # the greatest factor that the cluster may ask for; 0: it may ask for none
     stragglers: tuple[Straggler, ...] = ()  # on a leader: slow members of its generation, the slowest first
+    paces: dict[
+        WorkerId, float
+    ] = {}  # on a leader: times of members for one virtual worker, relative to the usual one; not: 1
     exchange_s: float = (
         0.0  # median time of a step's exchange between the workers, without waiting for slower ones; 0: unknown
     )

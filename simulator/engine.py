@@ -246,7 +246,7 @@ class Simulation:
         moves = typed.change({int(table.rows[row]): gpus for row, gpus in decided.placements.items() if gpus})
         for job, (_, after) in moves.items():
             if after:
-                self._progress.scale(job, typed.curve(job, after))
+                self._progress.scale(job, typed.curve(job, after, self._progress.add_curve))
         if decided.kept is not None:
             self._schedules = decided.kept.schedules
         if self._watch is not None:

@@ -114,6 +114,11 @@ class Progress:
         """Let a job scale by this curve from its next change on."""
         self._curve[job] = curve
 
+    def add_curve(self, speedup: Floats) -> int:
+        """Return a curve that is not in the workload. speedup: by number of GPUs."""
+        self._speedup = np.vstack([self._speedup, speedup])
+        return len(self._speedup) - 1
+
     def free_s(self, numbers: Ints, held: Sequence[tuple[Gpus, Gpus]]) -> Floats:
         """Return how many seconds each of these jobs waits until running jobs have given up the GPUs that it gets.
 

@@ -5,12 +5,13 @@ A job stays on one type for its whole life, as on real clusters (`scheduler.kind
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ..scheduler.arrays import Ints
+from ..scheduler.arrays import Floats, Ints
+from ..scheduler.companion import plan
 from ..scheduler.kinds import Demand
 from ..scheduler.view import Gpus, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
 from .workload import Workload
@@ -33,6 +34,7 @@ class Typed:
             self._types[sort.name] = self._types.get(sort.name, 0) | gpus
         self._demands = list(workload.demands or [Demand()] * len(workload))
         self._limits: dict[Demand, Limit] = {}
+        self._mixes: dict[tuple[int, int, tuple[tuple[str, int], ...]], int] = {}
 
     def limits(self, jobs: JobTable) -> tuple[tuple[Limit, ...], Ints | None]:
         """Return the distinct limits of the jobs, and for each row the index of its limit; None: there is no job."""
@@ -63,10 +65,22 @@ class Typed:
                 self._demands[job] = replace(self._demands[job], began_on=name)
         return moves
 
-    def curve(self, job: int, gpus: Gpus) -> int:
-        """Return the curve of a job on these GPUs: that of the slowest type among them."""
+    def curve(self, job: int, gpus: Gpus, add: Callable[[Floats], int]) -> int:
+        """Return the curve of a job on these GPUs. add: makes a curve for GPUs of several types.
+
+        On several types virtual workers are hosted by speed (`companion`). Of what is lost to communication on a whole share of
+        one type, the same part is lost.
+        """
         curves, own = self._workload.curves, int(self._workload.curve[job])
-        share = min(gpus.bit_count(), curves.most)
-        there = [name for name, some in self._types.items() if gpus & some]
-        found = [int(curves.on[name][own]) if name in curves.on else own for name in there]
-        return min(found, key=lambda curve: (float(curves.speedup[curve, share]), curve))
+        counts = {name: (gpus & some).bit_count() for name, some in self._types.items() if gpus & some}
+        on = {name: int(curves.on[name][own]) if name in curves.on else own for name in counts}
+        if len(set(on.values())) == 1:
+            return next(iter(on.values()))
+        virtual_workers, share = int(self._workload.requested_gpus[job]), min(gpus.bit_count(), curves.most)
+        mix = own, virtual_workers, tuple(sorted(counts.items()))
+        if mix not in self._mixes:
+            speeds = {name: float(curves.speedup[curve, 1]) for name, curve in on.items()}
+            ideal = virtual_workers / -(-virtual_workers // share)
+            kept = float(curves.speedup[own, share]) / float(curves.speedup[own, 1]) / ideal
+            self._mixes[mix] = add(np.full(curves.most + 1, plan(virtual_workers, speeds, counts).throughput * kept))
+        return self._mixes[mix]

@@ -1,6 +1,7 @@
 """Which worker hosts which virtual workers. Pure.
 
-By default a function of the hosting workers alone, so no message is needed (EasyScale 3.2). Where some workers are slower than
+By default a function of the roster alone, so no message is needed (EasyScale 3.2): of the hosting workers, and of the expected
+paces of their GPU types. Where some workers are slower than
 others (`training.stragglers`), the leader announces other sizes of the ranges, which balance the workers' times (EasyScale 3.4).
 No bit of the result depends on either: the reduction adds up virtual workers in one order, wherever they are hosted.
 """
@@ -37,6 +38,18 @@ def consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
         ranges.append(range(begin, begin + size) if size else range(0))
         begin += size
     return tuple(ranges)
+
+
+def proportional(virtual_workers: int, hosts: Sequence[bool], paces: Sequence[float]) -> tuple[range, ...]:
+    """Return the virtual workers of each rank, as `assign` does, but so that unequal hosts are done soonest.
+
+    paces: by rank, the time that one virtual worker takes there.
+    """
+    chosen = [pace for pace, host in zip(paces, hosts, strict=True) if host]
+    if len(set(chosen)) < 2 or virtual_workers < len(chosen):
+        return assign(virtual_workers, hosts)
+    sizes = iter(balanced(virtual_workers, chosen))
+    return consecutive([next(sizes) if host else 0 for host in hosts])
 
 
 def balanced(virtual_workers: int, times: Sequence[float], fixed: float = 0.0) -> tuple[int, ...]:

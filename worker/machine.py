@@ -220,6 +220,7 @@ class WorkerMachine:
             self._builds.failing_s(now),
             training.stragglers.slow() if training.leads else (),
             training.stragglers.exchange_s,
+            training.stragglers.paces if training.leads else {},
             training.note,
         )
         return SendStatus(status)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..protocol.limits import MAX_METRIC_NAME, MAX_METRICS, MAX_NOTE
-from ..protocol.model import BatchChange, Straggler, WorkerStatus
+from ..protocol.model import BatchChange, Straggler, WorkerId, WorkerStatus
 from ..protocol.times import WORKER_HEARTBEAT_S
 from .events import Place
 from .membership.machine import Membership
@@ -87,6 +87,7 @@ class Reporting:
         unconnected_s: float,
         stragglers: tuple[Straggler, ...],
         exchange_s: float,
+        paces: dict[WorkerId, float],
         note: str,
     ) -> WorkerStatus:
         """Return the next status; the next heartbeat is due one interval from now."""
@@ -129,6 +130,7 @@ class Reporting:
             batch_ceiling=self._batch_ceiling,
             stragglers=stragglers,
             exchange_s=exchange_s,
+            paces=paces,
             hardware_agnostic=self.hardware_agnostic,
         )
 

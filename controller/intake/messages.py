@@ -34,6 +34,7 @@ from ..events import AgentMessage
 from ..jobs.batches import factor_of, grow, note_changes
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
+from ..jobs.paces import learned
 from ..jobs.records import OrderKind, WorkerRecord, WorkerState
 from ..reconcile.barring import weigh
 from ..reconcile.gangs import note_running, wait_for_server
@@ -444,9 +445,23 @@ def _told(status: WorkerStatus) -> tuple[object, ...]:
         status.news,
         status.batch_changes,
         status.batch_ceiling,
+        status.paces,
         status.hardware_agnostic,
         status.applied is None,
     )
+
+
+def _note_paces(cluster: Cluster, job: Job, status: WorkerStatus) -> None:
+    """Learn from the leader's status how fast the job's GPU types are for it."""
+    order = job.committed_order
+    if order is None or not (status.paces or job.record.paces) or status.worker != order.roster.leader:
+        return
+    if status.generation != job.record.committed or status.phase is not WorkerPhase.TRAINING:
+        return
+    types = {member.worker: cluster.servers.gpu_name(member.gpu) for member in order.roster.members}
+    found = learned(job.record.paces, types, status.paces)
+    if "" not in types.values() and found != job.record.paces:
+        job.update(paces=found)
 
 
 def _note_status(
@@ -481,6 +496,7 @@ def _note_status(
         job.note_reports(status)
         if job.note_saved(status):
             accounting.saved(cluster.jobs.usage, now, job)
+        _note_paces(cluster, job, status)
         if job.note_rate(now, status, cluster.settings.measuring.steps):
             if factor_of(job) == 1:
                 cluster.experience.record_throughput(now, job)

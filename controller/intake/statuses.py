@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import asdict, replace
 
 from ...protocol.batches import wrong_in
-from ...protocol.limits import MAX_BATCH_FACTOR, MAX_STRAGGLERS
+from ...protocol.limits import MAX_BATCH_FACTOR, MAX_PACES, MAX_STRAGGLERS, MOST_PACE
 from ...protocol.messages import AgentHello, WorkerExit
 from ...protocol.model import Resize, Server, Steady, WorkerStatus
 from ...scheduler.speedup_curve import Measured
@@ -79,6 +79,7 @@ def sensible(status: WorkerStatus) -> bool:
         and _batch_fits(status)
         and not status.odd_metrics
         and _stragglers_fit(status)
+        and _paces_fit(status)
         and _within(status.exchange_s)
         and len(status.metrics) <= MAX_METRICS
         and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
@@ -125,6 +126,8 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
         yield "batch_ceiling", 0
     if not _stragglers_fit(status):
         yield "stragglers", ()
+    if not _paces_fit(status):
+        yield "paces", {}
     for field in ("epoch", "batch_samples"):
         if not 0 <= getattr(status, field) <= MAX_COUNT:
             yield field, 0
@@ -163,6 +166,12 @@ def _stragglers_fit(status: WorkerStatus) -> bool:
         and all(map(_within, (one.slowdown, one.samples, one.hosts)))
         and _within(one.since_s, MAX_COUNT)
         for one in status.stragglers
+    )
+
+
+def _paces_fit(status: WorkerStatus) -> bool:
+    return len(status.paces) <= MAX_PACES and all(
+        len(worker) <= MAX_NAME and 1.0 / MOST_PACE <= pace <= MOST_PACE for worker, pace in status.paces.items()
     )
 
 

@@ -141,6 +141,7 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     hardware_agnostic: bool = (
         False  # a worker has found that its bits do not depend on the GPU type (`worker.operators`)
     )
+    paces: dict[str, float] = {}  # by GPU name (`paces`); not: 1
     manual_share: int | None = None
     batch_changes: tuple[BatchChange, ...] = ()  # all changes of the batch in the job's state
     batch_factor: int = 0  # factor for which the workers were asked last (`batches`); 0: for none

@@ -34,6 +34,7 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
             worker=place.worker or _new_worker(job, place.gpu, generation, place.gpus),
             gpu=place.gpu,
             gpus=place.gpus,
+            pace=job.record.paces.get(cluster.servers.gpu_name(place.gpu), 1.0),
             place=gpu_place(
                 session.server if (session := cluster.servers.sessions.get(place.gpu.server)) else None, place.gpu
             ),

@@ -371,6 +371,7 @@ class World:
         batch_ceiling: int = 0,
         stragglers: tuple[Straggler, ...] = (),
         hardware_agnostic: bool | None = None,
+        paces: dict[WorkerId, float] | None = None,
     ) -> None:
         """`worker` reports, with the last order from its agent."""
         agent, process = self.find(worker)
@@ -402,6 +403,7 @@ class World:
             batch_ceiling=batch_ceiling,
             stragglers=stragglers,
             hardware_agnostic=hardware_agnostic,
+            paces=paces or {},
         )
         self.now += 0.001
         if agent.connected:

@@ -7,11 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticd.worker.hosting import assign, balanced, consecutive
+from elasticd.protocol.model import Roster
+from elasticd.worker.hosting import assign, balanced, consecutive, proportional
+from elasticd.worker.training.generation import Generation
 from elasticd.worker.training.stragglers import (
     FALSE_ALARMS,
     MARGIN,
@@ -327,3 +330,64 @@ def test_the_times_of_the_hosting_before_do_not_count() -> None:
     for late in (3.0, 4.0):
         job.stragglers.heard(job.now + late, [packed(0.1, 0.6), packed(0.7, 0.01)])
     assert job.stragglers.exchange_s == pytest.approx(0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------- unequal GPU types
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0.1, 10.0)), min_size=1, max_size=12).filter(
+        lambda ranks: any(r[0] for r in ranks)
+    ),
+    st.integers(1, 64),
+)
+def test_hosting_by_type_is_a_partition_that_no_move_of_one_virtual_worker_shortens(
+    ranks: list[tuple[bool, float]], virtual_workers: int
+) -> None:
+    hosts, paces = [host for host, _ in ranks], [pace for _, pace in ranks]
+    ranges = proportional(virtual_workers, hosts, paces)
+    assert [v for each in ranges for v in each] == list(range(virtual_workers))
+    assert not any(hosted and not host for hosted, host in zip(ranges, hosts, strict=True))
+    if virtual_workers < sum(hosts) or len({pace for pace, host in zip(paces, hosts, strict=True) if host}) < 2:
+        assert ranges == assign(virtual_workers, hosts)
+        return
+    takes = max(len(hosted) * pace for hosted, pace in zip(ranges, paces, strict=True))
+    slowest = [rank for rank in range(len(ranks)) if len(ranges[rank]) * paces[rank] == takes and len(ranges[rank]) > 1]
+    for rank, host in enumerate(hosts):
+        if host and slowest and rank not in slowest:
+            assert (len(ranges[rank]) + 1) * paces[rank] >= takes
+
+
+def of_types(generation: int, *paces: float) -> Roster:
+    given_ = roster(generation, *NAMES[: len(paces)])
+    members = tuple(
+        msgspec.structs.replace(member, pace=pace) for member, pace in zip(given_.members, paces, strict=True)
+    )
+    return msgspec.structs.replace(given_, members=members)
+
+
+def test_a_generation_of_unlike_types_hosts_by_speed_from_its_first_step_on() -> None:
+    of_two = of_types(1, 1.0, 1.0, 2.0)
+    generation = Generation(ME, 10)
+    generation.enter(of_two, NAMES[:3])
+    assert [len(each) for each in generation.ranges] == [4, 4, 2]
+    fixed = Generation(ME, 10, rehosts=False)
+    fixed.enter(of_two, NAMES[:3])
+    assert [len(each) for each in fixed.ranges] == [4, 3, 3], "sums of `static` jobs depend on the hosting"
+    generation.enter(of_two, NAMES[1:3])
+    assert [len(each) for each in generation.ranges] == [0, 7, 3], "in the first step a joiner hosts none"
+
+
+def test_a_type_that_is_as_slow_as_expected_is_no_straggler_and_one_that_is_not_corrects_its_plan() -> None:
+    job = Job(4, 12)
+    job.stragglers = Stragglers(12)
+    job.stragglers.enter(of_types(1, 1.0, 1.0, 2.0, 2.0))
+    job.ranges = consecutive((4, 4, 2, 2))
+    job.speeds = [1.0, 1.0, 2.0, 2.0]
+    job.run(400)
+    assert (job.changes, job.stragglers.slow()) == ([], ())
+    assert job.stragglers.paces == {NAMES[2]: 2.0, NAMES[3]: 2.0}
+    job.speeds = [1.0, 1.0, 1.0, 1.0]
+    job.run(400)
+    assert job.sizes == (3, 3, 3, 3)
+    assert job.stragglers.paces == {}

@@ -455,6 +455,7 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
 
 # Histories of clusters with several types of GPUs: seeds with these remainders modulo 20.
 MIXED = (6, 7)
+PACES = {"Tesla V100-SXM2-16GB": 2.0}  # times of a virtual worker there; other models: 1
 TYPES = {"NVIDIA A100-SXM4-40GB": "A100", "Tesla V100-SXM2-16GB": "V100"}  # models, and users' names of them
 
 WAIT = 0.4  # share of faults that wait for a moment

@@ -33,7 +33,7 @@ from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.training.stragglers import NOT_MEASURED, packed
 
 from .oracle import LASTS_S
-from .plan import Ending, Moment
+from .plan import PACES, Ending, Moment
 from .plane import BROKEN_BUILD, Carried, Group, Part, Result
 from .process import Process, State
 
@@ -453,7 +453,9 @@ class Worker(Process):
         self._trace()
         part = Part(run.step, run.proposal, hosted, self._whole_state, self._pace, run.hosting)
         self._pace, self._began_s = NOT_MEASURED, self.now
-        own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
+        own_s = (
+            self._script.step_s * len(hosted) / self._start.spec.virtual_workers * PACES.get(self._agent.gpu_name, 1.0)
+        )
         differs = self._newcomer and bool(hosted) and self._script.ending is Ending.UNLIKE
         self._newcomer = self._newcomer and not hosted
         if differs:  # another worker has computed one of its virtual workers as well

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 
 from ...protocol.model import Roster, WorkerId
-from ..hosting import assign, consecutive
+from ..hosting import assign, consecutive, proportional
 from ..transfer_plan import Transfer, plan_transfers
 
 
@@ -27,9 +27,11 @@ class Transfers(enum.Enum):
 class Generation:
     """The generation of the worker `me`; without a roster before the first."""
 
-    def __init__(self, me: WorkerId, virtual_workers: int) -> None:
+    def __init__(self, me: WorkerId, virtual_workers: int, rehosts: bool = True) -> None:
+        """rehosts: the hosting may follow the paces of GPU types. Where the order of sums depends on it, it must not."""
         self._me = me
         self._virtual_workers = virtual_workers
+        self._rehosts = rehosts
         self.roster: Roster | None = None
         self.rank = 0
         self.plan: tuple[Transfer, ...] = ()
@@ -49,7 +51,7 @@ class Generation:
         self.plan = _plan(roster, holds)
         self.transfers = Transfers.PENDING if self.plan else Transfers.NONE
         self._proving = bool(self.plan) and proves
-        self.ranges = assign(self._virtual_workers, holds)
+        self.ranges = self._hosting(roster, holds)
         self.all_host, self._sizes = all(holds), ()
         return holds[self.rank]
 
@@ -83,7 +85,12 @@ class Generation:
     def _all_host(self) -> None:
         assert self.roster is not None
         self._proving, self.all_host = False, True
-        self.ranges = assign(self._virtual_workers, [True] * len(self.roster.members))
+        self.ranges = self._hosting(self.roster, [True] * len(self.roster.members))
+
+    def _hosting(self, roster: Roster, hosts: list[bool]) -> tuple[range, ...]:
+        if not self._rehosts:
+            return assign(self._virtual_workers, hosts)
+        return proportional(self._virtual_workers, hosts, [member.pace for member in roster.members])
 
     def give_up(self) -> None:
         """Take note that the generation is broken: its transfers end, and no step of it follows."""

@@ -108,7 +108,7 @@ class Training:
         self._reporting = reporting
         self.durations = Durations(place.limits)
         self._activity = Activity(self.durations, now)
-        self._generation = Generation(self._me, place.virtual_workers)  # in use
+        self._generation = Generation(self._me, place.virtual_workers, place.rehosts)  # in use
         self.stragglers = Stragglers(place.virtual_workers, place.rehosts)
         self.position = Position()
         self.checkpoints = Checkpoints(place.checkpoint_every_s, now, place.checkpoint_directory)

@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from operator import add
 from statistics import median
 
-from ...protocol.limits import MAX_STRAGGLERS
+from ...protocol.limits import MAX_PACES, MAX_STRAGGLERS
 from ...protocol.model import Roster, Straggler, WorkerId
 from ..hosting import balanced
 
@@ -101,6 +101,7 @@ class _Worker:
     slower: Cusum
     faster: Cusum
     factor: float = 1.0  # how many times longer it takes than usual
+    expected: float = 1.0  # the factor of its GPU type, as its roster says
     since: float | None = None  # when it was found to be slow (Unix time, s); None: it is not
     samples: int = 0  # of the alarm
     has_recovered: bool = False
@@ -130,7 +131,12 @@ class Stragglers:
     def enter(self, roster: Roster) -> None:
         """Begin a generation. Factors of workers that stay are kept, their scores are not."""
         known, self._ids = self._workers, roster.workers
-        self._workers = {worker: known.get(worker) or _Worker(Cusum(), Cusum()) for worker in self._ids}
+        self._workers = {
+            member.worker: known.get(member.worker) or _Worker(Cusum(), Cusum(), member.pace)
+            for member in roster.members
+        }
+        for member in roster.members:
+            self._workers[member.worker].expected = member.pace
         self._reset()
         self._ranges, self._before, self.wanted = (), None, ()
 
@@ -170,6 +176,12 @@ class Stragglers:
             if worker.since is not None
         ]
         return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_STRAGGLERS])
+
+    @property
+    def paces(self) -> dict[WorkerId, float]:
+        """Factors of members that are not as fast as usual."""
+        found = {name: worker.factor for name, worker in self._workers.items() if worker.factor != 1.0}
+        return found if len(found) <= MAX_PACES else {}
 
     @property
     def exchange_s(self) -> float:
@@ -259,8 +271,8 @@ class Stragglers:
         return median(found) if found else 1.0
 
     def _slowdowns(self) -> list[float]:
-        """Return by rank how many times longer a worker takes than the others."""
-        factors = [worker.factor for worker in self._workers.values()]
+        """Return by rank how many times longer a worker takes than the others, beyond what their GPU types explain."""
+        factors = [worker.factor / worker.expected for worker in self._workers.values()]
         return [factor / others for factor, others in zip(factors, _of_others(factors), strict=True)]
 
     def _judge(self, now: float) -> None:

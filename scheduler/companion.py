@@ -1,0 +1,102 @@
+"""The throughput of a job on GPUs of several types, and what more GPUs would bring (EasyScale 3.4, equation 1). Pure.
+
+A job's N virtual workers (EasyScale's maxP) are hosted by whole numbers: A_i on each GPU of type i, whose capability C_i is
+the number of virtual workers that it computes per second. The step waits for the GPU that is busy the longest:
+
+    sum of N_i A_i >= N                                        (1a)
+    f_overload = max A_i / C_i                                 (1b)
+    waste = sum of N_i (C_i - A_i / f) + (nEST - N) / f        (1c; nEST is the sum of N_i A_i)
+    throughput = sum of N_i C_i - waste                        (1d)
+
+N_i is missing before the brackets of (1c) in the text of the paper; without it, (1d) would be no throughput. As it is here,
+(1d) is N / f_overload: a step's virtual workers by the time of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best hosting on some GPUs."""
+
+    gpus: Mapping[str, int]  # N_i, by type
+    hosted: Mapping[str, int]  # A_i: virtual workers on each GPU of a type, at the most
+    overload_s: float  # f_overload: the time of a step
+    waste: float  # virtual workers per second that GPUs could compute, and do not
+    throughput: float  # virtual workers per second
+
+
+def plan(virtual_workers: int, capability: Mapping[str, float], gpus: Mapping[str, int]) -> Plan:
+    """Return the plan with the greatest throughput: the least f with enough room. Raises ValueError without a GPU."""
+    used = {name: count for name, count in gpus.items() if count}
+    if not used:
+        raise ValueError("a plan needs a GPU")
+    hosted = dict.fromkeys(used, 0)
+    room, overload_s = 0, 0.0
+    while (
+        room < virtual_workers
+    ):  # the type whose next virtual worker would be done first hosts one more on each of its GPUs
+        name = min(used, key=lambda each: (hosted[each] + 1) / capability[each])
+        hosted[name] += 1
+        room += used[name]
+        overload_s = hosted[name] / capability[name]
+    idle = sum(count * (capability[name] - hosted[name] / overload_s) for name, count in used.items())
+    waste = idle + (room - virtual_workers) / overload_s
+    whole = sum(count * capability[name] for name, count in used.items())
+    return Plan(used, hosted, overload_s, waste, whole - waste)
+
+
+def plans(virtual_workers: int, capability: Mapping[str, float], available: Mapping[str, int]) -> list[Plan]:
+    """Return the plans for all numbers of GPUs of each type, the greatest throughput first; of equals the fewest GPUs."""
+    names = list(available)
+    counts = product(*(range(min(available[name], virtual_workers) + 1) for name in names))
+    found = [plan(virtual_workers, capability, dict(zip(names, each, strict=True))) for each in counts if any(each)]
+    return sorted(found, key=lambda one: (-one.throughput, sum(one.gpus.values())))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A job's wish for more GPUs of one type."""
+
+    job: str
+    type: str
+    more: int
+    speedup: float  # throughput with them, in units of that without
+
+    @property
+    def per_gpu(self) -> float:
+        return (self.speedup - 1.0) / self.more
+
+
+def proposals(
+    job: str,
+    virtual_workers: int,
+    capability: Mapping[str, float],
+    has: Mapping[str, int],
+    idle: Mapping[str, int],
+    most: int,
+) -> list[Proposal]:
+    """Return the `most` proposals with the greatest speedup per GPU; of equals the ones for more GPUs first."""
+    now = plan(virtual_workers, capability, has).throughput
+    found = []
+    for name, count in idle.items():
+        for more in range(1, min(count, virtual_workers - sum(has.values())) + 1):
+            then = plan(virtual_workers, capability, {**has, name: has.get(name, 0) + more}).throughput
+            if then > now:
+                found.append(Proposal(job, name, more, then / now))
+    return sorted(found, key=lambda one: (-one.per_gpu, -one.more))[:most]
+
+
+def accepted(wishes: Sequence[Proposal], idle: Mapping[str, int]) -> list[Proposal]:
+    """Return the proposals that the cluster grants, one per job at the most: by speedup per GPU, of equals the larger ones."""
+    left = dict(idle)
+    granted: list[Proposal] = []
+    for wish in sorted(wishes, key=lambda one: (-one.per_gpu, -one.more, one.job)):
+        if wish.more <= left.get(wish.type, 0) and all(wish.job != other.job for other in granted):
+            left[wish.type] -= wish.more
+            granted.append(wish)
+    return granted
