@@ -28,4 +28,6 @@ def test_unlike_gpus_add_up_as_far_as_whole_virtual_workers_allow() -> None:
 
     assert (typed.curve(0, 0b0011, add), typed.curve(0, 0b1100, add)) == (0, 1)
     assert typed.curve(0, 0b1111, add) == typed.curve(0, 0b1111, add) == 2
-    assert added == [pytest.approx(8 / 3)], "three turns on each fast GPU, one on each slow one, which the fast ones need not wait for"
+    assert added == [pytest.approx(8 / 3)], (
+        "three turns on each fast GPU, one on each slow one, which the fast ones need not wait for"
+    )
