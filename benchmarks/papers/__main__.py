@@ -27,7 +27,22 @@ from typing import Any
 
 from elasticd.protocol.errors import ElasticError, UserError
 
-from . import altruistic, average, beside, edl, elan, elasticflow, inputs, own, peak, pollux, simulators, tail, variants
+from . import (
+    altruistic,
+    average,
+    beside,
+    easyscale,
+    edl,
+    elan,
+    elasticflow,
+    inputs,
+    own,
+    peak,
+    pollux,
+    simulators,
+    tail,
+    variants,
+)
 from .cases import Case
 from .findings import faults
 from .inputs import VirtualCluster
@@ -35,7 +50,7 @@ from .page import Section, paragraphs, save
 from .results import Results, gather
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURES = (average, variants, peak, tail, altruistic, edl, elan, elasticflow, beside, pollux, simulators)
+FIGURES = (average, variants, peak, tail, altruistic, edl, elan, elasticflow, easyscale, beside, pollux, simulators)
 
 INTRODUCTION = """\
 # Published results beside ours

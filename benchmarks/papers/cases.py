@@ -25,7 +25,7 @@ from elasticd.simulator.costs import PRESETS
 from elasticd.simulator.runs import Setup
 from elasticd.simulator.workload import servers
 
-from . import peer_rules
+from . import peer_rules, unlike
 from .inputs import GPUS, SERVERS, VirtualCluster
 
 SOURCES = Path(elasticd.__file__).parent
@@ -56,6 +56,7 @@ class Case:
     jobs: int = 0  # use only the first so many; 0: all
     slack: float = 0.0  # deadline of every job, as a multiple of its duration; 0: as in the trace
     best_effort: float = 0.0  # fraction of jobs, drawn at random, without a deadline
+    uses: str = ""  # on EasyScale's three types of GPUs: which of them a job may use (`unlike`); "": one type
     promises: bool = False  # admission by deadlines, under a policy that ignores them; changes cost nothing
 
     @property
@@ -68,6 +69,7 @@ class Case:
         details += [f"seed {self.seed}"] if self.seed else []
         details += [f"{self.jobs} jobs"] if self.jobs else []
         details += [f"{self.best_effort:.0%} best effort"] if self.best_effort else []
+        details += [self.uses] if self.uses else []
         details += ["promises"] if self.promises else []
         return f"{rows} {self.policy}" + (f" ({', '.join(details)})" if details else "")
 
@@ -92,10 +94,14 @@ def setup(case: Case, data: Path) -> Setup:
     """Load the jobs and the cluster of a case. Raises UserError."""
     trace = traces.load(data / case.trace, {column: [value] for column, value in case.where})
     curves = profiles.load(data / case.profiles, case.gpu_type)
-    cluster = servers(case.servers, case.gpus_per_server)
-    gpus = case.servers * case.gpus_per_server
+    cluster = unlike.cluster() if case.uses else servers(case.servers, case.gpus_per_server)
+    gpus = sum(len(server.gpus) for server in cluster)
     trace = trace.first(case.jobs) if case.jobs else trace
-    assigned = assign.assign(trace.up_to(gpus), gpus, curves, case.seed, case.cap_at_request, case.random_models)
+    trace = unlike.with_demands(trace, case.uses) if case.uses else trace
+    types = unlike.types() if case.uses else ()
+    assigned = assign.assign(
+        trace.up_to(gpus), gpus, curves, case.seed, case.cap_at_request, case.random_models, types=types
+    )
     assigned = _with_deadlines(case, assigned)
     return Setup(assigned, cluster, PRESETS[case.costs], case.seed, case.packing, admission=admission(case))
 
