@@ -11,6 +11,7 @@ from .afs import AfsL, AfsP, AfsS
 from .backfill import Backfill
 from .base import Policy, Shares
 from .chronus import Chronus
+from .easyscale import EasyScale
 from .edf import Edf, EdfElastic, EdfWithAdmission
 from .elan import ElasticBackfill, ElasticFifo
 from .elastic import Elastic
@@ -36,6 +37,7 @@ POLICIES = (
     SrsfE,
     MaxMin,
     Optimus,
+    EasyScale,
     Pollux,
     TiresiasL,
     ElasticTiresias,
