@@ -11,7 +11,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -116,12 +116,23 @@ def logs(
         _print(chosen, several=len({line.worker for line in lines}) > 1)
 
 
-def follow_job(shared: Context, job: str, wanted: Wanted = EVERYTHING, as_json: bool = False) -> None:
-    """Print new lines until the job is over and its logs have ended."""
+def follow_job(
+    shared: Context,
+    job: str,
+    wanted: Wanted = EVERYTHING,
+    as_json: bool = False,
+    look: Callable[[JobView], None] | None = None,
+) -> None:
+    """Print new lines until the job is over and its logs have ended.
+
+    `look`: called with each view of the job. With it, what the job wrote to stderr goes to stderr.
+    """
     readers: dict[WorkerId, _Reader] = {}
     begun = False
     while True:
         view = shared.job(job)
+        if look is not None:
+            look(view)
         for reader in _readers(view, wanted):
             readers.setdefault(reader.worker, reader)
         tail = None if begun else wanted.tail
@@ -135,7 +146,7 @@ def follow_job(shared: Context, job: str, wanted: Wanted = EVERYTHING, as_json: 
                 print(json.dumps(line.document()))  # a stream: one document a line
             sys.stdout.flush()
         else:
-            _print(chosen, several=len(readers) > 1)
+            _print(chosen, several=len(readers) > 1, apart=look is not None)
         if view.phase.final and not lines:
             return
         if not lines:
@@ -236,7 +247,9 @@ def _in_order(lines: Iterable[Line], after_s: float) -> list[Line]:
     return sorted((line for line in lines if line.time_s >= after_s), key=lambda line: line.time_s)  # stable
 
 
-def _print(lines: Iterable[Line], several: bool) -> None:
+def _print(lines: Iterable[Line], several: bool, apart: bool = False) -> None:
+    """`apart`: lines of stderr go to stderr."""
     for line in lines:
-        print(f"[{line.worker.rpartition('.')[2]}] {line.text}" if several else line.text)
+        to = sys.stderr if apart and line.stream == STREAMS[b"e"] else sys.stdout
+        print(f"[{line.worker.rpartition('.')[2]}] {line.text}" if several else line.text, file=to)
     sys.stdout.flush()

@@ -16,7 +16,6 @@ WIDTH = 80
 # Commands of Slurm, PBS, Kubernetes, SkyPilot, dstack, Ray, Docker and the shell, with the corresponding command of elasticctl.
 OTHER_TOOLS = {
     "apply": "submit",
-    "attach": "exec JOB -- bash`, or `logs -f JOB",
     "create": "submit",
     "delete": "cancel",
     "describe": "status JOB",
@@ -25,7 +24,7 @@ OTHER_TOOLS = {
     "job": "submit`, `status`, `logs` or `cancel",
     "jobs": "status",
     "kill": "cancel",
-    "launch": "submit",
+    "launch": "run` or `submit",
     "list": "status",
     "ls": "status",
     "nodes": "servers",
@@ -35,7 +34,6 @@ OTHER_TOOLS = {
     "qsub": "submit",
     "queue": "status",
     "rm": "cancel",
-    "run": "submit",
     "sacct": "history",
     "sbatch": "submit",
     "scancel": "cancel",
@@ -44,7 +42,7 @@ OTHER_TOOLS = {
     "sinfo": "servers",
     "squeue": "status",
     "ssh": "exec JOB -- bash",
-    "srun": "submit",
+    "srun": "run",
     "start": "submit` or `resume",
     "stop": "cancel",
     "suspend": "pause",
@@ -82,6 +80,7 @@ SUBMISSION = {
 # By command of elasticctl; of each the options of other tools, with what is used here.
 OTHER_OPTIONS = {
     "submit": SUBMISSION,
+    "run": SUBMISSION,
     "scale": {"--replicas": "the number alone, `scale JOB 2`", "--current-replicas": "`scale JOB 2`"},
     "logs": {
         "--container": "--worker",
@@ -112,6 +111,7 @@ GROUPS = (
         "Jobs",
         {
             "submit": "submit JOB.yaml, or a command after --; prints the job's id",
+            "run": "the same, and show its output until its end (attach: come back to it)",
             "status": "the jobs, or one in full (-w: live)",
             "logs": "what a job has written (-f: as it comes)",
             "explain": "why a job waits, or has no more GPUs, and what would change that",
@@ -119,7 +119,20 @@ GROUPS = (
             "cancel": "end jobs",
             "history": "the jobs that are over: times, GPU-hours, exit codes",
         },
-        ("pause", "resume", "hold", "release", "requeue", "checkpoint", "exec", "wait", "events", "profile", "check"),
+        (
+            "attach",
+            "pause",
+            "resume",
+            "hold",
+            "release",
+            "requeue",
+            "checkpoint",
+            "exec",
+            "wait",
+            "events",
+            "profile",
+            "check",
+        ),
     ),
     Group(
         "Cluster",

@@ -167,6 +167,46 @@ def test_a_jobs_own_exit_code_and_output_come_back(cli: Cli) -> None:
     assert Path(path).read_text().endswith("o hello\n"), "the log is where it is said to be"
 
 
+@pytest.mark.cluster
+def test_run_shows_a_jobs_output_and_exits_with_its_code(cli: Cli) -> None:
+    done = cli("run", "--name", "seven", "--", "bash", "-c", "echo out; echo wrong >&2; exit 7", code=7)
+    assert done.stdout == "out\n", "the output of the job alone"
+    job = done.stderr.partition("elasticctl: ")[2].partition(":")[0]
+    assert job.startswith("seven-")
+    assert "\nwrong\n" in done.stderr
+    assert f"elasticctl: {job} failed after " in done.stderr
+    assert cli("attach", job, code=7).stdout == "out\n"
+    assert "one job file at a time" in one_line(cli("run", "a.yaml", "b", code=2))
+
+
+@pytest.mark.cluster
+def test_a_job_that_is_run_goes_on_after_ctrl_c_and_is_attached_again(cli: Cli) -> None:
+    command = [ELASTICCTL, "--dir", str(cli.directory), "run", "--name", "goes-on", "--", "bash", "-c"]
+    script = "echo one; while ! test -e end; do sleep 0.1; done; echo two; exit 5"
+    with started(
+        [*command, script],
+        cwd=cli.cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as client:
+        assert client.stdout is not None
+        assert client.stderr is not None
+        assert client.stdout.readline() == b"one\n"
+        job = client.stderr.readline().decode().split()[1].rstrip(":")
+        client.send_signal(signal.SIGINT)
+        assert client.stderr.readline() == b"\n"
+        said = client.stderr.readline().decode()
+        for words in (f"{job} goes on", f"`elasticctl attach {job}`", "Ctrl-C again leaves it"):
+            assert words in said
+        assert client.poll() is None
+        client.send_signal(signal.SIGINT)
+        assert client.wait(PATIENCE_S) == 130
+    assert cli.json("status", job)["phase"] == "running"
+    (cli.cwd / "end").touch()
+    assert cli("attach", job, code=5).stdout == "one\ntwo\n"
+
+
 @contextlib.contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that does not outlive a failing test."""

@@ -12,7 +12,7 @@ from elasticd.ctl.check import parts, record
 from elasticd.ctl.check.parts import Kind, Part
 from elasticd.ctl.jobfile import Overrides, build
 from elasticd.ctl.jobgpus import GpuOptions
-from elasticd.ctl.jobs import unchecked
+from elasticd.ctl.submitting import unchecked
 from elasticd.protocol.model import JobSpec
 
 
