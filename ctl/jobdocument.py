@@ -58,6 +58,7 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "throughput": spec.throughput or None,
         "processes": spec.processes.value,
         "restarts": spec.restarts,
+        "after": [f"{after.job}:any" if after.any else str(after.job) for after in spec.after] or None,
         "start_timeout": span_text(spec.start_timeout_s) if spec.must_join else None,
         "load_timeout": None if spec.load_timeout_s == LOAD_TIMEOUT_S else span_text(spec.load_timeout_s),
         "step_timeout": None if spec.step_timeout_s is None else span_text(spec.step_timeout_s),

@@ -35,11 +35,13 @@ from ..protocol.limits import (
 )
 from ..protocol.model import (
     CAPTURED_VARIABLES,
+    After,
     BatchChange,
     CheckpointSpec,
     Deadline,
     Determinism,
     GpuRange,
+    JobId,
     JobSpec,
     OnDivergence,
     Processes,
@@ -120,6 +122,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     snapshot: bool | None = None
     processes: str | None = None
     restarts: int | None = None
+    after: str | list[str] | None = None
     start_timeout: str | int | float | None = None
     load_timeout: str | int | float | None = None
     step_timeout: str | int | float | None = None
@@ -146,6 +149,7 @@ class Overrides(msgspec.Struct, frozen=True):
     determinism: str | None = None
     processes: str | None = None
     restarts: int | None = None
+    after: tuple[str, ...] = ()
     snapshot: bool | None = None
     replay_batches: tuple[BatchChange, ...] | None = None
     command: tuple[str, ...] = ()
@@ -224,6 +228,7 @@ def build(
         gpu_types=gpus.types,
         gpu_memory_bytes=gpus.memory_bytes,
         processes=processes,
+        after=_after(*pick("after", options.after or None, written.after)),
         restarts=restarts if restarts is not None or _joins(gpus.range, processes, command, workdir, env) else 0,
         must_join=written.start_timeout is not None,
         start_timeout_s=wait_s("start_timeout", written.start_timeout, START_TIMEOUT_S),
@@ -439,6 +444,21 @@ def _name(where: str, name: str) -> str:
     if not NAME.fullmatch(name):
         raise UserError(f"{where}: {name!r} must be 1 to 40 of a-z, 0-9 and -, not beginning or ending with -")
     return name
+
+
+def _after(where: str, given: str | Sequence[str] | None) -> tuple[After, ...]:
+    """Return the jobs that have to be over first: `prep-3`, or whatever becomes of that one, `prep-3:any`."""
+    found = []
+    for text in (given,) if isinstance(given, str) else given or ():
+        for word in text.split(","):
+            job, colon, how = word.strip().partition(":")
+            if not job or (colon and how not in ("ok", "any")):
+                slurm = f"; `--after {how}`?" if job.startswith("after") and how else ""
+                raise UserError(
+                    f"{where}: {word!r} is not a job, such as prep-3 or prep-3:any (however it ends){slurm}"
+                )
+            found.append(After(job=JobId(_text(where, job)), any=how == "any"))
+    return tuple(found)
 
 
 def _processes(where: str, given: str | None, command: Sequence[str]) -> Processes:

@@ -91,7 +91,7 @@ def within(workdir: str, command: tuple[str, ...]) -> tuple[str, ...]:
 
 def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
     """Return the job as it was submitted `before`, changed by the given `options`, with values from `built`. An earlier
-    deadline is dropped.
+    deadline, and the jobs that were waited for, are dropped.
     """
     gpus = options.gpus
     given = {
@@ -115,4 +115,4 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         changes["checkpoint"] = replace(before.checkpoint, every_s=built.checkpoint.every_s)
     told = {variable.partition("=")[0] for variable in options.env}
     env = {**before.env, **{name: value for name, value in built.env.items() if name in told}}
-    return replace(before, **changes, env=env, user=built.user, deadline=built.deadline, resume=None)
+    return replace(before, **changes, env=env, user=built.user, deadline=built.deadline, after=built.after, resume=None)

@@ -75,6 +75,10 @@ def cancel(
         for one in told.answers
     ]
     told.show(as_json, "cancelled", [(_saved(view), _cancelled(view)) for view in views])
+    if ends := [job for one in told.answers for job in one.ends if job not in names]:
+        say(
+            f"elasticctl: jobs that waited for {'it' if len(told.answers) == 1 else 'them'} end, too: {', '.join(ends)}"
+        )
 
 
 def _cancelled(view: JobView) -> str:

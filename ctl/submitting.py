@@ -111,6 +111,15 @@ def submit(
         int | None,
         typer.Option(help="May the command be run again if it is killed, how often? (0)", show_default=False),
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JOB[:any]",
+            help="Start when that job has finished; with :any, however it ends. May be repeated.",
+            show_default=False,
+            autocompletion=completion.jobs,
+        ),
+    ] = None,
     snapshot: Annotated[
         bool | None,
         typer.Option(
@@ -183,6 +192,7 @@ def submit(
         determinism=determinism,
         processes=processes,
         restarts=restarts,
+        after=tuple(after or ()),
         snapshot=snapshot,
         replay_batches=replayed(replay_batches, shared.job),
         command=command,
@@ -259,7 +269,13 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
         say(f"elasticctl: whether the job would be admitted is not known: {answer}")
         return
     if as_json:
-        told = {"reason": answer.reason, "promise": answer.promise, "offer": answer.offer, "time_s": answer.time_s}
+        told = {
+            "reason": answer.reason,
+            "promise": answer.promise,
+            "offer": answer.offer,
+            "notes": answer.notes,
+            "time_s": answer.time_s,
+        }
         filled = msgspec.structs.replace(spec, resume=answer.resume or spec.resume)
         print_json({**render.plain(filled), "forecast": render.plain(told)})
     else:
@@ -268,6 +284,7 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
             say(f"elasticctl: goes on from {render.goes_on_from(answer.resume)}")
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, answer.time_s)}")
+        _say_all(answer.notes)
     if answer.reason:
         raise RequestRefused(answer.reason)
 

@@ -300,6 +300,13 @@ class ResumeFrom(Value, frozen=True, kw_only=True):
     seeds: str = ""
 
 
+class After(Value, frozen=True, kw_only=True):
+    """A job that has to be over before another one starts."""
+
+    job: JobId  # in a client's request also a name
+    any: bool = False  # whatever becomes of it; otherwise it must finish
+
+
 class BatchChange(Value, frozen=True, kw_only=True):
     """A change of a job's batch size while it trains (Elan III)."""
 
@@ -355,6 +362,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     snapshot: Snapshot | None = None  # the job runs in a copy of these files; None: in `workdir` itself
     resume: ResumeFrom | None = None  # checkpoint from which the job starts; None: the initial state
     scaling: Scaling | None = None  # None: the batch has one size, unless the script changes it
+    after: tuple[After, ...] = ()  # the job starts when these are over
     # Until a worker of the job has called `elastic.join()`:
     restarts: int | None = None  # greatest number of times the command is run again from the start; None: no limit
     # `start_timeout_s` applies, since the user has set it; otherwise a command may run for ever

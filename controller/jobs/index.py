@@ -34,6 +34,7 @@ class _Facts:
     waits: bool = False
     astray: bool = False
     unstarted: bool = False
+    waits_for: tuple[JobId, ...] = ()
     servers: frozenset[ServerId] = frozenset()
     # Facts that take longer to derive, and the versions of the data that they were derived from.
     of: _Wants | None = None
@@ -74,6 +75,8 @@ class Index:
         self._named: dict[str, dict[JobId, Job]] = {}
         self._of_user: dict[str, int] = {}
         self._of_owner: dict[str, int] = {}
+        self._awaiting: dict[JobId, dict[JobId, Job]] = {}  # per job: the unfinished jobs that wait for its end
+        self._judged: dict[JobId, Job] = {}  # jobs that wait, and whose waiting may be over
         self._without_target = 0
         self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
         # A heap of pending jobs, with some that are not pending any more.
@@ -187,6 +190,17 @@ class Index:
         self._catch_up()
         return next(iter(self._on_gpu.get(gpu, ())), None)
 
+    def awaiting(self, name: JobId) -> tuple[Job, ...]:
+        """Return the unfinished jobs that wait for the end of this one, in the order of submission."""
+        self._catch_up()
+        return tuple(_in_order(self._awaiting.get(name, {})))
+
+    def take_judged(self) -> tuple[Job, ...]:
+        """Return the jobs that wait for the end of others, of which one has ended since the last call, and new ones."""
+        self._catch_up()
+        judged, self._judged = self._judged, {}
+        return tuple(_in_order(judged))
+
     def named(self, name: str) -> tuple[Job, ...]:
         """Return all jobs in memory with this name, in the order of submission."""
         self._catch_up()
@@ -258,6 +272,10 @@ class Index:
                 self._phases[now.phase][name] = job
             if now.phase is JobPhase.PENDING:
                 self._note_pending(job)
+        if before.waits_for != now.waits_for:
+            self._await(job, before.waits_for, now.waits_for)
+        if now.over and not before.over:
+            self._judged |= self._awaiting.get(name, {})
         self._without_target += now.without_target - before.without_target
         for table, was, is_ in (
             (self._over, before.over, now.over),
@@ -275,6 +293,17 @@ class Index:
                 del self._on_server[server]
         for server in now.servers - before.servers:
             self._on_server.setdefault(server, {})[name] = job
+
+    def _await(self, job: Job, before: tuple[JobId, ...], now: tuple[JobId, ...]) -> None:
+        for name in before:
+            waiting = self._awaiting[name]
+            del waiting[job.id]
+            if not waiting:
+                del self._awaiting[name]
+        for name in now:
+            self._awaiting.setdefault(name, {})[job.id] = job
+        if now:
+            self._judged[job.id] = job
 
 
 def _count(table: dict[str, int], name: str, one_more: bool) -> None:
@@ -305,6 +334,7 @@ def _facts(job: Job, before: _Facts) -> _Facts:
             live=live,
             over=not live,
             without_target=live,
+            waits_for=kept.waits_for if live else (),
             holdings=table.holdings,
         )
     wants = _wants(job, newest, before.of)
@@ -319,6 +349,7 @@ def _facts(job: Job, before: _Facts) -> _Facts:
         waits=live and newest is not None and (bool(table.ordered) or not wants.placed),
         astray=live and not wants.trains and not job.gang,
         unstarted=live and bool(table.ordered),
+        waits_for=kept.waits_for if live else (),
         servers=before.servers if same else wants.servers.union(table.servers),
         of=wants,
         membership=table.membership,

@@ -171,7 +171,18 @@ def _avoided(
 
 
 # Fields of the record that scheduling decisions depend on, besides those that a decision itself sets.
-SCHEDULED = frozenset({"withheld", "joined", "overtaken", "by_s", "manual_share", "does_not_grow", "expected_steps"})
+SCHEDULED = frozenset(
+    {
+        "withheld",
+        "waits_for",
+        "joined",
+        "overtaken",
+        "by_s",
+        "manual_share",
+        "does_not_grow",
+        "expected_steps",
+    }
+)
 
 
 def _nothing_due() -> None:
@@ -337,19 +348,21 @@ class Job:
 
     @property
     def is_withheld(self) -> bool:
-        """Return whether a user keeps the job from having GPUs.
+        """Return whether a user, or another job that has to end first, keeps the job from having GPUs.
 
         Policies do not see such a job. A hold does not affect a job that has GPUs.
         """
         withheld = self.record.withheld
+        if self.record.waits_for:
+            return True
         return withheld is not None and not (withheld.how is Withholding.HOLD and self.record.target)
 
     @property
     def why_withheld(self) -> str:
-        """Return the user who withholds the job, and the command that ends this; "" if the job is not withheld."""
+        """Return who or what withholds the job, and the command that ends this; "" if the job is not withheld."""
         withheld = self.record.withheld
         if withheld is None:
-            return ""
+            return f"waits for the end of {', '.join(self.record.waits_for)}" if self.record.waits_for else ""
         if withheld.how is Withholding.CANCEL:
             return f"is being cancelled{withheld.by}"
         back = f"`elasticctl {withheld.how.back} {self.id}`"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from ..cluster import Cluster
 from ..jobs.generations import GiveOrder, StartAgain, furthest, next_step
 from ..jobs.job import Job
+from .dependencies import judge_ends
 from .draining import note_drained
 from .gangs import fall, leave_bad_gpus
 from .growth import keep_together
@@ -31,14 +32,17 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
     if cluster.servers.awaited:
         return  # agents have yet to report which workers run
     leave_bad_gpus(cluster, now)
+    judge_ends(cluster, now)
     if cluster.planning.unfinished and not cluster.jobs.index.anyone_astray:
         cluster.planning.request()
     if cluster.planning.due and (at_once or cluster.may_decide(now)):
         set_targets(cluster, now)
     _steer_dirty(cluster, now)
+    judge_ends(cluster, now)
     if cluster.planning.due and cluster.may_decide(now):  # a job has ended meanwhile, or has given GPUs back
         set_targets(cluster, now)
         _steer_dirty(cluster, now)
+        judge_ends(cluster, now)
     start_waiting(cluster, now)
     note_drained(cluster, now)
 

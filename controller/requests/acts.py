@@ -31,10 +31,11 @@ from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
 from ..jobs.records import Submission
+from ..reconcile import dependencies
 from ..reconcile.profiling import profile_now
 from ..reconcile.promising import Judged, judged, promise_view, told_with
 from ..reconcile.settle import settle
-from . import resuming, snapshots
+from . import after, resuming, snapshots
 from .authority import by, check_job, signed
 from .finding import find_job
 from .pages import Fetched
@@ -58,6 +59,7 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fe
     if reason := refusal(spec):
         raise UserError(reason)
     spec = resuming.going_on(cluster, who, spec, fetched)
+    spec = after.with_ids(cluster, who, spec, fetched)
     snapshots.check(cluster, who, spec)
     heard = not cluster.servers.awaited or any(session.alive for session in cluster.servers.sessions.values())
     if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
@@ -112,6 +114,8 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     if found is not None:
         job.planned = found.planned
         job.update(promise=found.state, by_s=found.by_s)
+    if awaited := dependencies.awaited(cluster, spec):
+        job.update(waits_for=awaited)
     if spec.resume is not None:
         job.update(saved_step=spec.resume.step, gpu_name=spec.resume.gpu_name)
     cluster.jobs.next_number += 1
@@ -119,11 +123,11 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     name_told = by(who) or (f" by {spec.user}" if spec.user else "")
     least = f"{spec.gpus.min} to " if spec.gpus.min < spec.gpus.max else ""
     deadline = told_with(now, job, found) if found is not None else ""
-    text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}{resuming.told(spec)}"
+    text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}{resuming.told(spec)}{after.told(spec)}"
     cluster.history.add(now, EventKind.SUBMITTED, job.id, text)
     cluster.clients.audit(now, asked, "submit", job.id, text)
-    note = ignored(cluster.planning.decider.scheduler.policy, spec.priority)
-    return Submitted(job=job.id, promise=promise_view(job), notes=(note,) if note else ())
+    notes = (ignored(cluster.planning.decider.scheduler.policy, spec.priority), dependencies.sentence(cluster, job))
+    return Submitted(job=job.id, promise=promise_view(job), notes=tuple(filter(None, notes)))
 
 
 def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fetched: Fetched) -> Answer | None:
@@ -135,14 +139,16 @@ def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, 
     who, spec = asked.who, signed(asked.who, told)
     if reason := refusal(spec):
         raise UserError(reason)
-    spec = resuming.going_on(cluster, who, spec, fetched)
+    spec = after.with_ids(cluster, who, resuming.going_on(cluster, who, spec, fetched), fetched)
     if cluster.servers.awaited:
         return None
     if reason := _refusal(cluster, who, spec):
         return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {reason}")
-    if spec.deadline is None:
-        return Forecasted(time_s=now, resume=spec.resume)
     job = Job(Submission(job=JobId(spec.name), request="", spec=spec, submitted_s=now, owner=who.name))
+    if spec.deadline is None:
+        job.update(waits_for=dependencies.awaited(cluster, spec))
+        waits = dependencies.sentence(cluster, job)
+        return Forecasted(time_s=now, resume=spec.resume, notes=(waits,) if waits else ())
     (found,) = judged(cluster, now, [job])
     if found.reason:
         return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {found.reason}", offer=found.offer)

@@ -7,6 +7,8 @@ time of submission stays the same, so it has its old place in the queue when it 
 
 from __future__ import annotations
 
+import itertools
+
 from ...protocol.errors import NotAllowed, RequestRefused, UserError
 from ...protocol.messages import (
     Answer,
@@ -21,13 +23,14 @@ from ...protocol.messages import (
     Withholding,
     WriteCheckpoint,
 )
-from ...protocol.model import JobPhase
+from ...protocol.model import JobId, JobPhase
 from ...protocol.principals import Role
 from ...protocol.texts import over_words
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
+from ..reconcile.dependencies import ended_with
 from ..reconcile.gangs import may_run_again
 from ..reconcile.promising import not_planned
 from ..reconcile.restarts import end_job
@@ -37,6 +40,7 @@ from .authority import by, check_job
 LONGEST_QUIET_S = 600.0
 STOPPED = "the cluster is being stopped"
 MOST_SAVING = 1000  # jobs named in an answer
+MOST_TOLD = 100  # likewise, of those that end with a cancelled job
 
 
 def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bool) -> Answer | None:
@@ -107,9 +111,10 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: b
     text = f"cancelled{by(asked.who)}"
     if not save or not (job.elastic and any(entry.trained for entry in job.workers)):
         job.update(ended_by=asked.who.name)
+        ends = _ended_with(cluster, job)
         end_job(cluster, now, job, JobPhase.CANCELLED, text)
         cluster.clients.audit(now, asked, "cancel", job.id, text)
-        return Cancelled(job=job.id)
+        return Cancelled(job=job.id, ends=ends)
     if cluster.servers.awaited:
         return None
     job.update(ended_by=asked.who.name)
@@ -117,7 +122,11 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job, save: b
     cluster.history.add(now, EventKind.CANCELLING, job.id, f"is being cancelled{withheld.by}: its state is saved first")
     cluster.clients.audit(now, asked, "cancel", job.id, text)
     withhold(cluster, now, job, withheld, text)
-    return Cancelled(job=job.id, saving=True)
+    return Cancelled(job=job.id, saving=True, ends=_ended_with(cluster, job))
+
+
+def _ended_with(cluster: Cluster, job: Job) -> tuple[JobId, ...]:
+    return tuple(itertools.islice(ended_with(cluster, job), MOST_TOLD))
 
 
 def requeue(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:

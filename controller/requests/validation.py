@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ...protocol import snapshots
 from ...protocol.batches import wrong_in
 from ...protocol.limits import (
+    MAX_AFTER,
     MAX_BATCH_FACTOR,
     MAX_COMPARE_EVERY,
     MAX_GPU_MEMORY_BYTES,
@@ -101,6 +102,7 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     if spec.max_steps is not None and not 1 <= spec.max_steps <= MAX_STEPS:
         yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
     yield from _deadline(spec)
+    yield from _after(spec)
     yield from _until(spec)
     yield from _scaling(spec)
     if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
@@ -164,6 +166,16 @@ def _deadline(spec: JobSpec) -> Iterator[str]:
         yield f"deadline: {deadline.in_s} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
     elif deadline.at_s is not None and not 0 < deadline.at_s <= MAX_DATE_S:
         yield f"deadline: {deadline.at_s} is no Unix time: more than 0, at most {MAX_DATE_S:.0f}"
+    if spec.after:
+        yield "after: no deadline can be promised to a job that waits for the end of others: leave one of both out"
+
+
+def _after(spec: JobSpec) -> Iterator[str]:
+    if len(spec.after) > MAX_AFTER:
+        yield f"after: {len(spec.after)} jobs are too many: at most {MAX_AFTER}"
+    for after in spec.after:
+        if not after.job or len(after.job) > MAX_USER:
+            yield f"after: {after.job[:80]!r} is not the name of a job"
 
 
 def _gpus(spec: JobSpec) -> Iterator[str]:

@@ -31,6 +31,7 @@ from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
 from ..jobs.job import Avoided, Job
 from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
+from ..reconcile import dependencies
 from ..reconcile.barring import sentence as leaving
 from ..reconcile.draining import still_there
 from ..reconcile.health import troubles as troubles_told
@@ -202,8 +203,10 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
         yield leaves
     if job.record.withheld is not None:
         yield job.why_withheld
-        if job.is_withheld:
-            return
+    if waits := dependencies.sentence(cluster, job):
+        yield waits
+    if job.is_withheld:
+        return
     waiting = job.waiting_reason
     yield "; ".join(filter(None, (waiting, troubles()))) if waiting or not job.record.target else ""
 

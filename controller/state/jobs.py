@@ -225,7 +225,7 @@ class Jobs(Mapping[JobId, Job]):
                 self._effects.delete(*changes.deletes)
             if job.final and not (before is not None and before.record.phase.final):
                 experience.record_length(job)
-            if job.final and not job.workers:
+            if job.final and not job.workers and not self.index.awaiting(name):
                 self._over[name] = None
         self._touched.clear()
         self._archive_ended(keeping)

@@ -40,6 +40,7 @@ class Forecasted(Message, frozen=True, kw_only=True):
     offer: CounterOffer | None = None  # for a job with a deadline that cannot be kept
     # The checkpoint that the job would go on from, with all that the controller knows of it; None from older controllers
     resume: ResumeFrom | None = None
+    notes: tuple[str, ...] = ()  # as those of `Submitted`
 
 
 class Jobs(Message, frozen=True, kw_only=True):
@@ -81,6 +82,7 @@ class Cancelled(Message, frozen=True, kw_only=True):
 
     job: JobId
     saving: bool = False
+    ends: tuple[JobId, ...] = ()  # the first of the jobs that have waited for it to finish, and end with it
 
 
 class Paused(Message, frozen=True, kw_only=True):

@@ -246,7 +246,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     the job would have `share_gpus` GPUs.
     """
 
-    kind: str  # resume, end, server-back, mend, uncordon, reclaim, scale-auto, scale, ask-less, quotas, packing, more-gpus
+    kind: str  # resume, after, end, server-back, mend, uncordon, reclaim, scale-auto, scale, ask-less, quotas, packing, more-gpus
     text: str  # the condition, phrased to follow "if"
     share_gpus: int  # of the job under that condition
     command: str = ""  # command that makes the change; "": there is none
@@ -353,6 +353,7 @@ class EventKind(enum.Enum):
     PAUSED = "paused"  # by hand, until a user resumes the job
     HOLDING = "holding"  # by hand: the job does not start until a user releases it
     RESUMED = "resumed"  # by hand
+    RELEASED = "released"  # the jobs that the job has waited for are over
     REQUEUED = "requeued"  # by hand: the job saves its state, and waits for its turn
     SAVED = "saved"  # by hand: the job writes a checkpoint
     CANCELLING = "cancelling"  # by hand: the job is over as soon as its state is saved
