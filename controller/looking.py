@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ..protocol.errors import OperatorError
 from ..protocol.messages import GetEnded, GetEvents, GetJob, GetJobs, GetLog, GetServers, LogPiece, ReadLog, Request
 from ..protocol.model import JobId, ServerId
 from .cluster import Cluster
@@ -45,8 +46,8 @@ def only_looks(request: Request) -> bool:
 def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) -> bool:
     """Set `cluster` back to the records in the store, after the commit of `writes` has failed.
 
-    Only the state that read-only requests show is set back. Returns False if that is impossible: the store cannot be read, or
-    `writes` has records of other kinds.
+    Only the state that read-only requests show is set back. Returns False if that is impossible: the store cannot be read, has
+    half of a commit of several transactions, or `writes` has records of other kinds.
     """
     keys = [write.key for write in writes]
     if any(key.startswith(_UNTOLD) for key in keys):
@@ -78,7 +79,7 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
                 state = States(records).get(name)
                 assert state is not None, "there is a head"
                 job.restore(state.record, living(state))
-    except StoreUnavailable:
+    except (StoreUnavailable, OperatorError):  # OperatorError: the commit, of several transactions, is half carried out
         return False
     cluster.history.drop(set(keys))
     return True

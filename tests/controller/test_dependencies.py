@@ -132,7 +132,9 @@ def test_what_can_never_start_is_refused_at_once():
     ends(world, first.id, 1)
     answer = world.ask(Submit(spec=command("train", "prep-1")))
     assert isinstance(answer, Refused)
-    assert answer.reason.startswith("prep-1 has failed, so a job that waits for it to finish would never start; `--after")
+    assert answer.reason.startswith(
+        "prep-1 has failed, so a job that waits for it to finish would never start; `--after"
+    )
     assert isinstance(world.ask(Submit(spec=command("train", "prep-1:any"))), Submitted)
     assert world.ask(Submit(spec=command("train", "none"))).reason == "there is no job 'none'"
     dated = command("train", "prep-1:any", deadline=Deadline(in_s=60.0))

@@ -523,6 +523,8 @@ class Oracle:
                 self._check_submission(job, msgspec.msgpack.decode(value, type=Submission))
         for job in changed:
             self._check_state(job, awaited, ended)
+        for job in changed:
+            self._check_waiting(job, self.job(job))
         if changed:
             self._check_gpus()
         return tuple(ended)
@@ -608,6 +610,27 @@ class Oracle:
         if record.withheld is not None and not record.phase.final:
             self._check_withheld(job, before, record, record.withheld.how)
 
+    def _check_waiting(self, job: JobId, known: _Known) -> None:
+        """A job has GPUs only after the end of those that it waits for; it is cancelled by a user, or since it waits in vain."""
+        record = known.record
+        if record is None or known.submission is None:
+            return
+        if record.phase is JobPhase.CANCELLED and not (known.cancelled or self._waits_in_vain(known)):
+            raise Violation("an ended job stays as it ended", f"{job} is cancelled, and nobody has asked for it")
+        for after in known.submission.spec.after if record.target or record.orders else ():
+            other = self._jobs.get(after.job)
+            if other is not None and other.record is not None and not other.record.phase.final:
+                raise Violation("a job waits for others to end", f"{job} is to run, and {after.job} is not over")
+
+    def _waits_in_vain(self, known: _Known) -> bool:
+        """Whether a job that has to finish before this one has failed, or was cancelled, or is lost."""
+        for after in known.submission.spec.after if known.submission is not None else ():
+            other = self._jobs.get(after.job)
+            ended = other.record.phase if other is not None and other.record is not None else None
+            if not after.any and ended is not JobPhase.FINISHED:
+                return ended is None or ended.final
+        return False
+
     def _check_withheld(self, job: JobId, before: JobRecord | None, record: JobRecord, how: Withholding) -> None:
         """Of a paused job only processes that save its state may be left; a held one may run on."""
         if how is Withholding.HOLD:
@@ -643,8 +666,6 @@ class Oracle:
         ending = known.plan.script.ending
         if record.phase is JobPhase.FAILED and ending not in FAILING and not self._may_fail(known):
             raise Violation("only the script's fault fails a job", f"{job}: {record.reason}")
-        if record.phase is JobPhase.CANCELLED and not known.cancelled:
-            raise Violation("an ended job stays as it ended", f"{job} is cancelled, and nobody has asked for it")
         if record.phase is JobPhase.CANCELLED and record.withheld is not None and not workers_of(record):
             saving = record.withheld.how is Withholding.CANCEL
             if saving and not known.uncertain:
@@ -899,7 +920,7 @@ class Oracle:
             return ""  # some policies give a job its maximum, or nothing
         if not record.phase.final:
             return f"{job} is {record.phase.value}"
-        if known.cancelled and record.phase is JobPhase.CANCELLED:
+        if record.phase is JobPhase.CANCELLED and (known.cancelled or self._waits_in_vain(known)):
             return ""
         if record.phase is JobPhase.FAILED and self._may_fail(known):
             return ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticd.protocol.messages import Cancel, Scale, SetPolicy
-from elasticd.protocol.model import CheckpointSpec, Determinism, GpuRange, JobId, JobSpec, Processes
+from elasticd.protocol.model import After, CheckpointSpec, Determinism, GpuRange, JobId, JobSpec, Processes
 
 from .cluster import World
 from .faults import strike
@@ -143,6 +143,7 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         gpu_types=tuple(options["type"].split(",")) if "type" in options else (),
         gpus_per_server=int(options["per-server"]) if "per-server" in options else None,
         determinism=Determinism(options.get("determinism", "elastic")),
+        after=tuple(_after(text) for text in options["waits-for"].split(",")) if "waits-for" in options else (),
         **changes,
     )
     script = Script(
@@ -160,6 +161,12 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
     plan = JobPlan(stage.world.elapsed_s, spec, script)
     stage.world.add_job(plan)
     stage.world.users.submit(plan)
+
+
+def _after(text: str) -> After:
+    """Return the dependency that "prep" or "prep:any" describes."""
+    name, _, how = text.partition(":")
+    return After(job=JobId(name), any=how == "any")
 
 
 _NAMES = {word: name for name, word in TYPES.items()}
