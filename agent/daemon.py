@@ -81,6 +81,7 @@ from .events import (
     TakeSnapshotPart,
     TimePassed,
     Warn,
+    WarnProcess,
     WorkerStatusReceived,
 )
 from .forkserver.client import WarmProcesses
@@ -511,6 +512,8 @@ class AgentDaemon:
             case SignalProcess(worker, how):
                 waits = self._checks.stop(worker, how) or self._snapshots.stop(worker, how)
                 return waits or self._processes.signal(worker, how)
+            case WarnProcess(worker):
+                self._processes.warn(worker)
             case ForgetWorker(job, worker, uid):
                 holder = self._processes.forget(job, worker, uid)
                 if not self._processes.knows(job, uid):

@@ -191,6 +191,13 @@ class StartProcess:
 
 
 @dataclass(frozen=True)
+class WarnProcess:
+    """Send SIGUSR1 to those processes of a worker that handle it."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True)
 class SignalProcess:
     """Signal a worker's process group."""
 
@@ -250,6 +257,7 @@ Action = (
     | SendWorker
     | StartProcess
     | SignalProcess
+    | WarnProcess
     | ForgetWorker
     | ReadLogPiece
     | ExchangeCommand

@@ -55,6 +55,7 @@ from ..protocol.messages import (
     Suspend,
     ToAgentFromController,
     ToControllerFromAgent,
+    WarnWorker,
     WorkerExit,
     WorkerReport,
     WriteCheckpoint,
@@ -99,6 +100,7 @@ from .events import (
     TakeSnapshotPart,
     TimePassed,
     Warn,
+    WarnProcess,
     WorkerStatusReceived,
 )
 from .fence import Fence, Verdict
@@ -325,6 +327,9 @@ class AgentMachine:
             case WriteCheckpoint(worker=worker, uid=uid):
                 there = self._running.get(worker)
                 return [SendWorker(worker, message)] if there is not None and there.uid == uid else []
+            case WarnWorker(worker=worker, uid=uid):
+                there = self._running.get(worker)
+                return [WarnProcess(worker)] if there is not None and there.uid == uid else []
             case ForgetWorkers(workers=workers, uids=uids):
                 return [action for worker in workers for action in self._on_forget((uids.get(worker, ""), worker))]
             case ReadLog(worker=worker):

@@ -39,7 +39,7 @@ from ..protocol.model import Fault, JobId, WorkerId
 from ..runtime.clock import Clock
 from ..runtime.logs import about
 from ..runtime.loop import Loop
-from . import accounts
+from . import accounts, shim
 from .accounts import Account
 from .adoption import Ended, Found, Record, adopt, ended
 from .disk import SHIM_TIMES, Disk, Failed, Prepared, is_over, owner, runs
@@ -385,6 +385,13 @@ class Processes:
         else:
             self._read_group(worker, watched, lambda: _kill(watched))
         return None
+
+    def warn(self, worker: WorkerId) -> None:
+        """Have the shim of a running worker pass SIGUSR1 on. A shim of an earlier version would end by it, and gets none."""
+        watched = self._watched.get(worker)
+        if watched is not None and shim.handles(watched.pid, signal.SIGUSR1):
+            log.info("is warned that its time is nearly up", extra=self._about(watched.record))
+            _send(watched, signal.SIGUSR1)
 
     def _stop_start(self, start: _Start, how: StopSignal) -> ProcessFailed | None:
         if start.stage is Stage.EXECUTING:

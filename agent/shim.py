@@ -235,7 +235,9 @@ class Shim:
         self._asked_to_stop = False
         self._woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker)
+        self._asked_to_warn = False
         signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGUSR1, self._on_warn)
         for number in (signal.SIGINT, signal.SIGHUP):  # a handler, not SIG_IGN: the worker would inherit that
             signal.signal(number, lambda number, frame: None)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that the signal wakes the selector
@@ -330,6 +332,7 @@ class Shim:
         running = True
         while running:
             self._stop_if_asked(child.pid)
+            self._warn_if_asked(child.pid)
             for key, _ in selector.select(self._wait_s()):
                 if key.data == "signal":
                     os.read(key.fd, 512)
@@ -362,6 +365,17 @@ class Shim:
 
     def _on_terminate(self, number: int, frame: object) -> None:
         self._asked_to_stop = True
+
+    def _on_warn(self, number: int, frame: object) -> None:
+        self._asked_to_warn = True
+
+    def _warn_if_asked(self, group: int) -> None:
+        """Pass SIGUSR1 on to the processes of the group that handle it: others would end by it."""
+        if self._asked_to_warn:
+            self._asked_to_warn = False
+            for pid in members(group):
+                if handles(pid, signal.SIGUSR1):
+                    kill(pid, signal.SIGUSR1)
 
     def _stop_if_asked(self, group: int) -> None:
         now = time.monotonic()
@@ -458,21 +472,41 @@ def end_orphans() -> None:
         pass  # none is left
 
 
-def kill(pid: int) -> None:
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except (ProcessLookupError, PermissionError):  # it is gone, or belongs to another account now
         pass
 
 
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal; False: it would end, or ignores the signal, or has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next(line for line in file if line.startswith(b"SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def children(parent: int) -> list[int]:
     """Return the processes whose parent is `parent`."""
+    return _processes(1, parent)
+
+
+def members(group: int) -> list[int]:
+    """Return the processes of a process group."""
+    return _processes(2, group)
+
+
+def _processes(at: int, value: int) -> list[int]:
+    """Return the processes with this value in a column of /proc/PID/stat, counted from the state on."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                    if int(file.read().rpartition(b")")[2].split()[at]) == value:
                         found.append(int(entry))
             except OSError:  # it has just ended
                 pass

@@ -41,6 +41,7 @@ from .reconcile.gangs import note_running, watch_silent
 from .reconcile.processes import stop_worker
 from .reconcile.settle import settle
 from .reconcile.snapshot import falls_behind, keep_up
+from .reconcile.time_limits import keep_time
 from .recovery import recover
 from .requests.acts import answer_newcomers, answer_undecided
 from .requests.answers import on_request
@@ -212,6 +213,7 @@ class ControllerMachine:
         stop_again(self._cluster, now, job)
         tell_again(self._cluster, now, job)
         job.end_avoidances(now)
+        keep_time(self._cluster, now, job)
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.workers:

@@ -58,6 +58,8 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "throughput": spec.throughput or None,
         "processes": spec.processes.value,
         "restarts": spec.restarts,
+        "time": None if spec.time_limit_s is None else _limit_text(spec.time_limit_s),
+        "warn": None if spec.warn_s is None else span_text(spec.warn_s),
         "after": [f"{after.job}:any" if after.any else str(after.job) for after in spec.after] or None,
         "start_timeout": span_text(spec.start_timeout_s) if spec.must_join else None,
         "load_timeout": None if spec.load_timeout_s == LOAD_TIMEOUT_S else span_text(spec.load_timeout_s),
@@ -89,6 +91,11 @@ def span_text(seconds: float) -> str | float:
         if count:
             parts.append(f"{count}{letter}")
     return "".join(parts)
+
+
+def _limit_text(seconds: float) -> str:
+    """Return a duration that a limit may have, which needs units."""
+    return f"{seconds}s" if isinstance(span := span_text(seconds), float) else str(span)
 
 
 def memory_text(bytes_: int) -> str:

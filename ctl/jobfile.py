@@ -123,6 +123,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     processes: str | None = None
     restarts: int | None = None
     after: str | list[str] | None = None
+    time: str | int | float | None = None
+    warn: str | int | float | None = None
     start_timeout: str | int | float | None = None
     load_timeout: str | int | float | None = None
     step_timeout: str | int | float | None = None
@@ -150,6 +152,8 @@ class Overrides(msgspec.Struct, frozen=True):
     processes: str | None = None
     restarts: int | None = None
     after: tuple[str, ...] = ()
+    time: str | None = None
+    warn: str | None = None
     snapshot: bool | None = None
     replay_batches: tuple[BatchChange, ...] | None = None
     command: tuple[str, ...] = ()
@@ -197,6 +201,9 @@ def build(
         doubt(lacking)
     checkpoint = written.checkpoint or _Checkpoint()
     where_every, every = pick("checkpoint.every", options.checkpoint_every, checkpoint.every)
+    time, warn = pick("time", options.time, written.time), pick("warn", options.warn, written.warn)
+    if warn[1] is not None and time[1] is None:
+        raise UserError(f"{warn[0]}: goes with --time: nothing ends a job without a limit")
     where_name, name = pick("name", options.name, written.name)
     spec = JobSpec(
         name=_name(where_name, name if name is not None else _default_name(file, command)),
@@ -228,6 +235,8 @@ def build(
         gpu_types=gpus.types,
         gpu_memory_bytes=gpus.memory_bytes,
         processes=processes,
+        time_limit_s=None if time[1] is None else limit_s(*time),
+        warn_s=None if warn[1] is None else duration_s(warn[1], warn[0]),
         after=_after(*pick("after", options.after or None, written.after)),
         restarts=restarts if restarts is not None or _joins(gpus.range, processes, command, workdir, env) else 0,
         must_join=written.start_timeout is not None,
@@ -348,6 +357,23 @@ def duration_s(value: str | float, where: str) -> float:
     if not 0 < seconds < 1e9:
         raise UserError(f"{where}: {value!r} is not a positive duration")
     return seconds
+
+
+CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+
+
+def limit_s(where: str, value: str | float) -> float:
+    """Return the seconds of "2h", or of Slurm's 1-02:00:00. A plain number is refused: Slurm counts minutes, others seconds.
+    Raises UserError naming `where`.
+    """
+    if isinstance(value, str) and (match := CLOCK.fullmatch(value.strip())):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return duration_s(float(((days * 24 + hours) * 60 + minutes) * 60 + seconds), where)
+    if not isinstance(value, str) or re.fullmatch(r"[\d.:]+", value.strip()):
+        raise UserError(
+            f"{where}: {value!r} is not a duration with units, such as 90m or 2h, nor hours such as 02:00:00"
+        )
+    return duration_s(value, where)
 
 
 def deadline_of(where: str, value: object, where_soft: str, soft: bool | None) -> Deadline | None:

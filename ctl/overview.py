@@ -69,7 +69,8 @@ SUBMISSION = {
     "--ntasks": "--gpus",
     "--num-nodes": "--gpus, and --gpus-per-server",
     "--requeue": "--restarts",
-    "--time": "--deadline, to be over by then, or --max-steps, to end",
+    "--signal": "--warn 60s, with --time",
+    "--time-limit": "--time",
     "--working-dir": "workdir in a job file",
     "-C": "--gpu-type",
     "-G": "--gpus",
@@ -77,7 +78,7 @@ SUBMISSION = {
     "-N": "--gpus, and --gpus-per-server",
     "-e": "--env",
     "-n": "--gpus",
-    "-t": "--deadline, to be over by then, or --max-steps, to end",
+    "-t": "--time 2h",
 }
 
 # By command of elasticctl; of each the options of other tools, with what is used here.

@@ -473,6 +473,10 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
     ]
     if job.length is not None and job.elastic:
         lines.append(f"  length           {length(job, job.length)}")
+    if spec.time_limit_s is not None:
+        left_s = max(0.0, spec.time_limit_s - job.ran_s)
+        rest = "" if job.phase.final else f", {span(left_s)} left"
+        lines.append(f"  time limit       has run {span(job.ran_s)} of {span(spec.time_limit_s)}{rest}")
     if job.promise is not None:
         lines.append(f"  deadline         {deadline_line(job.promise, now_s, eta_s(job))}")
     left = eta_s(job)

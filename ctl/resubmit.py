@@ -103,6 +103,8 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         "determinism": options.determinism,
         "processes": options.processes,
         "restarts": options.restarts,
+        "time_limit_s": options.time,
+        "warn_s": options.warn,
         "command": options.command or None,
         "scaling": options.replay_batches,
         "gpus": gpus.gpus,

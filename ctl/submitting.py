@@ -111,6 +111,18 @@ def submit(
         int | None,
         typer.Option(help="May the command be run again if it is killed, how often? (0)", show_default=False),
     ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--time",
+            help="End after running so long, such as 2h or 1-12:00:00; waiting is not counted.",
+            show_default=False,
+        ),
+    ] = None,
+    warn: Annotated[
+        str | None,
+        typer.Option(help="With --time: send SIGUSR1 so long before the end, such as 60s.", show_default=False),
+    ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,6 +205,8 @@ def submit(
         processes=processes,
         restarts=restarts,
         after=tuple(after or ()),
+        time=time_limit,
+        warn=warn,
         snapshot=snapshot,
         replay_batches=replayed(replay_batches, shared.job),
         command=command,

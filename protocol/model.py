@@ -363,6 +363,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     resume: ResumeFrom | None = None  # checkpoint from which the job starts; None: the initial state
     scaling: Scaling | None = None  # None: the batch has one size, unless the script changes it
     after: tuple[After, ...] = ()  # the job starts when these are over
+    time_limit_s: float | None = None  # the job ends when it has run for so long, waiting not counted; None: no limit
+    warn_s: float | None = None  # so long before that its processes get SIGUSR1; None: not
     # Until a worker of the job has called `elastic.join()`:
     restarts: int | None = None  # greatest number of times the command is run again from the start; None: no limit
     # `start_timeout_s` applies, since the user has set it; otherwise a command may run for ever

@@ -364,7 +364,7 @@ class Job:
         if withheld is None:
             return f"waits for the end of {', '.join(self.record.waits_for)}" if self.record.waits_for else ""
         if withheld.how is Withholding.CANCEL:
-            return f"is being cancelled{withheld.by}"
+            return f"is being {'ended' if self.record.timed_out else 'cancelled'}{withheld.by}"
         back = f"`elasticctl {withheld.how.back} {self.id}`"
         if not self.is_withheld:
             return f"held{withheld.by}: it runs on, and does not start again before {back}"

@@ -190,6 +190,8 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     joined: bool = False  # a worker has called `elastic.join()`; from then on the job may be resized
     reserved: bool = False  # GPUs are held for the job (`scheduler.reservation`)
     promise: PromiseState | None = None  # state of the deadline's promise when it last changed; None: no deadline
+    warned: bool = False  # its processes were told that its time is nearly up (`reconcile.time_limits`)
+    timed_out: bool = False  # it has run for as long as it may
     waits_for: tuple[JobId, ...] = ()  # jobs of `JobSpec.after` that are not over (`reconcile.dependencies`)
     withheld: Withheld | None = None  # a user keeps the job from running; None: no user does
 

@@ -132,14 +132,18 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
 
 
 def end_cancelled(cluster: Cluster, now: float, job: Job) -> None:
-    """End a job that is being cancelled once it has no workers: its state is then saved, or could not be saved."""
+    """End a job that is being cancelled, or whose time is up, once it has no workers: its state is saved, or could not be."""
     withheld = job.record.withheld
     if withheld is None or withheld.how is not Withholding.CANCEL or job.final or job.workers:
         return
     saved = job.record.saved_step
     kept_steps = saved + 1 if saved is not None else 0
-    text = f"cancelled{withheld.by}, {steps_kept(job.steps_done, kept_steps)}"
-    end_job(cluster, now, job, JobPhase.CANCELLED, text)
+    kept = steps_kept(job.steps_done, kept_steps)
+    if job.record.timed_out:
+        ran = span(job.spec.time_limit_s or 0.0)
+        end_job(cluster, now, job, JobPhase.FAILED, f"it has run for {ran}, its time limit, {kept}")
+    else:
+        end_job(cluster, now, job, JobPhase.CANCELLED, f"cancelled{withheld.by}, {kept}")
 
 
 def _tell_of_deadline(cluster: Cluster, now: float, job: Job, phase: JobPhase) -> None:

@@ -115,10 +115,14 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         "step_timeout": spec.step_timeout_s,
         "pause_timeout": spec.pause_timeout_s,
         "checkpoint.save_timeout": spec.checkpoint.save_timeout_s,
+        "time": spec.time_limit_s,
+        "warn": spec.warn_s,
     }
     for field, seconds in waits.items():
         if seconds is not None and not 0 < seconds <= MAX_WAIT_S:
             yield f"{field}: {seconds} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
+    if spec.warn_s is not None and spec.time_limit_s is None:
+        yield "warn: goes with time: nothing ends a job without a limit"
     if not 1 <= spec.checkpoint.keep <= MAX_KEPT_CHECKPOINTS:
         yield f"checkpoint.keep: {spec.checkpoint.keep} is not allowed: 1 to {MAX_KEPT_CHECKPOINTS}"
     if len(spec.model) > MAX_MODEL or "\0" in spec.model:

@@ -96,6 +96,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         peak_gpus=kept.peak_gpus,
         does_not_grow="" if kept.phase.final else kept.does_not_grow,
         withheld=None if kept.phase.final else kept.withheld,
+        ran_s=job.executed_s(now),
         saved_step=kept.saved_step,
         saved_file=kept.saved_file,
     )

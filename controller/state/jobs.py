@@ -20,6 +20,7 @@ from ..jobs.index import Index
 from ..jobs.job import Job
 from ..jobs.records import ArchivedJob, Submission
 from ..jobs.rows import Rows
+from ..jobs.time_limit import due_s
 from ..records import state_key, submission_key
 from ..settings import Keeping
 from ..usage import Usage, first_kept
@@ -214,8 +215,8 @@ class Jobs(Mapping[JobId, Job]):
         """
         for name in self._touched:
             job = self._jobs[name]
-            timers = job.timers()
-            self.timers.put(name, min(timers.values()) if timers else None)
+            timers = [*job.timers().values(), *filter(None, (due_s(job),))]
+            self.timers.put(name, min(timers, default=None))
             accounting.look(self.usage, now, job)
             before = self._written.get(name)
             changes, self._written[name] = stored.changes(job, before, whole_workers)

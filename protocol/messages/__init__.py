@@ -113,6 +113,7 @@ from .controller import (
     Standby,
     StartWorker,
     StopWorker,
+    WarnWorker,
     WriteCheckpoint,
 )
 from .links import (
@@ -289,6 +290,7 @@ __all__ = [
     "UsageBy",
     "UsageReport",
     "UsageRow",
+    "WarnWorker",
     "Withheld",
     "Withholding",
     "WorkerExit",

@@ -86,6 +86,16 @@ class WriteCheckpoint(Message, frozen=True, kw_only=True):
     uid: str = ""  # of the job
 
 
+class WarnWorker(Message, frozen=True, kw_only=True):
+    """Send SIGUSR1 to those processes of a worker that handle it: the time of its job is nearly up. Sent once; a warning that
+    is lost is not repeated, since the job saves its state in any case.
+    """
+
+    job: JobId
+    worker: WorkerId
+    uid: str = ""  # of the job
+
+
 class ForgetWorkers(Message, frozen=True, kw_only=True):
     """The controller has recorded these workers' ends: the agent may drop its own records of them."""
 

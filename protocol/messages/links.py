@@ -24,6 +24,7 @@ from .controller import (
     Standby,
     StartWorker,
     StopWorker,
+    WarnWorker,
     WriteCheckpoint,
 )
 from .workers import Commit, Prepare, Prepared, Ready, Status, StoreAdd, StoreGet, StoreSet, StoreValue
@@ -33,6 +34,7 @@ ToAgentFromController = (
     | StartWorker
     | StopWorker
     | WriteCheckpoint
+    | WarnWorker
     | ForgetWorkers
     | ReadLog
     | RunCommand

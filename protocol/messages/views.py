@@ -223,6 +223,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     odd_metrics: dict[str, str] = {}
     peak_gpus: int = 0  # most GPUs that have trained at once; 0: none, or unknown
     withheld: Withheld | None = None  # a user's order not to run the job; None: there is none
+    ran_s: float = 0.0  # seconds with any GPUs, in all attempts
     saved_step: int | None = None  # step of the newest known checkpoint; None: there is none
     saved_file: str = ""  # path of that checkpoint on the server of the worker that wrote it; "": unknown
 
@@ -354,6 +355,8 @@ class EventKind(enum.Enum):
     HOLDING = "holding"  # by hand: the job does not start until a user releases it
     RESUMED = "resumed"  # by hand
     RELEASED = "released"  # the jobs that the job has waited for are over
+    WARNED = "warned"  # the job's processes got SIGUSR1, since its time is nearly up
+    TIMED_OUT = "timed-out"  # the job has run for as long as it may, and is over as soon as its state is saved
     REQUEUED = "requeued"  # by hand: the job saves its state, and waits for its turn
     SAVED = "saved"  # by hand: the job writes a checkpoint
     CANCELLING = "cancelling"  # by hand: the job is over as soon as its state is saved

@@ -207,6 +207,41 @@ def test_a_job_that_is_run_goes_on_after_ctrl_c_and_is_attached_again(cli: Cli) 
     assert cli("attach", job, code=5).stdout == "one\ntwo\n"
 
 
+@pytest.mark.cluster
+def test_a_job_starts_after_another_one_and_ends_with_it_if_that_fails(cli: Cli) -> None:
+    first = cli("submit", "--name", "prep", "--", "bash", "-c", "while ! test -e prepared; do sleep 0.1; done; exit 4")
+    prep = first.stdout.strip()
+    done = cli("submit", "--after", "prep", "--name", "train", "--", "true")
+    train = done.stdout.strip()
+    assert f"elasticctl: waits for {prep} (" in done.stderr
+    clean = cli("submit", "--after", f"{prep}:any", "--name", "clean", "--", "true").stdout.strip()
+    assert f"waits for {prep} (" in cli("explain", train).stdout
+    assert f"waits for {prep} (" in cli("submit", "--dry-run", "--after", prep, "--", "true").stderr
+    (cli.cwd / "prepared").touch()
+    ended = cli("wait", train, code=1).stdout
+    assert f"never started: {prep}, which had to finish first, has failed (DependencyNeverSatisfied)" in ended
+    cli("wait", clean)
+    assert f"{prep} has failed, so a job that waits for it" in one_line(
+        cli("submit", "--after", prep, "--", "true", code=1)
+    )
+    assert "is not a job, such as" in one_line(cli("submit", "--after", "afterok:7", "--", "true", code=2))
+
+
+WARNED = "import signal, time; signal.signal(signal.SIGUSR1, lambda *a: print('warned', flush=True)); time.sleep(600)"
+
+
+@pytest.mark.cluster
+def test_a_job_with_a_time_limit_is_warned_and_ends(cli: Cli) -> None:
+    script = f'{sys.executable} -c "{WARNED}" & wait; wait'  # the shell, which has no handler, lives on
+    done = cli("run", "--time", "8s", "--warn", "5s", "--name", "limited", "--", "bash", "-c", script, code=1)
+    assert done.stdout == "warned\n"
+    assert "it has run for 8s, its time limit" in done.stderr
+    assert "has run 8s of 8s" in cli("status", done.stderr.split()[1].rstrip(":")).stdout
+    assert "such as 90m or 2h" in one_line(cli("submit", "--time", "60", "--", "true", code=2))
+    assert "goes with --time" in one_line(cli("submit", "--warn", "60s", "--", "true", code=2))
+    assert "time: 1d2h\n" in cli("submit", "--dry-run", "--time", "1-02:00:00", "--", "true").stdout
+
+
 @contextlib.contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that does not outlive a failing test."""

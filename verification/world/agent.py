@@ -36,6 +36,7 @@ from elasticd.agent.events import (
     TakeSnapshotPart,
     TimePassed,
     Warn,
+    WarnProcess,
     WorkerStatusReceived,
 )
 from elasticd.agent.identity import Identity
@@ -270,6 +271,8 @@ class Agent(Process):
                 self.later(START_S * (0.2 + self.chance.random()), self._start, start)
             case SignalProcess(worker, how):
                 self._signal(worker, how)
+            case WarnProcess():
+                pass
             case ForgetWorker(_, worker, uid):
                 self._durably(f"forgets {worker}", lambda: self._disk.pop((uid, worker), None))
             case ReadLogPiece(request):

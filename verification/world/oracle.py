@@ -687,10 +687,13 @@ class Oracle:
                 raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
 
     def _may_fail(self, known: _Known) -> bool:
-        """May the job fail? A disturbed command with limited restarts may; so may a job that needs more workers than hold its
+        """May the job fail? One whose time is up does; a disturbed command with limited restarts may; so may a job that needs more workers than hold its
         state, while its newcomers never get the state.
         """
         needs_more = known.plan.script.ending in (Ending.UNLIKE, Ending.MISFITS) and known.plan.spec.gpus.min > 1
+        limit_s, record = known.plan.spec.time_limit_s, known.record
+        if limit_s is not None and record is not None and record.timed_out:
+            return record.executed_s >= limit_s
         return needs_more or (known.plan.spec.restarts is not None and known.disturbed_at > float("-inf"))
 
     def _check_gpus(self) -> None:

@@ -144,6 +144,8 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         gpus_per_server=int(options["per-server"]) if "per-server" in options else None,
         determinism=Determinism(options.get("determinism", "elastic")),
         after=tuple(_after(text) for text in options["waits-for"].split(",")) if "waits-for" in options else (),
+        time_limit_s=_seconds(options["time"]) if "time" in options else None,
+        warn_s=_seconds(options["warn"]) if "warn" in options else None,
         **changes,
     )
     script = Script(
