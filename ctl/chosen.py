@@ -1,4 +1,4 @@
-"""The jobs that a command is for: those that are named, or all of the caller's (`--all`)."""
+"""The jobs that a command is for: those that are named, also by a pattern or by their array, or all of the caller's (`--all`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..protocol.errors import UserError
 from ..protocol.messages import GetJobs, JobView
 from ..protocol.model import JobPhase
 from ..protocol.texts import many
+from .arrays import meant
 from .completion import words
 from .context import Context, agreed, say
 
@@ -43,7 +44,7 @@ def chosen(
     if bool(jobs) == everything:
         raise UserError(f"which jobs? `elasticctl {act} JOB ...`, or `{act} --all` for all that you have submitted")
     if not everything:
-        return list(jobs or ())
+        return meant(shared, jobs or ())
     phases = [phase for name, phases in STATES.items() if state in (None, name) for phase in phases]
     views = shared.client.jobs(GetJobs(mine=True)).jobs
     found: list[str] = [view.job for view in views if view.phase in phases and concerns(view)]

@@ -9,6 +9,8 @@ number for it.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import yaml
 
@@ -22,9 +24,9 @@ WORDS_OF_PRIORITY = {-10: "low", 0: "normal", 10: "high"}
 SPANS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
-def text_of(spec: JobSpec) -> str:
-    """Return the job file as text."""
-    return yaml.safe_dump(document_of(spec), sort_keys=False, allow_unicode=True, width=float("inf"))
+def text_of(spec: JobSpec, more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """Return the job file as text, with fields that the job itself does not have."""
+    return yaml.safe_dump({**document_of(spec), **more}, sort_keys=False, allow_unicode=True, width=float("inf"))
 
 
 def document_of(spec: JobSpec) -> dict[str, object]:

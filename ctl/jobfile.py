@@ -49,7 +49,7 @@ from ..protocol.model import (
 )
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml, repeated
-from . import commands, resuming, shellwords
+from . import arrays, commands, resuming, shellwords
 from .jobgpus import GpuOptions, wanted_gpus
 from .jobscaling import wanted_scaling
 
@@ -123,6 +123,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     processes: str | None = None
     restarts: int | None = None
     after: str | list[str] | None = None
+    array: str | int | None = None
+    sweep: Any = None
     time: str | int | float | None = None
     warn: str | int | float | None = None
     start_timeout: str | int | float | None = None
@@ -152,6 +154,8 @@ class Overrides(msgspec.Struct, frozen=True):
     processes: str | None = None
     restarts: int | None = None
     after: tuple[str, ...] = ()
+    array: str | None = None
+    sweep: Path | None = None
     time: str | None = None
     warn: str | None = None
     snapshot: bool | None = None
@@ -251,6 +255,19 @@ def build(
     )
     _, wanted = pick("snapshot", options.snapshot, written.snapshot)
     return snapshot(spec) if wanted and snapshot is not None else spec
+
+
+def array_of(file: Path | None, options: Overrides, cwd: Path) -> arrays.Array | None:
+    """Return the array that `file` and `options` describe; None: one job is meant. Raises UserError."""
+    source = str(file) if file is not None else "the command line"
+    written = _read(file) if file is not None else _File()
+    where = "--array" if options.array is not None else f"{source}: array"
+    where_sweep = str(options.sweep) if options.sweep is not None else f"{source}: sweep"
+    sweep = written.sweep if options.sweep is None else arrays.sweep_of(cwd / options.sweep)
+    if isinstance(sweep, str):  # in a job file: the name of a file
+        where_sweep, sweep = sweep, arrays.sweep_of(_directory(cwd, file) / sweep)
+    array = options.array if options.array is not None else written.array
+    return arrays.wanted(where, None if array is None else str(array), where_sweep, sweep)
 
 
 def _account() -> str:

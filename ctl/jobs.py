@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -26,6 +26,7 @@ from ..protocol.messages import (
 from ..protocol.model import JobPhase, Resize, job_number
 from ..protocol.texts import gpu_count
 from . import completion, render
+from .arrays import folded, meant
 from .context import (
     DECIDED_WITHIN_S,
     JSON,
@@ -69,28 +70,41 @@ def status(
         bool, typer.Option("--all", "-a", help=f"Also the last {MOST_ENDED} finished, failed and cancelled jobs.")
     ] = False,
     mine: Annotated[bool, MINE] = False,
+    elements: Annotated[bool, typer.Option("--array", "-r", help="Each job of an array in a row of its own.")] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Show the jobs, or one job in full."""
+    """Show the jobs, or one job in full; the jobs of an array, or those that match a pattern, by 'NAME' or 'NAME-*'."""
     shared = of(context)
+    if job is not None and (several := meant(shared, [job], mine=False)) != [job]:
+        _show_several(shared, several, as_json)
+        return
     if watch and as_json:
         raise UserError("--watch and --json exclude each other: call `status --json` again and again")
     if watch:
-        _watch(lambda: _snapshot(shared, job, everything, mine))
+        _watch(lambda: _snapshot(shared, job, everything, mine, elements))
     elif job is not None:
         if as_json:
             print_json(render.plain(shared.job(job)))
         else:
-            _print(_snapshot(shared, job, everything, mine)[1])
+            _print(_snapshot(shared, job, everything, mine, elements)[1])
     else:
         jobs = _jobs(shared, everything, mine)
         if as_json:
             told = {"jobs": jobs.jobs, "time_s": jobs.time_s, "policy": jobs.policy, "refused": jobs.refused}
             print_json({name: render.plain(value) for name, value in told.items()})
         else:
-            _print(_table(jobs, everything, mine))
+            _print(_table(jobs, everything, mine, elements))
         if jobs.next:
             say(f"elasticctl: more jobs are over than the {MOST_ENDED} shown: `elasticctl history` pages through them")
+
+
+def _show_several(shared: Context, names: Sequence[str], as_json: bool) -> None:
+    jobs = shared.client.jobs(GetJobs())
+    chosen = tuple(view for view in jobs.jobs if view.job in names)
+    if as_json:
+        print_json({"jobs": render.plain(chosen), "time_s": jobs.time_s})
+    else:
+        _print(table_lines(render.job_table(chosen, jobs.time_s)))
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -109,21 +123,23 @@ def _jobs(shared: Context, everything: bool, mine: bool) -> Jobs:
     return msgspec.structs.replace(ended, jobs=tuple(shown), refused=live.refused)
 
 
-def _snapshot(shared: Context, job: str | None, everything: bool, mine: bool) -> tuple[object, Iterable[str]]:
+def _snapshot(
+    shared: Context, job: str | None, everything: bool, mine: bool, elements: bool
+) -> tuple[object, Iterable[str]]:
     """Return the state (equal as long as only time passes), and its display."""
     if job is not None:
         answer = shared.ask(GetJob(job=job), JobFound)
         return answer.job, fitted(render.job_lines(answer.job, answer.time_s))
     jobs = _jobs(shared, everything, mine)
-    return (jobs.jobs, jobs.refused), _table(jobs, everything, mine)
+    return (jobs.jobs, jobs.refused), _table(jobs, everything, mine, elements)
 
 
-def _table(jobs: Jobs, everything: bool, mine: bool) -> Iterable[str]:
+def _table(jobs: Jobs, everything: bool, mine: bool, elements: bool = False) -> Iterable[str]:
     if not jobs.jobs:
         yours = " of yours" if mine else ""
         yield f"no jobs{yours}" if everything else f"no unfinished jobs{yours} (status --all shows all)"
     else:
-        yield from table_lines(render.job_table(jobs.jobs, jobs.time_s))
+        yield from table_lines(render.job_table(jobs.jobs if elements else folded(jobs.jobs), jobs.time_s))
     yield from (render.refused_job(each) for each in jobs.refused)
 
 
@@ -309,7 +325,7 @@ def wait(
 ) -> None:
     """Wait for the end of jobs; exit with the first code that is not 0."""
     shared, within_s = of(context), limit_s(timeout)
-    names = [shared.job(job).job for job in jobs]  # unknown ones are noticed before any waiting
+    names = [shared.job(job).job for job in meant(shared, jobs)]  # unknown ones are noticed before any waiting
     views = [until_final(shared, name, within_s) for name in names]
     if as_json:
         print_json({"jobs": render.plain(views)})

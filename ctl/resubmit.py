@@ -117,4 +117,5 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         changes["checkpoint"] = replace(before.checkpoint, every_s=built.checkpoint.every_s)
     told = {variable.partition("=")[0] for variable in options.env}
     env = {**before.env, **{name: value for name, value in built.env.items() if name in told}}
-    return replace(before, **changes, env=env, user=built.user, deadline=built.deadline, after=built.after, resume=None)
+    again = {"env": env, "user": built.user, "deadline": built.deadline, "after": built.after}
+    return replace(before, **changes, **again, array=None, resume=None)

@@ -12,8 +12,10 @@ import typer
 
 from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ..protocol.messages import Forecast, Forecasted, Submit, Submitted
-from ..protocol.model import JobSpec
+from ..protocol.model import JobId, JobSpec
+from ..protocol.texts import many
 from . import completion, render
+from .arrays import Array, awaited, unused
 from .context import JSON, Context, agreed, of, print_json, say
 from .following import end, follow_to_end
 from .promises import deadline_line
@@ -111,6 +113,17 @@ def submit(
         int | None,
         typer.Option(help="May the command be run again if it is killed, how often? (0)", show_default=False),
     ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            help="A job for each index, {index} in the command: 0-99, 1,3,7, or 0-99%8 for eight at a time.",
+            show_default=False,
+        ),
+    ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(help="A file of lists, `lr: [0.1, 0.01]`: a job for each combination, {lr}.", show_default=False),
+    ] = None,
     time_limit: Annotated[
         str | None,
         typer.Option(
@@ -179,7 +192,7 @@ def submit(
     """Submit a job and print its id."""
     import os
 
-    from .jobfile import Overrides, build
+    from .jobfile import Overrides, array_of, build
     from .jobgpus import GpuOptions
     from .jobscaling import replayed
     from .resubmit import GoingOn
@@ -205,6 +218,8 @@ def submit(
         processes=processes,
         restarts=restarts,
         after=tuple(after or ()),
+        array=array,
+        sweep=sweep,
         time=time_limit,
         warn=warn,
         snapshot=snapshot,
@@ -218,6 +233,11 @@ def submit(
     built = build(file, options, where, os.environ, doubt, packed.take)
     spec = goes_on.job(file, overrides, built, packed.take)
     doubts += packed.left_out
+    if spec.after and not isinstance(_cluster(shared), ElasticError):
+        spec = msgspec.structs.replace(spec, after=awaited(shared, spec.after))
+    several = array_of(file, overrides, _where_we_are())
+    if several is not None and act == "run":
+        raise UserError("run: follows one job: `submit --array`, then `wait` or `logs` with the jobs' names")
     from .commands import copies, ignored_lines
 
     if ignored := ignored_lines(spec.command, Path(spec.workdir)):
@@ -229,9 +249,17 @@ def submit(
         doubts.append(sentence)
     if dry_run:
         _say_all([*doubts, *goes_on.unwritten(file, spec, os.environ)])
-        _forecast(shared, spec, as_json)
+        _forecast(shared, spec, as_json, several)
         return
     packed.send(shared, spec)
+    if several is not None:
+        doubts.append(unused(spec, several))
+        jobs = _submit_array(shared, spec, several, as_json)
+        _say_all(filter(None, doubts))
+        if follow or wait_for_end:
+            codes = [end(shared, job) for job in jobs]
+            raise typer.Exit(next(filter(None, codes), 0))
+        return
     answer = shared.ask(Submit(spec=spec), Submitted)
     job, runs = answer.job, act == "run"
     if as_json:
@@ -253,6 +281,31 @@ def submit(
         raise typer.Exit(end(shared, job))
 
 
+def _submit_array(shared: Context, spec: JobSpec, array: Array, as_json: bool) -> list[JobId]:
+    """Submit the jobs of an array one after the other, and print its name. Raises the refusal of one, after telling which are
+    submitted.
+    """
+    jobs: list[JobId] = []
+    for element in array.elements(spec):
+        try:
+            jobs.append(shared.ask(Submit(spec=element), Submitted).job)
+        except ElasticError:
+            if jobs:
+                left = ",".join(str(index) for index in array.indices[len(jobs) :])
+                say(
+                    f"elasticctl: {len(jobs)} of {len(array.indices)} jobs are submitted, {jobs[0]} to {jobs[-1]}; "
+                    f"the others are --array {left}"
+                )
+            raise
+    if as_json:
+        print_json({"array": spec.name, "jobs": jobs})
+    else:
+        print(spec.name, flush=True)
+        limit = f", {array.most} at a time" if array.most is not None else ""
+        say(f"elasticctl: {spec.name}[{array.text}]: {many(len(jobs), 'job')}, {jobs[0]} to {jobs[-1]}{limit}")
+    return jobs
+
+
 def unchecked(spec: JobSpec) -> list[str]:
     """Return a hint at `elasticctl check` for an elastic job, if no check of this version of its script is on record."""
     if spec.gpus.min == spec.gpus.max:
@@ -270,16 +323,17 @@ def unchecked(spec: JobSpec) -> list[str]:
     return [f"`elasticctl check {script}` tries at the desk whether its result depends on how many GPUs train it"]
 
 
-def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
-    """Show the job as it would be, and the cluster's forecast. Raises RequestRefused if the cluster would refuse it.
+def _forecast(shared: Context, spec: JobSpec, as_json: bool, array: Array | None) -> None:
+    """Show the job as it would be, or the array, and the cluster's forecast. Raises RequestRefused if it would be refused.
 
     Without a cluster only a job with a deadline, or a checkpoint to go on from, is an error.
     """
-    answer = _forecast_of(shared, spec)
+    more: dict[str, object] = {} if array is None else array.document()
+    answer = _forecast_of(shared, spec if array is None else next(array.elements(spec)))
     if isinstance(answer, ElasticError):
         if spec.deadline is not None or spec.resume is not None:
             raise answer
-        _show_spec(spec, as_json)
+        _show_spec(spec, as_json, more)
         say(f"elasticctl: whether the job would be admitted is not known: {answer}")
         return
     if as_json:
@@ -291,9 +345,9 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
             "time_s": answer.time_s,
         }
         filled = msgspec.structs.replace(spec, resume=answer.resume or spec.resume)
-        print_json({**render.plain(filled), "forecast": render.plain(told)})
+        print_json({**render.plain(filled), **more, "forecast": render.plain(told)})
     else:
-        _show_spec(spec, as_json)
+        _show_spec(spec, as_json, more)
         if answer.resume is not None:
             say(f"elasticctl: goes on from {render.goes_on_from(answer.resume)}")
         if answer.promise is not None:
@@ -305,14 +359,21 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
 
 def _forecast_of(shared: Context, spec: JobSpec) -> Forecasted | ElasticError:
     """Return the forecast, or why no cluster can be asked: none is known or answers, or there is no key for it."""
-    try:
-        _ = shared.client
-    except (ClusterUnreachable, UserError) as error:
-        return error
+    if (absent := _cluster(shared)) is not None:
+        return absent
     try:
         return shared.ask(Forecast(spec=spec), Forecasted)
     except ClusterUnreachable as error:
         return error
+
+
+def _cluster(shared: Context) -> ElasticError | None:
+    """Return why no cluster can be asked; None: one can be."""
+    try:
+        _ = shared.client
+    except (ClusterUnreachable, UserError) as error:
+        return error
+    return None
 
 
 def _where_we_are() -> Path:
@@ -342,11 +403,11 @@ def _file_or_command(act: str, arguments: list[str]) -> tuple[Path | None, tuple
     return None, tuple(arguments)
 
 
-def _show_spec(spec: JobSpec, as_json: bool) -> None:
+def _show_spec(spec: JobSpec, as_json: bool, more: dict[str, object]) -> None:
     """Show the job: for programs as the controller receives it, for people as a job file, which can be submitted."""
     if as_json:
-        print_json(render.plain(spec))
+        print_json({**render.plain(spec), **more})
         return
     from .jobdocument import text_of
 
-    print(text_of(spec), end="")
+    print(text_of(spec, more), end="")

@@ -14,6 +14,7 @@ MAX_KEPT_CHECKPOINTS = 1000
 COMPARE_EVERY = 512  # steps, the default of a job: comparing costs less than a thousandth of 512 steps
 MAX_COMPARE_EVERY = 1_000_000
 MAX_MODEL = 200  # characters
+MAX_ARRAY = 1000  # jobs of an array
 MAX_AFTER = 1000  # jobs that one job waits for
 MAX_RUN_AGAIN = 1000  # times, for a command that has not called `elastic.join()`
 MAX_PRIORITY = 1_000_000  # the least priority is minus this

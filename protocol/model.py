@@ -307,6 +307,18 @@ class After(Value, frozen=True, kw_only=True):
     any: bool = False  # whatever becomes of it; otherwise it must finish
 
 
+class ArrayElement(Value, frozen=True, kw_only=True):
+    """Place of a job among those that were submitted together as an array."""
+
+    array: str  # random; the same for all jobs of the array
+    name: str  # of the array
+    index: int
+    text: str  # the indices and the limit as they were given: 0-99%8
+    size: int  # number of its jobs
+    most: int | None = None  # so many of them may have GPUs at a time; None: all
+    values: dict[str, str] = {}  # of a sweep
+
+
 class BatchChange(Value, frozen=True, kw_only=True):
     """A change of a job's batch size while it trains (Elan III)."""
 
@@ -363,6 +375,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     resume: ResumeFrom | None = None  # checkpoint from which the job starts; None: the initial state
     scaling: Scaling | None = None  # None: the batch has one size, unless the script changes it
     after: tuple[After, ...] = ()  # the job starts when these are over
+    array: ArrayElement | None = None  # None: the job is not of an array
     time_limit_s: float | None = None  # the job ends when it has run for so long, waiting not counted; None: no limit
     warn_s: float | None = None  # so long before that its processes get SIGUSR1; None: not
     # Until a worker of the job has called `elastic.join()`:

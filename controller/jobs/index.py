@@ -35,6 +35,8 @@ class _Facts:
     astray: bool = False
     unstarted: bool = False
     waits_for: tuple[JobId, ...] = ()
+    array: str = ""  # the array of a live job, if it limits how many run at a time
+    kept_back: bool = False  # of such an array: the job is withheld, or waits for others
     servers: frozenset[ServerId] = frozenset()
     # Facts that take longer to derive, and the versions of the data that they were derived from.
     of: _Wants | None = None
@@ -76,6 +78,8 @@ class Index:
         self._of_user: dict[str, int] = {}
         self._of_owner: dict[str, int] = {}
         self._awaiting: dict[JobId, dict[JobId, Job]] = {}  # per job: the unfinished jobs that wait for its end
+        self._arrays: dict[str, dict[JobId, Job]] = {}  # live jobs of arrays that limit how many run at a time
+        self._changed_arrays: dict[str, None] = {}
         self._judged: dict[JobId, Job] = {}  # jobs that wait, and whose waiting may be over
         self._without_target = 0
         self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
@@ -201,6 +205,14 @@ class Index:
         judged, self._judged = self._judged, {}
         return tuple(_in_order(judged))
 
+    def take_changed_arrays(self) -> tuple[tuple[Job, ...], ...]:
+        """Return the live jobs of each array with a limit of which a job has got or lost GPUs, was withheld, or has ended since
+        the last call, in the order of submission.
+        """
+        self._catch_up()
+        changed, self._changed_arrays = self._changed_arrays, {}
+        return tuple(tuple(_in_order(self._arrays[array])) for array in changed if array in self._arrays)
+
     def named(self, name: str) -> tuple[Job, ...]:
         """Return all jobs in memory with this name, in the order of submission."""
         self._catch_up()
@@ -272,6 +284,8 @@ class Index:
                 self._phases[now.phase][name] = job
             if now.phase is JobPhase.PENDING:
                 self._note_pending(job)
+        for array in {before.array, now.array} - {""}:
+            self._note_array(array, job, before, now)
         if before.waits_for != now.waits_for:
             self._await(job, before.waits_for, now.waits_for)
         if now.over and not before.over:
@@ -293,6 +307,15 @@ class Index:
                 del self._on_server[server]
         for server in now.servers - before.servers:
             self._on_server.setdefault(server, {})[name] = job
+
+    def _note_array(self, array: str, job: Job, before: _Facts, now: _Facts) -> None:
+        if (before.array, before.kept_back, before.without_target) != (now.array, now.kept_back, now.without_target):
+            self._changed_arrays[array] = None
+        if before.array != now.array:
+            elements = self._arrays.setdefault(array, {})
+            _mark(elements, job, bool(now.array))
+            if not elements:
+                del self._arrays[array]
 
     def _await(self, job: Job, before: tuple[JobId, ...], now: tuple[JobId, ...]) -> None:
         for name in before:
@@ -326,6 +349,9 @@ def _in_order(jobs: dict[JobId, Job]) -> Iterator[Job]:
 def _facts(job: Job, before: _Facts) -> _Facts:
     kept, newest, table = job.record, job.newest, job.workers
     live = not job.final
+    element = job.spec.array
+    array = element.array if live and element is not None and element.most is not None else ""
+    kept_back = bool(array) and (kept.withheld is not None or bool(kept.waits_for))
     if not table and not kept.target and newest is None:
         return _Facts(
             kept,
@@ -335,6 +361,8 @@ def _facts(job: Job, before: _Facts) -> _Facts:
             over=not live,
             without_target=live,
             waits_for=kept.waits_for if live else (),
+            array=array,
+            kept_back=kept_back,
             holdings=table.holdings,
         )
     wants = _wants(job, newest, before.of)
@@ -350,6 +378,8 @@ def _facts(job: Job, before: _Facts) -> _Facts:
         astray=live and not wants.trains and not job.gang,
         unstarted=live and bool(table.ordered),
         waits_for=kept.waits_for if live else (),
+        array=array,
+        kept_back=kept_back,
         servers=before.servers if same else wants.servers.union(table.servers),
         of=wants,
         membership=table.membership,

@@ -298,6 +298,7 @@ class Job:
     counted: tuple[JobRecord, int] | None = None
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     on_reschedule: Callable[[], None] = _nothing_due  # called after each change that can alter a scheduling decision
+    beyond_array: bool = False  # as many other jobs of its array as may run at a time come first (`reconcile.arrays`)
     # Since when members of the newest order and its leader have not reached each other (`cut_off`).
     cut_since: float | None = None
     _meeting: Meeting | None = None
@@ -348,12 +349,12 @@ class Job:
 
     @property
     def is_withheld(self) -> bool:
-        """Return whether a user, or another job that has to end first, keeps the job from having GPUs.
+        """Return whether a user, or other jobs that come or end first, keep the job from having GPUs.
 
         Policies do not see such a job. A hold does not affect a job that has GPUs.
         """
         withheld = self.record.withheld
-        if self.record.waits_for:
+        if self.record.waits_for or self.beyond_array:
             return True
         return withheld is not None and not (withheld.how is Withholding.HOLD and self.record.target)
 
@@ -362,7 +363,10 @@ class Job:
         """Return who or what withholds the job, and the command that ends this; "" if the job is not withheld."""
         withheld = self.record.withheld
         if withheld is None:
-            return f"waits for the end of {', '.join(self.record.waits_for)}" if self.record.waits_for else ""
+            if self.record.waits_for:
+                return f"waits for the end of {', '.join(self.record.waits_for)}"
+            array = self.spec.array if self.beyond_array else None
+            return f"waits for its turn: {array.most} of {array.name}[{array.text}] may run at a time" if array else ""
         if withheld.how is Withholding.CANCEL:
             return f"is being {'ended' if self.record.timed_out else 'cancelled'}{withheld.by}"
         back = f"`elasticctl {withheld.how.back} {self.id}`"

@@ -79,15 +79,18 @@ def _over(job: Job) -> str:
 
 def sentence(cluster: Cluster, job: Job) -> str:
     """Return the jobs that `job` waits for, and how they stand; "" if it waits for none."""
-    awaits = [after for after in job.spec.after if after.job in job.record.waits_for]
-    told = [
-        f"{after.job} ({other.record.phase.value}) {'to end' if after.any else 'to finish'}"
-        for after in awaits[:NAMES_TOLD]
-        if (other := cluster.jobs.get(after.job)) is not None
-    ]
-    if len(awaits) > NAMES_TOLD:
-        told.append(f"{len(awaits) - NAMES_TOLD} more jobs")
-    return f"waits for {', '.join(told)}" if told else ""
+    told = []
+    for any_end, what in ((False, "to finish"), (True, "to end")):
+        names = [after.job for after in job.spec.after if after.any is any_end and after.job in job.record.waits_for]
+        more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+        if names:
+            told.append(f"{', '.join(_standing(cluster, name) for name in names[:NAMES_TOLD])}{more} {what}")
+    return f"waits for {'; for '.join(told)}" if told else ""
+
+
+def _standing(cluster: Cluster, name: JobId) -> str:
+    other = cluster.jobs.get(name)
+    return f"{name} ({other.record.phase.value})" if other is not None else name
 
 
 def ended_with(cluster: Cluster, job: Job) -> Iterator[JobId]:

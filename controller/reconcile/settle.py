@@ -12,6 +12,7 @@ from __future__ import annotations
 from ..cluster import Cluster
 from ..jobs.generations import GiveOrder, StartAgain, furthest, next_step
 from ..jobs.job import Job
+from .arrays import limit_arrays
 from .dependencies import judge_ends
 from .draining import note_drained
 from .gangs import fall, leave_bad_gpus
@@ -33,12 +34,14 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
         return  # agents have yet to report which workers run
     leave_bad_gpus(cluster, now)
     judge_ends(cluster, now)
+    limit_arrays(cluster)
     if cluster.planning.unfinished and not cluster.jobs.index.anyone_astray:
         cluster.planning.request()
     if cluster.planning.due and (at_once or cluster.may_decide(now)):
         set_targets(cluster, now)
     _steer_dirty(cluster, now)
     judge_ends(cluster, now)
+    limit_arrays(cluster)
     if cluster.planning.due and cluster.may_decide(now):  # a job has ended meanwhile, or has given GPUs back
         set_targets(cluster, now)
         _steer_dirty(cluster, now)

@@ -33,7 +33,6 @@ JOBS_LOOKED_AT = 4000
 MOST_TOGETHER = 6  # jobs with ends that help only together
 MOST_MORE = 1024  # most additional GPUs that are tried
 MOST_PUSHED = 10
-MOST_NAMED = 3
 OPERATORS = "operators"
 
 
@@ -111,8 +110,8 @@ class Remedies:
         job, withheld = self._job, self._job.record.withheld
         if withheld is None and job.record.waits_for:
             supposed = Supposition(change=lambda cluster: cluster.jobs[job.id].update(waits_for=()))
-            names = ", ".join(job.record.waits_for[:MOST_NAMED])
-            text = f"{names if len(job.record.waits_for) <= MOST_NAMED else 'all that it waits for'} had finished"
+            awaited = job.record.waits_for
+            text = f"{awaited[0]} finishes" if len(awaited) == 1 else "all that it waits for finish"
             if (found := self._tries("after", text, supposed)) is not None:
                 yield found
         if withheld is None or withheld.how is Withholding.CANCEL:

@@ -10,6 +10,7 @@ from ...protocol import snapshots
 from ...protocol.batches import wrong_in
 from ...protocol.limits import (
     MAX_AFTER,
+    MAX_ARRAY,
     MAX_BATCH_FACTOR,
     MAX_COMPARE_EVERY,
     MAX_GPU_MEMORY_BYTES,
@@ -103,6 +104,7 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
     yield from _deadline(spec)
     yield from _after(spec)
+    yield from _array(spec)
     yield from _until(spec)
     yield from _scaling(spec)
     if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
@@ -172,6 +174,19 @@ def _deadline(spec: JobSpec) -> Iterator[str]:
         yield f"deadline: {deadline.at_s} is no Unix time: more than 0, at most {MAX_DATE_S:.0f}"
     if spec.after:
         yield "after: no deadline can be promised to a job that waits for the end of others: leave one of both out"
+
+
+def _array(spec: JobSpec) -> Iterator[str]:
+    array = spec.array
+    if array is None:
+        return
+    if not 1 <= array.size <= MAX_ARRAY or not 0 <= array.index < MAX_WAIT_S:
+        yield f"array: index {array.index} of {array.size} jobs is not allowed: at most {MAX_ARRAY} jobs"
+    if array.most is not None and not 1 <= array.most < MAX_WAIT_S:
+        yield f"array: {array.most} jobs at a time are not allowed: at least 1"
+    texts = (array.array, array.name, array.text, *array.values, *array.values.values())
+    if not array.array or sum(map(len, texts)) > MAX_PATH:
+        yield f"array: its names and values are longer than {MAX_PATH} characters, or it has none"
 
 
 def _after(spec: JobSpec) -> Iterator[str]:

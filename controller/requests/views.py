@@ -206,6 +206,8 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
         yield job.why_withheld
     if waits := dependencies.sentence(cluster, job):
         yield waits
+    elif job.beyond_array and job.record.withheld is None:
+        yield job.why_withheld
     if job.is_withheld:
         return
     waiting = job.waiting_reason

@@ -156,7 +156,7 @@ def test_an_explanation_names_the_job_that_has_to_end_first():
     told = world.ask(GetJob(job=then.id, explain=True)).explanation
     assert told.reasons[0] == "waits for prep-1 (starting) to finish"
     (remedy,) = [each for each in told.remedies if each.kind == "after"]
-    assert (remedy.text, remedy.share_gpus) == ("prep-1 had finished", 1)
+    assert (remedy.text, remedy.share_gpus) == ("prep-1 finishes", 1)
 
 
 def test_a_job_that_is_held_and_waits_needs_both_to_end():

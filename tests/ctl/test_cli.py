@@ -242,6 +242,32 @@ def test_a_job_with_a_time_limit_is_warned_and_ends(cli: Cli) -> None:
     assert "time: 1d2h\n" in cli("submit", "--dry-run", "--time", "1-02:00:00", "--", "true").stdout
 
 
+@pytest.mark.cluster
+def test_an_array_is_submitted_shown_as_one_waited_for_and_cancelled(cli: Cli) -> None:
+    command = ("bash", "-c", "echo {index} of $ELASTICCTL_ARRAY_INDEX; test {index} != 2")
+    done = cli("submit", "--array", "1-3%1", "--name", "list", "--wait", "--", *command, code=1)
+    assert done.stdout == "list\n"
+    assert "elasticctl: list[1-3%1]: 3 jobs, list-1-" in done.stderr
+    ended = [view for view in cli.json("status", "--all")["jobs"] if view["spec"]["name"].startswith("list-")]
+    assert [view["phase"] for view in ended] == ["finished", "failed", "finished"]
+    assert cli("logs", ended[2]["job"]).stdout == "3 of 3\n"
+    (cli.cwd / "grid.yaml").write_text("lr: [0.1, 0.2]\nwd: [0, 1, 2]\n")
+    grid = ("--sweep", "grid.yaml", "--array", "%1", "--name", "grid")
+    document = cli.json("submit", *grid, "--", "bash", "-c", "echo {lr} {wd}; sleep 600")
+    assert (document["array"], len(document["jobs"])) == ("grid", 6)
+    (row,) = [line for line in cli("status").stdout.splitlines() if line.startswith("grid")]
+    assert row.split()[0] == "grid[0-5%1]"
+    assert "6 pending" in row or "5 pending, 1 " in row
+    assert len(cli.json("status", "grid")["jobs"]) == 6
+    after = cli("submit", "--after", "grid", "--", "true").stdout.strip()
+    assert len(cli.json("status", after)["spec"]["after"]) == 6
+    assert cli("status", "-r").stdout.count("\ngrid-") == 6
+    assert cli("cancel", "grid-[12]-*").stdout.splitlines() == [f"{job} cancelled" for job in document["jobs"][1:3]]
+    assert len(cli("cancel", "grid").stdout.splitlines()) == 4
+    assert "no unfinished job of yours matches 'grid-*'" in one_line(cli("cancel", "grid-*", code=2))
+    assert "follows one job" in one_line(cli("run", "--array", "0-3", "--", "true", code=2))
+
+
 @contextlib.contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that does not outlive a failing test."""

@@ -527,6 +527,7 @@ class Oracle:
             self._check_waiting(job, self.job(job))
         if changed:
             self._check_gpus()
+            self._check_arrays()
         return tuple(ended)
 
     def _check_state(self, job: JobId, awaited: Collection[ServerId], ended: list[JobId]) -> None:
@@ -622,6 +623,21 @@ class Oracle:
             if other is not None and other.record is not None and not other.record.phase.final:
                 raise Violation("a job waits for others to end", f"{job} is to run, and {after.job} is not over")
 
+    def _check_arrays(self) -> None:
+        """Of an array no more jobs have GPUs than may."""
+        for most, count in self._with_gpus().values():
+            if count > most:
+                raise Violation("an array has a limit", f"{count} of its jobs are to run, and {most} may")
+
+    def _with_gpus(self) -> dict[str, tuple[int, int]]:
+        """Return by array how many of its jobs may have GPUs, and how many have."""
+        found: dict[str, tuple[int, int]] = {}
+        for known in self._jobs.values():
+            array = known.submission.spec.array if known.submission is not None else None
+            if array is not None and array.most is not None and known.record is not None and known.record.target:
+                found[array.array] = array.most, found.get(array.array, (0, 0))[1] + 1
+        return found
+
     def _waits_in_vain(self, known: _Known) -> bool:
         """Whether a job that has to finish before this one has failed, or was cancelled, or is lost."""
         for after in known.submission.spec.after if known.submission is not None else ():
@@ -687,8 +703,8 @@ class Oracle:
                 raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
 
     def _may_fail(self, known: _Known) -> bool:
-        """May the job fail? One whose time is up does; a disturbed command with limited restarts may; so may a job that needs more workers than hold its
-        state, while its newcomers never get the state.
+        """May the job fail? One whose time is up does. A disturbed command with limited restarts may; so may a job that needs
+        more workers than hold its state, while its newcomers never get the state.
         """
         needs_more = known.plan.script.ending in (Ending.UNLIKE, Ending.MISFITS) and known.plan.spec.gpus.min > 1
         limit_s, record = known.plan.spec.time_limit_s, known.record

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticd.protocol.messages import Cancel, Scale, SetPolicy
-from elasticd.protocol.model import After, CheckpointSpec, Determinism, GpuRange, JobId, JobSpec, Processes
+from elasticd.protocol.model import (
+    After,
+    ArrayElement,
+    CheckpointSpec,
+    Determinism,
+    GpuRange,
+    JobId,
+    JobSpec,
+    Processes,
+)
 
 from .cluster import World
 from .faults import strike
@@ -144,6 +153,7 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         gpus_per_server=int(options["per-server"]) if "per-server" in options else None,
         determinism=Determinism(options.get("determinism", "elastic")),
         after=tuple(_after(text) for text in options["waits-for"].split(",")) if "waits-for" in options else (),
+        array=_element(options["array"]) if "array" in options else None,
         time_limit_s=_seconds(options["time"]) if "time" in options else None,
         warn_s=_seconds(options["warn"]) if "warn" in options else None,
         **changes,
@@ -169,6 +179,12 @@ def _after(text: str) -> After:
     """Return the dependency that "prep" or "prep:any" describes."""
     name, _, how = text.partition(":")
     return After(job=JobId(name), any=how == "any")
+
+
+def _element(text: str) -> ArrayElement:
+    """Return the place in an array that "sweep%2" describes: two jobs of the array may have GPUs at a time."""
+    name, _, most = text.partition("%")
+    return ArrayElement(array=name, name=name, index=0, text=text, size=100, most=int(most))
 
 
 _NAMES = {word: name for name, word in TYPES.items()}
