@@ -41,7 +41,7 @@ WRAPPERS = {
 OPTIONS_WITH_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")  # of Python, which takes `-um` for `-u -m`
 OPTIONS_WITH_CODE = re.compile(r"-[bBdEiIOPqsSuvx]*c.*", re.DOTALL)
 SHELLS_OWN = ("cd", "source", ".", "export", "ulimit", "module")  # words that only a shell knows
-BATCH_LINE = re.compile(rb"^#(?:SBATCH|PBS|BSUB|\$)[ \t]+-.*$", re.MULTILINE)
+BATCH_LINE = re.compile(rb"^#(?:ELASTICCTL|SBATCH|PBS|BSUB|\$)[ \t]+-.*$", re.MULTILINE)
 BATCH_HEAD_BYTES = 16384
 MPI = ("mpirun", "mpiexec", "horovodrun", "srun")  # these start processes on other servers by themselves
 
@@ -121,7 +121,10 @@ def ignored_lines(command: Sequence[str], workdir: Path) -> str:
             continue
         if head.startswith(b"#!") and (found := BATCH_LINE.search(head)):
             line = found[0].decode(errors="replace").strip()
-            return f"{word}: {line!r} and other such lines are not read: say what the job needs by options, such as --gpus 2"
+            return (
+                f"{word}: {line!r} and other such lines are not read in a command: `elasticctl submit {word}` reads #SBATCH and "
+                "#ELASTICCTL lines; or say what the job needs by options, such as --gpus 2"
+            )
     return ""
 
 

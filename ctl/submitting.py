@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from typer.core import TyperCommand
 
 from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ..protocol.messages import Forecast, Forecasted, Submit, Submitted
@@ -21,23 +22,50 @@ from .following import end, follow_to_end
 from .promises import deadline_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": False}
 EPILOG = (
     "Give a job file, or a command after --. Of your environment PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH, "
     "LD_LIBRARY_PATH, HOME, LANG and USER travel with the job, nothing else: use --env or the file."
 )
+NOTES = "elasticctl.notes"  # in a command's context: of a batch script
 RUN_HELP = (
     "Submit a job, show its output, and exit with its code. Ctrl-C tells how to come back to the job, which goes on; "
     "a second Ctrl-C leaves it."
 )
 
 
+class Submission(TyperCommand):
+    """A command that submits: a batch script (`submit job.sh`) adds the options that it states, before those typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = None if ctx.resilient_parsing else self._first_word(args)
+        if at is not None and not args[at].endswith((".yaml", ".yml")):
+            from .batchscripts import script_of
+
+            if (script := script_of(Path(args[at]))) is not None:
+                ctx.meta[NOTES] = script.notes
+                args = [*script.options, *args[:at], "--", *script.command, *args[at + 1 :]]
+        words: list[str] = super().parse_args(ctx, args)
+        return words
+
+    def _first_word(self, args: Sequence[str]) -> int | None:
+        """Return where the first word stands that is neither an option nor the value of one; None: there is none before --."""
+        flags = {name for each in self.params if getattr(each, "is_flag", False) for name in each.opts}
+        options = {name for each in self.params for name in each.opts} - flags
+        at = 0
+        while at < len(args) and args[at] != "--":
+            if not args[at].startswith("-"):
+                return at
+            at += 2 if args[at] in options else 1
+        return None
+
+
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    app.command(context_settings=SETTINGS, epilog=EPILOG)(submit)
-    app.command("run", help=RUN_HELP, context_settings=SETTINGS, epilog=EPILOG)(submit)
+    app.command(cls=Submission, context_settings=SETTINGS, epilog=EPILOG)(submit)
+    app.command("run", cls=Submission, help=RUN_HELP, context_settings=SETTINGS, epilog=EPILOG)(submit)
 
 
 def submit(
@@ -45,7 +73,9 @@ def submit(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="JOB.yaml | -- COMMAND...", help="A job file, or after -- the command itself.", show_default=False
+            metavar="JOB.yaml | SCRIPT | -- COMMAND...",
+            help="A job file, a batch script with #ELASTICCTL or #SBATCH lines, or after -- the command itself.",
+            show_default=False,
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.", show_default=False)] = None,
@@ -240,7 +270,9 @@ def submit(
         raise UserError("run: follows one job: `submit --array`, then `wait` or `logs` with the jobs' names")
     from .commands import copies, ignored_lines
 
-    if ignored := ignored_lines(spec.command, Path(spec.workdir)):
+    if NOTES in context.meta:
+        doubts += context.meta[NOTES]
+    elif ignored := ignored_lines(spec.command, Path(spec.workdir)):
         doubts.append(ignored)
     sentence, sure = copies(spec.command, spec.gpus, Path(spec.workdir), spec.env)
     if sure and not dry_run and sys.stdin.isatty() and sys.stderr.isatty():
@@ -253,7 +285,8 @@ def submit(
         return
     packed.send(shared, spec)
     if several is not None:
-        doubts.append(unused(spec, several))
+        if NOTES not in context.meta:
+            doubts.append(unused(spec, several))
         jobs = _submit_array(shared, spec, several, as_json)
         _say_all(filter(None, doubts))
         if follow or wait_for_end:
