@@ -289,6 +289,10 @@ def profile(
     job: Annotated[
         str, typer.Argument(help="Which job; it must be running.", show_default=False, autocompletion=completion.jobs)
     ],
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="With all of these numbers of GPUs, as 1:4; else with ever halved ones.", show_default=False),
+    ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as it has begun.")] = False,
     timeout: Annotated[
         str, typer.Option(help="Wait no longer than this; the measuring goes on all the same.")
@@ -301,7 +305,8 @@ def profile(
     """
     shared = of(context)
     within_s = limit_s(timeout)
-    order = shared.ask(Profile(job=job), Profiling, DECIDED_WITHIN_S)
+    least, most = _sizes(sizes)
+    order = shared.ask(Profile(job=job, least=least, most=most), Profiling, DECIDED_WITHIN_S)
     shares = ", ".join([*map(str, order.shares[:-1]), *map(gpu_count, order.shares[-1:])])
     if no_wait:
         _answer(as_json, {"job": order.job, "shares": list(order.shares)}, f"{order.job}: measuring with {shares}")
@@ -313,6 +318,16 @@ def profile(
         waiting.pause(view.reason)
     lines = "\n".join(render.point_line(point) for point in view.curve)
     _answer(as_json, {"job": view.job, "curve": render.plain(view.curve)}, lines)
+
+
+def _sizes(text: str | None) -> tuple[int | None, int | None]:
+    """Return the least and the greatest size; None: not given. Raises UserError."""
+    if text is None:
+        return None, None
+    low, colon, high = text.partition(":")
+    if not all(part.isdecimal() and len(part) < 7 for part in ((low, high) if colon else (low,))):
+        raise UserError(f"profile: --sizes: {text!r} is no range of numbers of GPUs, such as 1:4")
+    return int(low), int(high if colon else low)
 
 
 def wait(

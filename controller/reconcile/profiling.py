@@ -6,7 +6,7 @@ on some of them only. A decision that gives the job another share, by the figure
 
 from __future__ import annotations
 
-from ...protocol.errors import RequestRefused
+from ...protocol.errors import RequestRefused, UserError
 from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobPhase
 from ...protocol.texts import gpu_count
@@ -39,10 +39,13 @@ def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decisio
             _measure_with(cluster, now, job, shares)
 
 
-def profile_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
-    """Profile a job on request with all smaller shares, measured before or not, and return these shares (GPUs).
+def profile_now(
+    cluster: Cluster, now: float, job: Job, least: int | None = None, most: int | None = None
+) -> tuple[int, ...]:
+    """Profile a job on request with smaller shares, measured before or not, and return these shares (GPUs).
 
-    Raises RequestRefused with the reason if the job cannot be profiled now.
+    `least`, `most`: with all shares in this range; None: with ever halved ones. Raises RequestRefused with the reason if the
+    job cannot be profiled now, UserError for a wrong range.
     """
     if job.profiling is not None:
         return job.profiling.shares
@@ -52,7 +55,8 @@ def profile_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
         )
     if not _undisturbed(job):
         raise RequestRefused(f"{job.id} cannot be measured now: it does not train with the GPUs that it is to have")
-    shares = _on_the_way(job, _packed(cluster))
+    ranged = least is not None or most is not None
+    shares = _in_range(job, least, most) if ranged else _on_the_way(job, _packed(cluster))
     if not shares:
         has, least = len(job.record.target), job.spec.gpus.min
         raise RequestRefused(
@@ -112,6 +116,23 @@ def _on_the_way(job: Job, packed: int | None) -> tuple[int, ...]:
     """Return the smaller shares that the job could get; with a fixed number of GPUs per server, only whole servers."""
     each = job.spec.gpus_per_server or 1
     return tuple(s for s in smaller_shares(len(job.record.target), job.spec.gpus.min, packed) if not s % each)
+
+
+def _in_range(job: Job, least: int | None, most: int | None) -> tuple[int, ...]:
+    """Return the shares from `most` down to `least`, without the present one, which is measured as the job trains.
+
+    Raises UserError if the job cannot have one of them.
+    """
+    has, each = len(job.record.target), job.spec.gpus_per_server or 1
+    low, high = job.spec.gpus.min if least is None else least, has if most is None else most
+    if not job.spec.gpus.min <= low <= high <= has:
+        raise UserError(
+            f"{job.id} cannot be measured with {low} to {high} GPUs: it has {has} and needs {job.spec.gpus.min} at least"
+        )
+    found = tuple(share for share in range(min(high, has - 1), low - 1, -1) if not share % each)
+    if not found:
+        raise UserError(f"{job.id} cannot have another share from {low} to {high} than its present {gpu_count(has)}")
+    return found
 
 
 def _undisturbed(job: Job) -> bool:

@@ -12,6 +12,7 @@ from ...protocol.messages import (
     Answer,
     EventKind,
     Forecasted,
+    Profile,
     Profiling,
     Refused,
     Scale,
@@ -335,7 +336,7 @@ def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
     return Scaled(job=job.id, generation=generation, share=len(job.record.target), pushed=tuple(pushed.values()))
 
 
-def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
+def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job, request: Profile) -> Answer | None:
     """Measure the job with fewer and fewer GPUs, also if its throughput is known.
 
     Return None if no decision is possible yet. Raises RequestRefused, NotAllowed.
@@ -348,7 +349,7 @@ def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Ans
     if not job.elastic:
         what = _fixed(job) or "its command has not called elastic.join() yet"
         raise RequestRefused(f"{job.id} cannot be measured: {what}")
-    shares = profile_now(cluster, now, job)
+    shares = profile_now(cluster, now, job, request.least, request.most)
     cluster.clients.audit(
         now,
         asked,

@@ -224,8 +224,8 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return forecast(cluster, now, asked, spec, fetched)
         case Scale() as request:
             return scale(cluster, now, asked, request, fetched)
-        case Profile(job=name):
-            return profile(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
+        case Profile(job=name) as request:
+            return profile(cluster, now, asked, find_job(cluster, asked.who, name, fetched), request)
         case Cancel(job=name, save=save):
             return cancel(cluster, now, asked, find_job(cluster, asked.who, name, fetched), save)
         case Pause(job=name, hold=hold):

@@ -69,9 +69,15 @@ class Scale(Message, frozen=True, kw_only=True):
 
 
 class Profile(Message, frozen=True, kw_only=True):
-    """Measure a running job's throughput with ever smaller shares, and then restore its GPUs (EDL 3.1)."""
+    """Measure a running job's throughput with ever smaller shares, and then restore its GPUs (EDL Table 1).
+
+    `least`, `most`: with all shares from the one to the other; None: with ever halved ones. Older controllers ignore
+    them.
+    """
 
     job: str
+    least: int | None = None
+    most: int | None = None
 
 
 class Cancel(Message, frozen=True, kw_only=True):

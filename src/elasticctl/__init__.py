@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import elasticd
 
 if TYPE_CHECKING:
+    from elasticd import Cluster as Cluster
     from elasticd import Lines as Lines
     from elasticd import Run as Run
     from elasticd import Shards as Shards

@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from .ctl.api import Cluster
     from .worker.api import Lines, Run, Shards, TarSamples, join
 
-__all__ = ["Lines", "Run", "Shards", "TarSamples", "__version__", "join"]
+__all__ = ["Cluster", "Lines", "Run", "Shards", "TarSamples", "__version__", "join"]
 
 
 def __getattr__(name: str) -> object:
+    if name == "Cluster":
+        from .ctl.api import Cluster
+
+        return Cluster
     if name in __all__:
         from .worker import api
 
