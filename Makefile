@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 280 tests with real processes: 20 to 29 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-transient bench-deadlines bench-gpu bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -91,6 +91,9 @@ bench-failover: $(STAMP)  ## a standby leads after the leader's death: ten kills
 
 bench-serving: $(STAMP)  ## GPUs lent to serving over a day while jobs train: ten minutes (ARGS=--quick: two)
 	@$(BIN)/python -m benchmarks.serving $(ARGS)
+
+bench-transient: $(STAMP)  ## GPUs that come and go beside four kept ones, and stop-and-resume: 100 minutes (ARGS=--quick: ten)
+	@$(BIN)/python -m benchmarks.transient $(ARGS)
 
 bench-deadlines: $(STAMP)  ## deadlines promised and kept on a real cluster over a day: ten minutes (ARGS=--quick: three)
 	@$(BIN)/python -m benchmarks.deadlines $(ARGS)

@@ -1,7 +1,7 @@
 """When transient GPUs are idle, and how much of an ideal training a job has done with them. Pure.
 
 *Ideal* (EDL 6.2) assumes that scaling takes no time: in each part of the course a job trains at the steady pace of its number of
-GPUs, which is measured in the same course (the median time of a step).
+GPUs. That is the average (as EDL's throughputs are, 6.1) over the later three quarters of such parts in the same course.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import mean
 
-SETTLED = 3  # steps at a number of workers before its pace counts
+SETTLED = 0.25  # of a part, after which the pace of a number of workers counts
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,24 @@ class Course:
         return bisect_left(at, self.parts[-1].end_s) - bisect_left(at, self.parts[0].begin_s)
 
     def step_s(self, world: int) -> float:
-        """Return the median time of a step on so many GPUs. Raises ValueError if the job was never steady there."""
-        times, steady = [], 0
-        for before, after in pairwise(self.steps):
-            steady = steady + 1 if before.world == after.world == world else 0
-            if steady > SETTLED:
-                times.append(after.at_s - before.at_s)
+        """Return the mean time of a step on so many GPUs, without the beginnings of parts.
+
+        The mean, since slow steps that the machine causes are no cost of scaling. Raises ValueError if there are none.
+        """
+        at = [step.at_s for step in self.steps]
+        times: list[float] = []
+        for part in self.parts:
+            if part.gpus == world:
+                settled_s = part.begin_s + SETTLED * (part.end_s - part.begin_s)
+                steady = self.steps[bisect_left(at, settled_s) : bisect_left(at, part.end_s)]
+                times += [
+                    after.at_s - before.at_s
+                    for before, after in pairwise(steady)
+                    if before.world == after.world == world
+                ]
         if not times:
             raise ValueError(f"{self.scheme}: no steady steps on {world} GPUs")
-        return median(times)
+        return mean(times)
 
     def ideal(self, gpus: Sequence[int] | None = None) -> float:
         """Return the steps of an ideal job. `gpus`: in place of those of each part."""
@@ -85,11 +94,3 @@ class Course:
                 first = (step.at_s for step in self.steps if step.at_s > part.begin_s and step.world == part.gpus)
                 found.append(next(first, part.end_s) - part.begin_s)
         return found
-
-
-def least_idle_s(kept: int, full: int, paused_s: float) -> float:
-    """Return how long GPUs have to be idle until stopping a job twice for `paused_s` pays, if throughput is linear.
-
-    EDL (6.2) states 8.6 minutes for stop-and-resume with 4 GPUs kept and 4 idle ones.
-    """
-    return 2 * paused_s * full / (full - kept) if full > kept else float("inf")

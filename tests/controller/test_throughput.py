@@ -221,6 +221,18 @@ def test_a_job_is_measured_anew_when_somebody_asks():
     assert world.ask(GetJob(job=job.id)).job.measuring_gpus is None
 
 
+def test_a_job_is_measured_with_a_range_of_sizes():
+    world = measuring_world()
+    job = world.submit(job_spec(low=1, high=4))
+    trained(world, job, LINEAR, 5)
+    for least, most in ((0, 2), (3, 2), (1, 5)):
+        refused = world.ask(Profile(job=job.id, least=least, most=most))
+        assert f"cannot be measured with {least} to {most} GPUs: it has 4 and needs 1 at least" in refused.reason
+    assert "another share from 4 to 4 than its present 4 GPUs" in world.ask(Profile(job=job.id, least=4, most=4)).reason
+    assert world.ask(Profile(job=job.id, least=2, most=4)) == Profiling(job=job.id, shares=(3, 2))
+    assert trained(world, job, LINEAR, 4, step=300) == [3, 2, 4, 4]
+
+
 def test_a_job_that_cannot_be_measured_now_is_refused_with_the_reason():
     world = measuring_world()
     job = world.submit(job_spec(high=4))
