@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.transient.course import Course
 
-COLOURS = ("0.7", "#d55e00", "#e69f00", "#0072b2", "0.3")  # for colour-blind readers, too (Okabe and Ito)
+BASELINE, IDEAL, OURS = "0.7", "0.3", "#0072b2"  # for colour-blind readers, too (Okabe and Ito)
+OTHERS = ("#d55e00", "#e69f00")
 
 
 def draw(path: Path, courses: Mapping[str, Sequence[Course]], ours: str) -> None:
@@ -34,7 +35,9 @@ def _bars(axes: Axes, courses: Mapping[str, Sequence[Course]], ours: str) -> Non
         "ideal": [1.0] * len(extras),
     }
     width = 0.8 / len(rows)
-    for number, ((name, values), colour) in enumerate(zip(rows.items(), COLOURS, strict=False)):
+    for number, ((name, values), colour) in enumerate(
+        zip(rows.items(), (BASELINE, *OTHERS[: len(others)], OURS, IDEAL), strict=True)
+    ):
         at = [place + (number - (len(rows) - 1) / 2) * width for place in range(len(extras))]
         axes.bar(at, values, width * 0.9, color=colour, label=name)
         for x, value in zip(at, values, strict=True):
@@ -46,7 +49,8 @@ def _bars(axes: Axes, courses: Mapping[str, Sequence[Course]], ours: str) -> Non
 
 
 def _pace(axes: Axes, courses: Mapping[str, Sequence[Course]], ours: str) -> None:
-    for name, colour in zip([name for name in courses if name != ours] + [ours], COLOURS[1:], strict=False):
+    others = [name for name in courses if name != ours]
+    for name, colour in zip([*others, ours], (*OTHERS[: len(others)], OURS), strict=True):
         course = courses[name][-1]
         began_s = course.parts[0].begin_s
         steps = [step for step in course.steps if began_s <= step.at_s <= course.parts[-1].end_s]
@@ -54,7 +58,7 @@ def _pace(axes: Axes, courses: Mapping[str, Sequence[Course]], ours: str) -> Non
             [(after.at_s - began_s) / 60 for _, after in pairwise(steps)],
             [1.0 / max(1e-3, after.at_s - before.at_s) for before, after in pairwise(steps)],
             linewidth=0.8,
-            color=COLOURS[-2] if name == ours else colour,
+            color=colour,
             label=name,
         )
     axes.set(
