@@ -431,7 +431,8 @@ def _file_or_command(act: str, arguments: list[str]) -> tuple[Path | None, tuple
         return Path(arguments[0]), tuple(arguments[1:])
     if "--" not in sys.argv and len(arguments) == 1:
         raise UserError(
-            f"{act}: {arguments[0]!r} is not a job file (.yaml); put a command after --, such as -- python train.py"
+            f"{act}: {arguments[0]!r} is neither a job file (.yaml) nor a batch script (#!); put a command after --, such as "
+            "-- python train.py"
         )
     return None, tuple(arguments)
 

@@ -616,7 +616,7 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
         (("exec", "-it", "digits", "--", "bash"), "the shell has a terminal if you have one"),
         (("cancel", "-u", "me"), "cancel has no option -u: use --all"),
         (("submit", "--deadline", "18:00", "--", "true"), "90s, 10m or 1h30m, nor a date such as '2027-01-31 18:00'"),
-        (("submit", "train.py"), "is not a job file (.yaml); put a command after --, such as -- python train.py"),
+        (("submit", "train.py"), "is neither a job file (.yaml) nor a batch script (#!); put a command after --, such as -- python train.py"),
     ],
 )
 def test_wrong_usage_is_refused_in_one_sentence(offline: Cli, arguments: tuple[str, ...], words: str) -> None:
