@@ -126,10 +126,10 @@ GROUPS = (
             "explain": "why a job waits, or has no more GPUs, and what would change that",
             "scale": "set how many GPUs a job has",
             "cancel": "end jobs",
-            "history": "the jobs that are over: times, GPU-hours, exit codes",
         },
         (
             "attach",
+            "history",
             "pause",
             "resume",
             "hold",

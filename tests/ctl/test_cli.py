@@ -601,12 +601,15 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
         (("squeue", "-u", "me"), "there is no command 'squeue': elasticctl has `status` for this"),
         (("list", "events"), "there is no command 'list': elasticctl has `status` for this"),
         (("statsu",), "Did you mean 'status'?"),
-        (("launch", "job.yaml"), "there is no command 'launch': elasticctl has `submit` for this"),
+        (("launch", "job.yaml"), "there is no command 'launch': elasticctl has `run` or `submit` for this"),
+        (("sattach", "3"), "there is no command 'sattach': elasticctl has `attach` for this"),
         (("job", "submit"), "elasticctl has `submit`, `status`, `logs` or `cancel` for this"),
         (("scontrol", "hold", "3"), "elasticctl has `status JOB`, `hold`, `release`, `pause`, `requeue` or `drain`"),
         (("submit", "--gres", "gpu:2", "--", "true"), "submit has no option --gres: use --gpus"),
         (("submit", "-n", "2", "--", "true"), "submit has no option -n: use --gpus"),
-        (("submit", "--time=2h", "--", "true"), "submit has no option --time: use --deadline"),
+        (("submit", "--time-limit=2h", "--", "true"), "submit has no option --time-limit: use --time"),
+        (("run", "-t", "2h", "--", "true"), "run has no option -t: use --time 2h"),
+        (("submit", "--dependency=afterok:3", "--", "true"), "submit has no option --dependency: use --after JOB"),
         (
             ("submit", "--gpus", "A100:2", "--", "true"),
             "'A100:2' is not a number, or a range such as 1:8; the type of GPU",
@@ -616,7 +619,10 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
         (("exec", "-it", "digits", "--", "bash"), "the shell has a terminal if you have one"),
         (("cancel", "-u", "me"), "cancel has no option -u: use --all"),
         (("submit", "--deadline", "18:00", "--", "true"), "90s, 10m or 1h30m, nor a date such as '2027-01-31 18:00'"),
-        (("submit", "train.py"), "is neither a job file (.yaml) nor a batch script (#!); put a command after --, such as -- python train.py"),
+        (
+            ("submit", "train.py"),
+            "is neither a job file (.yaml) nor a batch script (#!); put a command after --, such as -- python",
+        ),
     ],
 )
 def test_wrong_usage_is_refused_in_one_sentence(offline: Cli, arguments: tuple[str, ...], words: str) -> None:
