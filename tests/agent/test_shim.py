@@ -126,6 +126,17 @@ def test_sigterm_ends_the_whole_group_and_the_worker_may_say_its_last_words(star
     assert shimmed.log()[-1] == b"o bye"
 
 
+def test_a_warning_reaches_the_processes_that_handle_it_and_ends_no_other(start: Callable[..., Shimmed]) -> None:
+    handles = (
+        "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('warned', flush=True)); print('up', flush=True)"
+    )
+    shimmed = start("bash", "-c", f'{sys.executable} -c "{handles}; signal.pause()"; echo after')
+    eventually(lambda: b"o up" in shimmed.log())
+    shimmed.process.send_signal(signal.SIGUSR1)
+    assert shimmed.end()["exit_code"] == 0
+    assert shimmed.log() == [b"o up", b"o warned", b"o after"], "the shell has no handler, and lives on"
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(start: Callable[..., Shimmed]) -> None:
     shimmed = start("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done", grace_s=0.2)
     eventually(lambda: b"o up" in shimmed.log())

@@ -17,9 +17,10 @@ from elasticd.agent.events import (
     SignalProcess,
     StartProcess,
     StopSignal,
+    WarnProcess,
     WorkerStatusReceived,
 )
-from elasticd.protocol.messages import Acknowledged, ForgetWorkers, StopWorker, Suspend, WorkerExit
+from elasticd.protocol.messages import Acknowledged, ForgetWorkers, StopWorker, Suspend, WarnWorker, WorkerExit
 from elasticd.protocol.model import Fault, WorkerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
@@ -46,6 +47,15 @@ def test_a_stop_is_sigterm_and_after_the_grace_sigkill() -> None:
     assert driven.told(stop) == []
     assert driven.machine.next_deadline() == driven.now + 0.5
     assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(0.5)
+
+
+def test_a_warning_goes_to_the_worker_that_it_is_for_and_stops_nothing() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    assert driven.told(WarnWorker(job=JOB, worker=FIRST)) == [WarnProcess(FIRST)]
+    assert driven.told(WarnWorker(job=JOB, worker=FIRST, uid="another")) == []
+    assert driven.told(WarnWorker(job=JOB, worker=SECOND)) == []
+    assert not [action for action in driven.pass_time(5.0) if isinstance(action, SignalProcess)]
 
 
 def test_a_worker_that_trains_is_asked_to_save_and_killed_if_it_has_not_ended_in_time() -> None:
