@@ -120,7 +120,7 @@ GROUPS = (
         "Jobs",
         {
             "submit": "submit JOB.yaml, or a command after --; prints the job's id",
-            "run": "the same, and show its output until its end (attach: come back to it)",
+            "run": "the same, and show its output to its end (attach: come back to it)",
             "status": "the jobs, or one in full (-w: live)",
             "logs": "what a job has written (-f: as it comes)",
             "explain": "why a job waits, or has no more GPUs, and what would change that",
