@@ -122,6 +122,9 @@ def gone_on(before: JobSpec, options: Overrides) -> JobSpec:
         ("determinism", "none", "determinism"),
         ("processes", "per-server", "processes"),
         ("restarts", 2, "restarts"),
+        ("after", ("prep-1",), "after"),
+        ("time", "2h", "time_limit_s"),
+        ("warn", "60s", "warn_s"),
         ("snapshot", True, "snapshot"),
         ("replay_batches", (BatchChange(step=3, factor=2),), "scaling"),
         ("command", ("env", "true"), "command"),
@@ -131,10 +134,11 @@ def test_no_option_is_ignored_beside_resume(option: str, value: Any, field: str,
     (tmp_path / "train.py").touch()
     before = replace(BEFORE, workdir=str(tmp_path), deadline=None, command=("true",))
     usual = gone_on(before, Overrides())
-    beside = {"deadline": "2h"} if option == "soft" else {}
+    beside = {"soft": {"deadline": "2h"}, "warn": {"time": "2h"}}.get(option, {})
     assert getattr(gone_on(before, Overrides(**{**beside, option: value})), field) != getattr(usual, field)
     every = {mark for (mark, _, _) in test_no_option_is_ignored_beside_resume.pytestmark[0].args[1]}  # type: ignore[attr-defined]
-    assert every == set(Overrides.__struct_fields__), "an option has no example here"
+    several = {"array", "sweep"}  # options that make several jobs of the one that is built (`arrays`)
+    assert every | several == set(Overrides.__struct_fields__), "an option has no example here"
 
 
 def test_a_new_snapshot_has_the_present_files_and_the_command_and_environment_of_the_earlier_job(
