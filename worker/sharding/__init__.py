@@ -1,0 +1,1 @@
+"""An optimizer's state, divided among the workers of a job: each updates its part of the parameters (ZeRO-1)."""
