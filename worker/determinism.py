@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import TracebackType
 
 import torch
@@ -55,6 +55,22 @@ def ask_for(determinism: Determinism, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = False
     if not isinstance(sys.excepthook, _Explaining):
         sys.excepthook = _Explaining()
+
+
+def check_repeatable(determinism: Determinism, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises UserError for an optimizer whose update has other bits in each run.
+
+    On a processor, torch 2.13's fused SGD reads parts of a new momentum buffer of 16 bits before they are written.
+    """
+    if determinism is Determinism.NONE:
+        return
+    for group in (group for each in optimizers if isinstance(each, torch.optim.SGD) for group in each.param_groups):
+        narrow = any(each.device.type == "cpu" and each.element_size() < 4 for each in group["params"])
+        if narrow and group["fused"] and group["momentum"]:
+            raise UserError(
+                "SGD(fused=True, momentum=...) over parameters of 16 bits gives other bits in each run on a processor: leave "
+                "fused=True out, or submit the job with `determinism: none`"
+            )
 
 
 def pin(environ: Mapping[str, str]) -> None:

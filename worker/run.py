@@ -31,7 +31,7 @@ from .data.dataloader import Wanted
 from .data.likeness import Likeness
 from .data.loading import LoaderOptions
 from .data.scaling import agreed_terms, check_script, check_terms, read_replay
-from .determinism import ask_for, described, pin
+from .determinism import ask_for, check_repeatable, described, pin
 from .driver import Control
 from .environment import ClusterEnvironment
 from .events import BatchesChanged
@@ -316,6 +316,7 @@ class Run(Together):
         options = LoaderOptions(collate_fn, num_workers, prefetch_factor, worker_init_fn, pin_memory)
         feed = feed_of(dataset, wanted, options, job)
         model.to(self._device)
+        check_repeatable(self._env.determinism if self._env else Determinism.ELASTIC, optimizers)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position)
         if scheduler_frequency < 1:
             raise UserError(f"scheduler_frequency is {scheduler_frequency}; it must be at least 1")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
+from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import Determinism
 from elasticd.worker import warm
-from elasticd.worker.determinism import described
+from elasticd.worker.determinism import check_repeatable, described
 
 SCRIPT = """
 import os, sys, torch
@@ -42,6 +44,20 @@ def ran(
     return subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_fused_sgd_that_reads_memory_before_it_is_written_is_refused(kind: torch.dtype) -> None:
+    options: dict[str, Any] = {"momentum": 0.9}
+    parameter = torch.nn.Parameter(torch.zeros(4, 4, dtype=kind))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, fused=True, **options)
+    with pytest.raises(UserError, match="gives other bits in each run on a processor: leave fused=True out"):
+        check_repeatable(Determinism.ELASTIC, [optimizer])
+    check_repeatable(Determinism.NONE, [optimizer])
+    for others in (options, {"fused": True}):
+        check_repeatable(Determinism.ELASTIC, [torch.optim.SGD([parameter], lr=0.1, **others)])
+    wide = torch.nn.Parameter(torch.zeros(4, 4))
+    check_repeatable(Determinism.ELASTIC, [torch.optim.SGD([wide], lr=0.1, fused=True, **options)])
 
 
 @pytest.mark.cluster

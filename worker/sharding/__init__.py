@@ -1,1 +1,4 @@
-"""An optimizer's state, divided among the workers of a job: each updates its part of the parameters (ZeRO-1)."""
+"""Parts of a divided optimizer state (ZeRO-1): which optimizers, which elements, which norm. No training uses them yet.
+
+docs/design/runtime.md, "Divided optimizer state", says what is decided and what is missing.
+"""
