@@ -80,9 +80,10 @@ RESIZES = st.builds(
 
 
 def numbers(value: object) -> list[float]:
-    """All numbers in plain values."""
+    """All numbers in plain values, but for a script's own figures, which may be any finite number."""
     if isinstance(value, dict):
-        return [found for each in value.values() for found in numbers(each)]
+        assert all(math.isfinite(each) for each in (value.get("metrics") or {}).values())
+        return [found for key, each in value.items() if key != "metrics" for found in numbers(each)]
     if isinstance(value, list | tuple):
         return [found for each in value for found in numbers(each)]
     return [value] if isinstance(value, int | float) else []
