@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from elasticd.protocol.messages import JobView
 pytestmark = pytest.mark.cluster
 
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
+PATIENCE_S = 300.0
 TRAIN = Path(__file__).parents[2] / "benchmarks" / "serving" / "train.py"
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cluster with four GPUs, on which the job train-1 has two."""
+    """A cluster with four GPUs, on which the job train-1 trains with two."""
     where = tmp_path_factory.mktemp("api")
     command = [ELASTICCTL, "--dir", str(where / "c")]
     subprocess.run([*command, "up", "--servers", "1", "--gpus", "4"], check=True, cwd=where)
@@ -29,6 +31,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     submit = ["submit", "--name", "train", "--gpus", "1:4", "--virtual-workers", "4", "--", *script]
     subprocess.run([*command, *submit], check=True, cwd=where)
     subprocess.run([*command, "scale", "train-1", "2"], check=True, cwd=where)
+    until_s = time.monotonic() + PATIENCE_S
+    with elasticd.Cluster(directory=where / "c") as found:
+        while found.job("train-1").step is None:
+            assert time.monotonic() < until_s, "the job does not train"
+            time.sleep(0.1)
     yield where / "c"
     subprocess.run([*command, "down", "--purge", "--yes"], check=True, cwd=where)
 
