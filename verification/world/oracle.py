@@ -108,6 +108,7 @@ class _Known:
         default_factory=dict
     )  # workers that were ordered to stop without saving, and when
     began_on: str = ""  # model of the GPUs that it first applied a step on
+    wrote: bool = False  # a worker has written a checkpoint
     agnostic: bool = False  # a worker has found that its operators have one algorithm on all GPU types
     repeated: int = 0  # number of repeated steps
     unlike: int = 0  # differing newcomers since the last event that allows new attempts
@@ -234,12 +235,22 @@ class Oracle:
         job = JobId(worker.rpartition(".")[0])
         known = self.job(job)
         self._name_of[worker] = name
-        began_on = "" if known.uncertain else known.began_on
+        began_on = "" if known.uncertain or self._begins_anew(known) else known.began_on
         if not Demand.of(known.plan.spec, began_on, known.agnostic).options([GpuSort(name)]):
             began = f", and the job began on {known.began_on}" if known.began_on else ""
             raise Violation("a worker runs on GPUs that its job may use", f"{worker} is started on {name}{began}")
         if not known.joined and not known.uncertain:
             self._begin_in_gang(job, known, worker)
+
+    def _begins_anew(self, known: _Known) -> bool:
+        """Whether the job starts from the beginning, as nothing of an earlier start is left.
+
+        There is no checkpoint, and no step was reported before the servers of all workers were lost.
+        """
+        record = known.record
+        if record is None or known.wrote or record.progressed or record.saved_step is not None:
+            return False
+        return record.cycle > known.generation
 
     def may_mix(self, job: JobId) -> None:
         """A worker of a heterogeneous job has found that its operators have one algorithm on all GPU types."""
@@ -408,6 +419,7 @@ class Oracle:
         if generation < known.checkpoint_of and not known.uncertain:
             text = f"{worker} of generation {generation} of {job} writes, and {known.checkpoint_of} goes on from a checkpoint"
             raise Violation("who has been overtaken writes no checkpoint", text)
+        known.wrote = True
         script = known.plan.script
         begun = step // (script.evaluate_every or script.steps)
         if epoch < begun or (epoch > 0 and epoch - 1 not in known.epochs):
