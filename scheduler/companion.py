@@ -14,8 +14,9 @@ N_i is missing before the brackets of (1c) in the text of the paper; without it,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,20 @@ def plan(virtual_workers: int, capability: Mapping[str, float], gpus: Mapping[st
     return Plan(used, hosted, overload_s, waste, whole - waste)
 
 
+def plans(virtual_workers: int, capability: Mapping[str, float], available: Mapping[str, int]) -> list[Plan]:
+    """Return the plans for all numbers of GPUs of each type, the greatest throughput first; of equals the fewest GPUs."""
+    names = list(available)
+    counts = product(*(range(min(available[name], virtual_workers) + 1) for name in names))
+    found = [plan(virtual_workers, capability, dict(zip(names, each, strict=True))) for each in counts if any(each)]
+    return sorted(found, key=lambda one: (-one.throughput, sum(one.gpus.values())))
+
+
 @dataclass(frozen=True)
 class Proposal:
-    """A job's wish for more GPUs."""
+    """A job's wish for more GPUs of one type."""
 
-    job: int
+    job: str
+    type: str
     more: int
     speedup: float  # throughput with them, in units of that without
 
@@ -61,31 +71,32 @@ class Proposal:
     def per_gpu(self) -> float:
         return (self.speedup - 1.0) / self.more
 
-    @property
-    def order(self) -> tuple[float, int, int]:
-        """Sort key: the greatest speedup per GPU first, of equals the one for more GPUs."""
-        return -self.per_gpu, -self.more, self.job
+
+def proposals(
+    job: str,
+    virtual_workers: int,
+    capability: Mapping[str, float],
+    has: Mapping[str, int],
+    idle: Mapping[str, int],
+    most: int,
+) -> list[Proposal]:
+    """Return the `most` proposals with the greatest speedup per GPU; of equals the ones for more GPUs first."""
+    now = plan(virtual_workers, capability, has).throughput
+    found = []
+    for name, count in idle.items():
+        for more in range(1, min(count, virtual_workers - sum(has.values())) + 1):
+            then = plan(virtual_workers, capability, {**has, name: has.get(name, 0) + more}).throughput
+            if then > now:
+                found.append(Proposal(job, name, more, then / now))
+    return sorted(found, key=lambda one: (-one.per_gpu, -one.more))[:most]
 
 
-def proposals(job: int, throughput: Sequence[float], has: int, free: int, most: int) -> list[Proposal]:
-    """Return the `most` best proposals of a job with `has` GPUs. throughput: by number of GPUs; its end is the job's maximum.
-
-    Several GPUs at once matter: where virtual workers do not divide evenly, one more may bring nothing, and two a turn less.
-    """
-    now = throughput[has]
-    wishes = [
-        Proposal(job, count - has, throughput[count] / now)
-        for count in range(has + 1, min(has + free, len(throughput) - 1) + 1)
-        if throughput[count] > now
-    ]
-    return sorted(wishes, key=lambda one: one.order)[:most]
-
-
-def accepted(wishes: Iterable[Proposal], free: int) -> list[Proposal]:
-    """Return the proposals that the cluster grants: by speedup per GPU, one for each job at the most."""
-    granted: dict[int, Proposal] = {}
-    for wish in sorted(wishes, key=lambda one: one.order):
-        if wish.more <= free and wish.job not in granted:
-            free -= wish.more
-            granted[wish.job] = wish
-    return list(granted.values())
+def accepted(wishes: Sequence[Proposal], idle: Mapping[str, int]) -> list[Proposal]:
+    """Return the proposals that the cluster grants, one per job at the most: by speedup per GPU, of equals the larger ones."""
+    left = dict(idle)
+    granted: list[Proposal] = []
+    for wish in sorted(wishes, key=lambda one: (-one.per_gpu, -one.more, one.job)):
+        if wish.more <= left.get(wish.type, 0) and all(wish.job != other.job for other in granted):
+            left[wish.type] -= wish.more
+            granted.append(wish)
+    return granted

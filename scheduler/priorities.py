@@ -27,18 +27,7 @@ from .view import JobTable, Reason
 
 # Policies that serve jobs in the order of the table; `edf` does so among equal deadlines, and where there are none.
 IN_ORDER = frozenset(
-    {
-        "fifo",
-        "backfill",
-        "yarn-cs",
-        "elastic-fifo",
-        "elastic-backfill",
-        "max-min",
-        "optimus",
-        "easyscale",
-        "edf",
-        "edf-admission",
-    }
+    {"fifo", "backfill", "yarn-cs", "elastic-fifo", "elastic-backfill", "max-min", "optimus", "edf", "edf-admission"}
 )
 
 # Policies that use deadlines, and never priorities.

@@ -11,7 +11,6 @@ from .afs import AfsL, AfsP, AfsS
 from .backfill import Backfill
 from .base import Policy, Shares
 from .chronus import Chronus
-from .easyscale import EasyScale
 from .edf import Edf, EdfElastic, EdfWithAdmission
 from .elan import ElasticBackfill, ElasticFifo
 from .elastic import Elastic
@@ -37,7 +36,6 @@ POLICIES = (
     SrsfE,
     MaxMin,
     Optimus,
-    EasyScale,
     Pollux,
     TiresiasL,
     ElasticTiresias,

@@ -54,7 +54,7 @@ def test_priorities_hold_where_not_every_job_may_use_every_gpu(name: str) -> Non
     assert decide(seen, policy(name), random.Random(0), packing=False).shares.tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("name", sorted(IN_ORDER - {"max-min", "optimus", "easyscale", "edf", "edf-admission"}))
+@pytest.mark.parametrize("name", sorted(IN_ORDER - {"max-min", "optimus", "edf", "edf-admission"}))
 def test_who_interrupts_nobody_does_not_do_so_for_a_priority(name: str) -> None:
     running = job("running", 4, 4, share=4, left_s=50.0)
     high = job("high", 4, 4, left_s=5.0, priority=10)
@@ -74,7 +74,7 @@ def test_nobody_has_gpus_with_which_a_waiting_job_of_higher_priority_could_start
 ) -> None:
     jobs = [replace(one, priority=each) for one, each in zip(case.jobs, priorities, strict=False)]
     for name in HEEDING:
-        if name in IN_ORDER and name not in ("max-min", "optimus", "easyscale"):
+        if name in IN_ORDER and name not in ("max-min", "optimus"):
             continue  # these interrupt no job, or the first waiting job blocks others
         seen = table(*jobs)
         whole = policy(name)
