@@ -27,7 +27,8 @@ from ..protocol.messages import (
 from ..protocol.texts import gpu_count
 from . import render
 from .context import DECIDED_WITHIN_S, given
-from .stopping import until_stopped
+from .jobs import until_measured
+from .stopping import until_saved, until_stopped
 from .waiting import Waiting
 
 WITHIN_S = 600.0
@@ -105,20 +106,14 @@ class Cluster:
         Returns the steps per second by number of GPUs, as far as they are measured. The job trains on meanwhile.
         """
         order = self._context.ask(Profile(job=job, least=least, most=most), Profiling, DECIDED_WITHIN_S)
-        waiting = Waiting(f"{order.job} to be measured", self._within_s, "; the measuring goes on")
-        while (view := self.job(order.job)).measuring_gpus is not None:
-            waiting.pause(view.reason)
+        view = until_measured(self._context, order.job, self._within_s)
         points = [point for point in view.curve if point.source == "measured"]
         return {point.share_gpus: point.steps_per_s for point in sorted(points, key=lambda point: point.share_gpus)}
 
     def checkpoint(self, job: str) -> str:
         """Have a job save its state at its next step (EDL Table 1, checkpoint). Returns the file, on its server."""
         found = self._context.ask(Checkpoint(job=job), Checkpointed)
-        waiting = Waiting(f"{found.job} to save its state", self._within_s)
-        while found.saved is None or found.saved < found.step:
-            waiting.pause()
-            found = self._context.ask(Checkpoint(job=found.job, step=found.step), Checkpointed)
-        return found.file
+        return until_saved(self._context, found, self._within_s).file
 
     def pause(self, job: str) -> JobView:
         """Have a job save its state and give its GPUs back, until `resume`."""

@@ -202,18 +202,25 @@ def _gpus(left: dict[str, str]) -> list[str]:
     return []
 
 
-def _time(value: str) -> list[str]:
-    """Translate Slurm's minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]."""
+def slurm_time_s(value: str) -> int | None:
+    """Return the seconds of Slurm's minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds].
+
+    None: the value is none of these.
+    """
     match = SLURM_TIME.fullmatch(value)
     if match is None:
-        return []
+        return None
     if match["rest"] is None:
         days, hours, minutes, seconds = (int(match[part] or 0) for part in "dhms")
     else:
         parts = [int(part) for part in match["rest"].split(":")]
         days, (hours, minutes, seconds) = 0, ((0, *parts, 0)[:3] if len(parts) < 3 else parts)
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    return ["--time", f"{total}s"] if total else []
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _time(value: str) -> list[str]:
+    seconds = slurm_time_s(value)
+    return ["--time", f"{seconds}s"] if seconds else []
 
 
 def _name(value: str) -> list[str]:

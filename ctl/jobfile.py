@@ -50,6 +50,7 @@ from ..protocol.model import (
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml, repeated
 from . import arrays, commands, resuming, shellwords
+from .batchscripts import slurm_time_s
 from .jobgpus import GpuOptions, wanted_gpus
 from .jobscaling import wanted_scaling
 
@@ -376,16 +377,15 @@ def duration_s(value: str | float, where: str) -> float:
     return seconds
 
 
-CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+CLOCK = re.compile(r"(?:\d+-)?\d+:\d\d:\d\d")  # of Slurm's forms those that cannot mean minutes
 
 
 def limit_s(where: str, value: str | float) -> float:
     """Return the seconds of "2h", or of Slurm's 1-02:00:00. A plain number is refused: Slurm counts minutes, others seconds.
     Raises UserError naming `where`.
     """
-    if isinstance(value, str) and (match := CLOCK.fullmatch(value.strip())):
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return duration_s(float(((days * 24 + hours) * 60 + minutes) * 60 + seconds), where)
+    if isinstance(value, str) and CLOCK.fullmatch(value.strip()):
+        return duration_s(float(slurm_time_s(value.strip()) or 0), where)
     if not isinstance(value, str) or re.fullmatch(r"[\d.:]+", value.strip()):
         raise UserError(
             f"{where}: {value!r} is not a duration with units, such as 90m or 2h, nor hours such as 02:00:00"

@@ -313,11 +313,17 @@ def profile(
         return
     if sys.stderr.isatty():
         say(f"{order.job}: measuring with {shares}")
-    waiting = Waiting(f"{order.job} to be measured", within_s)
-    while (view := shared.job(order.job)).measuring_gpus is not None:
-        waiting.pause(view.reason)
+    view = until_measured(shared, order.job, within_s)
     lines = "\n".join(render.point_line(point) for point in view.curve)
     _answer(as_json, {"job": view.job, "curve": render.plain(view.curve)}, lines)
+
+
+def until_measured(shared: Context, job: str, within_s: float | None) -> JobView:
+    """Poll until `job`, which is being measured, has its GPUs back."""
+    waiting = Waiting(f"{job} to be measured", within_s, "; the measuring goes on")
+    while (view := shared.job(job)).measuring_gpus is not None:
+        waiting.pause(view.reason)
+    return view
 
 
 def _sizes(text: str | None) -> tuple[int | None, int | None]:

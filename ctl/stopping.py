@@ -187,10 +187,8 @@ def checkpoint(
     """Have a running job save its state at its next step boundary, and print the checkpoint's path."""
     shared, within_s = of(context), limit_s(timeout)
     found = shared.ask(Checkpoint(job=job), Checkpointed)
-    waiting = Waiting(f"{found.job} to save its state", within_s)
-    while not no_wait and (found.saved is None or found.saved < found.step):
-        waiting.pause()
-        found = shared.ask(Checkpoint(job=found.job, step=found.step), Checkpointed)
+    if not no_wait:
+        found = until_saved(shared, found, within_s)
     if as_json:
         print_json({"job": found.job, "step": found.step, "saved_step": found.saved, "file": found.file})
         return
@@ -198,6 +196,15 @@ def checkpoint(
         print(render.printable(found.file))
     steps = f"after {found.saved + 1:,} steps" if found.saved is not None and found.saved >= found.step else ""
     say(f"elasticctl: {found.job}: {f'its state {steps} is saved' if steps else 'a checkpoint is being written'}")
+
+
+def until_saved(shared: Context, found: Checkpointed, within_s: float | None) -> Checkpointed:
+    """Poll until the checkpoint that `found` announces is written."""
+    waiting = Waiting(f"{found.job} to save its state", within_s)
+    while found.saved is None or found.saved < found.step:
+        waiting.pause()
+        found = shared.ask(Checkpoint(job=found.job, step=found.step), Checkpointed)
+    return found
 
 
 def until_stopped(shared: Context, job: str, within_s: float | None, what: str) -> JobView:

@@ -1,4 +1,4 @@
-"""The throughput of a job on GPUs of several types, and what more GPUs would bring (EasyScale 3.4, equation 1). Pure.
+"""The throughput of a job on GPUs of several types (EasyScale 3.4, equation 1). Pure.
 
 A job's N virtual workers (EasyScale's maxP) are hosted by whole numbers: A_i on each GPU of type i, whose capability C_i is
 the number of virtual workers that it computes per second. The step waits for the GPU that is busy the longest:
@@ -14,9 +14,8 @@ N_i is missing before the brackets of (1c) in the text of the paper; without it,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 
 
 @dataclass(frozen=True)
@@ -48,55 +47,3 @@ def plan(virtual_workers: int, capability: Mapping[str, float], gpus: Mapping[st
     waste = idle + (room - virtual_workers) / overload_s
     whole = sum(count * capability[name] for name, count in used.items())
     return Plan(used, hosted, overload_s, waste, whole - waste)
-
-
-def plans(virtual_workers: int, capability: Mapping[str, float], available: Mapping[str, int]) -> list[Plan]:
-    """Return the plans for all numbers of GPUs of each type, the greatest throughput first; of equals the fewest GPUs."""
-    names = list(available)
-    counts = product(*(range(min(available[name], virtual_workers) + 1) for name in names))
-    found = [plan(virtual_workers, capability, dict(zip(names, each, strict=True))) for each in counts if any(each)]
-    return sorted(found, key=lambda one: (-one.throughput, sum(one.gpus.values())))
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A job's wish for more GPUs of one type."""
-
-    job: str
-    type: str
-    more: int
-    speedup: float  # throughput with them, in units of that without
-
-    @property
-    def per_gpu(self) -> float:
-        return (self.speedup - 1.0) / self.more
-
-
-def proposals(
-    job: str,
-    virtual_workers: int,
-    capability: Mapping[str, float],
-    has: Mapping[str, int],
-    idle: Mapping[str, int],
-    most: int,
-) -> list[Proposal]:
-    """Return the `most` proposals with the greatest speedup per GPU; of equals the ones for more GPUs first."""
-    now = plan(virtual_workers, capability, has).throughput
-    found = []
-    for name, count in idle.items():
-        for more in range(1, min(count, virtual_workers - sum(has.values())) + 1):
-            then = plan(virtual_workers, capability, {**has, name: has.get(name, 0) + more}).throughput
-            if then > now:
-                found.append(Proposal(job, name, more, then / now))
-    return sorted(found, key=lambda one: (-one.per_gpu, -one.more))[:most]
-
-
-def accepted(wishes: Sequence[Proposal], idle: Mapping[str, int]) -> list[Proposal]:
-    """Return the proposals that the cluster grants, one per job at the most: by speedup per GPU, of equals the larger ones."""
-    left = dict(idle)
-    granted: list[Proposal] = []
-    for wish in sorted(wishes, key=lambda one: (-one.per_gpu, -one.more, one.job)):
-        if wish.more <= left.get(wish.type, 0) and all(wish.job != other.job for other in granted):
-            left[wish.type] -= wish.more
-            granted.append(wish)
-    return granted

@@ -71,7 +71,7 @@ def _throughputs(profile: Profile) -> str:
 
 
 def _costs(costs: Mapping[str, float]) -> str:
-    lines = ["What changes cost, medians:", "", "| what | seconds |", "| --- | --- |"]
+    lines = ["Cost of changes, medians:", "", "| what | seconds |", "| --- | --- |"]
     words = {
         "start_s": "from getting idle GPUs to a job's first step",
         "release_s": "the same on GPUs that another job has to give up: longer by",

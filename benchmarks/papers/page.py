@@ -42,7 +42,7 @@ class Section:
     def markdown(self, folder: str) -> str:
         parts = [f"## {self.title}", *paragraphs(self.text), *self.tables]
         figure = self.title.partition(":")[0]
-        parts += [f"![{figure}]({folder}/{picture.file})\n\n*{picture.caption}*" for picture in self.pictures]
+        parts += [f"![{figure}]({folder}/{picture.file})\n\n{picture.caption}" for picture in self.pictures]
         shown = [finding for finding in self.findings if finding.deviates or not finding.in_table]
         parts += _in_table([finding for finding in self.findings if finding not in shown])
         parts += [_findings(shown, self.explanations)] if shown else []

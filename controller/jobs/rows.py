@@ -443,7 +443,7 @@ class Rows:
             peaks[least, most] = max(1, peak(told.hull, least, most))
         table.peak[row] = peaks[least, most]
 
-    # -- what the scheduler sees
+    # -- input of the scheduler
 
     @property
     def any_deadline(self) -> bool:

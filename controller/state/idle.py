@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from ...protocol.model import ServerId, Value
-from ...scheduler.transient import EDGES_S, Idle
+from ...scheduler.transient import EDGES_S, MOST, Idle
 
 PREFIX = "/idle/"
-MOST_COUNT = 1 << 53
 
 
 class IdleRecord(Value, frozen=True, kw_only=True):
@@ -31,7 +30,7 @@ def record(idle: Idle) -> IdleRecord:
 
 def recovered(kept: IdleRecord) -> Idle:
     """Return the recorded idle times. Bins of another version are not comparable, so counting starts again then."""
-    if len(kept.counts) != len(EDGES_S) or not all(0 <= count < MOST_COUNT for count in kept.counts):
+    if len(kept.counts) != len(EDGES_S) or not all(0 <= count <= MOST for count in kept.counts):
         return Idle()
     since_s = {gpu: at_s for gpu, at_s in kept.since_s if math.isfinite(at_s)}
     return Idle(kept.counts, frozenset(kept.borrowed), since_s)

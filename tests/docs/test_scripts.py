@@ -71,7 +71,7 @@ numbers = torch.linspace(-1, 1, 60).reshape(-1, 1)
 train_set = torch.utils.data.TensorDataset(numbers[:48], 2 * numbers[:48])
 test_set = torch.utils.data.TensorDataset(numbers[48:], 2 * numbers[48:])
 """,
-    "What the loop changes": "dataset = torch.randn(90, 1), torch.randn(90, 1)",
+    "State that the loop changes": "dataset = torch.randn(90, 1), torch.randn(90, 1)",
     "Values of your own": "dataset = torch.randn(64, 1), torch.randn(64, 1)",
 }
 # Checks of the names that each example defines.
@@ -135,7 +135,7 @@ def check(names):
     if "validate" in names:
         assert run.steps_done == 6 and run.means["loss"] > 0
 """,
-    "What the loop changes": """
+    "State that the loop changes": """
 def check(names):
     steps = names["run"].steps_done
     if "averaged" in names:

@@ -27,6 +27,11 @@ from .worker import Errand
 PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 @dataclass(frozen=True)
 class Began:
     """A worker's process has started."""
@@ -129,7 +134,7 @@ def _serve() -> Errand | None:
             errand = Errand(**json.loads(line))
             pid = os.fork()
             if pid == 0:
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                end_with_parent()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(read)

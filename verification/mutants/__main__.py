@@ -119,7 +119,9 @@ def run(machine: Machine, each: int, again: bool, same: dict[str, str]) -> int:
     """Try mutants of one machine, and write down what comes of them. Returns pytest's exit code: 0 if the tests could be read."""
     import pytest
 
-    from .runner import Runner, Verdict, end_with_parent
+    from verification.bits.nursery import end_with_parent
+
+    from .runner import Runner, Verdict
 
     end_with_parent()
 

@@ -9,7 +9,6 @@ takes long there is left out.
 from __future__ import annotations
 
 import ast
-import ctypes
 import gc
 import hashlib
 import importlib
@@ -28,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from elasticd.agent.shim import PR_SET_PDEATHSIG
+from verification.bits.nursery import end_with_parent
 from verification.world.campaign import Settings
 from verification.world.history import play
 
@@ -278,11 +277,6 @@ def _watched(files: dict[str, str], work: Callable[[], object]) -> tuple[float, 
     finally:
         sys.setprofile(None)
     return time.process_time() - began, found
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _forked(work: Callable[[], str], cpu_s: int, wall_s: float) -> str:

@@ -131,10 +131,7 @@ class Stragglers:
     def enter(self, roster: Roster) -> None:
         """Begin a generation. Factors of workers that stay are kept, their scores are not."""
         known, self._ids = self._workers, roster.workers
-        self._workers = {
-            member.worker: known.get(member.worker) or _Worker(Cusum(), Cusum(), member.pace)
-            for member in roster.members
-        }
+        self._workers = {worker: known.get(worker) or _Worker(Cusum(), Cusum()) for worker in self._ids}
         for member in roster.members:
             self._workers[member.worker].expected = member.pace
         self._reset()
@@ -276,7 +273,7 @@ class Stragglers:
         return [factor / others for factor, others in zip(factors, _of_others(factors), strict=True)]
 
     def _judge(self, now: float) -> None:
-        """Note who is slow now, and who no longer is."""
+        """Note the workers that have become slow, and those that have recovered."""
         for (name, worker), slowdown in zip(self._workers.items(), self._slowdowns(), strict=True):
             slow = slowdown >= MARGIN
             if slow == (worker.since is not None):
