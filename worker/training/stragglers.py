@@ -131,7 +131,10 @@ class Stragglers:
     def enter(self, roster: Roster) -> None:
         """Begin a generation. Factors of workers that stay are kept, their scores are not."""
         known, self._ids = self._workers, roster.workers
-        self._workers = {worker: known.get(worker) or _Worker(Cusum(), Cusum()) for worker in self._ids}
+        self._workers = {
+            member.worker: known.get(member.worker) or _Worker(Cusum(), Cusum(), factor=member.pace)
+            for member in roster.members
+        }
         for member in roster.members:
             self._workers[member.worker].expected = member.pace
         self._reset()
