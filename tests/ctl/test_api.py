@@ -23,14 +23,13 @@ TRAIN = Path(__file__).parents[2] / "benchmarks" / "serving" / "train.py"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cluster with four GPUs, on which the job train-1 trains with two."""
+    """A cluster with four GPUs, on which the job train-1 trains."""
     where = tmp_path_factory.mktemp("api")
     command = [ELASTICCTL, "--dir", str(where / "c")]
     subprocess.run([*command, "up", "--servers", "1", "--gpus", "4"], check=True, cwd=where)
     script = [sys.executable, str(TRAIN), str(where / "model.pt"), "1000000", "0.02", str(where / "stop")]
     submit = ["submit", "--name", "train", "--gpus", "1:4", "--virtual-workers", "4", "--", *script]
     subprocess.run([*command, *submit], check=True, cwd=where)
-    subprocess.run([*command, "scale", "train-1", "2"], check=True, cwd=where)
     until_s = time.monotonic() + PATIENCE_S
     with elasticd.Cluster(directory=where / "c") as found:
         while found.job("train-1").step is None:
