@@ -241,9 +241,10 @@ class ControllerDaemon:
         match candidacy.turn():
             case Begin(term, records):
                 try:
-                    job_keys = shared_job_keys(self._store, self._state, records)
                     assert isinstance(self._store, EtcdStore), "several controllers share etcd"
-                    anew = self._seals is not None and self._seals.settle(self._store)
+                    assert self._seals is not None, "etcd's records are sealed"
+                    anew = self._seals.settle(self._store)
+                    job_keys = shared_job_keys(self._store, self._seals, self._state)
                     known = None if anew else records
                     steps = StepMeter()  # a clock set under another leader does not concern this reign
                     turn = Turn(self._store, self._build(term), self._clock.now(), self._watch, known)

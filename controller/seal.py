@@ -12,22 +12,28 @@ the controller reports it to its operators.
 
 A seal does not show that a record is the latest: an earlier record of the same key passes. Such a record was submitted by its
 owner, with that command.
+
+The secret of the jobs' keys is also *hidden* from readers of the store (`hide`): it is combined by XOR with a pad, an HMAC-SHA256
+of a random nonce under a key derived from the secret of the seals.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 
 from ..protocol.errors import OperatorError
 from ..runtime.keys import SECRET_BYTES
 from .jobs.archive import PREFIX as ARCHIVE
+from .leading.records import JOB_KEYS_KEY
 from .records import JOBS, POLICY_KEY, job_of_state
 from .snapshots import PREFIX as SNAPSHOTS
 
 SEAL_KEY = "/seal"  # sealed marker: the store has been sealed with this secret
 MARK = b"\xc1seal\x01"  # MessagePack uses 0xc1 for nothing: no value without a seal begins with it
 _NAME_BYTES = 8
+_NONCE_BYTES = 16
 HEAD_BYTES = len(MARK) + _NAME_BYTES + hashlib.sha256().digest_size  # before the value
 MISSING = "it has no seal"
 OTHER = "its seal was made with another secret"
@@ -39,6 +45,11 @@ def is_sealed(key: str) -> bool:
     if key.startswith(JOBS):
         return job_of_state(key) is None
     return key in (POLICY_KEY, SEAL_KEY) or (key.startswith(ARCHIVE) and not key.startswith(SNAPSHOTS))
+
+
+def is_hidden(key: str) -> bool:
+    """Return whether readers of the store must not learn the value under `key`: the secret of the jobs' keys."""
+    return key == JOB_KEYS_KEY
 
 
 class BrokenSeal(OperatorError):
@@ -73,6 +84,21 @@ class Seal:
         if not hmac.compare_digest(stored[len(MARK) + _NAME_BYTES : HEAD_BYTES], self._code(key, value)):
             raise BrokenSeal(WRONG)
         return value
+
+    def hide(self, key: str, secret: bytes) -> bytes:
+        """Return a sealed record for `key` from which readers of the store do not learn `secret`, SECRET_BYTES long."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return self.close(key, nonce + self._masked(nonce, secret))
+
+    def reveal(self, key: str, stored: bytes) -> bytes:
+        """Return the secret that `hide` has hidden. Raises BrokenSeal if the seal is missing or does not fit."""
+        value = self.open(key, stored)
+        return self._masked(value[:_NONCE_BYTES], value[_NONCE_BYTES:])
+
+    def _masked(self, nonce: bytes, value: bytes) -> bytes:
+        key = hmac.digest(self._secret, b"elasticctl hidden secrets", "sha256")
+        pad = hmac.digest(key, nonce, "sha256")
+        return bytes(one ^ other for one, other in zip(value, pad, strict=True))
 
     def _code(self, key: str, value: bytes) -> bytes:
         name = key.encode()

@@ -25,7 +25,7 @@ from ..runtime.directories import read_secret, write_secret
 from ..runtime.keys import SEAL_FILE, SECRET_BYTES
 from .jobs.archive import PREFIX as ARCHIVE
 from .records import JOBS, POLICY_KEY, job_of_submission, submission_key
-from .seal import HEAD_BYTES, MARK, MISSING, SEAL_KEY, BrokenSeal, Seal, is_sealed
+from .seal import HEAD_BYTES, MARK, MISSING, SEAL_KEY, BrokenSeal, Seal, is_hidden, is_sealed
 from .store.etcd import EtcdStore
 from .store.interface import AFTER_ALL, Put, StoreUnavailable
 
@@ -63,6 +63,7 @@ class Seals:
         self.broken: dict[str, str] = {}  # why a record was refused, by its key
         self.refused_jobs: tuple[RefusedJob, ...] = ()  # of `broken`, the submissions
         self._untold: list[str] = []
+        self.unhidden = False  # whether a secret was read that the store does not hide from its readers
         self._opened = self._marked = False  # whether any record, and whether the marker, has been opened
 
     def _load(self) -> bool:
@@ -77,26 +78,25 @@ class Seals:
     # -- records
 
     def written(self, writes: Sequence[Write]) -> Sequence[Write | Put]:
-        """Return `writes` with sealed values, for the keys that are to be sealed."""
+        """Return `writes` with sealed or hidden values, for the keys that need it."""
         seal = self._seal
-        if seal is None:
-            return writes
-        return [
-            Put(write.key, seal.close(write.key, write.value))
-            if isinstance(write, Put) and is_sealed(write.key)
-            else write
-            for write in writes
-        ]
+        return writes if seal is None else [_written(seal, write) for write in writes]
 
     def opened(self, key: str, stored: bytes) -> bytes | None:
         """Return the value of a stored record; None: the record does not count.
 
         The marker under `SEAL_KEY` is also returned as None, as only this class uses it.
         """
-        if not is_sealed(key):
+        hidden = is_hidden(key)
+        if not (hidden or is_sealed(key)):
             return stored
         seal = self._seal
         try:
+            if hidden and not stored.startswith(MARK):
+                self.unhidden = True
+                return stored
+            if hidden and seal is not None:
+                return seal.reveal(key, stored)
             if seal is not None:
                 value = seal.open(key, stored)
                 self._opened = True
@@ -260,3 +260,11 @@ class Seals:
                 return path
         assert failed is not None, "there is a directory"
         raise failed
+
+
+def _written(seal: Seal, write: Write) -> Write | Put:
+    if isinstance(write, Put) and is_sealed(write.key):
+        return Put(write.key, seal.close(write.key, write.value))
+    if isinstance(write, Put) and is_hidden(write.key):
+        return Put(write.key, seal.hide(write.key, write.value))
+    return write

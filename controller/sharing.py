@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
 from ..protocol.errors import OperatorError
 from ..protocol.messages import Controllers, ControllerView
 from ..protocol.times import HEARD_WITHIN, HEARS_FEWER_FOR
-from ..runtime.keys import JobKeys
+from ..runtime.directories import write_secret
+from ..runtime.keys import HIDDEN_FILE, JobKeys
 from .config import ControllerConfig
 from .leading.candidacy import Candidacy
 from .leading.hearing import Hearing
 from .leading.records import JOB_KEYS_KEY, PresenceRecord
+from .sealing import FOREIGN, Seals
 from .store import If, Put, Store
 
 log = logging.getLogger(__name__)
+
+REMOVE = "remove it there (`etcdctl del`), after which running jobs take no new workers"
 
 
 def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
@@ -38,17 +41,28 @@ def hearing_of(options: ControllerConfig) -> Hearing:
     return Hearing(lease_s * HEARD_WITHIN, lease_s * HEARS_FEWER_FOR)
 
 
-def shared_job_keys(store: Store, state: Path, records: Sequence[tuple[str, bytes]]) -> JobKeys:
-    """Return the job keys in the store, of which `records` are all records.
+def shared_job_keys(store: Store, seals: Seals, state: Path) -> JobKeys:
+    """Return the job keys in the store; `seals` hide their secret from its readers.
 
     If there are none, the secret in the directory `state` is written to the store: if the cluster had a single controller before,
-    running jobs use the keys of that secret. Raises OperatorError, StoreUnavailable, Deposed.
+    running jobs use the keys of that secret. A secret that an earlier version has stored is hidden from now on; from then on the
+    file `jobs.hidden` in `state` says that only another process than a controller would store one that is not.
+
+    Raises OperatorError, StoreUnavailable, Deposed.
     """
-    secret = next((value for key, value in records if key == JOB_KEYS_KEY), None)
-    if secret is None:
-        secret = JobKeys.kept_in(state).secret
-        if store.commit((If(JOB_KEYS_KEY, 0),), (Put(JOB_KEYS_KEY, secret),)) is None:
-            raise OperatorError("the store has a secret for the keys of jobs that its records do not hold")
+    seals.unhidden = False
+    record = store.get(JOB_KEYS_KEY)
+    secret = record.value if record is not None else None
+    note = state / HIDDEN_FILE
+    if secret is None or seals.unhidden:
+        if secret is not None and note.exists():
+            raise OperatorError(f"{JOB_KEYS_KEY}: {FOREIGN}; {REMOVE}")
+        conditions = (If(JOB_KEYS_KEY, 0),) if secret is None else ()
+        secret = secret or JobKeys.kept_in(state).secret
+        if store.commit(conditions, (Put(JOB_KEYS_KEY, secret),)) is None:
+            raise OperatorError(f"{JOB_KEYS_KEY}: the record in the store does not count; {REMOVE}")
+    if not note.exists():
+        write_secret(note, b"")
     return JobKeys(secret, f"{JOB_KEYS_KEY} in the store")
 
 

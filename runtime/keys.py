@@ -39,6 +39,7 @@ CONTROLLER_FILE = "controller.key"
 KNOWN_FILE = "known.json"
 SEAL_FILE = "store.seal"  # the secret with which controllers authenticate their records in a shared store
 JOBS_FILE = "jobs.secret"  # in the controller's state directory
+HIDDEN_FILE = "jobs.hidden"  # beside it: the shared store hides the secret of the jobs' keys
 SECRET_BYTES = 32  # of either file
 Z85_BYTES = 40
 

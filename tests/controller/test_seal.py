@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from elasticd.controller.leading.records import JOB_KEYS_KEY
 from elasticd.controller.seal import HEAD_BYTES, SEAL_KEY, BrokenSeal, Seal, is_sealed
 from elasticd.controller.sealing import Seals
+from elasticd.controller.sharing import shared_job_keys
 from elasticd.controller.store.interface import AFTER_ALL, Delete, Put
 from elasticd.protocol.errors import OperatorError
 from elasticd.runtime.directories import write_secret
@@ -157,3 +159,40 @@ def test_sealing_a_store_goes_on_where_a_controller_has_died(opened: Any, tmp_pa
     store = opened(seals)
     assert seals.settle(store)
     assert held(store) == {A: b"alice", B: b"bob"}
+
+
+def test_a_reader_of_the_store_does_not_learn_the_secret_of_the_jobs_keys(opened: Any, tmp_path: Path) -> None:
+    seals = ready(tmp_path / "keys")
+    store = opened(seals)
+    keys = shared_job_keys(store, seals, tmp_path)
+    seen = held(opened(None))[JOB_KEYS_KEY]
+    assert keys.secret not in seen
+    again = ready(tmp_path / "keys")
+    store = opened(again)
+    assert shared_job_keys(store, again, tmp_path / "keys").secret == keys.secret  # another controller's
+    store.commit((), (Put(JOB_KEYS_KEY, keys.secret),))
+    assert held(opened(None))[JOB_KEYS_KEY] != seen, "the same secret is hidden otherwise each time"
+
+
+def test_a_secret_that_an_earlier_version_has_stored_is_kept_and_hidden(opened: Any, tmp_path: Path) -> None:
+    old = secrets.token_bytes(32)
+    bare = opened(None)
+    bare.commit((), (Put(JOB_KEYS_KEY, old),))
+    seals = ready(tmp_path / "keys")
+    store = opened(seals)
+    assert shared_job_keys(store, seals, tmp_path).secret == old, "running jobs go on with their keys"
+    assert old not in held(opened(None))[JOB_KEYS_KEY]
+    assert shared_job_keys(store, seals, tmp_path).secret == old
+
+
+@pytest.mark.parametrize("written", [b"k" * 32, Seal(bytes(32)).hide(JOB_KEYS_KEY, b"k" * 32)])
+def test_a_secret_of_the_jobs_keys_that_somebody_else_writes_is_refused(
+    opened: Any, tmp_path: Path, written: bytes
+) -> None:
+    seals = ready(tmp_path / "keys")
+    store = opened(seals)
+    shared_job_keys(store, seals, tmp_path)
+    opened(None).commit((), (Put(JOB_KEYS_KEY, written),))
+    store = opened(seals)
+    with pytest.raises(OperatorError, match="remove it there"):
+        shared_job_keys(store, seals, tmp_path)
