@@ -43,6 +43,8 @@ MOST_TASKS = 16_384  # of a worker: threads and processes
 LEAST_CONNECTIONS, CONNECTIONS_PER_GPU = 64, 4  # of an account's workers
 WORKER_BYTES_PER_S, WORKER_BYTES_AT_ONCE = 8e6, 64e6  # of an account's workers
 UNREAD_BYTES = 64 << 20  # of messages to an account's workers, sent and unread
+# files that an agent executes, for jobs and for itself
+EXECUTED = (Path(sys.executable), *(Path(__file__).with_name(name) for name in ("daemon.py", "shim.py", "execshim.py")))
 LONGEST_SCRATCH = 60  # bytes: programs make sockets below, and the kernel limits their paths to 107
 
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -282,7 +284,7 @@ def described(path: Path) -> dict[str, Any]:
         "scratch": str(options.scratch),
         "sockets": str(Path(sockets).expanduser().absolute()) if sockets else "",
         "isolation": _told(options.state / ISOLATION),
-        "changeable": [str(each) for each in others_may_change((Path(sys.executable), Path(__file__)))],
+        "changeable": [str(each) for each in others_may_change(EXECUTED)],
     }
 
 

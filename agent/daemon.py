@@ -217,7 +217,7 @@ class AgentDaemon:
             self._listen,
         )
         if own.uid == 0:
-            for path in config.others_may_change((Path(sys.executable), Path(shim.__file__))):
+            for path in config.others_may_change(config.EXECUTED):
                 log.warning("%s can be changed by others than root, and this agent, which is root, executes it", path)
         now = self._clock.now()
         self._health = health.Health(options.rules)

@@ -118,11 +118,11 @@ def _decision(page: _Page, job: JobView, why: Explanation) -> Iterator[str]:
     """Yield the scheduler's decision as of now, and the GPUs that it divides."""
     if job.phase.final or not why.policy:
         return
-    if why.decided_gpus is not None:
-        told = [f"{_stage(step.stage, why.policy)}: {gpu_count(step.gpus)}" for step in why.steps]
-        yield from page.part("decided", "; then ".join(told))
-    else:
+    if why.decided_gpus is None:
         yield from page.part("decided", "no policy decides about it as it is now")
+        return
+    told = [f"{_stage(step.stage, why.policy)}: {gpu_count(step.gpus)}" for step in why.steps]
+    yield from page.part("decided", "; then ".join(told))
     if why.rule:
         yield from page.part("policy", f"{why.policy}: {why.rule}")
     idle = f"{why.free_gpus} idle that it may use" if why.free_gpus else "none idle that it may use"

@@ -43,8 +43,9 @@ from .record import CONTROLLER, FILE, Daemon, log_of, tail
 from .ssh import DEFAULT_SSH
 from .waiting import Waiting
 
-READY_WITHIN_S = 20.0
-LOCKED_FOR_S = 60.0  # by another `up` or `down`, at most
+READY_WITHIN_S = 120.0  # a process that ends is noticed at once; a busy machine takes long to start one
+SLOW_AFTER_S = 15.0
+LOCKED_FOR_S = 180.0  # by another `up` or `down`, at most
 TOLD_LINES = 5  # of the log of a daemon that does not start
 TEMPORARY = ".new"
 # CPU slots share the processors: measurements of one job there depend on the load of the others.
@@ -475,11 +476,13 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
     from .client import Client
 
     client = Client(cluster.controller)
-    deadline = time.monotonic() + READY_WITHIN_S
-    here = 0
+    began, here, remarked = time.monotonic(), 0, False
     present: set[str] | None = None
     try:
-        while time.monotonic() < deadline:
+        while (waited_s := time.monotonic() - began) < READY_WITHIN_S:
+            if waited_s > SLOW_AFTER_S and not remarked:
+                remarked = True
+                say(f"elasticctl: still waiting: {_there(here, cluster)} after {waited_s:.0f} s")
             for name, process in started.items():
                 if process.poll() is not None:
                     raise RequestRefused(f"{name} does not start:\n{_tail(directory, name)}")
@@ -496,11 +499,14 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
             present = {str(view.server.server) for view in found if view.state is not ServerState.LOST}
     finally:
         client.close()
-    there = f"{here} of {many(cluster.servers, 'server')} {'is' if here == 1 else 'are'} there"
-    late = f"not ready within {READY_WITHIN_S:.0f} s: {there}"
+    late = f"not ready within {READY_WITHIN_S:.0f} s: {_there(here, cluster)}"
     if cluster.fleet is not None and present is not None:
         raise RequestRefused(f"{late}\n{fleets.silent(cluster.fleet, present)}")
     raise RequestRefused(f"{late}; see {directory / 'log'}\n{_tail(directory, CONTROLLER)}")
+
+
+def _there(here: int, cluster: LocalCluster) -> str:
+    return f"{here} of {many(cluster.servers, 'server')} {'is' if here == 1 else 'are'} there"
 
 
 def _tail(directory: Path, name: str) -> str:

@@ -35,7 +35,7 @@ ANSWER = b"elasticctl-remote: "
 AGENT = "agent"
 KEY = "agent.key"
 RECORD = "daemon.json"
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 120.0
 TOLD_LINES = 5
 
 Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
