@@ -20,6 +20,7 @@ from .intake.statuses import mended_progress, usable_measurement, usable_resize
 from .jobs import account, archive, lengths
 from .jobs.job import Job
 from .jobs.records import JobRecord, Submission, WorkerRecord
+from .jobs.reported import Reported
 from .jobs.stored import States, Written, contents, living, workers_of
 from .jobs.table import WorkerTable
 from .jobs.throughput import PREFIX, KindRecord
@@ -234,7 +235,7 @@ def _recover_job(cluster: Cluster, now: float, submitted: Submission, state: Wri
     progress = record.progress
     step = progress.step if progress is not None and progress.step is not None else -1
     best = max(record.best_at_restart, step)
-    job = Job(submission, record, WorkerTable(workers), best_applied=best, recovered=True)
+    job = Job(submission, record, WorkerTable(workers), reported=Reported(best_applied=best, recovered=True))
     job.begin_timers(now)
     cluster.jobs.add(job, (submitted, state) if recorded else None)
 

@@ -35,8 +35,9 @@ from ...protocol.texts import RELEASED
 from ...protocol.times import CUT_OFF_TIMEOUT_S
 from .. import accounting
 from ..cluster import Cluster
+from ..jobs.avoided import Avoidance
 from ..jobs.generations import anyone_holds, broken_by_loss, cut_off, ending, took_part, unconnected
-from ..jobs.job import Avoidance, Job
+from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import fall, names, not_to_start, process_ended
 from ..reconcile.growth import newcomer_differs
@@ -210,8 +211,8 @@ def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code:
     kept = job.record
     if kept.lost_in == kept.committed:
         return  # this generation has lost other workers before, and is counted once
-    losses = 1 if job.best_applied > kept.best_at_loss else kept.losses_in_vain + 1
-    best = max(kept.best_at_loss, job.best_applied)
+    losses = 1 if job.reported.best_applied > kept.best_at_loss else kept.losses_in_vain + 1
+    best = max(kept.best_at_loss, job.reported.best_applied)
     job.update(losses_in_vain=losses, lost_in=kept.committed, best_at_loss=best)
     if losses > cluster.settings.max_restarts:
         text = f"given up: {losses} generations in a row have lost a worker, and it got no further; last: {because}"

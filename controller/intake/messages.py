@@ -396,7 +396,7 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
     """
     job = cluster.jobs.get(status.job)
     before = job.statuses.get(status.worker) if job is not None and job.has_uid(uid) else None
-    if job is None or before is None or status.applied is None or status.applied >= job.rate_counts_from:
+    if job is None or before is None or status.applied is None or status.applied >= job.reported.rate_counts_from:
         return False
     if job.spec.until is not None:  # a report of the metric that ends the training may change the job's length
         return False
@@ -479,7 +479,7 @@ def _note_status(
         cluster.planning.request()
     if status.news and (before is None or before.news != status.news):
         cluster.history.add(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
-    for what in job.newly_odd(odd):
+    for what in job.reported.newly_odd(odd):
         cluster.history.add(
             now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}, which cannot be reckoned with"
         )
@@ -544,7 +544,7 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
         start_s = max(0.0, now - entry.held_s) if entry.held_s is not None else None
         job.update_worker(entry.worker, trained=True, began_at=status.applied, start_s=start_s)
         job.start_failures = 0
-        job.trains_on(entry.gpu.server)
+        job.avoided.trains_on(entry.gpu.server)
 
 
 def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:
@@ -556,7 +556,7 @@ def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:
         orders=tuple(other for other in job.record.orders if other.generation >= order.generation),
         progress=job.progress(),
     )
-    job.rate_counts_from, job.recovered = -1, False
+    job.reported.rate_counts_from, job.reported.recovered = -1, False
     if job.record.phase is JobPhase.STARTING:
         job.enter(JobPhase.RUNNING, now)
     job.change_share(now, len(order.roster.members))

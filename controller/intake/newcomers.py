@@ -37,8 +37,9 @@ from ...protocol.times import (
     LONGEST_HOLD_S,
 )
 from ..cluster import Cluster
+from ..jobs.avoided import Avoidance
 from ..jobs.generations import holders, took_part, usable
-from ..jobs.job import Avoidance, Job
+from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import names
 from ..reconcile.growth import least_gpus, start_elsewhere

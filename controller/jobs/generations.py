@@ -231,7 +231,7 @@ def _without_state(job: Job, newest: OrderRecord) -> Step:
 
 def _may_begin(job: Job, places: tuple[Place, ...]) -> bool:
     """Return whether one of the places is on a server where the job can begin, as far as is known."""
-    return not places or any(place.gpu.server not in job.avoided_servers for place in places)
+    return not places or any(place.gpu.server not in job.avoided.servers_now for place in places)
 
 
 def _wounded(job: Job, newest: OrderRecord) -> bool:
@@ -416,7 +416,7 @@ def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
 def _able_to_begin(job: Job, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
     """Return the workers on servers where the job can begin, as far as is known; all workers if there are none."""
     entries = [entry for worker in workers if (entry := job.worker(worker)) is not None]
-    return [entry.worker for entry in entries if entry.gpu.server not in job.avoided_servers] or list(workers)
+    return [entry.worker for entry in entries if entry.gpu.server not in job.avoided.servers_now] or list(workers)
 
 
 def _applied(job: Job, worker: WorkerId) -> int:

@@ -23,16 +23,15 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from ...protocol.errors import InvalidTransition
-from ...protocol.messages import CounterOffer, PromiseState, ShareChange, Withholding
+from ...protocol.messages import PromiseState, ShareChange, Withholding
 from ...protocol.model import (
     Fault,
     GpuAddress,
@@ -50,21 +49,20 @@ from ...protocol.texts import LONGEST_REASON, gpu_count, over_words
 from ...protocol.times import (
     CUT_OFF_TIMEOUT_S,
     FIRST_BACK_OFF_S,
-    FIRST_SERVER_BACK_OFF_S,
     JOIN_NOTICE_S,
     LEAVING_PATIENCE_S,
     LONGEST_BACK_OFF_S,
-    LONGEST_SERVER_BACK_OFF_S,
     REST_S,
     STOP_AGAIN_S,
     TELL_AGAIN_S,
 )
 from ...scheduler.kinds import Demand
-from ...scheduler.speedup_curve import KEPT_RATES, NOISE, Measured
 from .account import Account
 from .archive import key_of
-from .reaching import Reports
+from .avoided import Avoidance, Avoided, AvoidedPlaces
+from .parts import AllMeasured, Lateness, Meeting, Planned, ProfilingRun, Saving
 from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
+from .reported import STEPS_OF_A_RATE, Reported, counts_for_progress, measured_with
 from .standing import Standing, Statuses, Terms, is_unstarted
 from .table import WorkerTable
 from .throughput import Estimated, fingerprint
@@ -73,11 +71,7 @@ KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
 KEPT_SHARES = 512
 KEPT_REASONS = 16  # length of the tail of `JobRecord.shares` in which reasons are kept
-KEPT_ODD = 64
 MAX_PATH = 4096
-KEPT_MEASURED = 256  # pairs of a share and a number of servers
-STEPS_OF_A_RATE = 32  # most steps over which a worker takes the median of a reported rate
-OFTEN_ENOUGH_S = 10.0  # least time between two measurements with the same share, once KEPT_RATES of them are known
 
 TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
     JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED),
@@ -99,75 +93,6 @@ TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
     JobPhase.FAILED: (),
     JobPhase.CANCELLED: (),
 }
-
-
-@dataclass(frozen=True)
-class Lateness:
-    """Progress that a started worker still owes, and its time limit."""
-
-    worker: WorkerId
-    what: str  # completes the sentence "the worker has not ..."
-    limit_s: float  # time allowed
-    until_s: float  # Unix time
-
-    @property
-    def reason(self) -> str:
-        """Return the reason for stopping the worker at the time limit."""
-        return f"{self.worker} has not {self.what} within {self.limit_s:g} s"
-
-
-@dataclass
-class ProfilingRun:
-    """State of a job that is measured with fewer and fewer GPUs (`scheduler.measuring`).
-
-    The GPUs that the job leaves idle meanwhile stay reserved for it.
-    """
-
-    shares: tuple[int, ...]  # shares still to be measured, the present one first
-    reserved: tuple[GpuAddress, ...]
-    began_s: float  # start of the measurement with the present share (Unix time)
-    until_s: float
-    overdue: bool = False  # the scheduler has been notified that `until_s` has passed
-
-    @property
-    def share(self) -> int:
-        return self.shares[0]
-
-
-class Avoidance(Enum):
-    """Restriction of a job on a server that the job avoids."""
-
-    BEGIN = "its first worker starts elsewhere, and hands the state on to others there"
-    START = "no worker starts there as long as no worker has the job's state"
-    STAY = "no worker starts there at all"
-    REFUSED = "no worker starts there but where one has the state: one was refused there by those that have it"
-
-
-@dataclass
-class Avoided:
-    """Server or GPU where a job cannot work, and the time until which the job avoids it.
-
-    The time grows with each failure (`avoiding`).
-    """
-
-    reason: str
-    extent: Avoidance
-    failures: int = 0
-    until_s: float | None = None
-
-
-def _avoided(
-    now: float, before: Avoided | None, reason: str, extent: Avoidance, at_least_s: float = 0.0
-) -> Avoided | None:
-    """Return the new entry for a place that a job must avoid, for longer after each failure.
-
-    Return None if the job avoids the place already, as when several workers were started there together and all failed.
-    """
-    if before is not None and before.until_s is not None:
-        return None
-    failures = before.failures if before is not None else 0
-    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(failures, 30))
-    return Avoided(reason, extent, failures + 1, now + max(back_off_s, at_least_s))
 
 
 # Fields of the record that scheduling decisions depend on, besides those that a decision itself sets.
@@ -198,58 +123,6 @@ def _nothing(job: JobId) -> str:
 
 
 @dataclass
-class Saving:
-    """Progress of saving the state of a preempted job (`saving`)."""
-
-    saver: WorkerId | None = None  # the worker that was named last to save the state
-    until_s: float | None = None  # end of the saver's turn (Unix time)
-    slow: set[WorkerId] = field(default_factory=set)  # workers that did not save the state within their turn
-    # Per dismissed worker: the last step that was reported to it as saved.
-    dismissed: dict[WorkerId, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class AllMeasured:
-    """Evidence that a job with this estimate and these GPUs has no smaller share left to measure (`profiling`)."""
-
-    estimated: Estimated
-    target: tuple[GpuAddress, ...]
-    packed: int | None  # GPUs of each server if the scheduler packs shares; else None
-
-
-@dataclass(frozen=True)
-class Planned:
-    """Plan for a job with a deadline (`promising`). Times are Unix times in seconds."""
-
-    finish_s: float | None = None  # end of the job with the GPUs that are kept for it; None if unknown
-    least_gpus: int = 0  # the most GPUs that are kept at any time
-    waits_for: str = ""  # information that must be known before anything can be planned
-    final_by_s: float | None = None  # expected time at which that information is known
-    saved_by: str = ""  # a change that would save a breaking promise; without a promise, the obstacle to one
-    gpu_s: float = 0.0  # GPU time that is kept for the job (GPU-seconds)
-    offer: CounterOffer | None = None  # changes with which a hard deadline would be promised that is not
-    offered_s: float | None = None  # when `offer` was found; None: none was looked for
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Ranks and servers of a gang's processes under one order, by which the processes find each other."""
-
-    order: OrderRecord
-    ranks: Mapping[WorkerId, int]
-    servers: Mapping[ServerId, tuple[int, ...]]  # per server: the gang's GPUs there, in the order of ranks
-
-    @staticmethod
-    def of(order: OrderRecord) -> Meeting:
-        """Return the meeting of all members of `order`."""
-        servers: dict[ServerId, list[int]] = {}
-        for member in order.roster.members:
-            servers.setdefault(member.gpu.server, []).extend(member.gpus or (member.gpu.index,))
-        ranks = {worker: rank for rank, worker in enumerate(order.roster.workers)}
-        return Meeting(order, ranks, {server: tuple(gpus) for server, gpus in servers.items()})
-
-
-@dataclass
 class Job:
     """A job: its durable record, and the state beside the record."""
 
@@ -257,19 +130,12 @@ class Job:
     record: JobRecord = field(default_factory=JobRecord)
     workers: WorkerTable = field(default_factory=WorkerTable)  # workers with processes that may be alive
     statuses: Statuses = field(default_factory=Statuses)  # newest status of each of `workers`
-    best_applied: int = -1
-    newest_progress: Progress | None = None
-    reports: Reports = field(default_factory=Reports)  # reports of the metric that ends the training (`JobSpec.until`)
-    rate_counts_from: int = -1  # first step at which a new measurement has no step in common with the last one
-    # Set after a recovery: an earlier controller may have counted the first rates that workers report.
-    recovered: bool = False
+    reported: Reported = field(default_factory=Reported)
     profiling: ProfilingRun | None = None
     profiled_shares: set[int] = field(default_factory=set)  # measured in a `ProfilingRun`, or could not be
     estimated: Estimated | None = None
-    planned: Planned = Planned()
+    planned: Planned = field(default_factory=Planned)
     all_measured: AllMeasured | None = None
-    # Names of metrics with unusable values that have been reported to the user.
-    odd: set[str] = field(default_factory=set)
     sent_address: str = ""  # the leader's address in the newest order as last sent
     # Returns the scheduler's reason, from its last decision, for giving a job no more GPUs.
     why_waiting: Callable[[JobId], str] = _nothing
@@ -278,8 +144,7 @@ class Job:
     hold_until: float | None = None
     # For a finished job: time at which workers that have not ended by themselves are stopped.
     stop_rest_at: float | None = None
-    avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # cleared when the job trains again
-    avoided_gpus: dict[GpuAddress, Avoided] = field(default_factory=dict)  # cleared when the job trains again
+    avoided: AvoidedPlaces = field(default_factory=AvoidedPlaces)  # cleared when the job trains again
     # Most GPUs that the job can have outside the servers that refused it; None: no such bound is known.
     room: int | None = None
     # Newcomers that began together with one that computed different results. Each is proven once it has applied a
@@ -480,53 +345,25 @@ class Job:
             order = self.newest
         return sum(len(member.gpus) or 1 for member in order.roster.members) if order is not None else 0
 
-    @property
-    def avoided_servers(self) -> frozenset[ServerId]:
-        """Return the servers where the job may not begin now."""
-        return frozenset(server for server, avoided in self.avoided.items() if avoided.until_s is not None)
-
     def avoid(self, now: float, server: ServerId, reason: str, extent: Avoidance, at_least_s: float = 0.0) -> None:
         """Avoid `server`, where the job cannot work, for a while, at least `at_least_s` seconds."""
-        if (avoided := _avoided(now, self.avoided.get(server), reason, extent, at_least_s)) is not None:
-            self.avoided[server] = avoided
+        self.avoided.add_server(now, server, reason, extent, at_least_s)
         self.on_reschedule()
 
     def avoid_gpu(self, now: float, gpu: GpuAddress, reason: str) -> None:
         """Avoid a GPU on which this job alone has failed, for a while."""
-        if (avoided := _avoided(now, self.avoided_gpus.get(gpu), reason, Avoidance.START)) is not None:
-            self.avoided_gpus[gpu] = avoided
+        self.avoided.add_gpu(now, gpu, reason)
         self.on_reschedule()
 
     def end_avoidances(self, now: float) -> None:
         """Let the job try avoided servers and GPUs again whose time is up."""
-        for avoided in (*self.avoided.values(), *self.avoided_gpus.values()):
-            if avoided.until_s is not None and now >= avoided.until_s and self.tries_again(avoided):
-                avoided.until_s = None
-                self.on_reschedule()
-
-    @property
-    def all_avoided(self) -> tuple[Avoided, ...]:
-        """Return the avoided servers and GPUs."""
-        return (*self.avoided.values(), *self.avoided_gpus.values())
+        if self.avoided.end(now, bool(self.record.target)):
+            self.on_reschedule()
 
     @property
     def refusals(self) -> tuple[Avoided, ...]:
         """Return the servers where the job's workers were refused while the job trains elsewhere."""
-        found = [self.avoided[server] for server in sorted(self.avoided_servers)] if self.record.target else []
-        return tuple(avoided for avoided in found if avoided.extent is Avoidance.REFUSED)
-
-    def tries_again(self, avoided: Avoided) -> bool:
-        """Return whether the job tries an avoided server or GPU again when its time is up.
-
-        While the job is tried elsewhere, the result there decides, except after a refusal.
-        """
-        return not self.record.target or avoided.extent is Avoidance.REFUSED
-
-    def trains_on(self, server: ServerId) -> None:
-        """Note that a worker on `server` has the job's state, and end all avoidances except refusals elsewhere."""
-        refused = {name: avoided for name, avoided in self.avoided.items() if avoided.extent is Avoidance.REFUSED}
-        refused.pop(server, None)
-        self.avoided, self.avoided_gpus = refused, {}
+        return self.avoided.refusals if self.record.target else ()
 
     def order(self, generation: int) -> OrderRecord | None:
         return next((order for order in self.record.orders if order.generation == generation), None)
@@ -811,11 +648,7 @@ class Job:
         found = {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
         if (late_s := self.standing.due.soonest()) < math.inf:
             found["a worker is late, or is told to stop again"] = late_s
-        if self.avoided or self.avoided_gpus:  # while the job is tried on another server, the result there decides
-            every = {**{str(place): each for place, each in self.avoided.items()},
-                     **{str(place): each for place, each in self.avoided_gpus.items()}}  # fmt: skip
-            avoided = {place: each.until_s for place, each in every.items() if self.tries_again(each)}
-            found |= {f"{place} is avoided": until_s for place, until_s in avoided.items() if until_s is not None}
+        found |= self.avoided.timers(bool(self.record.target))
         if (again_s := self.tell_again_s()) is not None:
             found["agents are told again"] = again_s
         if self.restart_at is not None:
@@ -891,7 +724,7 @@ class Job:
         self._leave_out_saving(now, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
         self.silent = {server: due_s + gap_s for server, due_s in self.silent.items()}
-        for avoided in self.all_avoided:
+        for avoided in self.avoided.all:
             avoided.until_s = _later(avoided.until_s, gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)
@@ -937,82 +770,44 @@ class Job:
 
     def note_progress(self, status: WorkerStatus) -> int:
         """Take over progress from the worker that is furthest ahead, and return the number of new steps."""
-        if status.applied is None or status.phase not in (
-            WorkerPhase.TRAINING,
-            WorkerPhase.BROKEN,
-            WorkerPhase.FINISHED,
-            WorkerPhase.LEFT,
-        ):
+        if status.applied is None or not counts_for_progress(status):
             return 0
-        new = 0
-        if status.applied > self.best_applied:
-            new, self.best_applied = status.applied - self.best_applied, status.applied
+        new = self.reported.take_progress(status)
         if status.applied >= 0 and not self.record.progressed:
             self.update(progressed=True)
-        known = self.newest_progress
-        if known is not None and known.step is not None and status.applied < known.step:
-            return new
-        told = status if status.metrics or status.odd_metrics or known is None else known
-        self.newest_progress = Progress(
-            step=status.applied,
-            total_steps=status.total_steps,
-            epoch=status.epoch,
-            samples_per_s=status.samples_per_s,
-            median_step_s=status.median_step_s,
-            metrics=told.metrics,
-            odd_metrics=told.odd_metrics,
-            batch_samples=status.batch_samples or (known.batch_samples if known is not None else 0),
-        )
         return new
 
     def note_reports(self, status: WorkerStatus) -> None:
         """Take over reports of the metric that ends the training, which may change the expected length."""
-        until = self.spec.until
-        if until is None or status.applied is None or until.metric not in status.metrics:
-            return
-        news = self.reports.add(status.applied + 1, status.metrics[until.metric])
-        if not news or self.reports.few:
-            return
-        found, known = self.reports.steps_until(until), self.record.expected_steps
-        if found == known or (found and known and abs(found - known) <= NOISE * known):
-            return
-        self.update(expected_steps=found)
+        if (until := self.spec.until) is not None:
+            expected = self.reported.take_reports(until, status, self.record.expected_steps)
+            if expected != self.record.expected_steps:
+                self.update(expected_steps=expected)
 
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
         """Take over the rate of the job with its present share; return whether it is news.
 
         Rates that cover fewer than `steps` steps are ignored.
         """
-        steady, order = status.steady, self.committed_order
+        steady, order, reported = status.steady, self.committed_order, self.reported
         if order is None or status.phase is not WorkerPhase.TRAINING or status.applied is None:
             return False
         if steady.generation != self.record.committed or steady.steps < steps or steady.step_s <= 0:
             return False
-        if status.applied < self.rate_counts_from or not self.share_gpus:
+        if status.applied < reported.rate_counts_from or not self.share_gpus:
             return False
-        # First rate of its generation: even if the value is not new, the job may be measured further.
-        first = self.rate_counts_from < 0
-        self.rate_counts_from = status.applied + STEPS_OF_A_RATE + (self._own_delay if first else 0)
+        first = reported.rate_is_new(status.applied, self._own_delay)
         where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
-        known = next((entry for entry in self.record.measured if (entry.share, entry.servers) == where), None)
-        recovered, self.recovered = self.recovered, False
-        if recovered and known is not None:
+        recovered, reported.recovered = reported.recovered, False
+        if recovered and any((entry.share, entry.servers) == where for entry in self.record.measured):
             return False
-        rate = 1.0 / steady.step_s
-        if known is None:
-            gpu = "" if Demand.of(self.spec, agnostic=self.record.hardware_agnostic).mixes else self.record.gpu_name
-            entry = Measured(share=where[0], servers=where[1], gpu=gpu, recent=(rate,), times=1, at_s=now)
-        elif len(known.recent) == KEPT_RATES and 0 <= now - known.at_s < OFTEN_ENOUGH_S and not first:
+        gpu = "" if Demand.of(self.spec, agnostic=self.record.hardware_agnostic).mixes else self.record.gpu_name
+        found = measured_with(self.record.measured, where, 1.0 / steady.step_s, gpu, now, first)
+        if found is None:
             return False
-        else:
-            entry = known.again(rate, now)
-        others = [other for other in self.record.measured if other is not known]
-        if len(others) >= KEPT_MEASURED:
-            others.remove(min(others, key=lambda one: one.at_s))
-        self.update(measured=tuple(sorted((*others, entry), key=lambda one: (one.share, one.servers))))
-        if known is None or first:
-            return True
-        return abs(entry.steps_per_s - known.steps_per_s) > NOISE * known.steps_per_s
+        measured, news = found
+        self.update(measured=measured)
+        return news
 
     @cached_property
     def _own_delay(self) -> int:
@@ -1023,7 +818,7 @@ class Job:
         return zlib.crc32(self.id.encode()) % STEPS_OF_A_RATE
 
     def progress(self) -> Progress:
-        return self.newest_progress or self.record.progress or Progress()
+        return self.reported.newest or self.record.progress or Progress()
 
     @property
     def user(self) -> str:
@@ -1078,12 +873,6 @@ class Job:
         """Steps until the end of the job; nan if unknown."""
         total = self.told_steps
         return float(max(0, total - self.steps_done)) if total is not None else math.nan
-
-    def newly_odd(self, odd: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these unusable values ("metric loss: nan") that have not been reported to the user before."""
-        fresh = tuple(what for what in odd if what.rpartition(":")[0] not in self.odd)[: KEPT_ODD - len(self.odd)]
-        self.odd |= {what.rpartition(":")[0] for what in fresh}
-        return fresh
 
     def note_resizes(self, status: WorkerStatus) -> tuple[Resize, ...]:
         """Take over the measured resizes that are not known yet, and return them."""

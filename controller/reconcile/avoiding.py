@@ -29,8 +29,9 @@ from ...scheduler.pipeline import Decision
 from ...scheduler.placement.fewest_servers import Placements, layout_of
 from ...scheduler.sets import some, union
 from ...scheduler.view import Gpus
+from ..jobs.avoided import Avoidance
 from ..jobs.generations import holders
-from ..jobs.job import Avoidance, Job
+from ..jobs.job import Job
 from ..state.planning import Snapshot
 
 
@@ -51,7 +52,7 @@ def elsewhere(seen: Snapshot, decision: Decision) -> Elsewhere:
     stuck, cramped = [], []
     for row, gpus in decision.placements.items():
         job = seen.jobs[row]
-        if not job.all_avoided:
+        if not job.avoided.all:
             continue
         dark, wholly = _dark(seen, job)
         give = gpus & wholly or (0 if gpus & ~dark else 1 << (gpus.bit_length() - 1))
@@ -114,12 +115,12 @@ def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
     having = {entry.gpu for entry in holders(job)}
     lasting = (Avoidance.STAY, Avoidance.REFUSED)
     dark_servers = {
-        server: job.avoided[server].extent
-        for server in job.avoided_servers
-        if not having or job.avoided[server].extent in lasting
+        server: job.avoided.servers[server].extent
+        for server in job.avoided.servers_now
+        if not having or job.avoided.servers[server].extent in lasting
     }
     dark_gpus = {
-        gpu: avoided.extent for gpu, avoided in job.avoided_gpus.items() if avoided.until_s is not None and not having
+        gpu: avoided.extent for gpu, avoided in job.avoided.gpus.items() if avoided.until_s is not None and not having
     }
     dark, wholly = 0, 0
     for bit, gpu in enumerate(seen.gpus) if dark_servers or dark_gpus else ():
@@ -133,5 +134,5 @@ def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
 
 def _is_refused(job: Job) -> bool:
     """Return whether a worker of `job` was refused on some server, while other workers of the job have the state."""
-    refused = any(job.avoided[server].extent is Avoidance.REFUSED for server in job.avoided_servers)
+    refused = any(job.avoided.servers[server].extent is Avoidance.REFUSED for server in job.avoided.servers_now)
     return refused and bool(holders(job))

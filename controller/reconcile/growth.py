@@ -51,7 +51,7 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
         return  # no worker can go on: the restart counts the failure
     for other in with_state:
         if other.generation >= entry.generation and other.worker != _leader(job):
-            job.unproven[other.worker] = job.best_applied + 1
+            job.unproven[other.worker] = job.reported.best_applied + 1
     why = f"{entry.worker} on {entry.gpu} does not compute what the other workers do: {_told(reason)}"
     if _none_proven(job):
         _stop_all(cluster, now, job)

@@ -26,8 +26,9 @@ from ...protocol.model import GpuAddress, JobId, ServerId, WorkerId
 from ...scheduler.view import Use
 from ..bars import Bar, sentences
 from ..cluster import Cluster
+from ..jobs.avoided import Avoidance
 from ..jobs.generations import arrived
-from ..jobs.job import Avoidance, Job
+from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 from ..loans import use_of
 from ..sessions import Doubt, Health
@@ -231,7 +232,7 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     unlike = [name for name in health.doubts if not _fails_on_another(cluster, name, gpu)]
     agreed = job.id in unlike and _agree(cluster, health, unlike, JOBS_THAT_FAIL_ON_GPU)
     if comparable and not agreed and cluster.jobs.index.others_than({job.submission.owner}):
-        before = job.avoided_gpus.get(gpu)
+        before = job.avoided.gpus.get(gpu)
         if before is not None and before.until_s is None and before.failures >= TRIES_ON_ONE_SERVER:
             return False
         job.avoid_gpu(now, gpu, f"its script fails at its start on {gpu}: {reason}")
@@ -273,10 +274,12 @@ def second_opinion(
     if len(cluster.servers.sessions) < 2:
         return False
     sound = late or _is_sound(cluster, job, server)
-    others = [other for other, avoided in job.avoided.items() if avoided.extent is Avoidance.START and other != server]
+    others = [
+        other for other, avoided in job.avoided.servers.items() if avoided.extent is Avoidance.START and other != server
+    ]
     if sound and any(late or _is_sound(cluster, job, other) for other in others):
         return False
-    before = job.avoided.get(server)
+    before = job.avoided.servers.get(server)
     tries = TRIES_IF_LATE if late else TRIES_ON_ONE_SERVER if sound else TRIES_IN_DOUBT
     tried = before is not None and before.extent is Avoidance.START and before.until_s is None
     if before is not None and tried and before.failures >= tries:

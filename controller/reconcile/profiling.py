@@ -17,7 +17,8 @@ from ...scheduler.placement.fewest_servers import in_order
 from ...scheduler.policies import RIGID
 from ...scheduler.speedup_curve import points
 from ..cluster import Cluster
-from ..jobs.job import AllMeasured, Job, ProfilingRun
+from ..jobs.job import Job
+from ..jobs.parts import AllMeasured, ProfilingRun
 from ..jobs.rows import left_s
 from ..state.planning import Snapshot
 

@@ -35,7 +35,8 @@ from ...scheduler.scheduler import Scheduler
 from ...scheduler.speedup_curve import peak
 from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable, Limit, ServerInView
 from ..cluster import Cluster
-from ..jobs.job import Job, Planned
+from ..jobs.job import Job
+from ..jobs.parts import Planned
 from ..jobs.rows import demand_of
 from ..jobs.throughput import Estimated
 from ..loans import taken

@@ -53,7 +53,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     kept = job.record
     ended = [entry for entry in kept.past if entry.generation >= kept.cycle and entry.fault not in INNOCENT]
     faults = {entry.fault for entry in ended}
-    further = job.best_applied > kept.best_at_restart
+    further = job.reported.best_applied > kept.best_at_restart
     vain = 1 if further else kept.restarts_in_vain + 1
     failures = ((0 if further else kept.failures_in_vain) + 1) if faults == {Fault.SCRIPT} else 0
     # Refused code is left out: it may be refused on every server.
@@ -64,14 +64,14 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
         restarts_in_vain=vain,
         failures_in_vain=failures,
         deaths_in_vain=deaths,
-        best_at_restart=max(kept.best_at_restart, job.best_applied),
+        best_at_restart=max(kept.best_at_restart, job.reported.best_applied),
         cycle=kept.generation + 1,
         does_not_grow="",
     )
     if kept.does_not_grow or job.hold_until is not None:
         job.release()  # the restart replaces all its workers
         cluster.planning.request()
-    job.newest_progress = None
+    job.reported.newest = None
     job.start_failures = 0
     last = ended[-1] if ended else None
     because = f"{last.worker}: {last.reason}" if last is not None else why
@@ -98,7 +98,7 @@ def failure(job: Job) -> Failure:
     """Return where a job that fails now has failed; the cause is its last worker that ended by a fault."""
     kept = job.record
     guilty = next((entry for entry in reversed(kept.past) if entry.fault not in INNOCENT), None)
-    done = max(job.best_applied, kept.best_at_restart, kept.best_at_loss) + 1
+    done = max(job.reported.best_applied, kept.best_at_restart, kept.best_at_loss) + 1
     if guilty is None:
         return Failure(attempt=kept.restarts + 1, steps_done=done)
     return Failure(

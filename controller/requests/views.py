@@ -28,7 +28,8 @@ from ..bars import NOTHING_OVERRULED, sentences, trusts
 from ..cluster import Cluster
 from ..intake import forgery
 from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
-from ..jobs.job import Avoided, Job
+from ..jobs.avoided import Avoided
+from ..jobs.job import Job
 from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile import dependencies
@@ -177,8 +178,8 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
         yield f"waits for {_some(job.silent)}, where its command may still run; at most {left_s:.0f} s more"
     if saves := _saving(now, job):
         yield "; ".join(filter(None, (saves, job.waiting_reason)))
-    if not job.record.target and any(avoided.until_s is not None for avoided in job.all_avoided):
-        yield _avoidance(now, job.all_avoided)
+    if not job.record.target and any(avoided.until_s is not None for avoided in job.avoided.all):
+        yield _avoidance(now, job.avoided.all)
     held = [entry for entry in job.workers if entry.state is WorkerState.ORDERED]
     if held:
         gpus = [str(gpu) for entry in held for gpu in entry.all_gpus if not cluster.gpu_free(gpu)]

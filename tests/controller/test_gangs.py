@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from elasticd.controller.events import AgentMessage
+from elasticd.controller.jobs.avoided import Avoidance
 from elasticd.controller.jobs.generations import GiveOrder, next_step
-from elasticd.controller.jobs.job import Avoidance
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     Cancel,

@@ -110,7 +110,7 @@ def test_no_server_and_no_gpu_is_blamed():
     cluster = world.machine.cluster
     assert not cluster.servers.health
     assert not cluster.servers.gpu_health
-    assert not job.avoided
+    assert not job.avoided.all
     ended = [entry for entry in job.record.past if entry.exit_code == exits.UNLIKE]
     assert {entry.fault for entry in ended} == {Fault.SCRIPT}
     other = world.submit(job_spec("other", high=3))
@@ -296,7 +296,7 @@ def test_joining_elsewhere_does_not_end_the_avoidance():
     before = generations(job)
     for _ in range(600):
         refuse(world, job)
-        world.settle(job.id, world.job(job.id).best_applied + 3, rounds=1)
+        world.settle(job.id, world.job(job.id).reported.best_applied + 3, rounds=1)
         world.pass_time(1.0)
     assert {job.worker(worker).gpu.server for worker in world.roster(job.id)} == {"s1"}
     assert len(world.roster(job.id)) == 2
@@ -330,7 +330,7 @@ T, READY = WorkerPhase.TRAINING, WorkerPhase.READY
 
 def try_for(world, job, seconds, end, servers=("s2",)):
     """Let `seconds` pass; newcomers on `servers` end by `end`, the others train one step per second."""
-    step = max(job.best_applied, 10)
+    step = max(job.reported.best_applied, 10)
     for _ in range(seconds):
         if job.final:
             return
@@ -361,20 +361,20 @@ def ends_in_the_transfer(world, job, worker):
     world.report(worker, READY)
     generation = job.newest.generation
     for other in job.newest.roster.workers:
-        applied = job.best_applied if job.worker(other).trained else None
+        applied = job.reported.best_applied if job.worker(other).trained else None
         world.report(other, T, generation, applied)
     world.exit(worker, 1, ANOTHER)
 
 
 def ends_at_its_first_step(world, job, worker):
     world.report(worker, READY)
-    world.commit(job.id, job.best_applied + 1)
+    world.commit(job.id, job.reported.best_applied + 1)
     world.exit(worker, 1, "exit code 1: ValueError: label 17 is out of range")
 
 
 def is_killed_at_its_first_step(world, job, worker):
     world.report(worker, READY)
-    world.commit(job.id, job.best_applied + 1)
+    world.commit(job.id, job.reported.best_applied + 1)
     world.exit(worker, -9)
 
 
@@ -402,7 +402,7 @@ def test_an_elastic_job_trains_on_and_makes_few_generations(end):
     before = generations(job)
     try_for(world, job, 3600, end, servers=("s1", "s2"))
     assert job.record.phase is JobPhase.RUNNING
-    assert job.best_applied > 3000
+    assert job.reported.best_applied > 3000
     assert generations(job) - before < 40
     assert job.record.restarts == 0
 
@@ -501,5 +501,5 @@ def test_a_job_that_cannot_be_moved_stays_where_it_is():
     before = generations(job)
     try_for(world, job, 3600, ends_in_the_transfer, servers=(there,))
     assert job.record.phase is JobPhase.RUNNING
-    assert job.best_applied > 3000
+    assert job.reported.best_applied > 3000
     assert generations(job) - before < 40

@@ -187,7 +187,7 @@ def test_the_last_status_of_a_worker_counts_for_a_job_whose_other_workers_go_on(
     world.exit(worker, -9, fault=fault)
     world.hello("s1")
     world.turn()
-    assert world.job(job).best_applied == 55
+    assert world.job(job).reported.best_applied == 55
 
 
 def test_what_a_new_controller_reckons_while_it_waits_for_its_servers_is_what_it_would_reckon_then(

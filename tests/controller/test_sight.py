@@ -105,7 +105,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_left_for_one_that_does():
     assert [view.trouble for view in world.ask(GetServers()).servers] == ["", ""], "other jobs may start there"
     world.settle(job.id, 60)
     assert job.record.phase is JobPhase.RUNNING
-    assert not job.avoided
+    assert not job.avoided.all
 
 
 def test_a_job_is_said_to_train_when_a_worker_has_its_state_and_not_at_each_try():

@@ -257,7 +257,7 @@ def test_steps_that_have_been_counted_are_not_counted_again():
     steady = Steady(generation=job.record.committed, step_s=0.1, steps=32)
     (worker,) = world.roster(job.id)
     second = (
-        job.rate_counts_from - step
+        job.reported.rate_counts_from - step
     )  # differs between jobs: otherwise jobs that start together would be measured together
     assert 32 <= second < 64
     for after, times in [(1, 1), (31, 1), (second - 1, 1), (second, 2), (second + 31, 2), (second + 32, 3)]:
@@ -279,7 +279,7 @@ def test_a_rate_that_an_earlier_controller_has_counted_is_not_counted_again():
     (worker,) = world.roster(job.id)
     world.report(worker, WorkerPhase.TRAINING, job.record.committed, step, steady=steady)
     assert job.record.measured[0].times == 1
-    second = job.rate_counts_from - step
+    second = job.reported.rate_counts_from - step
     for after, times in [(1, 1), (31, 1), (second - 1, 1), (second, 2)]:
         world.report(worker, WorkerPhase.TRAINING, job.record.committed, step + after, steady=steady)
         assert job.record.measured[0].times == times
