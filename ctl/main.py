@@ -87,6 +87,7 @@ ROOMS = {
     "following": ("attach",),
     "jobs": ("status", "scale", "profile", "wait"),
     "stopping": ("cancel", "pause", "resume", "hold", "release", "requeue", "checkpoint"),
+    "export": ("export",),
     "history": ("history",),
     "explain": ("explain",),
     "logs": ("logs",),

@@ -136,6 +136,7 @@ GROUPS = (
             "release",
             "requeue",
             "checkpoint",
+            "export",
             "exec",
             "wait",
             "events",

@@ -75,6 +75,10 @@ def test_what_is_stopped_goes_on_with_equal_bits(make_cluster: Callable[..., Any
     told = json.loads(desk("pause", paused, "--json").stdout)["jobs"][0]
     assert told["saved_step"] == told["step"] >= 5
     assert "its state is saved" in desk("cancel", cancelled).stdout
+    assert "after" in desk("export", cancelled, str(tmp_path / "cancelled.pt")).stdout
+    exported = torch.load(tmp_path / "cancelled.pt", weights_only=True)
+    assert exported["step"] >= 5
+    assert exported["model"].keys() == torch.load(outputs["alone"], weights_only=True)["model"].keys()
     directory = next(cluster.directory.glob(f"checkpoints/{cancelled}.*"))
     files = sorted(file.name for file in directory.iterdir())
     enough.touch()

@@ -27,6 +27,7 @@ from .training_state import TrainingState
 from .values import ScriptValues
 
 SCRIPT = "script"  # key in a checkpoint's header: the script's own variables, by name
+KEYS = "keys"  # of the same: the keys of `state_dict`, with which the state is exported
 
 
 class HeldState:
@@ -235,7 +236,7 @@ class HeldState:
             self._tell(CheckpointFailed(save.number, "the script has changed tensors between two steps, and goes on"))
             return
         tensors = self.parts.tensors()
-        given = {**self.to_give(header), SCRIPT: self.looks()}
+        given = {**self.to_give(header), SCRIPT: self.looks(), KEYS: self.parts.keys()}
         self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:

@@ -12,7 +12,7 @@ its beginning. `adopt` therefore gives model and optimizers the structure of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from operator import attrgetter, is_, methodcaller
 from typing import Any
@@ -118,6 +118,20 @@ class TrainingState:
     def tensors(self) -> list[torch.Tensor]:
         """The tensors themselves, not copies, in the header's order."""
         return [tensor for _, tensor in self._pack_all()[2]]
+
+    def keys(self) -> dict[str, dict[str, int]]:
+        """The keys of each module's `state_dict`, by the module's name ("": the model): numbers of tensors in the header.
+
+        Tied parameters have several keys. Modules that change their `state_dict` by hooks are named as if they did not.
+        """
+        objects = [parameter for _, parameter in self.named_parameters()]
+        objects += [slot.tensor for slot in slots(self.modules) if slot.tensor is not None]
+        objects += [parameter for average in self._averages for parameter in average.parameters()]
+        numbers = {id(tensor): number for number, tensor in enumerate(objects)}
+        return {
+            name: {key: numbers[id(tensor)] for key, tensor in _entries(module) if id(tensor) in numbers}
+            for name, module in self.modules
+        }
 
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The same, with names for people."""
@@ -460,3 +474,15 @@ def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
             found[id(module)] = module
             waiting += [each for each in reversed(module._modules.values()) if each is not None]
     return list(found.values())
+
+
+def _entries(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the keys and tensors of a module's `state_dict`, without calling its hooks.
+
+    The part of a key that `torch.compile` adds is left out, as by torch.distributed.checkpoint.
+    """
+    for path, module in root.named_modules(remove_duplicate=False):
+        buffers = {key: each for key, each in module._buffers.items() if key not in module._non_persistent_buffers_set}
+        for key, tensor in (*module._parameters.items(), *buffers.items()):
+            if tensor is not None:
+                yield (f"{path}.{key}" if path else key).replace("_orig_mod.", ""), tensor
