@@ -202,10 +202,10 @@ def _safetensors() -> Callable[[Any, Path, Any], None]:
 
 
 def _write_distributed(contents: Contents, path: Path) -> None:
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     state = {"model": contents.model(), **_one_or_several("optimizer", contents.optimizers(by_key=True))}
-    checkpoint.save(state, checkpoint_id=path, no_dist=True)
+    save(state, checkpoint_id=path, no_dist=True)
 
 
 if __name__ == "__main__":
