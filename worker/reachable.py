@@ -216,7 +216,12 @@ _FOREIGN = frozenset(
     """.split()  # noqa: SIM905
 )
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
-_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"step", "_opt_called", "_step_count"}
+
+
+@functools.cache
+def _of_optimizers() -> frozenset[str]:
+    """Attributes of every optimizer. Creating the first one imports torch's compiler, which doubles the time of `import torch`."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"step", "_opt_called", "_step_count"}
 
 
 class _Cut(Exception):
@@ -568,7 +573,7 @@ class _Walk:
             return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, _a(kind))
         if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):
             inner = attributes_of(value, kind)
-            parts = [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_OPTIMIZERS)]
+            parts = [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _of_optimizers())]
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
         return self._constant(kind, "carried")
 
@@ -580,7 +585,7 @@ class _Walk:
         if issubclass(kind, torch.utils.data.Dataset | torch.utils.data.Sampler):
             return replace(self._object(value, kind, name, depth), kind=Kind.DATA)
         if issubclass(kind, torch.optim.Optimizer):
-            return self._object(value, kind, name, depth, _OF_OPTIMIZERS - {"state", "param_groups"})
+            return self._object(value, kind, name, depth, _of_optimizers() - {"state", "param_groups"})
         if module_of(kind).startswith("torch.optim"):
             return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
         if module_of(kind) == "torch.utils.data.dataloader":
