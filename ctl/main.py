@@ -31,18 +31,6 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
-    name="elasticctl",
-    cls=Commands,
-    help="Run training jobs that grow, shrink and survive on your own GPU servers.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback()
 def shared(
     context: typer.Context,
     directory: Annotated[
@@ -113,18 +101,29 @@ def wanted_rooms(words: Sequence[str], completes: bool = False) -> list[str]:
     return list(ROOMS) if completes or not found or {"-h", "--help"} & set(words) else found
 
 
-def load_commands() -> None:
-    """Register the commands that this call may mean."""
+def application(words: Sequence[str]) -> typer.Typer:
+    """Return `elasticctl` with the commands that a command line of these words may mean."""
+    app = typer.Typer(
+        name="elasticctl",
+        cls=Commands,
+        help="Run training jobs that grow, shrink and survive on your own GPU servers.",
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(shared)
     completes = any(name.startswith("_") and name.endswith("_COMPLETE") for name in os.environ)
-    for room in wanted_rooms(sys.argv[1:], completes):
+    for room in wanted_rooms(words, completes):
         import_module(f".{room}", __package__).add_to(app)
+    return app
 
 
 def main() -> None:
     """Run `elasticctl`. Every error that the world can cause is one sentence on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a job's output may hold characters that this terminal cannot show
-    load_commands()
+    app = application(sys.argv[1:])
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
