@@ -14,7 +14,7 @@ import functools
 import linecache
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -35,6 +35,7 @@ LOGS = frozenset(
     """.split()  # noqa: SIM905
 )
 LONGEST = 60  # characters of an expression in a message
+PARSED = 64  # files whose trees are kept, as each look at the script reads the same ones
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
 MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name, which takes some seconds
 
@@ -70,10 +71,15 @@ class Source:
     @staticmethod
     def read(file: str) -> Source | None:
         """Read and parse a file. None if the file does not exist or is no Python."""
-        try:
-            return Source(file, ast.parse(_text(file)))
-        except (SyntaxError, ValueError, RecursionError):
-            return None
+        return _parsed(file, _text(file))
+
+
+@functools.lru_cache(PARSED)
+def _parsed(file: str, text: str) -> Source | None:
+    try:
+        return Source(file, ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
 
 
 def _quotes(source: Source, word: str) -> bool:
@@ -312,9 +318,7 @@ class Sources:
         if (first := self._first) is None:
             return []
         found = []
-        for change, text in _all_changes(first.tree):
-            if text != name and not text.startswith(f"{name}."):
-                continue
+        for change, text in _changes_by_root(first.tree).get(name, ()):
             elsewhere = change.scope is not self._scope
             if elsewhere and (not _is_function(change.scope) or name in _locals(change.scope)):
                 continue
@@ -322,7 +326,11 @@ class Sources:
             found.append((first, change if text == name else change._replace(value=None)))
         if not found and self._scope is not first.tree:
             tree = first.tree
-            found = [(first, each) for each, text in _all_changes(tree) if text == name and each.scope is tree]
+            found = [
+                (first, each)
+                for each, text in _changes_by_root(tree).get(name, ())
+                if text == name and each.scope is tree
+            ]
         return sorted(found, key=lambda each: each[1].line)
 
     def _of_attribute(
@@ -518,6 +526,15 @@ def _all_changes(tree: ast.AST) -> Sequence[tuple[Change, str]]:
     return _changes_within(tree, tree)
 
 
+@functools.lru_cache(REMEMBERED)
+def _changes_by_root(tree: ast.AST) -> Mapping[str, Sequence[tuple[Change, str]]]:
+    """Return every change below a node by the variable that it is a part of: `a` for `a.b`."""
+    found: dict[str, list[tuple[Change, str]]] = {}
+    for change, text in _all_changes(tree):
+        found.setdefault(text.partition(".")[0], []).append((change, text))
+    return found
+
+
 def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
     """Return the changes below `tree`. scope: the innermost function, class or module around `tree`, or `tree` itself."""
     found: list[tuple[Change, str]] = []
@@ -530,7 +547,8 @@ def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
         elif isinstance(target, ast.Starred | ast.Subscript):
             changed(target.value, None)
         elif isinstance(target, ast.Name | ast.Attribute):
-            found.append((Change(target.lineno, value, scope), ast.unparse(target)))
+            text = target.id if isinstance(target, ast.Name) else ast.unparse(target)
+            found.append((Change(target.lineno, value, scope), text))
 
     for node in ast.iter_child_nodes(tree):
         match node:

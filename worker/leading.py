@@ -15,8 +15,8 @@ tracing of lines, which is on between the read and the end of the block; with a 
 from __future__ import annotations
 
 import ast
+import functools
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +24,12 @@ from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import Any
 
-from .assigned import Source
+from .assigned import PARSED, Source
 from .data.generators import digest_of_generators, generators_kept
 from .own_code import directories, is_own_file
 
 CHECKED = 64  # bodies that are examined of a script that draws no numbers at first, where another tool traces
-_PLACE = re.compile(r"\.(is_leader|rank)\b")
+_PLACES = ("is_leader", "rank")
 # Calls that draw no random numbers, by last name: of loggers, progress bars, writers, tensors and containers.
 # fmt: off
 DRAWS_NOTHING = frozenset({
@@ -178,23 +178,30 @@ def _at_read(frame: FrameType) -> _Blocks:
 
 
 def _by_variables(frame: FrameType) -> _Blocks:
-    """Return the blocks of the frame's function that depend on a variable with a worker's place."""
+    """Return the blocks of the frame's file that depend on a variable with a worker's place."""
     source = Source.read(frame.f_code.co_filename)
-    if source is None:
+    return _NONE if source is None else _of_variables(source)
+
+
+@functools.lru_cache(PARSED)
+def _of_variables(source: Source) -> _Blocks:
+    if not _reads_place(source.tree):  # as nearly all files: the rest takes longer
         return _NONE
     readers = {
-        node.name
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.FunctionDef) and _PLACE.search(ast.unparse(node))
+        node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef) and _reads_place(node)
     }
     names = {
         ast.unparse(target)
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Assign) and (_PLACE.search(ast.unparse(node.value)) or _calls_any(node.value, readers))
+        if isinstance(node, ast.Assign) and (_reads_place(node.value) or _calls_any(node.value, readers))
         for target in node.targets
     }
     tests = [node for node in ast.walk(source.tree) if isinstance(node, ast.If)] if names else []
     return _blocks(source, (each for each in tests if any(ast.unparse(part) in names for part in ast.walk(each.test))))
+
+
+def _reads_place(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr in _PLACES for each in ast.walk(node))
 
 
 def _calls_any(node: ast.AST, names: set[str]) -> bool:
