@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import zlib
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 from .forked import Scripts
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # `verification` and `examples` are not installed
+
+# torch's threads wait for each other asleep, not in loops that keep a processor from other tests. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A busy machine is no failure.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

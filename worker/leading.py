@@ -185,27 +185,29 @@ def _by_variables(frame: FrameType) -> _Blocks:
 
 @functools.lru_cache(PARSED)
 def _of_variables(source: Source) -> _Blocks:
-    if not _reads_place(source.tree):  # as nearly all files: the rest takes longer
+    nodes = list(ast.walk(source.tree))
+    reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr in _PLACES]
+    if not reads:  # as in nearly all files
         return _NONE
-    readers = {
-        node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef) and _reads_place(node)
-    }
+    readers = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and _holds_any(node, reads)}
     names = {
         ast.unparse(target)
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Assign) and (_reads_place(node.value) or _calls_any(node.value, readers))
+        for node in nodes
+        if isinstance(node, ast.Assign) and (_holds_any(node.value, reads) or _calls_any(node.value, readers))
         for target in node.targets
     }
-    tests = [node for node in ast.walk(source.tree) if isinstance(node, ast.If)] if names else []
+    tests = [node for node in nodes if isinstance(node, ast.If)] if names else []
     return _blocks(source, (each for each in tests if any(ast.unparse(part) in names for part in ast.walk(each.test))))
 
 
-def _reads_place(node: ast.AST) -> bool:
-    return any(isinstance(each, ast.Attribute) and each.attr in _PLACES for each in ast.walk(node))
+def _holds_any(node: ast.expr | ast.stmt, parts: Sequence[ast.expr]) -> bool:
+    """Return whether one of these parts of the same file stands in the node, by their places in the source."""
+    begin, end = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+    return any(begin <= (part.lineno, part.col_offset) < end for part in parts)
 
 
 def _calls_any(node: ast.AST, names: set[str]) -> bool:
-    return any(
+    return bool(names) and any(
         isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names
         for each in ast.walk(node)
     )

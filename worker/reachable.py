@@ -220,7 +220,7 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 @functools.cache
 def _of_optimizers() -> frozenset[str]:
-    """Attributes of every optimizer. Creating the first one imports torch's compiler, which doubles the time of `import torch`."""
+    """Attributes of every optimizer. Creating the first one imports torch's compiler, as slow as `import torch` itself."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"step", "_opt_called", "_step_count"}
 
 
@@ -573,7 +573,9 @@ class _Walk:
             return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, _a(kind))
         if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):
             inner = attributes_of(value, kind)
-            parts = [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _of_optimizers())]
+            parts = [
+                (f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _of_optimizers())
+            ]
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
         return self._constant(kind, "carried")
 

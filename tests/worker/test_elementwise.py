@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,16 +32,22 @@ def cases() -> Iterator[Any]:
                     yield pytest.param(name, {**options, **flags}, id=f"{name}-{loop}-{len(options)}")
 
 
+@functools.cache
+def numbers(dtype: torch.dtype) -> list[torch.Tensor]:
+    """A parameter, and its gradients in four steps."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(NUMEL, generator=generator, dtype=torch.float64) for _ in range(5)]
+    return [each.mul_(10.0**power).to(dtype) for each, power in zip(drawn, (0, -2, -1, 0, 1), strict=True)]
+
+
 def trained(name: str, options: dict[str, Any], dtype: torch.dtype, cuts: list[int]) -> list[torch.Tensor]:
     """Parameter and state after some steps, of an optimizer over the parts between `cuts`."""
-    generator = torch.Generator().manual_seed(0)
-    whole = torch.randn(NUMEL, generator=generator, dtype=torch.float64).to(dtype)
+    whole, *gradients = numbers(dtype)
     parts = [
         torch.nn.Parameter(whole[begin:end].clone()) for begin, end in zip([0, *cuts], [*cuts, NUMEL], strict=True)
     ]
     optimizer = KINDS[name](parts, **options)
-    for step in range(4):
-        gradient = (torch.randn(NUMEL, generator=generator, dtype=torch.float64) * 10.0 ** (step - 2)).to(dtype)
+    for gradient in gradients:
         for part, begin, end in zip(parts, [0, *cuts], [*cuts, NUMEL], strict=True):
             part.grad = gradient[begin:end].clone()
         with one_thread():
