@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -14,7 +15,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from elasticd.protocol.model import JobId, ServerId
-from elasticd.scheduler.arrays import Floats
 from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import Policy, Shares, load_policy
 from elasticd.scheduler.view import UNKNOWN_S, Columns, Gpus, JobTable, Reason, ServerInView
@@ -106,7 +106,8 @@ def job(
 def table(*jobs: Described, most: int | None = None, lengths: bool = True) -> JobTable:
     """These jobs in this order. Curves cover shares up to `most`; default: the largest maximum."""
     width = 1 + (most if most is not None else max((one.max_gpus for one in jobs), default=1))
-    curves = np.array([_widened(one.speedup, width) for one in jobs], dtype=float).reshape(len(jobs), width)
+    widened = [(*one.speedup[:width], *one.speedup[-1:] * (width - len(one.speedup))) for one in jobs]
+    curves = np.array(widened, dtype=float).reshape(len(jobs), width)
 
     def column(field: str, kind: type) -> Any:
         values = np.array([getattr(one, field) for one in jobs], dtype=kind)
@@ -137,11 +138,6 @@ def table(*jobs: Described, most: int | None = None, lengths: bool = True) -> Jo
         changes=whole("changes"),
     )
     return JobTable(columns, np.arange(len(jobs)), Curves(curves), lengths)
-
-
-def _widened(speedup: tuple[float, ...], width: int) -> Floats:
-    known = np.array(speedup[:width], dtype=float)
-    return np.pad(known, (0, width - len(known)), mode="edge")
 
 
 def policy(name: str, **parameters: Any) -> Policy:
@@ -181,11 +177,13 @@ def _bent(most: int, first: float, knee: int, then: float) -> tuple[float, ...]:
     return (0.0, *np.cumsum(added).tolist())
 
 
+@functools.cache
 def speedups(most: int) -> st.SearchStrategy[tuple[float, ...]]:
     """Concave curves, where each GPU adds at most what the one before it added, and measured ones, which have dents."""
     return st.one_of(concave_speedups(most), st.sampled_from([_dented(most, depth) for depth in (0.7, 0.85, 1.0)]))
 
 
+@functools.cache
 def concave_speedups(most: int) -> st.SearchStrategy[tuple[float, ...]]:
     shapes = itertools.product([1.0, 0.9, 0.6], range(1, most + 1), [0.8, 0.5, 0.0])
     return st.sampled_from([_bent(most, *shape) for shape in shapes])
