@@ -53,7 +53,7 @@ def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command(
         cls=_Simulate,
-        epilog="The trace, and the throughputs, are CSV, plain or gzip'd; docs/research.md says which columns are known. The "
+        epilog="The trace, and the throughputs, are plain or gzip'd; docs/research.md says which published formats are known. The "
         "same seed gives the same result. `elasticctl simulate compare A.json B.json` sets two results of --json side by side.",
     )(simulate)
 
@@ -199,10 +199,8 @@ def simulate(
             "elasticctl: no --profiles: every job scales linearly up to its request and not beyond it, so that no policy can "
             "show what elastic shares are worth"
         )
-    dropped = prepared[0].dropped_larger
-    if dropped:
-        left_out = "1 job that requests" if dropped == 1 else f"{dropped} jobs that request"
-        say(f"elasticctl: --drop-larger: left out {left_out} more GPUs than the cluster has")
+    for remark in prepared[0].remarks():
+        say(f"elasticctl: {remark}")
     setups = [one.setup for one in prepared]
     from ..scheduler.priorities import ignored
 
@@ -216,7 +214,8 @@ def simulate(
         "profiles": str(profiles) if profiles else None,
         "where": conditions,
         "cap_at_request": cap_at_request,
-        "dropped_larger": dropped,
+        "dropped_larger": prepared[0].dropped_larger,
+        "left_out": dict(prepared[0].trace.left_out),
         "curves": curves,
         "random_models": random_models,
         "tells": asdict(tells) if tells is not None else None,

@@ -243,7 +243,10 @@ def _work_s(trace: Trace, curves: Sequence[Curve], speedup: Floats) -> Floats:
 
 
 def _length(trace: Trace) -> Floats:
-    """Return the training lengths: Pollux' in iterations, by application and batch, EasyScale's in samples."""
+    """Return the training lengths: Gavel's in steps, Pollux' in iterations, by application and batch, EasyScale's in
+    samples."""
+    if trace.form is traces.GAVEL:
+        return trace.table.numbers("total_steps", least=1)
     assert trace.models is not None
     models = [model.casefold() for model in trace.models]
     known = lengths.EASYSCALE_SAMPLES if trace.form is traces.EASYSCALE else lengths.POLLUX

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
+from ..protocol.texts import many
 from ..scheduler.options import WrongOption
 from ..scheduler.own import PolicyError
 from ..scheduler.profiles import curves as measured
@@ -26,17 +27,39 @@ from .costs import Costs, preset
 from .metrics import Metrics
 from .runs import Result, Setup, run_all
 from .telling import Telling
+from .traces import Trace
 from .typed import differs
 from .workload import servers as alike
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A workload on a cluster, and the number of jobs of the trace that are left out because they were too large for
-    it."""
+    """A workload on a cluster, and remarks on jobs of the trace that are not simulated as it says.
+
+    `dropped_larger`: number of jobs that are left out because they were too large for the cluster.
+    """
 
     setup: Setup
     dropped_larger: int
+    trace: Trace
+
+    def remarks(self) -> list[str]:
+        trace, said = self.trace, []
+        if trace.left_out:
+            said.append("left out " + ", ".join(f"{many(count, 'job')} {why}" for why, count in trace.left_out.items()))
+        if trace.rounded_up:
+            asked = (
+                "asks for fractions of GPUs and gets" if trace.rounded_up == 1 else "ask for fractions of GPUs and get"
+            )
+            said.append(f"{many(trace.rounded_up, 'job')} {asked} whole ones: jobs do not share GPUs in simulations")
+        if trace.untyped:
+            asks = "asks" if trace.untyped == 1 else "ask"
+            said.append(f"{many(trace.untyped, 'job')} {asks} for GPU types, which the simulated servers do not have")
+        if self.dropped_larger:
+            requests = "requests" if self.dropped_larger == 1 else "request"
+            jobs = many(self.dropped_larger, "job")
+            said.append(f"--drop-larger: left out {jobs} that {requests} more GPUs than the cluster has")
+        return said
 
 
 def prepare(
@@ -65,8 +88,10 @@ def prepare(
     tables = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in cluster)
     whole = traces.load(trace, where or {})
-    jobs = whole.up_to(gpus) if drop_larger else whole
     names = dict.fromkeys(sort.name for server in cluster for sort in server.sorts)
+    if not any(names):
+        whole = whole.on_any_type()
+    jobs = whole.up_to(gpus) if drop_larger else whole
     types = list(names) if gpu_type is None and len(names) > 1 else []
     found = []
     for seed in seeds:
@@ -81,7 +106,7 @@ def prepare(
         setup = Setup(
             assigned, cluster, costs, seed, stages.packing, explain, stages.placement, stages.admission, curves_known
         )
-        found.append(Prepared(setup, len(whole) - len(jobs)))
+        found.append(Prepared(setup, len(whole) - len(jobs), jobs))
     return found
 
 

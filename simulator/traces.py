@@ -1,14 +1,29 @@
-"""Public job traces, identified by their header (`FORMATS`). The order of columns does not matter; others are ignored.
+"""Public job traces, identified by their columns (`FORMATS`). The order of columns does not matter; others are ignored.
 
-* AFS's Philly clusters with models (PCS): ``vc,job,submit_s,duration_s,gpus,model``
+Traces made for simulations state GPUs and seconds, and an invalid value is an error:
+
+* AFS's Philly clusters with models (PCS): ``vc,job,submit_s,duration_s,gpus,model``, with ``deadline_s`` where wanted
 * ElasticFlow's: ``job_id,submission_time,duration,num_gpu``, with ``cluster,model_name,batch_size,deadline`` where made
   up
 * the inputs of ElasticFlow's artifact, and Tiresias': ``job_id,submit_time,duration,num_gpu`` with
   ``model_name,batch_size,ddl``
 * Philly as in Pollux' artifact: ``timestamp,duration,num_gpus``, in no order
-* Pollux' workloads: ``name,time,application,num_replicas,batch_size``, which state how far jobs train and not their
-  duration
+* Pollux' and Sia's workloads: ``name,time,application,num_replicas,batch_size``, which state how far jobs train and not
+  their duration
+* Gavel's: tab separated, in the columns of its `parse_trace`, with a number of steps in place of a duration
 * EasyScale's workload: ``name,time,application,max_parallelism,epochs``, in no strict order, some names twice
+
+Logs of clusters also contain jobs that cannot be simulated. These are left out and counted (`Trace.left_out`): jobs
+without GPUs, and those that never started or have not ended. A fraction of a GPU counts as a whole one, since jobs do
+not share GPUs here: the fractions of a job are summed, and the sum is rounded up. Durations are from start to end. In
+Acme's Kalos, for one, the column ``duration`` includes the time in the queue.
+
+* Helios' ``cluster_log.csv``, Acme's ``trace_seren.csv`` and ``trace_kalos.csv``: ``job_id,gpu_num,submit_time,
+  start_time,end_time``
+* Alibaba PAI's ``pai_task_table`` (2020), without a header: the tasks of a job run at the same time, and so count as
+  one job. The table has no submission, so jobs count as submitted when they start
+* Alibaba's ``openb_pod_list`` (2023): ``name,num_gpu,gpu_milli,gpu_spec,creation_time,scheduled_time,deletion_time``
+* Philly's ``cluster_job_log`` and Slurm's ``sacct -P`` (`logs`)
 
 Any of them may have a column ``told_s``: the duration that a job has reported with its requested GPUs; empty: none. And
 one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal. For clusters with several types
@@ -18,8 +33,8 @@ of GPUs: ``gpu_type`` (A100, or A100|V100 for either), ``gpu_memory_gib``, ``gpu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +43,8 @@ from ..protocol.errors import UserError
 from ..protocol.limits import MAX_PRIORITY, PRIORITIES
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.kinds import Demand
-from ..scheduler.profiles.tables import Table, listed, read
+from ..scheduler.profiles.tables import Table, listed
+from . import logs
 
 
 @dataclass(frozen=True)
@@ -47,13 +63,21 @@ class Format:
     ordered: bool = True  # jobs stand in the order of submission
     unique: bool = True  # each job has a name of its own
     parts: tuple[str, ...] = ()  # rows that differ in these columns belong to separate traces
+    log: bool = False  # of a cluster: with jobs that cannot be simulated
+    start: str = ""  # with `end`, in place of `duration`
+    end: str = ""
+    each: str = ""  # a job's GPUs are `gpus` times this column,
+    whole: float = 1.0  # of which so many are one GPU
+    types: str = "gpu_type"  # of which GPUs a job may use
+    merged: bool = False  # rows of the same name are one job
 
     @property
     def required(self) -> tuple[str, ...]:
-        return tuple(column for column in (self.job, self.submit, self.duration, self.gpus, *self.others) if column)
+        columns = (self.job, self.submit, self.duration, self.start, self.end, self.gpus, self.each, *self.others)
+        return tuple(dict.fromkeys(column for column in columns if column))
 
 
-PHILLY = Format("philly", "submit_s", "gpus", "duration_s", "job", model="model", parts=("vc",))
+PHILLY = Format("philly", "submit_s", "gpus", "duration_s", "job", model="model", deadline="deadline_s", parts=("vc",))
 ELASTICFLOW = Format(
     "elasticflow",
     "submission_time",
@@ -96,9 +120,47 @@ EASYSCALE = Format(
     ordered=False,
     unique=False,
 )
+GAVEL = Format("gavel", "arrival_time", "scale_factor", others=("total_steps",), model="job_type", ordered=False)
+HELIOS = Format("helios", "submit_time", "gpu_num", job="job_id", log=True, start="start_time", end="end_time")
+PAI = Format(
+    "alibaba-pai",
+    "start_time",
+    "plan_gpu",
+    job="job_name",
+    log=True,
+    start="start_time",
+    end="end_time",
+    each="inst_num",
+    whole=100.0,
+    types="",  # its gpu_type is that of the GPUs that a task got
+    merged=True,
+)
+OPENB = Format(
+    "alibaba-2023",
+    "creation_time",
+    "num_gpu",
+    job="name",
+    log=True,
+    start="scheduled_time",
+    end="deletion_time",
+    each="gpu_milli",
+    whole=1000.0,
+    types="gpu_spec",
+)
+PHILLY_LOG = Format("philly-log", "submitted_time", "gpus", "run_s", "jobid", log=True)
+SACCT = Format("sacct", "Submit", "gpus", "run_s", "JobID", log=True, unique=False)  # requeued jobs appear again
 TOLD, PRIORITY = "told_s", "priority"  # columns that any format may have
-DEMANDS = "gpu_type", "gpu_memory_gib", "gpus_per_server"  # likewise
-FORMATS = (PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE)
+MEMORY, PER_SERVER = "gpu_memory_gib", "gpus_per_server"  # likewise
+FORMATS = (
+    *(PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE, GAVEL),
+    *(HELIOS, PAI, OPENB, PHILLY_LOG, SACCT),
+)
+NO_GPUS = "without GPUs"
+NO_SUBMISSION = "without a submission"
+NO_SPAN = "without a start or an end"
+NO_TIME = "of 0 seconds"
+BACKWARDS = "with an end before the start"
+NO_COUNT = "with an unknown number of GPUs"
 
 
 @dataclass(frozen=True)
@@ -117,6 +179,9 @@ class Trace:
     told_s: Floats | None = None  # reported duration with `gpus`; nan: none; None: not in the file
     priority: Ints | None = None  # a greater one goes first; None: not in the file
     demands: Sequence[Demand] | None = None  # None: not in the file
+    left_out: Mapping[str, int] = field(default_factory=dict)  # numbers of jobs of a log, by the reason
+    rounded_up: int = 0  # number of jobs that requested a fraction of a GPU
+    untyped: int = 0  # number of jobs that requested types of GPUs and may use any
 
     def __len__(self) -> int:
         return len(self.names)
@@ -129,6 +194,14 @@ class Trace:
         if not len(rows):
             raise UserError(f"{self.table.source}: every job requested more GPUs than the {gpus} of the cluster")
         return self._only(rows)
+
+    def on_any_type(self) -> Trace:
+        """Return the jobs without the types that a log names, for servers that have none."""
+        if self.demands is None or not self.form.log:
+            return self
+        demands = [replace(one, types=()) for one in self.demands]
+        asked = sum(1 for one in self.demands if one.types)
+        return replace(self, demands=demands if any(one != Demand() for one in demands) else None, untyped=asked)
 
     def first(self, count: int) -> Trace:
         """Return the jobs that were submitted first, at most `count`."""
@@ -157,7 +230,7 @@ def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
 
     Raises UserError if the file is not such a trace.
     """
-    table = read(path)
+    table = logs.read(path)
     form = next((form for form in FORMATS if all(column in table for column in form.required)), None)
     if form is None:
         known = "; ".join(",".join(form.required) for form in FORMATS)
@@ -165,6 +238,8 @@ def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
         reason = f"not a job trace that is known: its columns are {columns}; wanted are those of one of {known}"
         raise UserError(f"{path}: line 1: {reason}")
     table = table.where(where or {})
+    if form.log:
+        return _load_log(table, form)
     _check_one_part(table, form)
     submit_s = table.times(form.submit)
     if form.ordered and (np.diff(submit_s) < 0).any():
@@ -172,20 +247,87 @@ def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
         before, here = table.columns[form.submit][row - 1], table.columns[form.submit][row]
         reason = f"{here} is before {before} in line {table.lines[row - 1]}; jobs stand in the order of submission"
         raise table.wrong(row, form.submit, reason)
+    duration_s = _durations(table, form.duration) if form.duration else None
+    return _trace(table, form, submit_s, table.whole(form.gpus), duration_s)
+
+
+def _trace(table: Table, form: Format, submit_s: Floats, gpus: Ints, duration_s: Floats | None) -> Trace:
     return Trace(
         table=table,
         form=form,
         names=_names(table, form),
         submit_s=submit_s,
-        gpus=table.whole(form.gpus),
-        duration_s=_durations(table, form.duration) if form.duration else None,
+        gpus=gpus,
+        duration_s=duration_s,
         models=table.texts(form.model) if form.model in table else None,
         batches=table.numbers(form.batch, least=1) if form.batch in table else None,
         deadline_s=_deadlines(table, form.deadline, submit_s),
         told_s=_told(table),
         priority=_priorities(table),
-        demands=_demands(table),
+        demands=_demands(table, form.types),
     )
+
+
+def _load_log(table: Table, form: Format) -> Trace:
+    """Return the jobs of a log that can be simulated, with the numbers of the others."""
+    gpus = _filled(table, form.gpus, Table.numbers, absent=0.0 if form.each else np.nan)
+    if form.each:
+        gpus = gpus * _filled(table, form.each, Table.numbers, absent=0.0) / form.whole
+    submit_s = _filled(table, form.submit, Table.times)
+    if form.duration:
+        start_s = np.zeros(len(table))
+        end_s = _filled(table, form.duration, Table.numbers)
+    else:
+        start_s, end_s = (_filled(table, column, Table.times) for column in (form.start, form.end))
+    if form.merged:
+        first, job = np.unique(np.array(table.texts(form.job)), return_index=True, return_inverse=True)[1:]
+        start_s, end_s = np.where(gpus > 0, start_s, np.inf), np.where(gpus > 0, end_s, -np.inf)
+        gpus = np.bincount(job, gpus).astype(np.float64)
+        start_s = _over(np.minimum, start_s, job, np.inf)
+        end_s = _over(np.maximum, end_s, job, -np.inf)
+        order = np.argsort(first)
+        table, gpus, start_s, end_s = table.only(first[order]), gpus[order], start_s[order], end_s[order]
+        submit_s = np.where(np.isfinite(start_s), start_s, np.nan)
+    left_out: dict[str, int] = {}
+    keep = np.ones(len(table), dtype=np.bool_)
+    for reason, out in (
+        (NO_GPUS, gpus == 0),
+        (NO_SPAN, np.isnan(end_s - start_s)),
+        (NO_COUNT, np.isnan(gpus)),
+        (NO_SUBMISSION, np.isnan(submit_s)),
+        (BACKWARDS, end_s < start_s),
+        (NO_TIME, end_s == start_s),
+    ):
+        if count := int(np.count_nonzero(keep & out)):
+            left_out[reason] = count
+        keep &= ~out
+    if not keep.any():
+        counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        raise UserError(f"{table.source}: no job can be simulated: {counts}")
+    rows = np.flatnonzero(keep)
+    table, gpus = table.only(rows), gpus[rows]
+    rounded = np.ceil(gpus - 1e-6)  # 0.1 ten times is 1
+    found = _trace(table, form, submit_s[rows], rounded.astype(np.int64), (end_s - start_s)[rows])
+    return replace(found, left_out=left_out, rounded_up=int(np.count_nonzero(rounded - gpus > 1e-6)))
+
+
+def _over(least_or_most: np.ufunc, values: Floats, job: Ints, none: float) -> Floats:
+    """Return the least or the greatest value of each job's rows; nan where one is missing."""
+    found = np.full(int(job.max()) + 1, none)
+    with np.errstate(invalid="ignore"):  # nan is meant
+        least_or_most.at(found, job, values)
+    return found
+
+
+def _filled(table: Table, column: str, read: Callable[[Table, str], Floats], absent: float = np.nan) -> Floats:
+    """Return the values of a log's column, with `absent` where it says that there is none."""
+    rows = [row for row, value in enumerate(table.columns[column]) if not logs.absent(value)]
+    found = np.full(len(table), absent)
+    if rows:
+        values, lines = table.columns[column], table.lines
+        part = Table(table.source, {column: [values[row] for row in rows]}, [lines[row] for row in rows])
+        found[rows] = read(part, column)
+    return found
 
 
 def _durations(table: Table, column: str) -> Floats:
@@ -199,11 +341,7 @@ def _told(table: Table) -> Floats | None:
     """Return the reported durations; nan where the column is empty."""
     if TOLD not in table:
         return None
-    rows = np.flatnonzero(np.array([value != "" for value in table.columns[TOLD]]))
-    told_s = np.full(len(table), np.nan)
-    if len(rows):
-        told_s[rows] = _durations(table.only(rows), TOLD)
-    return told_s
+    return _filled(table, TOLD, _durations)
 
 
 def _priorities(table: Table) -> Ints | None:
@@ -225,27 +363,25 @@ def _priorities(table: Table) -> Ints | None:
     return np.array(found, dtype=np.int64)
 
 
-def _demands(table: Table) -> list[Demand] | None:
-    """Return the GPUs that each job may use; None: not in the file."""
-    if not any(column in table for column in DEMANDS):
+def _demands(table: Table, types: str) -> list[Demand] | None:
+    """Return the GPUs that each job may use; None: not in the file. types: the column with their types."""
+    if not any(column in table for column in (types, MEMORY, PER_SERVER)):
         return None
-    types, memory, each = (table.columns.get(column, [""] * len(table)) for column in DEMANDS)
-    filled = {
-        column: [value or "0" for value in values] for column, values in zip(DEMANDS[1:], (memory, each), strict=True)
-    }
+    nothing = [""] * len(table)
+    filled = {column: [value or "0" for value in table.columns.get(column, nothing)] for column in (MEMORY, PER_SERVER)}
     numbers = Table(table.source, filled, table.lines)
-    gib, per_server = numbers.numbers(DEMANDS[1]), numbers.whole(DEMANDS[2], least=0)
+    gib, per_server = numbers.numbers(MEMORY), numbers.whole(PER_SERVER, least=0)
     return [
         Demand(tuple(word for word in of.split("|") if word), int(some * (1 << 30)), per_server=count)
-        for of, some, count in zip(types, gib.tolist(), per_server.tolist(), strict=True)
+        for of, some, count in zip(table.columns.get(types, nothing), gib.tolist(), per_server.tolist(), strict=True)
     ]
 
 
 def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:
-    """Return the deadlines; nan: none. Raises UserError for one before the job's submission."""
+    """Return the deadlines; nan where the column is empty. Raises UserError for one before the job's submission."""
     if column not in table:
         return np.full(len(table), np.nan)
-    deadline_s = table.times(column)
+    deadline_s = _filled(table, column, Table.times)
     early = deadline_s < submit_s
     if early.any():
         row = int(early.argmax())

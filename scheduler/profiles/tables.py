@@ -21,6 +21,7 @@ from ...protocol.errors import UserError
 from ..arrays import Floats, Ints
 
 GZIP = b"\x1f\x8b"
+TAR, TAR_AT = b"ustar", 257
 NEWLINE = "\n"
 MOST_BYTES = 1 << 30  # of an unpacked table
 MOST = 1e15  # no meaningful time, size or number is larger
@@ -82,13 +83,19 @@ class Table:
         if values[0].count("-") < 2:
             return self.numbers(column)
         seconds = np.empty(len(values))
+        zoned = None
         for row, value in enumerate(values):
             try:
                 moment = datetime.fromisoformat(value)
-                seconds[row] = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
             except ValueError:
                 reason = f"{value!r} is not a date and time like 2017-10-09 07:01:55" if value else "empty"
                 raise self.wrong(row, column, reason) from None
+            if zoned is None:
+                zoned = moment.tzinfo is not None
+            elif zoned != (moment.tzinfo is not None):
+                reason = f"{value} has {'no' if zoned else 'a'} time zone, unlike {values[0]} in line {self.lines[0]}"
+                raise self.wrong(row, column, reason)
+            seconds[row] = (moment if zoned else moment.replace(tzinfo=UTC)).timestamp()
         return seconds
 
     def where(self, conditions: Mapping[str, Sequence[str]]) -> Table:
@@ -124,30 +131,44 @@ class Table:
 
 def read(path: Path) -> Table:
     """Return the table in `path`. Raises UserError, naming file and line, if the file is not a table."""
-    header: list[str] = []
+    return parse(path, text(path))
+
+
+def parse(path: Path, content: str, delimiter: str = ",", header: Sequence[str] = (), quoted: bool = True) -> Table:
+    """Return the table in `content`. header: of a table without one. quoted: values may stand in quotes.
+
+    Raises UserError as `read`.
+    """
+    names = list(header)
     rows: list[list[str]] = []
     lines: list[int] = []
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True, skipinitialspace=True)
+    reader = csv.reader(
+        io.StringIO(content, newline=""),
+        strict=True,
+        skipinitialspace=True,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+    )
     try:
         for row in reader:
             if not row:
                 continue  # an empty line
-            if not header:
-                header = [name.strip() for name in row]
+            if not names:
+                names = [name.strip() for name in row]
                 continue
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from None
-    if not header:
+    if not names:
         raise UserError(f"{path}: line 1: empty; a table with a header line is wanted")
-    named = [name for name in header if name]
+    named = [name for name in names if name]
     doubled = next((name for place, name in enumerate(named) if name in named[:place]), None)
     if doubled is not None:
         raise UserError(f"{path}: line 1: two columns are named {doubled!r}")
-    if header[: len(named)] != named:
-        raise UserError(f"{path}: line 1: column {header.index('') + 1} has no name")
-    _check_lengths(path, rows, lines, len(named), len(header))
+    if names[: len(named)] != named:
+        raise UserError(f"{path}: line 1: column {names.index('') + 1} has no name")
+    _check_lengths(path, rows, lines, len(named), len(names))
     if not rows:
         raise UserError(f"{path}: line 1: a header, and no rows")
     columns = zip(*(row[: len(named)] for row in rows), strict=True)
@@ -170,7 +191,8 @@ def _check_lengths(path: Path, rows: Sequence[Sequence[str]], lines: Sequence[in
         raise UserError(f"{path}: line {lines[row]}: {lengths[row]} values for {least} columns")
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """Return the text in `path`, plain or gzip'd. Raises UserError, naming file and line, if there is none."""
     try:
         content = path.read_bytes()
         if content.startswith(GZIP):
@@ -178,7 +200,9 @@ def _text(path: Path) -> str:
                 content = unpacked.read(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
                 raise UserError(f"{path}: unpacks to more than {MOST_BYTES} bytes")
-        text = content.decode("utf-8-sig")
+        if content[TAR_AT : TAR_AT + len(TAR)] == TAR:
+            raise UserError(f"{path}: a tar archive; unpack it first")
+        found = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -190,6 +214,6 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: damaged gzip: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    if (at := text.find("\0")) >= 0:
-        raise UserError(f"{path}: line {text.count(NEWLINE, 0, at) + 1}: not text")
-    return text
+    if (at := found.find("\0")) >= 0:
+        raise UserError(f"{path}: line {found.count(NEWLINE, 0, at) + 1}: not text")
+    return found
