@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = ("avg-jct", "p99", "max", "slowdown", "changes")
+WORDS = {"tells": "told lengths", "gpus": "GPUs", "dropped_larger": "jobs larger than the cluster that were left out"}
+ABSENT = {"tells": "those of the trace", "where": "all rows"}  # in place of "none"
 RESULTS = ("policies", "interval_95", "by_seed", "seeds", "own_stages")
 
 
@@ -55,7 +57,9 @@ def compare(
         print_json({"differences": differences, "policies": _document(left, right, common, shown)})
         return
     for name, (one, other) in differences.items():
-        say(f"elasticctl: they differ in {name}: {one}, {other}")
+        say(
+            f"elasticctl: they differ in {WORDS.get(name, name.replace('_', ' '))}: {_words(name, one)}, {_words(name, other)}"
+        )
     if single := [label for label in [*left["policies"], *right["policies"]] if label not in common]:
         say(f"elasticctl: only one of them has {', '.join(single)}")
     console().print(_table(left, right, common, shown))
@@ -88,6 +92,23 @@ def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str,
     """Return the inputs in which two results differ."""
     names = [name for name in {**left, **right} if name not in RESULTS]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
+
+
+def _words(name: str, value: Any) -> str:
+    """Return a setting as the options say it."""
+    if value is None or value == {}:
+        return ABSENT.get(name, "none")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "tells":
+        errors = f"errors by a factor from {value['least']:g} to {value['most']:g}"
+        return f"{100 * value['part']:g} % of the jobs, {errors}, {100 * value['early']:g} % end early"
+    if isinstance(value, dict):
+        pairs = [(key, each if isinstance(each, list) else [each]) for key, each in value.items()]
+        if name == "left_out":
+            return ", ".join(f"{count} {why}" for why, (count,) in pairs)
+        return " ".join(f"{key}={each}" for key, several in pairs for each in several)
+    return str(value)
 
 
 def _document(

@@ -146,46 +146,26 @@ def check(
 
 
 def load(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
-    """Return the scheduler that a policy file describes; `default` has the stages that the file does not name.
-    `python`: the file may be, or name, a Python file. Raises UserError, naming file, line and field.
-    """
-    from ..scheduler.options import WrongOption
+    """Return the scheduler that a policy file describes, as `simulator.files.scheduler_in` does."""
+    from ..simulator.files import scheduler_in
 
-    try:
-        return _load(file, default, python)
-    except WrongOption as error:
-        raise UserError(_sentence(file, error)) from None
-
-
-def _load(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
-    from ..runtime.config import load_yaml
-    from ..scheduler.scheduler import Stages, load_scheduler
-
-    document = {"policy": str(file.absolute())} if file.suffix == PYTHON else load_yaml(file, UserError)
-    return load_scheduler(document, str(file), default or Stages(), str(file.absolute().parent) if python else None)
-
-
-def _sentence(file: Path, error: Any) -> str:
-    from ..runtime.config import line_of
-
-    line = line_of(file, error.field)
-    where = f"{file}: line {line}" if line is not None else str(file)
-    return f"{where}: {error.field}: {error.text}" if error.field else f"{where}: {error.text}"
+    return scheduler_in(file, default, python)
 
 
 def _finding(file: Path) -> dict[str, Any]:
     from ..runtime.config import line_of
     from ..scheduler import own
     from ..scheduler.options import WrongOption
+    from ..simulator import files
 
     try:
-        policy = _load(file).policy
+        policy = files.read_scheduler(file).policy
         if isinstance(policy, own.FromFile):
             own.try_out(policy)
         return {"file": str(file), "ok": True, "policy": policy.name}
     except WrongOption as error:
         where = {"line": line_of(file, error.field), "field": error.field or None}
-        return {"file": str(file), "ok": False, **where, "reason": _sentence(file, error)}
+        return {"file": str(file), "ok": False, **where, "reason": files.sentence(file, error)}
     except own.PolicyError as error:
         return {"file": str(file), "ok": False, "line": error.line, "field": None, "reason": str(error)}
     except UserError as error:  # the file cannot be read, or is not YAML

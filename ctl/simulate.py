@@ -23,17 +23,15 @@ from . import simulation_tables as tables
 from .context import console, say
 
 if TYPE_CHECKING:
-    from ..scheduler.policies import Policy
-    from ..scheduler.scheduler import Scheduler, Stages
-    from ..simulator.clusters import Cluster
-    from ..simulator.costs import Costs
+    from ..scheduler.scheduler import Scheduler
     from ..simulator.runs import Result, Setup
 
+    Run = tuple[str, int]  # label and seed
     Runs = list[tuple[Setup, dict[str, Result]]]  # for each seed
 
 DEFAULT_POLICY = "max-min"
 CURVES = ("known", "measured")
-DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # the cluster of AFS 5.1
+DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # as in `simulator.files`, which --help does not load
 PICTURES = (".png", ".pdf", ".svg")
 LONGEST_STORY = 100
 
@@ -53,7 +51,7 @@ def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command(
         cls=_Simulate,
-        epilog="The trace, and the throughputs, are plain or gzip'd; docs/research.md says which published formats are known. The "
+        epilog="The trace, and the throughputs, are plain or gzip'd; docs/research.md lists the known formats. The "
         "same seed gives the same result. `elasticctl simulate compare A.json B.json` sets two results of --json side by side.",
     )(simulate)
 
@@ -164,11 +162,13 @@ def simulate(
     sorted_by = tables.column(sort) if sort is not None else None
     if seeds > 1 and (plot is not None or explain is not None):
         raise UserError("--seeds: a picture and an explanation are of one seed; leave out --plot and --explain")
-    stages = _stages(packing, placement, admission)
-    schedulers = _schedulers(policy or [DEFAULT_POLICY], stages)
-    conditions = _conditions(where or [])
-    view = _cluster(cluster, servers, gpus_per_server)
-    costs = _costs(overhead)
+    from ..simulator import files
+
+    stages = files.stages(packing, placement, admission, "--")
+    schedulers = files.schedulers(policy or [DEFAULT_POLICY], stages, "--")
+    conditions = files.conditions(where or [])
+    view = files.cluster(cluster, servers, gpus_per_server, "--")
+    costs = files.overhead(overhead, "--")
     if gpu_type is not None and profiles is None:
         raise UserError("--gpu-type: says which rows of --profiles FILE to take, and there is no --profiles")
     if curves not in CURVES:
@@ -239,72 +239,6 @@ def simulate(
 # -- options
 
 
-def _stages(packing: bool, placement: str | None, admission: str | None) -> Stages:
-    """Return the stages around every policy that has no file with other stages."""
-    from ..scheduler.options import WrongOption
-    from ..scheduler.scheduler import load_stages
-
-    try:
-        return load_stages("simulate", admission, "network" if packing else None, placement)
-    except WrongOption as error:
-        raise UserError(f"--{error.field}: {error.text}") from None
-
-
-def _schedulers(names: Sequence[str], stages: Stages) -> dict[str, Scheduler]:
-    """Return the schedulers by label: the policy's name, or for a file its name without the ending."""
-    from ..scheduler.options import WrongOption
-    from ..scheduler.policies import NAMES
-    from ..scheduler.scheduler import load_scheduler
-    from .policy import is_file, load
-
-    found: dict[str, Scheduler] = {}
-    for name in [name for given in names for name in (NAMES if given == "all" else [given])]:
-        if is_file(name):
-            label, loaded = Path(name).stem, load(Path(name), stages)
-        else:
-            try:
-                label, loaded = name, load_scheduler({"policy": name}, "", stages)
-            except WrongOption as error:
-                raise UserError(f"--policy: {error.text}") from None
-        if label in found:
-            raise UserError(f"--policy: {label} is given twice")
-        found[label] = loaded
-    return found
-
-
-def _conditions(texts: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        column, equals, value = text.partition("=")
-        if not equals or not column:
-            raise UserError(f"--where: {text!r} is not COLUMN=VALUE")
-        found.setdefault(column, []).append(value)
-    return found
-
-
-def _cluster(file: Path | None, servers: int | None, gpus: int | None) -> Cluster:
-    if file is None:
-        from ..simulator.workload import servers as alike
-
-        return alike(servers or DEFAULT_SERVERS, gpus or DEFAULT_GPUS)
-    if servers is not None or gpus is not None:
-        raise UserError("--cluster says which servers there are; leave out --servers and --gpus-per-server")
-    from ..runtime import config
-    from ..simulator import clusters
-
-    return clusters.build(config.load(file, clusters.ClusterFile, UserError), str(file))
-
-
-def _costs(name: str) -> Costs:
-    from ..simulator import costs
-
-    if "/" not in name and not name.endswith((".yaml", ".yml")):
-        return costs.preset(name, "--overhead")
-    from ..runtime import config
-
-    return costs.build(config.load(Path(name), costs.CostsFile, UserError), name)
-
-
 def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, timeline: Path | None) -> None:
     """Check the output files before hours of simulation, not after."""
     written = {"--json": None if as_json in (None, "-") else Path(str(as_json)), "--plot": plot}
@@ -339,21 +273,15 @@ def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, ti
 
 def _run_all(setups: Sequence[Setup], schedulers: Mapping[str, Scheduler], processes: int | None) -> Runs:
     """Run each policy with each seed."""
-    from ..simulator.replay import own_setups
-    from ..simulator.runs import run_all
+    from ..simulator.replay import run_seeds
 
-    runs = {f"{label} #{setup.seed}": (label, setup) for setup in setups for label in schedulers}
-    own = {setup.seed: own_setups(setup, schedulers) for setup in setups}
-    chosen: dict[str, Policy] = {run: schedulers[label].policy for run, (label, _) in runs.items()}
-    theirs = {run: own[setup.seed].get(label, setup) for run, (label, setup) in runs.items()}
     jobs = len(setups) * len(setups[0].assigned.workload)
-    with _progress({run: label for run, (label, _) in runs.items()}, jobs) as tell:
-        found = run_all(setups[0], chosen, tell, processes, theirs)
-    return [(one, {label: found[f"{label} #{one.seed}"] for label in schedulers}) for one in setups]
+    with _progress({(label, setup.seed): label for setup in setups for label in schedulers}, jobs) as tell:
+        return run_seeds(setups, schedulers, tell, processes)
 
 
 @contextmanager
-def _progress(labels: Mapping[str, str], jobs: int) -> Iterator[Callable[[Mapping[str, int]], None]]:
+def _progress(labels: Mapping[Run, str], jobs: int) -> Iterator[Callable[[Mapping[Run, int]], None]]:
     """Yield a function that takes the number of finished jobs of each run; it draws a bar for each policy if stderr is
     a terminal. `labels`: of the runs; `jobs`: of all runs of a policy.
     """
@@ -367,7 +295,7 @@ def _progress(labels: Mapping[str, str], jobs: int) -> Iterator[Callable[[Mappin
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks = {label: bars.add_task(label, total=jobs) for label in dict.fromkeys(labels.values())}
 
-        def tell(done: Mapping[str, int]) -> None:
+        def tell(done: Mapping[Run, int]) -> None:
             ended = dict.fromkeys(tasks, 0)
             for run, over in done.items():
                 ended[labels[run]] += over

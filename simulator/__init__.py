@@ -1,6 +1,5 @@
 """Replay of a trace of jobs through the scheduler of real clusters, in virtual time."""
 
-from .replay import Replay, simulate
-from .telling import Telling
+from .replay import Replay, Replays, simulate
 
-__all__ = ["Replay", "Telling", "simulate"]
+__all__ = ["Replay", "Replays", "simulate"]

@@ -47,11 +47,16 @@ def read(path: Path) -> Table:
     if (names := GAVEL.get(first.count("\t") + 1)) and "\t" in first:
         return parse(path, content, "\t", names.split(","), quoted=False)
     if "JobID" in (fields := first.split("|")) and len(fields) > 1:
-        return _sacct(parse(path, content, "|", quoted=False))
+        return complete(parse(path, content, "|", quoted=False))
     fields = first.split(",")
     if len(fields) == PAI.count(",") + 1 and fields[3] in PAI_STATUS:
         return parse(path, content, header=PAI.split(","))
     return parse(path, content)
+
+
+def complete(table: Table) -> Table:
+    """Return a table with columns that are calculated from others, if it is Slurm's."""
+    return _sacct(table) if "JobID" in table else table
 
 
 def absent(value: str) -> bool:

@@ -4,32 +4,40 @@ from elasticd.simulator import simulate
 
 found = simulate("trace.csv", ["fifo", "afs-l"], profiles="throughputs.csv", servers=2, gpus_per_server=4)
 found["afs-l"].metrics.avg_jct_s
+found.summary()  # a DataFrame with a row for each policy
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
 from ..protocol.texts import many
-from ..scheduler.options import WrongOption
-from ..scheduler.own import PolicyError
 from ..scheduler.profiles import curves as measured
-from ..scheduler.scheduler import Scheduler, Stages, load_scheduler, load_stages
-from . import results, traces
+from ..scheduler.profiles.tables import Table
+from ..scheduler.scheduler import Scheduler, Stages
+from . import files, results, traces
 from .assign import assign
 from .clusters import Cluster
-from .costs import Costs, preset
+from .costs import Costs
+from .explain import Moment
+from .files import Choice
 from .metrics import Metrics
 from .runs import Result, Setup, run_all
-from .telling import Telling
+from .telling import Telling, telling
 from .traces import Trace
 from .typed import differs
-from .workload import servers as alike
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Columns = Mapping[str, Sequence[Any]]  # a table without pandas
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,11 @@ class Prepared:
 
 
 def prepare(
-    trace: Path,
+    trace: Path | Table,
     cluster: Cluster,
     *,
     where: Mapping[str, Sequence[str]] | None = None,
-    profiles: Path | None = None,
+    profiles: Path | Table | None = None,
     gpu_type: str | None = None,
     costs: Costs,
     stages: Stages,
@@ -114,11 +122,13 @@ def prepare(
 class Replay:
     """Results of one policy on a trace.
 
-    `metrics`: the figures of the command's table and JSON; times in seconds (`metrics.Metrics`).
+    `metrics`: the figures of the command's table and JSON; times in seconds (`metrics.Metrics`). With several seeds
+    `seeds` has the results of each, and the others are those of the first.
     """
 
     setup: Setup
     result: Result
+    seeds: tuple[Replay, ...] = ()
 
     @property
     def metrics(self) -> Metrics:
@@ -132,17 +142,75 @@ class Replay:
         """Return lists by column, an entry for each event: see `results.timeline_rows`."""
         return results.timeline_rows(self.result)
 
+    def explain(self) -> results.Rows:
+        """Return lists by column, an entry for each change of the job to explain: ``time_s`` (seconds since the first
+        submission), ``gpus``, ``wanted_gpus`` (of the policy, before packing), ``why`` (it had no more)."""
+        if self.setup.explain is None:
+            raise UserError("explain: no job was named: simulate(..., explain=JOB)")
+        return {name: [getattr(one, name) for one in self.result.story] for name in Moment.__dataclass_fields__}
+
+
+class Replays(dict[str, Replay]):
+    """Results by policy, and all of them as one ``pandas.DataFrame`` (``pip install 'elasticctl[pandas]'``).
+
+    `remarks`: sentences on jobs of the trace that were left out or changed.
+    """
+
+    def __init__(self, found: Mapping[str, Replay], remarks: Sequence[str] = ()) -> None:
+        super().__init__(found)
+        self.remarks = tuple(remarks)
+
+    def summary(self) -> DataFrame:
+        """Return a row for each policy, with the figures of `metrics` as columns; with several seeds their means, and
+        half the width of each 95 % interval as ``NAME_interval_95``."""
+        rows = {}
+        for label, one in self.items():
+            means, halves = results.over_seeds([msgspec.structs.asdict(each.metrics) for each in one.seeds or (one,)])
+            widths = {f"{name}_interval_95": half for name, half in halves.items()} if one.seeds else {}
+            rows[label] = {**means, **widths}
+        found = _pandas().DataFrame.from_dict(rows, orient="index")
+        return found.rename_axis("policy")
+
+    def jobs(self) -> DataFrame:
+        """Return a row for each policy, seed and job, as `--jobs` writes them."""
+        return self._frame(Replay.jobs)
+
+    def timeline(self) -> DataFrame:
+        """Return a row for each policy, seed and event, as `--timeline` writes them."""
+        return self._frame(Replay.timeline)
+
+    def explain(self) -> DataFrame:
+        """Return each policy's decisions about the job to explain."""
+        return self._frame(Replay.explain)
+
+    def _frame(self, rows: Callable[[Replay], results.Rows]) -> DataFrame:
+        labelled = [
+            ({"policy": label, "seed": each.setup.seed}, rows(each))
+            for label, one in self.items()
+            for each in one.seeds or (one,)
+        ]
+        return _pandas().DataFrame(results.labelled_rows(labelled))
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("pandas is not installed: pip install 'elasticctl[pandas]'") from None
+    return pandas
+
 
 def simulate(
-    trace: str | Path,
-    policies: Sequence[str | Mapping[str, Any]] = ("max-min",),
+    trace: str | Path | Columns | DataFrame,
+    policy: Choice | Sequence[Choice] | Mapping[str, Choice] = "max-min",
     *,
-    servers: int = 16,
-    gpus_per_server: int = 4,
+    servers: int | None = None,
+    gpus_per_server: int | None = None,
+    cluster: str | Path | Mapping[str, Any] | None = None,
     where: Mapping[str, Sequence[str]] | None = None,
-    profiles: str | Path | None = None,
+    profiles: str | Path | Columns | DataFrame | None = None,
     gpu_type: str | None = None,
-    costs: str | Costs = "none",
+    overhead: str | Path | Costs = "none",
     packing: bool = False,
     placement: str | None = None,
     admission: str | None = None,
@@ -150,19 +218,24 @@ def simulate(
     random_models: bool = False,
     drop_larger: bool = False,
     curves: str = "known",
-    tells: Telling | None = None,
+    told: float | None = None,
+    errors: str | None = None,
+    early: float | None = None,
     seed: int = 0,
+    seeds: int = 1,
+    explain: str | None = None,
     processes: int = 1,
-) -> dict[str, Replay]:
-    """Replay a trace of jobs under some policies, in virtual time.
+) -> Replays:
+    """Replay a trace of jobs under some policies, in virtual time. Arguments have the names of the options of
+    `elasticctl simulate`, and mean the same.
 
-    trace: a file of jobs, CSV, plain or gzip'd (docs/research.md has the known columns). policies: names, Python files
-    with a user's own policy (docs/research.md), or documents as in a policy file, such as ``{"policy": "elastic",
-    "parameters": {...}}``. where: only rows with one of these values in these columns. profiles: a file of measured
-    throughputs; without it every job scales linearly up to its request. costs: the costs of changing a job's GPUs, as
-    the name of a preset or `Costs`. curves: the policies' view of throughputs, "known" or "measured". tells: which jobs
-    report their lengths, and with which errors; without it the trace's reports, or the truth. processes: policies
-    simulated at a time; with more than one the calling program must be importable (``if __name__ == "__main__"``).
+    trace, profiles: a file, a DataFrame, or lists by column, with the columns of docs/research.md. policy: a name,
+    ``"all"``, a policy file (``.yaml``, ``.py``), a document as in a policy file such as ``{"policy": "elastic",
+    "parameters": {...}}``, or several of them: in a list, or in a mapping by the labels that their results get. where:
+    only rows with one of these values in these columns. servers (16) and gpus_per_server (4), or cluster: a file, or a
+    document such as ``{"servers": [{"gpus": 8, "count": 2}]}``. overhead: a preset, a file, or `Costs`. explain: a job
+    for `Replay.explain`. processes: simulated at a time; with more than one the calling program must be importable
+    (``if __name__ == "__main__"``).
 
     Returns the results by policy, in the order given; the same arguments give the same results, except `wall_s` and the
     times of decisions. Raises UserError for a trace, a policy or an option that cannot be simulated, with file and line
@@ -170,33 +243,59 @@ def simulate(
     """
     if curves not in ("known", "measured"):
         raise UserError(f"curves: {curves!r} is not known or measured")
-    try:
-        stages = load_stages("simulate", admission, "network" if packing else None, placement)
-    except WrongOption as error:
-        raise UserError(f"{error.field}: {error.text}") from None
-    schedulers = dict(_scheduler(one, stages) for one in policies)
-    if len(schedulers) < len(policies):
-        raise UserError("policies: two of them have the same name")
-    (prepared,) = prepare(
-        Path(trace),
-        alike(servers, gpus_per_server),
+    if seeds > 1 and explain is not None:
+        raise UserError("explain: an explanation is of one seed; leave out seeds")
+    stages = files.stages(packing, placement, admission, "")
+    named = isinstance(policy, Mapping) and "policy" in policy
+    several = [policy] if isinstance(policy, str | Path) or named else policy
+    schedulers = files.schedulers(several, stages, "")  # type: ignore[arg-type]
+    prepared = prepare(
+        _table(trace, "trace"),
+        files.cluster(cluster, servers, gpus_per_server, ""),
         where=where,
-        profiles=Path(profiles) if profiles is not None else None,
+        profiles=None if profiles is None else _table(profiles, "profiles"),
         gpu_type=gpu_type,
-        costs=preset(costs, "costs") if isinstance(costs, str) else costs,
+        costs=files.overhead(overhead, ""),
         stages=stages,
         cap_at_request=cap_at_request,
         random_models=random_models,
         drop_larger=drop_larger,
         curves_known=curves == "known",
-        seeds=[seed],
-        tells=tells,
+        seeds=range(seed, seed + seeds),
+        explain=None if explain is None else JobId(explain),
+        tells=telling(told, errors, early),
     )
-    own = own_setups(prepared.setup, schedulers)
-    found = run_all(
-        prepared.setup, {name: one.policy for name, one in schedulers.items()}, processes=processes, own=own
-    )
-    return {name: Replay(own.get(name, prepared.setup), result) for name, result in found.items()}
+    runs = run_seeds([one.setup for one in prepared], schedulers, processes=processes)
+    found = {}
+    for label in schedulers:
+        each = [Replay(own_setups(setup, schedulers).get(label, setup), result[label]) for setup, result in runs]
+        found[label] = replace(each[0], seeds=tuple(each)) if seeds > 1 else each[0]
+    return Replays(found, prepared[0].remarks())
+
+
+def _table(given: str | Path | Columns | DataFrame, source: str) -> Path | Table:
+    """Return a file's path, or columns as a table. source: its name in errors."""
+    if isinstance(given, str | Path):
+        return Path(given)
+    columns = given if isinstance(given, Mapping) else given.to_dict("list")
+    texts = {str(name): ["" if one is None or one != one else str(one) for one in of] for name, of in columns.items()}
+    lengths = {len(values) for values in texts.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise UserError(f"{source}: wanted are columns of equal length, with at least one row")
+    return Table(source, texts, range(1, lengths.pop() + 1))
+
+
+def run_seeds(
+    setups: Sequence[Setup],
+    schedulers: Mapping[str, Scheduler],
+    progress: Callable[[Mapping[tuple[str, int], int]], None] = lambda _: None,
+    processes: int | None = None,
+) -> list[tuple[Setup, dict[str, Result]]]:
+    """Run each policy with each seed. progress: called with the number of ended jobs by label and seed."""
+    own = {setup.seed: own_setups(setup, schedulers) for setup in setups}
+    runs = {(label, setup.seed): own[setup.seed].get(label, setup) for setup in setups for label in schedulers}
+    found = run_all(setups[0], {run: schedulers[run[0]].policy for run in runs}, progress, processes, runs)
+    return [(one, {label: found[label, one.seed] for label in schedulers}) for one in setups]
 
 
 def own_setups(setup: Setup, schedulers: Mapping[str, Scheduler]) -> dict[str, Setup]:
@@ -207,18 +306,3 @@ def own_setups(setup: Setup, schedulers: Mapping[str, Scheduler]) -> dict[str, S
         if (stages.packing, stages.placement, stages.admission) != (setup.packing, setup.placement, setup.admission):
             found[name] = replace(setup, packing=stages.packing, placement=stages.placement, admission=stages.admission)
     return found
-
-
-def _scheduler(policy: str | Mapping[str, Any], stages: Stages) -> tuple[str, Scheduler]:
-    """Return a scheduler, with the name of its result. Raises UserError if it cannot be loaded."""
-    file = isinstance(policy, str) and policy.endswith(".py")
-    try:
-        if isinstance(policy, str) and file:
-            path = Path(policy).absolute()
-            return path.stem, load_scheduler({"policy": str(path)}, policy, stages, str(path.parent))
-        document = {"policy": policy} if isinstance(policy, str) else dict(policy)
-        return str(document.get("policy")), load_scheduler(document, "", stages)
-    except WrongOption as error:
-        raise UserError(f"policies: {error.text}") from None
-    except PolicyError as error:
-        raise UserError(f"policies: {error}") from None

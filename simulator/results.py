@@ -79,8 +79,8 @@ def check_file(path: Path) -> None:
         raise UserError(f"{path}: pyarrow is not installed: pip install 'elasticctl[parquet]', or name a .csv file")
 
 
-def write(path: Path, labelled: Iterable[tuple[Mapping[str, Any], Rows]]) -> None:
-    """Write rows, with their common values (`policy`, `seed`) as columns before the others."""
+def labelled_rows(labelled: Iterable[tuple[Mapping[str, Any], Rows]]) -> Rows:
+    """Return all rows, with their common values (`policy`, `seed`) as columns before the others."""
     whole: Rows = {}
     for common, rows in labelled:
         count = len(next(iter(rows.values())))
@@ -88,6 +88,12 @@ def write(path: Path, labelled: Iterable[tuple[Mapping[str, Any], Rows]]) -> Non
             whole.setdefault(name, []).extend([value] * count)
         for name, values in rows.items():
             whole.setdefault(name, []).extend(values)
+    return whole
+
+
+def write(path: Path, labelled: Iterable[tuple[Mapping[str, Any], Rows]]) -> None:
+    """Write rows, with their common values (`policy`, `seed`) as columns before the others."""
+    whole = labelled_rows(labelled)
     if path.suffix == ".parquet":
         _write_parquet(path, whole)
         return

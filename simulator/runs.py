@@ -17,6 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,8 @@ from .metrics import Metrics, measure
 from .outcome import Flags, Outcome
 
 REPORT_S = 0.2
+
+L = TypeVar("L")  # the label of a run
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,11 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
 
 def run_all(
     setup: Setup,
-    policies: Mapping[str, Policy],
-    progress: Callable[[Mapping[str, int]], None] = lambda _: None,
+    policies: Mapping[L, Policy],
+    progress: Callable[[Mapping[L, int]], None] = lambda _: None,
     processes: int | None = None,
-    own: Mapping[str, Setup] | None = None,
-) -> dict[str, Result]:
+    own: Mapping[L, Setup] | None = None,
+) -> dict[L, Result]:
     """Run every policy, by its label, with at most `processes` processes (as many as there are processors).
 
     Raises UserError if the job to explain is unknown, or no job makes progress.
@@ -138,7 +141,7 @@ def run_all(
         found = {}
         for label, policy in policies.items():
 
-            def tell(jobs: int, label: str = label) -> None:
+            def tell(jobs: int, label: L = label) -> None:
                 done[label] = jobs
                 progress(done)
 
@@ -153,16 +156,16 @@ def run_all(
 
 
 def _in_processes(
-    setups: Mapping[str, Setup],
-    policies: Mapping[str, Policy],
-    progress: Callable[[Mapping[str, int]], None],
+    setups: Mapping[L, Setup],
+    policies: Mapping[L, Policy],
+    progress: Callable[[Mapping[L, int]], None],
     processes: int,
     board: Path,
-) -> dict[str, Result]:
+) -> dict[L, Result]:
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=depend_on_the_parent)
     before = set(multiprocessing.active_children())
     try:
-        futures: dict[str, Future[Result]] = {
+        futures: dict[L, Future[Result]] = {
             label: executor.submit(_run_and_tell, setups[label], policy, board, place)
             for place, (label, policy) in enumerate(policies.items())
         }

@@ -225,18 +225,18 @@ class Trace:
         )
 
 
-def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
-    """Return the trace in `path`, restricted to rows with one of the values in `where` in each named column.
+def load(path: Path | Table, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
+    """Return the trace in a file or table, restricted to rows with one of the values in `where` in each named column.
 
     Raises UserError if the file is not such a trace.
     """
-    table = logs.read(path)
+    table = logs.complete(path) if isinstance(path, Table) else logs.read(path)
     form = next((form for form in FORMATS if all(column in table for column in form.required)), None)
     if form is None:
         known = "; ".join(",".join(form.required) for form in FORMATS)
         columns = ", ".join(table.columns)
         reason = f"not a job trace that is known: its columns are {columns}; wanted are those of one of {known}"
-        raise UserError(f"{path}: line 1: {reason}")
+        raise UserError(f"{table.source}: line 1: {reason}")
     table = table.where(where or {})
     if form.log:
         return _load_log(table, form)

@@ -108,12 +108,12 @@ class Profiles:
         return tuple(curve for curve in allowed if curve.gpu_type == allowed[0].gpu_type)
 
 
-def load(path: Path, gpu_type: str | None = None) -> Profiles:
-    """Return the curves in `path`; only those of `gpu_type` if it is given.
+def load(path: Path | Table, gpu_type: str | None = None) -> Profiles:
+    """Return the curves in a file or table; only those of `gpu_type` if it is given.
 
-    Raises UserError if the file is not such a table.
+    Raises UserError if it is not such a table.
     """
-    table = read(path)
+    table = path if isinstance(path, Table) else read(path)
     placed: Placed = {}
     if all(column in table for column in PLACEMENT_COLUMNS):
         placed = placement_times(table)
@@ -123,15 +123,15 @@ def load(path: Path, gpu_type: str | None = None) -> Profiles:
     else:
         curves = _plain_curves(table)
     if not curves:
-        raise UserError(f"{path}: no measured throughput")
+        raise UserError(f"{table.source}: no measured throughput")
     if gpu_type is not None:
         types = dict.fromkeys(curve.gpu_type for curve in curves)
         if gpu_type not in types:
             raise UserError(
-                f"{path}: no GPU type {gpu_type!r}; there are {listed(name for name in types if name) or 'none'}"
+                f"{table.source}: no GPU type {gpu_type!r}; there are {listed(name for name in types if name) or 'none'}"
             )
         curves = [curve for curve in curves if curve.gpu_type == gpu_type]
-    return Profiles(str(path), tuple(curves), placed)
+    return Profiles(table.source, tuple(curves), placed)
 
 
 def speedups(measured: Mapping[int, float]) -> Floats:

@@ -143,6 +143,6 @@ def test_pollux_jobs_take_as_long_as_in_its_own_simulator() -> None:
         where={"set": ["workloads"], "workload": ["6"]},
         profiles=DATA / "sia_pollux_placements.csv.gz",
         gpu_type="t4",
-        costs="stop-resume",
+        overhead="stop-resume",
     )
     assert found["pollux"].metrics.avg_jct_s == pytest.approx(2446.13, rel=0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import inspect
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from elasticd.ctl.main import main
+from elasticd.ctl.simulate import simulate as simulate_command
 from elasticd.protocol.errors import UserError
 from elasticd.simulator import simulate as replay
 from elasticd.simulator.results import interval
@@ -264,18 +266,69 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("afs_models_gtx1080.csv").write_text(PROFILES)
     names: dict[str, Any] = {}
     exec(compile(found[1], "research.md", "exec"), names)
-    assert len(names["jobs"]["jct_s"]) == 40
+    assert len(names["found"]["afs-l"].jobs()["jct_s"]) == 40
     assert names["ratio"] == names["found"]["afs-l"].metrics.avg_jct_s / names["found"]["max-min"].metrics.avg_jct_s
+
+
+def test_arguments_in_python_have_the_names_of_the_options() -> None:
+    options = set(inspect.signature(simulate_command).parameters)
+    for_output = {"sort", "jobs", "timeline", "as_json", "plot"}
+    assert options - for_output == set(inspect.signature(replay).parameters)
+
+
+def test_data_frames_documents_and_files_give_equal_results_in_python(simulate: Command) -> None:
+    pandas = pytest.importorskip("pandas")
+    Path("mine.yaml").write_text("policy: tiresias-l\nparameters: {thresholds_gpu_s: [50, 500]}\n")
+    Path("cluster.yaml").write_text("servers: [{gpus: 4, count: 2}]\n")
+    parameters = {"thresholds_gpu_s": [50, 500]}
+    document = {"policy": "tiresias-l", "parameters": parameters}
+    files = replay("trace.csv", "mine.yaml", profiles="profiles.csv", cluster="cluster.yaml", seeds=2)
+    values = replay(
+        pandas.read_csv("trace.csv"),
+        {"mine": document},
+        profiles=pandas.read_csv("profiles.csv"),
+        cluster={"servers": [{"gpus": 4}, {"gpus": 4}]},
+        seeds=2,
+    )
+    clocks = ["wall_s", "avg_decision_s", "p99_decision_s"]
+    drop = [name for clock in clocks for name in (clock, f"{clock}_interval_95")]
+    assert files.summary().drop(columns=drop).equals(values.summary().drop(columns=drop))
+    assert files.jobs().equals(values.jobs())
+    assert list(files.jobs()["seed"].unique()) == [0, 1]
+    two = [document, {**document, "parameters": {"thresholds_gpu_s": [500, 5000]}}]
+    labels = ["tiresias-l thresholds_gpu_s=[50, 500]", "tiresias-l thresholds_gpu_s=[500, 5000]"]
+    assert list(replay("trace.csv", two, servers=2)) == labels
+    explained = replay("trace.csv", ["fifo"], servers=2, explain="job-7").explain()
+    assert explained["gpus"].iloc[-1] == 2
+    with pytest.raises(UserError, match="trace: line 2, column gpus: 0 is below 1"):
+        replay({"job": ["a", "b"], "submit_s": [0, 1], "duration_s": [1, 1], "gpus": [1, 0]})
+
+
+def test_compare_names_settings_in_words(simulate: Command) -> None:
+    simulate(*SMALL, "--policy", "fifo", "--json", "a.json")
+    options = ("--told", "0.5", "--overhead", "stop-resume", "--cap-at-request", "--where", "vc=A", "--packing")
+    simulate("trace.csv", "--servers", "3", *options, "--policy", "fifo", "--json", "b.json")
+    said = simulate("compare", "a.json", "b.json").stderr
+    for line in (
+        "overhead: none, stop-resume",
+        "told lengths: those of the trace, 50 % of the jobs, errors by a factor from 1 to 1, 0 % end early",
+        "cap at request: no, yes",
+        "where: all rows, vc=A",
+        "packing: no, yes",
+        "profiles: profiles.csv, none",
+    ):
+        assert f"elasticctl: they differ in {line}\n" in said
+    assert not {"{", "None", "null", "True"} & set(re.findall(r"\{|None|null|True", said))
 
 
 def test_bad_arguments_from_python_are_refused_in_one_sentence(simulate: Command) -> None:
     for arguments, said in (
-        ({"policies": ["nonsense"]}, "policies: .*nonsense"),
-        ({"policies": ["fifo", "fifo"]}, "policies: two of them have the same name"),
+        ({"policy": ["nonsense"]}, "policy: .*nonsense"),
+        ({"policy": ["fifo", "fifo"]}, "policy: fifo is given twice"),
         ({"curves": "guessed"}, "curves: 'guessed' is not known or measured"),
         ({"placement": "nowhere"}, "placement: "),
-        ({"costs": "free"}, "costs: there is no preset 'free'"),
-        ({"policies": ["./missing.py"]}, "policies: .*missing.py"),
+        ({"overhead": "free"}, "overhead: there is no preset 'free'"),
+        ({"policy": ["./missing.py"]}, "policy: .*missing.py"),
     ):
         with pytest.raises(UserError, match=said):
             replay("trace.csv", **{"profiles": "profiles.csv", **arguments})  # type: ignore[arg-type]

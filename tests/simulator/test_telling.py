@@ -14,10 +14,10 @@ from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.ended import AS_TOLD
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.view import UNKNOWN_S, JobTable
-from elasticd.simulator import Telling, simulate, traces
+from elasticd.simulator import simulate, traces
 from elasticd.simulator.assign import assign
 from elasticd.simulator.engine import Simulation
-from elasticd.simulator.telling import telling
+from elasticd.simulator.telling import Telling, telling
 from elasticd.simulator.workload import Workload, servers
 
 ALONE = 100.0
@@ -144,5 +144,5 @@ def test_a_simulation_from_python_takes_who_tells(tmp_path: Path) -> None:
     )
     wanted = {"servers": 1, "gpus_per_server": 2}
     told = simulate(tmp_path / "trace.csv", ["srtf"], **wanted)["srtf"].metrics.avg_jct_s
-    untold = simulate(tmp_path / "trace.csv", ["srtf"], tells=Telling(part=0.0), **wanted)["srtf"].metrics.avg_jct_s
+    untold = simulate(tmp_path / "trace.csv", ["srtf"], told=0.0, **wanted)["srtf"].metrics.avg_jct_s
     assert told <= untold

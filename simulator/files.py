@@ -1,0 +1,133 @@
+"""Policies, servers and costs by name, as a file, or as plain values: equal for the command line and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import UserError
+from ..runtime import config
+from ..scheduler.options import WrongOption
+from ..scheduler.own import PolicyError
+from ..scheduler.policies import NAMES
+from ..scheduler.scheduler import Scheduler, Stages, load_scheduler, load_stages
+from . import clusters, costs
+from .clusters import Cluster
+from .costs import Costs
+from .workload import servers as alike
+
+DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # the cluster of AFS 5.1
+PYTHON = ".py"  # ends the name of a file with a user's own policy
+ENDINGS = (".yaml", ".yml", PYTHON)
+
+Choice = str | Path | Mapping[str, Any]  # a policy
+
+
+def stages(packing: bool, placement: str | None, admission: str | None, dash: str) -> Stages:
+    """Return the stages around every policy that has no file with other stages. dash: before the names of options."""
+    try:
+        return load_stages("simulate", admission, "network" if packing else None, placement)
+    except WrongOption as error:
+        raise UserError(f"{dash}{error.field}: {error.text}") from None
+
+
+def schedulers(given: Sequence[Choice] | Mapping[str, Choice], default: Stages, dash: str) -> dict[str, Scheduler]:
+    """Return the schedulers by label, in this order.
+
+    The label is the key in a mapping, else the policy's name, or that of its file without the ending. Where several
+    documents have one name, their parameters are added to it.
+    """
+    if isinstance(given, Mapping):
+        return {label: _scheduler(one, default, dash) for label, one in given.items()}
+    choices = [one for choice in given for one in (NAMES if choice == "all" else [choice])]
+    labels = [_label(one) for one in choices]
+    found: dict[str, Scheduler] = {}
+    for label, one in zip(labels, choices, strict=True):
+        if labels.count(label) > 1 and isinstance(one, Mapping) and one.get("parameters"):
+            label = f"{label} " + " ".join(f"{name}={value}" for name, value in one["parameters"].items())
+        if label in found:
+            raise UserError(f"{dash}policy: {label} is given twice")
+        found[label] = _scheduler(one, default, dash)
+    return found
+
+
+def is_file(policy: str | Path) -> bool:
+    """Return whether `policy` is a policy file rather than a name."""
+    return isinstance(policy, Path) or "/" in policy or policy.endswith(ENDINGS)
+
+
+def _label(choice: Choice) -> str:
+    if isinstance(choice, Mapping):
+        return str(choice.get("policy"))
+    return Path(choice).stem if is_file(choice) else str(choice)
+
+
+def _scheduler(choice: Choice, default: Stages, dash: str) -> Scheduler:
+    try:
+        if not isinstance(choice, Mapping):
+            if is_file(choice):
+                return scheduler_in(Path(choice), default)
+            choice = {"policy": str(choice)}
+        return load_scheduler(dict(choice), "", default, str(Path.cwd()))
+    except WrongOption as error:
+        field = "" if error.field in ("", "policy") else f"{error.field}: "
+        raise UserError(f"{dash}policy: {field}{error.text}") from None
+    except PolicyError as error:
+        raise UserError(f"{dash}policy: {error}") from None
+
+
+def scheduler_in(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
+    """Return the scheduler that a policy file describes; `default` has the stages that the file does not name.
+    `python`: the file may be, or name, a Python file. Raises UserError, naming file, line and field, or PolicyError.
+    """
+    try:
+        return read_scheduler(file, default, python)
+    except WrongOption as error:
+        raise UserError(sentence(file, error)) from None
+
+
+def read_scheduler(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
+    """Return what `scheduler_in` returns. Raises WrongOption, UserError or PolicyError."""
+    document = {"policy": str(file.absolute())} if file.suffix == PYTHON else config.load_yaml(file, UserError)
+    return load_scheduler(document, str(file), default or Stages(), str(file.absolute().parent) if python else None)
+
+
+def sentence(file: Path, error: WrongOption) -> str:
+    """Return a mistake of a policy file as a sentence with file, line and field."""
+    line = config.line_of(file, error.field)
+    where = f"{file}: line {line}" if line is not None else str(file)
+    return f"{where}: {error.field}: {error.text}" if error.field else f"{where}: {error.text}"
+
+
+def cluster(file: str | Path | Mapping[str, Any] | None, servers: int | None, gpus: int | None, dash: str) -> Cluster:
+    """Return the servers of a file or document, or so many servers of equal size."""
+    if file is None:
+        return alike(servers or DEFAULT_SERVERS, gpus or DEFAULT_GPUS)
+    if servers is not None or gpus is not None:
+        raise UserError(
+            f"{dash}cluster says which servers there are; leave out {dash}servers and {dash}gpus-per-server"
+        )
+    if isinstance(file, Mapping):
+        return clusters.build(config.convert(dict(file), clusters.ClusterFile, "cluster", UserError), "cluster")
+    return clusters.build(config.load(Path(file), clusters.ClusterFile, UserError), str(file))
+
+
+def overhead(given: str | Path | Costs, dash: str) -> Costs:
+    """Return the costs of a preset, or of a file."""
+    if isinstance(given, Costs):
+        return given
+    if isinstance(given, str) and "/" not in given and not given.endswith((".yaml", ".yml")):
+        return costs.preset(given, f"{dash}overhead")
+    return costs.build(config.load(Path(given), costs.CostsFile, UserError), str(given))
+
+
+def conditions(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values to keep by column, from texts like COLUMN=VALUE."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        column, equals, value = text.partition("=")
+        if not equals or not column:
+            raise UserError(f"--where: {text!r} is not COLUMN=VALUE")
+        found.setdefault(column, []).append(value)
+    return found
