@@ -234,6 +234,11 @@ def simulate(
     if plot is not None:
         gpus, count = setups[0].gpus, len(setups[0].assigned.workload)
         _draw(plot, found[0][1], f"{trace.name}: {many(count, 'job')} on {gpu_count(gpus)}", gpus)
+    idle = [label for label in schedulers if all(one[label].never_started for _, one in found)]
+    for label in idle:
+        say(f"elasticctl: {label}: no job got a GPU")
+    if idle:
+        raise typer.Exit(1)
 
 
 # -- options

@@ -26,7 +26,8 @@ from ..protocol.texts import gpu_count
 from .arrays import Floats as Floats
 from .arrays import Ints as Ints
 from .options import WrongOption, convert
-from .policies.base import Shares, waits_for
+from .policies.base import Shares as Shares
+from .policies.base import waits_for
 from .view import JobTable as JobTable
 from .view import Reason
 
@@ -92,6 +93,11 @@ class FromFile:
         self.name = path.rpartition("/")[2]
         self._path, self._plain, self._source = path, parameters, source
         kind, self.code = _class_in(path)
+        known = kind.Parameters.__struct_encode_fields__
+        for name in parameters:  # the user's struct may leave out `forbid_unknown_fields`
+            if name not in known:
+                text = f"is unknown; known are {', '.join(known)}" if known else "is unknown; there are none"
+                raise WrongOption(source, f"parameters.{name}", text)
         self.parameters = convert(parameters, kind.Parameters, source, "parameters")
         try:
             self._policy = kind(self.parameters)

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ..protocol.errors import UserError
 from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.deadlines.admitting import ElasticflowAdmission
@@ -52,6 +53,8 @@ from .outcome import Blocking, Outcome
 from .progress import Progress
 from .typed import Typed, differs
 from .workload import Workload
+
+IDLE_REVIEWS = 10_000  # in a row; a policy that only waits for a time asks once
 
 
 class Simulation:
@@ -99,6 +102,7 @@ class Simulation:
         self._now = 0.0
         self._submit_s: list[float] = [*workload.submit_s.tolist(), math.inf]
         self._review_s = math.inf
+        self._idle_reviews = 0  # in a row, without an arrival or a running job
         self._blocking = Blocking()
         self.outcome = Outcome.of(len(workload))
 
@@ -117,6 +121,12 @@ class Simulation:
                 progress(ended)
             if arrived or learned or over or at >= self._review_s:
                 self._decide()
+                self._idle_reviews = 0 if arrived or len(self._jobs.run) else self._idle_reviews + 1
+                if self._idle_reviews > IDLE_REVIEWS:
+                    raise UserError(
+                        f"{self._policy.name}: was called {IDLE_REVIEWS:,} times in a row as it had asked, and gave no GPU to "
+                        f"any of {len(self._jobs)} waiting jobs"
+                    )
             self.outcome.events += 1
             self._note()
         self._jobs.settle()
@@ -129,6 +139,8 @@ class Simulation:
 
     def _next_event(self) -> float:
         arrival = self._submit_s[self._jobs.next]
+        if not len(self._jobs):
+            return arrival  # a review of no job changes nothing, and a policy may ask for one without end
         if not len(self._jobs.run):
             return min(arrival, self._review_s)
         return min(arrival, self._progress.next_s(), self._knowledge.next_s(self._jobs.run), self._review_s)

@@ -97,6 +97,11 @@ class Result:
     refused: Flags  # by job: whether the admission refused it
     story: tuple[Moment, ...]
 
+    @property
+    def never_started(self) -> bool:
+        """Whether no job ever got a GPU."""
+        return bool(np.isnan(self.start_s).all())
+
 
 def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _: None) -> Result:
     """Run one policy in this process. `progress`: called with the number of ended jobs."""
