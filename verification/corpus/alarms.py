@@ -18,7 +18,8 @@ from pathlib import Path
 from ..bits.nursery import Nursery
 from . import worker
 from .course import Act, Ending, Story, run_story
-from .index import BY_NAME, SCRIPTS, Expected
+from .index import BY_NAME, SCRIPTS
+from .script import Expected
 from .table import write_alarms
 from .verdict import TOLD
 

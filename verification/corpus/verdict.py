@@ -9,7 +9,7 @@ from typing import Any
 from elasticd.protocol import exits
 
 from .course import Ending
-from .index import Expected, Script
+from .script import Expected, Script
 
 LIBRARY = (
     "elastic",

@@ -1,0 +1,1 @@
+"""Scripts of the corpus by the kind of state that they keep."""
