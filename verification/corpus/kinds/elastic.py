@@ -108,4 +108,6 @@ SCRIPTS: tuple[Script, ...] = (
     Script("bfloat16_autocast", EQUAL),
     Script("leader_in_variable", EQUAL),
     Script("scheduler_with_memory", EQUAL),
+    Script("bucket_sampler_collate", EQUAL),
+    Script("writer_thread", EQUAL),
 )

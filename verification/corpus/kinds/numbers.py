@@ -315,4 +315,66 @@ SCRIPTS: tuple[Script, ...] = (
         "run.steps_done",
         (("/ noisy.calls", "/ (run.steps_done + 1)"),),
     ),
+    Script(
+        "discriminator_start",
+        FOUND,
+        "global_step",
+        "state = run.state(global_step=0)",
+        (
+            ("\nglobal_step = 0\n", "\nstate = run.state(global_step=0)\n"),
+            ("(1.0, global_step,", "(1.0, state.global_step,"),
+            ("        global_step += 1", "        state.global_step += 1"),
+        ),
+    ),
+    Script(
+        "freeze_updates",
+        FOUND,
+        "num_updates",
+        "run.steps_done",
+        (("set_num_updates(model.num_updates + 1)", "set_num_updates(run.steps_done)"),),
+    ),
+    Script(
+        "adaptive_kl",
+        FOUND,
+        "kl_ctl.value",
+        "state = run.state(value=0.2)",
+        (
+            ("self.value, self.target", "self.state, self.target"),
+            ("= init_kl_coef, target", "= run.state(value=init_kl_coef), target"),
+            ("self.value *=", "self.state.value *="),
+            ("kl_ctl.value", "kl_ctl.state.value"),
+            (
+                "kl_ctl = AdaptiveKLController(0.2, 0.01, 100)\nrun = elastic.join()\n",
+                "run = elastic.join()\nkl_ctl = AdaptiveKLController(0.2, 0.01, 100)\n",
+            ),
+            (
+                "        optimizer.step()\n        kl_ctl.update(kl.item(), len(inputs))\n",
+                "        kl_ctl.update(kl.item(), len(inputs))\n        optimizer.step()\n",
+            ),
+        ),
+    ),
+    Script(
+        "scheduled_sampling",
+        FOUND,
+        "batches_seen",
+        "state = run.state(batches_seen=0)",
+        (
+            ("\nbatches_seen = 0\n", "\nstate = run.state(batches_seen=0)\n"),
+            ("threshold(batches_seen)\n", "threshold(state.batches_seen)\n"),
+            ("        batches_seen += 1", "        state.batches_seen += 1"),
+        ),
+    ),
+    Script(
+        "early_stopping_object",
+        FOUND,
+        "stopper",
+        "state = run.state(counter=0, best_val_loss=np.inf)",
+        (
+            ("self.counter, self.best_val_loss, self.early_stop = 0, np.inf, False", "self.early_stop = False"),
+            ("self.best_val_loss, self.counter = val_loss", "state.best_val_loss, state.counter = val_loss"),
+            ("self.best_val_loss", "state.best_val_loss"),
+            ("self.counter", "state.counter"),
+            (_JOIN, _JOIN + "state = run.state(counter=0, best_val_loss=np.inf)\n"),
+        ),
+    ),
 )

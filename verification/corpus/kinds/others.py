@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..script import FOUND, Script
+from ..script import EITHER, FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 
@@ -215,4 +215,24 @@ SCRIPTS: tuple[Script, ...] = (
         "a generator with a seed of its own",
         (("torch.randn(8, 8)", "torch.randn(8, 8, generator=torch.Generator().manual_seed(1))"),),
     ),
+    Script(
+        "sobol_timesteps",
+        FOUND,
+        "sobol",
+        "sobol.fast_forward by run.steps_done",
+        (
+            (
+                "        t = sobol.draw",
+                "        sobol.reset()\n        sobol.fast_forward(4 * (run.steps_done * run.virtual_workers + run.virtual_worker))\n        t = sobol.draw",
+            ),
+        ),
+    ),
+    Script(
+        "noise_random_state",
+        FOUND,
+        "rng",
+        "state = run.state(rng=rng)",
+        ((_JOIN, _JOIN + "state = run.state(rng=rng)\n"), ("(rng.normal", "(state.rng.normal")),
+    ),
+    Script("warm_restarts_fraction", EITHER, "i"),
 )

@@ -544,4 +544,97 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
+    Script(
+        "queue_from_epoch",
+        FOUND,
+        "queue",
+        "state = run.state(queue=…)",
+        (
+            ("        optimizer.step()\n", ""),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
+            (
+                "queue = torch.zeros(32, 4)\nrun = elastic.join()\n",
+                "run = elastic.join()\nstate = run.state(buffer=torch.zeros(32, 4))\n",
+            ),
+            ("        queue[4:] = queue[:-4]", "        state.buffer[4:] = state.buffer[:-4]"),
+            ("        queue[:4]", "        state.buffer[:4]"),
+            ("@ queue.T", "@ state.buffer.T"),
+        ),
+    ),
+    Script(
+        "loss_aware_timesteps",
+        FOUND,
+        "_loss_",
+        "state = run.state(history=…, counts=…)",
+        (
+            ("self._loss_history = np", "self.state = run.state(history=np"),
+            ("history_per_term])\n        self._loss_counts = np", "history_per_term]), counts=np"),
+            ("dtype=int)\n", "dtype=int))\n"),
+            ("self._loss_history", "self.state.history"),
+            ("self._loss_counts", "self.state.counts"),
+            (
+                "sampler = LossSecondMomentResampler(timesteps=4, history_per_term=64)\nrun = elastic.join()\n",
+                "run = elastic.join()\nsampler = LossSecondMomentResampler(timesteps=4, history_per_term=64)\n",
+            ),
+            ("        optimizer.step()\n", ""),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
+        ),
+    ),
+    Script(
+        "temporal_ensembling",
+        FOUND,
+        "ensemble",
+        "state = run.state(ensemble=…)",
+        (
+            (
+                "ensemble = torch.zeros(128, 2)\nrun = elastic.join()\n",
+                "run = elastic.join()\nstate = run.state(ensemble=torch.zeros(128, 2))\n",
+            ),
+            ("- ensemble[index]", "- state.ensemble[index]"),
+            ("        ensemble[index] = 0.6 * ensemble", "        state.ensemble[index] = 0.6 * state.ensemble"),
+            ("        optimizer.step()\n", ""),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
+        ),
+    ),
+    Script(
+        "hard_examples_dict",
+        FOUND,
+        "sample_losses",
+        "state = run.state(sample_losses={})",
+        (
+            (
+                "sample_losses = {}\nrun = elastic.join()\n",
+                "run = elastic.join()\nstate = run.state(sample_losses={})\n",
+            ),
+            ("[sample_losses.get", "[state.sample_losses.get"),
+            ("            sample_losses[i] =", "            state.sample_losses[i] ="),
+            ("        optimizer.step()\n", ""),
+            ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
+        ),
+    ),
+    Script(
+        "dynamic_weight_average",
+        FOUND,
+        "avg_cost",
+        "state = run.state(avg_cost=…)",
+        (
+            ("avg_cost = np.zeros([5, 2], dtype=np.float32)\n", ""),
+            (_JOIN, _JOIN + "state = run.state(avg_cost=np.zeros([5, 2], dtype=np.float32))\n"),
+            ("    avg_cost[epoch] =", "    state.avg_cost[epoch] ="),
+            ("w = avg_cost[epoch - 1] / avg_cost[", "w = state.avg_cost[epoch - 1] / state.avg_cost["),
+        ),
+    ),
+    Script(
+        "loss_spike_window",
+        FOUND,
+        "window",
+        "state = run.state(window=deque(maxlen=32))",
+        (
+            (
+                "window = deque(maxlen=32)\nrun = elastic.join()\n",
+                "run = elastic.join()\nstate = run.state(losses=deque(maxlen=32))\n",
+            ),
+            ("window", "state.losses"),
+        ),
+    ),
 )
