@@ -125,6 +125,16 @@ class Sources:
         """Variables of the loop's file that go into saved files (`save_calls`)."""
         return frozenset() if self._first is None else saved_names(self._first.tree)
 
+    @property
+    def trees(self) -> list[ast.Module]:
+        """The syntax trees of the script's files, the loop's file first, up to `MOST_TEXT` characters."""
+        return [each.tree for each in self._files("")]
+
+    @property
+    def loop_scope(self) -> ast.AST | None:
+        """The function or module that contains the loop."""
+        return self._scope
+
     def _files(self, word: str) -> list[Source]:
         """Return the loop's file, and those of the script's other files that contain this word, up to `MOST_TEXT`
         characters.

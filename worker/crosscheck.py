@@ -8,9 +8,9 @@ other data, other code, or a GPU that computes wrongly. Comparing replicas (`com
 replicas apply the same wrong gradient.
 
 *When.* In the second step of a generation with new workers, before these host any virtual worker, and in the eight steps
-after it if their scripts lack a value that may matter; soon after, in steps
-that become rarer; and then in one of `every` steps, drawn from the seed. All workers know these steps, so a check needs
-no message in other steps.
+after it if their scripts lack a value that may matter; soon after, in steps that become rarer; and then in one of 256
+steps, or of 16 if they lack such a value, drawn from the seed. All workers know these steps, so a check needs no message
+in other steps.
 
 *How.* The loop gives the script the checked batch before its own batches, under the same seeds. Nothing of that body
 counts for gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as a letter of the step
@@ -59,6 +59,8 @@ from .virtual import derive_seed
 
 # steps between checks: one more body in so many steps costs less than 0.5 % even with one virtual worker per worker
 EVERY = 256
+# the same in a generation with new workers that lack a value of which neither source nor proof shows that it has no effect
+WATCHED_EVERY = 16
 # checked steps of a generation, counted from 0, in addition to its second one
 SOON = frozenset({2, 4, 8, 16, 32, 64, 128})
 # Steps of a generation after which new workers count as proven: if their scripts keep the same values as the others', and
@@ -103,6 +105,7 @@ class CrossCheck:
         self.dismissed = ""  # reason why new workers end; the generation then ends with the step in progress
         self._proven_after = PROVEN_AFTER
         self._extends_proofs = True
+        self._watched = False  # whether new workers of this generation lack a value that may still have an effect
         self._proof_begun_s = 0.0
         self.proof_goes_on = False  # new workers host nothing in the next step either
         self._proving = False  # whether new workers have to agree with the others in the step in progress
@@ -126,6 +129,7 @@ class CrossCheck:
         self._rank = entered.rank
         self._begun = 0
         self._proven_after, self._extends_proofs = PROVEN_AFTER, entered.extends_proofs
+        self._watched = False
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
         self._virtual_worker = None
 
@@ -147,7 +151,8 @@ class CrossCheck:
         self._proving = bool(self._newcomers) and begun < self._proven_after
         if self._proving and begun == 1:
             self._proof_begun_s = time.monotonic()
-        if not self._proving and begun not in SOON and drawn % EVERY:
+        every = min(EVERY, WATCHED_EVERY) if self._watched else EVERY
+        if not self._proving and begun not in SOON and drawn % every:
             return None
         if self._proving and begun == 1 and by_name and (self._rank in self._newcomers or self._rank == self._giver):
             self._look = self._looking.plain(sys._getframe())
@@ -337,14 +342,18 @@ class CrossCheck:
         return True
 
     def _refuse_lost(self, step: int) -> bool:
-        """Dismiss new workers that lack a value that goes into a saved file, or into the order of the next epoch; return
-        whether any was dismissed.
+        """Dismiss new workers that lack a value that goes into a saved file, into the order of the next epoch, or into
+        the loss; return whether any was dismissed.
 
-        No gradient has depended on the value so far, such as an average of the weights.
+        No gradient has depended on the value so far, such as an average of the weights, or a counter that is compared
+        with a threshold.
         """
-        return self._refuse(
-            step, "what the script saves, or decides by when to save or to end", self._looking.is_saved
-        ) or self._refuse(step, "what the sampler decides by", self._looking.decides_order)
+        return (
+            self._refuse(step, "what the script saves, or decides by when to save or to end", self._looking.is_saved)
+            or self._refuse(step, "what the sampler decides by", self._looking.decides_order)
+            or self._refuse(step, "what the loss is computed from, now or in a later step", self._looking.carries)
+            or self._refuse(step, "what decides when the training ends", self._looking.ends)
+        )
 
     def _refuse(self, step: int, what: str, is_such: Callable[[Difference], bool]) -> bool:
         giver = self._giver
@@ -375,7 +384,8 @@ class CrossCheck:
             undecided = (
                 self._looking.undecided(self._looking.lost(looks[giver][0], looks[each][0])) for each in others
             )
-            if self._extends_proofs and any(undecided):
+            self._watched = any(undecided)
+            if self._extends_proofs and self._watched:
                 self._proven_after = PROVEN_LATE
             self._looks = {}  # a later difference is explained by the values of its own step
         self.proof_goes_on = in_time and self._begun < self._proven_after

@@ -23,6 +23,7 @@ from .kept import Difference, Kind, Reach, differences
 from .own_code import loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part
+from .slicing import Slice
 from .state.training_state import TrainingState
 
 ENVIRONMENT = "os.environ"
@@ -56,6 +57,7 @@ class Looking:
     _begun: Reach | None = None
     _derived: frozenset[str] = frozenset()  # variables that code at an epoch's beginning computes in each epoch
     _epoch: Reach | None = None  # the values of `_derived` when the present pass began
+    _slice: Slice | None = None  # of the gradient; made when first used
     _carried: frozenset[str] = (
         frozenset()
     )  # variables that refer to objects of the job: other values in these objects are not saved
@@ -64,7 +66,7 @@ class Looking:
         """Begin the loop over epochs. frame: of its call or inside it."""
         frame = loop_frame(frame)
         self._code = None if frame is None else frame.f_code
-        self._sources = Sources.of(frame)
+        self._sources, self._slice = Sources.of(frame), None
         self._environment = tuple(self._sources.mentioned(os.environ))
         self._bound = names_bound(frame)
 
@@ -181,6 +183,22 @@ class Looking:
         ):  # an attribute, read by a variable with another name
             return any(each.rpartition(".")[2] == path.rpartition(".")[2] for each in self._sources.saved)
         return path.partition(".")[0] not in self._carried and is_part(path, self._sources.saved)
+
+    def carries(self, difference: Difference) -> bool:
+        """Return whether, by the script's source, the gradient depends on the value and bodies make it from its previous
+        one: now, or in a later step.
+        """
+        return (sliced := self._sliced()) is not None and sliced.carries(difference)
+
+    def ends(self, difference: Difference) -> bool:
+        """Return whether, by the script's source, the value decides when the loop ends."""
+        return (sliced := self._sliced()) is not None and sliced.ends(difference)
+
+    def _sliced(self) -> Slice | None:
+        scope = self._sources.loop_scope
+        if self._slice is None and scope is not None:
+            self._slice = Slice(self._sources.trees, scope)
+        return self._slice
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """Return the values of the dataset that the loop has changed since it began. frame: as for `now`."""

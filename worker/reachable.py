@@ -590,6 +590,8 @@ class _Walk:
             return self._object(value, kind, name, depth, _of_optimizers() - {"state", "param_groups"})
         if module_of(kind).startswith("torch.optim"):
             return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
+        if module_of(kind) == "torch.quasirandom":
+            return self._object(value, kind, name, depth)
         if module_of(kind) == "torch.utils.data.dataloader":
             # A loader is described by its data, an iterator of one by its position.
             inner = _attributes_in(

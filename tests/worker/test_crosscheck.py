@@ -96,6 +96,25 @@ def test_a_newcomer_that_lacks_what_a_sampler_decides_by_ends_before_the_next_ep
     assert outcome.states == {0: alone(train, tmp_path, "sampler_of_each_body_s_losses")}
 
 
+@pytest.mark.parametrize(
+    ("case", "name"), [("loss_from_a_step_on", "global_step"), ("memory_from_an_epoch_on", "queue")]
+)
+def test_a_newcomer_that_lacks_what_acts_at_any_later_step_ends_before_it_hosts(
+    case: str, name: str, tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case=case)
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert outcome.step == JOINS_AT + 1
+    assert f"lacks what the loss is computed from, now or in a later step; {name} " in outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, case)}
+
+
+def test_a_newcomer_joins_though_a_cache_and_scratch_memory_of_the_loss_differ(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="cache_and_scratch_memory")
+    assert outcome.codes == [0, 0], outcome.told
+    assert outcome.states == dict.fromkeys(range(2), alone(train, tmp_path, "cache_and_scratch_memory"))
+
+
 @pytest.mark.cluster
 def test_a_value_that_acts_some_steps_later_is_found_while_newcomers_host_nothing(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, case="pool_of_earlier_samples", extends_proofs=True)

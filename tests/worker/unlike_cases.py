@@ -98,6 +98,55 @@ def counter(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def loss_from_a_step_on(run: Run) -> list[Any]:
+    """A second loss that begins at a step far behind the job's end, by a counter of loop bodies."""
+    model, optimizer, batches = prepared(run)
+    global_step = 0
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            weight = 0.0 if global_step < 10_000 else 1.0
+            (functional.cross_entropy(model(x), y) + weight * model(x).square().mean()).backward()
+            optimizer.step()
+            global_step += 1
+    return ended(run, model)
+
+
+def memory_from_an_epoch_on(run: Run) -> list[Any]:
+    """As SwAV's queue: filled from the start, read from an epoch on that the job never reaches."""
+    model, optimizer, batches = prepared(run)
+    queue = torch.zeros(20, 3)
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            scores = model(x)
+            loss = functional.cross_entropy(scores, y)
+            if epoch >= 15:
+                loss = loss + (scores @ queue.T).logsumexp(1).mean()
+            loss.backward()
+            optimizer.step()
+            queue[len(x) :] = queue[: -len(x)].clone()
+            queue[: len(x)] = scores.detach()
+    return ended(run, model)
+
+
+def cache_and_scratch_memory(run: Run) -> list[Any]:
+    """Correct, although the loss is computed from values that differ on a new worker."""
+    model, optimizer, batches = prepared(run)
+    cache: dict[int, float] = {}
+    captured: dict[str, torch.Tensor] = {}
+    scratch = torch.zeros(5, 12)
+    model.register_forward_hook(lambda module, inputs, output: captured.__setitem__("scores", output))
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            key = int(y[0])
+            if key not in cache:
+                cache[key] = 1.0 + key / 8
+            scratch[: len(x)].copy_(x)
+            model(scratch[: len(x)])
+            (functional.cross_entropy(captured["scores"], y) * cache[key]).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
 def moving_baseline(run: Run) -> list[Any]:
     """As REINFORCE with a baseline: the advantage is a reward minus a mean of earlier ones."""
     model, optimizer, batches = prepared(run)

@@ -23,7 +23,7 @@ model, optimizer, batches = run.prepare(model, optimizer, (x,), batch_size=4)
 for epoch in run.epochs(6):
     for (inputs,) in batches:
         decoded = model(inputs)
-        disc_factor = adopt_weight(1.0, global_step, threshold=33)
+        disc_factor = adopt_weight(1.0, global_step, threshold=132)
         loss = nn.functional.l1_loss(decoded, inputs) - disc_factor * critic(decoded).mean()
         loss.backward()
         optimizer.step()

@@ -26,7 +26,7 @@ for epoch in run.epochs(5):
         first = nn.functional.mse_loss(out[:, :1], target)
         second = nn.functional.binary_cross_entropy_with_logits(out[:, 1:], label)
         (float(lambda_weight[0, epoch]) * first + float(lambda_weight[1, epoch]) * second).backward()
-        optimizer.step()
         run.mean(first=first, second=second)
+        optimizer.step()
     avg_cost[epoch] = run.means["first"], run.means["second"]
 run.save(model, "model.pt")

@@ -12,7 +12,7 @@ class Finetuned(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder, self.head = nn.Linear(8, 16), nn.Linear(16, 2)
-        self.freeze_finetune_updates = 33
+        self.freeze_finetune_updates = 132
         self.num_updates = 0
 
     def set_num_updates(self, num_updates):

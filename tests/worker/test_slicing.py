@@ -1,0 +1,189 @@
+"""The backward slice of a loop body's gradient: which lost values matter to it, now or later."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from elasticd.worker.kept import Difference, Kind, Node
+from elasticd.worker.slicing import Slice
+
+LOOP = """
+run = elastic.join()
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+for epoch in run.epochs(4):
+    for x, y, index in batches:
+"""
+
+
+def carries(body: str, name: str, kind: Kind, before: str = "", owner: str = "", in_data: bool = False) -> bool:
+    indented = "".join(f"        {line}\n" for line in body.splitlines())
+    tree = ast.parse(f"{before}{LOOP}{indented}        optimizer.step()\n")
+    node = Node(1, kind, "type")
+    holders = (Kind.DATA,) if in_data else (Kind.OBJECT,) * bool(owner)
+    return Slice([tree], tree).carries(Difference(name, node, None, (owner,) if owner else (), holders))
+
+
+NUMBERS = [
+    "loss = f(model(x), n)\nloss.backward()\nn += 1",
+    "w = 0.0 if n < 1000 else 1.0\nloss = f(model(x)) + w * g(x)\nloss.backward()\nn = n + 1",
+    "loss = f(model(x))\nif n > 1000:\n    loss = loss + g(x)\nloss.backward()\nn += 1",
+    "if n > 1000:\n    f(model(x)).backward()\nelse:\n    g(model(x)).backward()\nn += 1",
+    "n += 1\nif n < 1000:\n    f(x).backward()\n    continue\ng(x).backward()",
+    "with torch.set_grad_enabled(n > 1000):\n    h = encoder(x)\nf(h).backward()\nn += 1",
+    "model.scale = min(1.0, n / 1000)\nf(model(x)).backward()\nn += 1",
+    "f(model(x)).backward()\nrun.clip(1.0 if n > 1000 else 9.0)\nn += 1",
+    "for p in model.parameters():\n    p.grad = p.grad * n\nn += 1",
+    "scaler.scale(f(model(x)) * n).backward()\nn += 1",
+    "run.log(n)\nf(model(x), step=n).backward()\nn += 1",
+]
+
+
+@pytest.mark.parametrize("body", NUMBERS)
+def test_a_number_that_decides_about_the_loss_is_carried(body: str) -> None:
+    assert carries(body, "n", Kind.PLAIN)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "loss = f(model(x))\nloss.backward()\nn += 1\nprint(n, loss)",
+        "f(model(x)).backward()\nn += 1\nif n % 100 == 0:\n    run.save(model, path)",
+        "f(model(x)).backward()\nn = 0.9 * n + 0.1 * loss.item()\nrun.report(loss=n)",
+        "with timer(n):\n    f(model(x)).backward()\nn += 1",
+        "if n is None:\n    n = len(x)\n(f(model(x)) / n).backward()",
+        "if not n:\n    n = x.device\nf(model(x.to(n))).backward()",
+        "loss = f(model(x))\nwriter.add_scalar('loss', loss, n)\nloss.backward()\nn += len(x)",
+    ],
+)
+def test_a_number_for_logs_and_one_that_is_filled_in_once_are_not(body: str) -> None:
+    assert not carries(body, "n", Kind.PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.TENSOR, "if epoch > 2:\n    l = f(m[index])\nl.backward()\nm[index] = model(x)"),
+        (Kind.TENSOR, "if epoch > 2:\n    l = f(m)\nl.backward()\nm.mul_(0.9).add_(model(x))"),
+        (Kind.TENSOR, "f(x @ m).backward()\nm[4:] = m[:-4].clone()\nm[:4] = x"),
+        (Kind.ARRAY, "f(x, m.sum()).backward()\nm += x.numpy()"),
+        (Kind.CONTAINER, "if len(m) == 1000:\n    l = f(m)\nl.backward()\nm.append(x)"),
+        (Kind.CONTAINER, "f(x, [m.get(i, 1.0) for i in index]).backward()\nfor i in index:\n    m[i] = 1"),
+        (Kind.CONTAINER, "f(x, m['a']).backward()\nm['a'] = 0.9 * m['a'] + x"),
+    ],
+)
+def test_a_memory_is_carried(kind: Kind, body: str) -> None:
+    assert carries(body, "m", kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.TENSOR, "m.copy_(x)\nf(model(m)).backward()"),
+        (Kind.TENSOR, "m[:] = x\nf(model(m)).backward()"),
+        (Kind.TENSOR, "m = x.clone()\nf(model(m)).backward()"),
+        (
+            Kind.CONTAINER,
+            "for i in index:\n    if i not in m:\n        m[i] = g(i)\nf([m[i] for i in index]).backward()",
+        ),
+        (Kind.CONTAINER, "try:\n    v = m[k]\nexcept KeyError:\n    v = m[k] = g(k)\nf(v).backward()"),
+        (Kind.CONTAINER, "m.clear()\nm.append(model(x))\nf(m).backward()"),
+        (Kind.CONTAINER, "m['out'] = model(x)\nf(m['out']).backward()"),
+        (Kind.CONTAINER, "l = f(model(x))\nm.append(l.item())\nl.backward()"),
+        (Kind.OBJECT, "f(m.sample(x)).backward()"),
+    ],
+)
+def test_a_cache_scratch_memory_and_a_history_are_not(kind: Kind, body: str) -> None:
+    assert not carries(body, "m", kind)
+
+
+def test_functions_and_methods_of_the_script_are_followed() -> None:
+    gate = "def gate(step):\n    if step < 1000:\n        return 0.0\n    return 1.0\n"
+    assert carries("(gate(n) * f(x)).backward()\nn += 1", "n", Kind.PLAIN, gate)
+    logged = "def loss_of(x, step):\n    print(step)\n    return f(x)\n"
+    assert not carries("loss_of(x, n).backward()\nn += 1", "n", Kind.PLAIN, logged)
+    meter = (
+        "class Meter:\n    def __init__(self):\n        self.count = self.seen = 0\n"
+        "    def of(self, x):\n        self.count += 1\n        self.seen += 1\n"
+        "        print(self.seen)\n        return x if self.count > 1000 else 0 * x\n"
+        "meter = Meter()\n"
+    )
+    body = "meter.of(f(x)).backward()"
+    assert carries(body, "meter.count", Kind.PLAIN, meter, "Meter")
+    assert not carries(body, "meter.seen", Kind.PLAIN, meter, "Meter")
+
+
+def test_attributes_of_modules_count_by_what_forward_reads() -> None:
+    model = (
+        "class Base(nn.Module):\n    def tick(self):\n        self.updates += 1\n"
+        "class Net(Base):\n    def forward(self, x):\n        self.calls += 1\n"
+        "        return x if self.updates > 1000 else 2 * x\n"
+        "model = Net()\n"
+    )
+    body = "f(model(x)).backward()\nmodel.tick()"
+    assert carries(body, "model.updates", Kind.PLAIN, model, "Net")
+    assert not carries(body, "model.calls", Kind.PLAIN, model, "Net")
+
+
+def test_values_of_the_data_are_compared_by_the_samples() -> None:
+    assert not carries("f(x, m).backward()\nm.append(x)", "m", Kind.CONTAINER, in_data=True)
+
+
+def test_the_loop_may_be_in_a_function_and_iterate_over_a_generator_of_the_script() -> None:
+    source = """
+def counted(batches):
+    seen = logged = 0
+    for batch in batches:
+        print(logged)
+        if seen > 1000:
+            yield batch
+        seen += 1
+        logged += 1
+
+def main():
+    n = 0
+    for epoch in run.epochs(4):
+        for x in counted(batches):
+            f(model(x), n).backward()
+            optimizer.step()
+            n += 1
+"""
+    tree = ast.parse(source)
+    sliced = Slice([tree], tree.body[1])
+    assert sliced.carries(Difference("n", Node(1, Kind.PLAIN, "int"), None))
+    counted = Slice([tree], tree.body[0])
+    assert counted.carries(Difference("seen", Node(1, Kind.PLAIN, "int"), None))
+    assert not counted.carries(Difference("logged", Node(1, Kind.PLAIN, "int"), None))
+
+
+def test_what_decides_when_the_loop_is_left_is_kept() -> None:
+    source = """
+class EarlyStopping:
+    def __init__(self):
+        self.counter, self.best, self.stop, self.calls = 0, 9.0, False, 0
+
+    def __call__(self, loss):
+        self.calls += 1
+        if loss < self.best:
+            self.best, self.counter = loss, 0
+        else:
+            self.counter += 1
+            self.stop = self.counter >= 3
+
+stopper = EarlyStopping()
+for epoch in run.epochs(9):
+    for x in batches:
+        f(model(x)).backward()
+        optimizer.step()
+    stopper(run.evaluate(f, validation, batch_size=8))
+    if stopper.stop:
+        break
+"""
+    tree = ast.parse(source)
+    sliced = Slice([tree], tree)
+    node = Node(1, Kind.PLAIN, "int")
+    for name, kept in {"counter": True, "best": True, "stop": True, "calls": False}.items():
+        difference = Difference(f"stopper.{name}", node, None, ("EarlyStopping",), (Kind.OBJECT,))
+        assert sliced.ends(difference) is kept, name
+        assert not sliced.carries(difference), name

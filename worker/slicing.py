@@ -1,0 +1,449 @@
+"""The values on which the gradient of a loop body depends, according to the script's source: a backward slice (Weiser,
+1981).
+
+The slice begins at calls of `backward()` and `run.clip()`, and at assignments to `.grad`. A second one begins where the loop
+over epochs is left. A slice follows assignments, calls of
+the script's own functions and methods, and the conditions under which these run; the order of statements is left out. No
+code of the script runs. A value in the slice may act in a later step only, such as a counter that is compared with a
+threshold, or a memory that is read from some epoch on.
+
+Not all that is in the slice and differs is a fault: entries of a cache follow from their keys, and scratch memory is
+written before it is read. So `carries` also asks whether a statement makes the value from its previous one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .assigned import MUTATING
+from .kept import Difference, Kind
+
+_APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
+_EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
+_CALLED = ("forward", "__call__")
+_OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
+
+
+class Key(NamedTuple):
+    """A variable (owner: its function or module), or an attribute (owner: the name of its class; None: of any class)."""
+
+    owner: ast.AST | str | None
+    name: str
+
+
+class Change(NamedTuple):
+    """A statement that binds a key, or changes a part of its value."""
+
+    reads: tuple[ast.AST, ...]  # expressions that determine the new value
+    scope: _Scope
+    tests: tuple[ast.expr, ...]  # conditions under which it runs
+    made_of_itself: bool  # the new value contains the previous one
+    empties: bool  # nothing of the previous value is left
+    is_item: bool = False  # only an item is bound, of which the source does not show whether it had a value
+    repeats: bool = True  # it may run in several loop bodies
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """A function or module, with the functions and the class around it."""
+
+    node: ast.AST
+    names: frozenset[str]  # bound in it
+    outer: _Scope | None = None
+    of_class: str | None = None  # a method's class
+    own: str = ""  # a method's name for its object
+
+    def key(self, name: str) -> Key:
+        scope: _Scope = self
+        while scope.outer is not None and name not in scope.names:
+            scope = scope.outer
+        return Key(scope.node, name)
+
+
+class Slice:
+    """The backward slice of the gradient in these files."""
+
+    def __init__(self, trees: Sequence[ast.Module], loop_scope: ast.AST) -> None:
+        """trees: the script's files, the one with the loop first. loop_scope: the function or module that contains it."""
+        self._places = loop_scope, trees[0]
+        self._iterables: set[ast.AST] = set()  # in headers of loops
+        self._changes: dict[Key, list[Change]] = defaultdict(list)
+        self._functions: dict[Key, ast.AST] = {}
+        self._methods: dict[str, list[tuple[str, _Scope]]] = defaultdict(list)  # by name: classes and scopes
+        self._scopes: dict[ast.AST, _Scope] = {}
+        self._returns: dict[ast.AST, list[Change]] = defaultdict(list)
+        self._classes: dict[str, ast.ClassDef] = {}
+        self._instances: dict[Key, list[str]] = defaultdict(list)  # classes of a variable's values
+        self._sinks: list[Change] = []
+        self._leaves: list[Change] = []  # of the loop over epochs
+        self._calls: list[tuple[ast.Call, _Scope, tuple[ast.expr, ...]]] = []
+        for tree in trees:
+            self._declare(tree.body, _Scope(tree, frozenset()), None)
+        for tree in trees:
+            self._block(tree.body, _Scope(tree, frozenset()), ())
+        for scope in list(self._scopes.values()):
+            self._block(scope.node.body, scope, ())  # type: ignore[attr-defined]
+        for call, scope, tests in self._calls:
+            self._bind_arguments(call, scope, tests)
+        self._of_gradient = self._follow(self._sinks)  # with the first line that reads the key
+        self._of_end = self._follow(self._leaves)
+
+    def carries(self, difference: Difference) -> bool:
+        """Return whether the gradient depends on this value, and a loop body makes the value from its previous one."""
+        return self._is_kept(difference, self._of_gradient)
+
+    def ends(self, difference: Difference) -> bool:
+        """Return whether the same holds for the end of the loop: it is left under a condition that depends on the value."""
+        return self._is_kept(difference, self._of_end)
+
+    def _is_kept(self, difference: Difference, found: Mapping[Key, int]) -> bool:
+        keys = [each for each in self._keys_of_name(difference) if each in found]
+        kind = difference.node.kind
+        if not keys or difference.in_data or kind not in (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER):
+            return False
+        if "[" in difference.name:
+            kind = Kind.CONTAINER
+        changes = [change for key in keys for change in self._changes[key]]
+        changes = [each for each in changes if each.repeats and not _fills(each, keys[0].name)]
+        if kind is Kind.PLAIN:
+            return any(not each.empties for each in changes)
+        if kind is Kind.CONTAINER and any(each.empties for each in changes):
+            return False
+        read_at = min(found[key] for key in keys)
+        return any(
+            each.made_of_itself or (each.is_item and (kind is not Kind.CONTAINER or read_at < each.line))
+            for each in changes
+        )
+
+    def _keys_of_name(self, difference: Difference) -> list[Key]:
+        """Return the keys to which this name may belong."""
+        name = difference.name.partition("[")[0].partition("(")[0]
+        root, _, attribute = name.rpartition(".")
+        if not root:
+            return [Key(each, name) for each in dict.fromkeys(self._places)]
+        owners = difference.owners[name.count(".") - 1 : name.count(".")]
+        return [Key(kind, attribute) for owner in owners for kind in self._with_bases([owner]) or (None,)]
+
+    # -- what the source says
+
+    def _declare(self, body: Iterable[ast.stmt], scope: _Scope, of_class: str | None) -> None:
+        """Find functions, methods and classes."""
+        for node in _statements(body):
+            if isinstance(node, ast.ClassDef):
+                self._classes[node.name] = node
+                self._declare(node.body, scope, node.name)
+            elif isinstance(node, _Function):
+                arguments = [each.arg for each in _arguments(node)]
+                own = arguments[0] if of_class and arguments else ""
+                inner = _Scope(node, frozenset(_bound(node)), scope, of_class or scope.of_class, own or scope.own)
+                self._scopes[node] = inner
+                if of_class:
+                    self._methods[node.name].append((of_class, inner))
+                else:
+                    self._functions[scope.key(node.name)] = node
+                self._declare(node.body, inner, None)
+
+    def _block(self, body: Sequence[ast.stmt], scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
+        """Note what these statements change, return and call."""
+        for node in body:
+            self._statement(node, scope, tests)
+            if isinstance(node, ast.If) and isinstance(node.body[-1], _Leaving):
+                tests = (*tests, node.test)  # what follows runs only if the condition does not hold
+
+    def _statement(self, node: ast.stmt, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
+        for expression in ast.iter_child_nodes(node):
+            if isinstance(expression, ast.expr | ast.withitem):
+                self._expression(expression, scope, tests)
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._assign(target, value, scope, tests)
+            case ast.AnnAssign(target=target, value=value) if value is not None:
+                self._assign(target, value, scope, tests)
+            case ast.AugAssign(target=target, value=value):
+                self._note(target, (value,), scope, tests, made_of_itself=True)
+            case ast.Return(value=value) if value is not None:
+                self._returns[scope.node].append(Change((value,), scope, tests, False, False))
+            case ast.Break() | ast.Return() if any(_is_epochs(each) for each in tests):
+                self._leaves.append(Change((), scope, tests, False, False))
+            case ast.If(test=test) | ast.While(test=test):
+                tests = (*tests, test)
+            case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
+                self._assign(target, iterable, scope, tests, whole=True)
+                tests = (*tests, iterable)
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                for item in items:
+                    if item.optional_vars is not None:
+                        self._assign(item.optional_vars, item.context_expr, scope, tests, whole=True)
+                tests = (*tests, *(each.context_expr for each in items if _decides(each.context_expr)))
+        if isinstance(node, _Function | ast.ClassDef):
+            return  # functions and methods are read by themselves
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            self._iterables.add(tests[-1])
+        for name in ("body", "orelse", "finalbody"):
+            self._block(getattr(node, name, ()), scope, tests)
+        for handler in getattr(node, "handlers", ()):
+            self._block(handler.body, scope, (*tests, ast.Name("KeyError", ast.Load())))
+
+    def _expression(self, node: ast.AST, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
+        """Note the calls in an expression, and what they change."""
+        for each in ast.walk(node):
+            if isinstance(each, ast.NamedExpr):
+                self._assign(each.target, each.value, scope, tests)
+            if isinstance(each, ast.Yield) and each.value is not None:
+                self._returns[scope.node].append(Change((each.value,), scope, tests, False, False))
+            if not isinstance(each, ast.Call):
+                continue
+            self._calls.append((each, scope, tests))
+            arguments = (*each.args, *(keyword.value for keyword in each.keywords))
+            function = each.func
+            if isinstance(function, ast.Attribute):
+                if function.attr in ("backward", "clip"):
+                    self._sinks.append(Change((function.value, *arguments), scope, tests, False, False))
+                elif function.attr not in self._methods and _mutates(function.attr):
+                    empties = function.attr in _EMPTIES
+                    self._note(function.value, arguments, scope, tests, made_of_itself=not empties, empties=empties)
+            elif isinstance(function, ast.Name) and function.id == "next" and arguments:
+                self._note(arguments[0], (), scope, tests, made_of_itself=True)
+
+    def _assign(
+        self, target: ast.expr, value: ast.expr, scope: _Scope, tests: tuple[ast.expr, ...], whole: bool = False
+    ) -> None:
+        """Note an assignment. whole: an item of the value is assigned, as in the header of a loop."""
+        if isinstance(target, ast.Tuple | ast.List):
+            values = value.elts if isinstance(value, ast.Tuple) and not whole else []
+            for number, each in enumerate(target.elts):
+                self._assign(each, values[number] if len(values) == len(target.elts) else value, scope, tests, whole)
+            return
+        text = ast.unparse(_stem(target))
+        itself = any(ast.unparse(each) == text for each in ast.walk(value) if isinstance(each, ast.expr))
+        if isinstance(target, ast.Subscript):
+            everything = isinstance(target.slice, ast.Slice) and not itself
+            self._note(
+                target,
+                (value, target.slice),
+                scope,
+                tests,
+                made_of_itself=itself,
+                empties=everything,
+                is_item=not everything,
+            )
+            return
+        self._note(target, (value,), scope, tests, made_of_itself=itself)
+        if isinstance(target, ast.Attribute) and target.attr == "grad":
+            self._sinks.append(Change((value,), scope, tests, False, False))
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call) and ast.unparse(value.func) in self._classes:
+            self._instances[scope.key(target.id)].append(ast.unparse(value.func))
+
+    def _note(
+        self,
+        target: ast.expr,
+        reads: Iterable[ast.AST],
+        scope: _Scope,
+        tests: tuple[ast.expr, ...],
+        *,
+        made_of_itself: bool,
+        empties: bool = False,
+        is_item: bool = False,
+    ) -> None:
+        repeats = self._repeats(scope, tests)
+        line = getattr(target, "lineno", 0)
+        change = Change(tuple(reads), scope, tests, made_of_itself, empties, is_item, repeats, line)
+        stem = _stem(target)
+        for key in self._keys_of(stem, scope) if isinstance(stem, ast.Name | ast.Attribute) else ():
+            self._changes[key].append(change)
+        while isinstance(stem, ast.Attribute) and not self._kinds(stem.value, scope):
+            stem = _stem(stem.value)  # an attribute of an object of another's class is a part of that object
+            if isinstance(stem, ast.Name):
+                self._changes[scope.key(stem.id)].append(change)
+
+    def _repeats(self, scope: _Scope, tests: tuple[ast.expr, ...]) -> bool:
+        """Return whether a statement may run in several loop bodies: in a loop, or in a function that one calls."""
+        called = scope.outer is not None and scope.node is not self._places[0]
+        return not self._iterables.isdisjoint(tests) or (called and getattr(scope.node, "name", "") != "__init__")
+
+    def _bind_arguments(self, call: ast.Call, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
+        """Note that the arguments of a call become the parameters of the script's own functions."""
+        for function, skipped in self._called(call, scope):
+            names = [each.arg for each in _arguments(function.node)][skipped:]
+            pairs = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
+            for name, value in pairs:
+                if name is not None:
+                    self._changes[Key(function.node, name)].append(Change((value,), scope, tests, False, False))
+
+    def _called(self, call: ast.Call, scope: _Scope) -> list[tuple[_Scope, int]]:
+        """Return the script's own functions that a call may reach, each with the number of parameters that it binds
+        itself.
+        """
+        function = call.func
+        if isinstance(function, ast.Name):
+            key = scope.key(function.id)
+            if key in self._functions:
+                return [(self._scopes[self._functions[key]], 0)]
+            if function.id in self._classes:
+                return [(inner, 1) for kind, inner in self._methods["__init__"] if kind == function.id]
+            kinds = self._instances.get(key)
+            return [(inner, 1) for name in _CALLED for kind, inner in self._methods[name] if not kinds or kind in kinds]
+        if isinstance(function, ast.Attribute):
+            kinds = self._kinds(function.value, scope)
+            return [(inner, 1) for kind, inner in self._methods.get(function.attr, ()) if not kinds or kind in kinds]
+        return []
+
+    def _kinds(self, node: ast.expr, scope: _Scope) -> list[str]:
+        """Return the own classes of an expression's value, with their bases; none: unknown."""
+        if not isinstance(node, ast.Name):
+            return []
+        if node.id == scope.own and scope.of_class:
+            return self._with_bases([scope.of_class])
+        return self._with_bases([node.id] if node.id in self._classes else self._instances.get(scope.key(node.id), ()))
+
+    def _with_bases(self, names: Iterable[str]) -> list[str]:
+        """Return those of these classes that are the script's own, and their bases."""
+        kinds: list[str] = []
+        todo = list(names)
+        while todo:
+            kind = todo.pop()
+            if kind in self._classes and kind not in kinds:
+                kinds.append(kind)
+                todo += [base.id for base in self._classes[kind].bases if isinstance(base, ast.Name)]
+        return kinds
+
+    def _keys_of(self, node: ast.Name | ast.Attribute, scope: _Scope) -> list[Key]:
+        """Return the keys of a variable, or of an attribute: of its class, or of all classes of the script."""
+        if isinstance(node, ast.Name):
+            return [scope.key(node.id)]
+        return [Key(kind, node.attr) for kind in self._kinds(node.value, scope) or (*self._classes, None)]
+
+    # -- the slice
+
+    def _follow(self, sinks: Sequence[Change]) -> dict[Key, int]:
+        """Return the keys on which these depend, with the first line of the slice that reads each."""
+        found: dict[Key, int] = {}
+        returned: set[ast.AST] = set()
+        changes = list(sinks)
+        while changes:
+            change = changes.pop()
+            for expression in (*change.reads, *change.tests):
+                line = getattr(expression, "lineno", 0)
+                for each in self._read(expression, change.scope):
+                    if not isinstance(each, Key):
+                        changes += self._returns[each] if each not in returned else ()
+                        returned.add(each)
+                        continue
+                    changes += self._changes[each] if each not in found else ()
+                    found[each] = min(found.get(each, line), line)
+        return found
+
+    def _read(self, node: ast.AST, scope: _Scope) -> Iterator[Key | ast.AST]:
+        """Yield the keys that an expression reads, and the functions whose results it reads."""
+        if isinstance(node, ast.Name):
+            yield scope.key(node.id)
+            return
+        if isinstance(node, ast.Attribute):
+            yield from self._keys_of(node, scope)
+            yield from self._read(node.value, scope)
+            return
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _OF_RUN:
+                return
+            called = self._called(node, scope)
+            for function, _ in called:
+                yield function.node
+            if isinstance(node.func, ast.Attribute):
+                yield from self._read(node.func.value, scope)
+            elif not isinstance(node.func, ast.Name) or not called:
+                yield from self._read(node.func, scope)
+            if called and isinstance(node.func, ast.Name) and scope.key(node.func.id) in self._functions:
+                return  # the arguments count where the function reads its parameters
+            children = [*node.args, *(each.value for each in node.keywords)]
+        for child in children:
+            yield from self._read(child, scope)
+
+
+def _fills(change: Change, name: str) -> bool:
+    """Return whether the change only adds what is missing, as a cache does: `if key not in cache: cache[key] = …`."""
+    for test in change.tests:
+        for node in ast.walk(test):
+            match node:
+                case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[tested]):
+                    pass
+                case ast.Compare(left=tested, ops=[ast.Is() | ast.IsNot()]) | ast.UnaryOp(op=ast.Not(), operand=tested):
+                    pass
+                case ast.Name(id="KeyError"):
+                    return True
+                case _:
+                    continue
+            if any(name in (getattr(each, "id", ""), getattr(each, "attr", "")) for each in ast.walk(tested)):
+                return True
+    return False
+
+
+def _is_epochs(node: ast.expr) -> bool:
+    """Return whether the expression is `run.epochs(…)`, in the header of the loop over epochs."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "epochs"
+
+
+def _decides(node: ast.expr) -> bool:
+    """Return whether a context decides about gradients by a value: `torch.set_grad_enabled(step > 10)`."""
+    enabled = any(
+        isinstance(each, ast.Call)
+        and (
+            any(word.arg == "enabled" for word in each.keywords) or ast.unparse(each.func).endswith("set_grad_enabled")
+        )
+        for each in ast.walk(node)
+    )
+    return enabled or any(isinstance(each, ast.IfExp) for each in ast.walk(node))
+
+
+def _mutates(method: str) -> bool:
+    return method in MUTATING or method in _APPENDS or (method.endswith("_") and not method.endswith("__"))
+
+
+def _stem(node: ast.expr) -> ast.expr:
+    """Return the variable or attribute of which the expression is an item."""
+    while isinstance(node, ast.Subscript | ast.Starred):
+        node = node.value
+    return node
+
+
+def _arguments(function: ast.AST) -> list[ast.arg]:
+    assert isinstance(function, _Function)
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def _bound(function: ast.AST) -> set[str]:
+    """Return the names that a function binds itself."""
+    bound = {each.arg for each in _arguments(function)}
+    declared: set[str] = set()
+    for node in _statements(function.body):  # type: ignore[attr-defined]
+        if isinstance(node, _Function | ast.ClassDef):
+            bound.add(node.name)
+            continue
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            declared.update(node.names)
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, ast.expr | ast.withitem):
+                bound |= {
+                    one.id for one in ast.walk(each) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+                }
+    return bound - declared
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements and those within them, except in inner functions and classes."""
+    for node in body:
+        yield node
+        if isinstance(node, _Function | ast.ClassDef):
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(node, name, ()))
+        for handler in getattr(node, "handlers", ()):
+            yield from _statements(handler.body)
