@@ -227,7 +227,12 @@ class Following:
         """End a body. Raises UserError if its calls differ from those of the first body."""
         first, last = self._bodies[0], self._bodies[-1]
         if first != last:
-            what = _first_difference(first, last)
+            what, both_have_it = _first_difference(first, last)
+            if both_have_it:
+                raise UserError(
+                    f"{what} was called with other arguments for one virtual worker than for another in step {step}, such as "
+                    f"`scheduler.step(epoch + i / len(batches))` with the number i of a batch; {REMEDY}"
+                )
             raise UserError(
                 f"{what} was called for one virtual worker and not for another in step {step}: a call that is made in some steps "
                 f"only, such as `if run.steps_done % 100 == 0`, must be the same for all of them; {REMEDY}"
@@ -347,12 +352,13 @@ def names_of(frame: FrameType | None, objects: Sequence[Any]) -> dict[int, str]:
     return names
 
 
-def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> str:
+def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> tuple[str, bool]:
+    """Return what was called where two lists of calls differ, and whether both have a call of it there."""
     for left, right in zip(one, other, strict=False):
         if left != right:
-            return str(left[0])
+            return str(left[0]), left[0] == right[0]
     longer = one if len(one) > len(other) else other
-    return str(longer[min(len(one), len(other))][0])
+    return str(longer[min(len(one), len(other))][0]), False
 
 
 def _as_number(tensor: torch.Tensor, where: str) -> Any:

@@ -163,6 +163,10 @@ REFUSED: dict[str, tuple[Callable[[Job], dict[str, Any]], str]] = {
         lambda job: {"behind": lambda body: job.scheduler.step() if body % 3 == 0 else None},
         r"scheduler\.step\(\) was called for one virtual worker and not for another in step 0: .*run\.steps_done",
     ),
+    "a call with the number of the body": (
+        lambda job: {"behind": lambda body: job.scheduler.step(body / 10)},
+        r"scheduler\.step\(\) was called with other arguments for one virtual worker than for another in step 0, .*run\.steps_done",
+    ),
     "an average in some bodies only": (
         lambda job: {"behind": lambda body: job.averaged.update_parameters(job.model) if body % 3 == 0 else None},
         r"averaged\.update_parameters\(\) was called for one virtual worker and not for another in step 0",

@@ -3,7 +3,7 @@ refused or named in a message.
 
     python -m verification.corpus [--quick] [--only NAME,NAME] [--jobs 2] [--write docs/reports/corpus.md]
 
-`kinds` lists the scripts with the idiom that each represents, and the expected verdict (`script`). `worker` runs one of them in a
-process, `course` drives a job of such processes through a history with the product's own controller and agent, `verdict` judges the
-result, and `table` writes the verdicts.
+`kinds` lists the scripts with the idiom that each represents, and the expected verdict (`script`). `worker` runs one of them in
+a process, `course` drives a job of such processes through a history with the product's own controller and agent, `verdict` judges
+the result, and `table` writes the verdicts.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..script import EITHER, FOUND, Script
+from ..script import FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 
@@ -234,5 +234,11 @@ SCRIPTS: tuple[Script, ...] = (
         "state = run.state(rng=rng)",
         ((_JOIN, _JOIN + "state = run.state(rng=rng)\n"), ("(rng.normal", "(state.rng.normal")),
     ),
-    Script("warm_restarts_fraction", EITHER, "i"),
+    Script(
+        "warm_restarts_fraction",
+        FOUND,
+        "scheduler.step(epoch + i",
+        "scheduler.step(run.steps_done / iters)",
+        (("scheduler.step(epoch + i / iters)\nrun", "scheduler.step(run.steps_done / iters)\nrun"),),
+    ),
 )
