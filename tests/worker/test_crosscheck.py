@@ -97,7 +97,8 @@ def test_a_newcomer_that_lacks_what_a_sampler_decides_by_ends_before_the_next_ep
 
 
 @pytest.mark.parametrize(
-    ("case", "name"), [("loss_from_a_step_on", "global_step"), ("memory_from_an_epoch_on", "queue")]
+    ("case", "name"),
+    [("loss_from_a_step_on", "global_step"), ("memory_from_an_epoch_on", "queue"), ("pool_of_earlier_samples", "pool")],
 )
 def test_a_newcomer_that_lacks_what_acts_at_any_later_step_ends_before_it_hosts(
     case: str, name: str, tmp_path: Path, train: Any
@@ -117,11 +118,11 @@ def test_a_newcomer_joins_though_a_cache_and_scratch_memory_of_the_loss_differ(t
 
 @pytest.mark.cluster
 def test_a_value_that_acts_some_steps_later_is_found_while_newcomers_host_nothing(tmp_path: Path, train: Any) -> None:
-    outcome = train(tmp_path / "all", "none", workers=3, case="pool_of_earlier_samples", extends_proofs=True)
+    outcome = train(tmp_path / "all", "none", workers=3, case="pool_filled_by_another_name", extends_proofs=True)
     assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
     assert JOINS_AT + 1 < outcome.step < JOINS_AT + PROVEN_LATE
     assert "; pool " in outcome.told
-    assert outcome.states == {0: alone(train, tmp_path, "pool_of_earlier_samples")}
+    assert outcome.states == {0: alone(train, tmp_path, "pool_filled_by_another_name")}
 
 
 def test_a_newcomer_whose_sampler_gives_another_order_ends(tmp_path: Path, train: Any) -> None:
