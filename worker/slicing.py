@@ -31,9 +31,11 @@ _Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 class Key(NamedTuple):
-    """A variable (owner: its function or module), or an attribute (owner: the name of its class; None: of any class)."""
+    """A variable (owner: its function or module), or an attribute (owner: the name of its class, one of the script's own, or
+    else the source of the object, with a dot).
+    """
 
-    owner: ast.AST | str | None
+    owner: ast.AST | str
     name: str
 
 
@@ -80,7 +82,9 @@ class Slice:
         self._scopes: dict[ast.AST, _Scope] = {}
         self._returns: dict[ast.AST, list[Change]] = defaultdict(list)
         self._classes: dict[str, ast.ClassDef] = {}
+        self._attributes: dict[str, set[str]] = {}  # by class
         self._instances: dict[Key, list[str]] = defaultdict(list)  # classes of a variable's values
+        self._foreign: set[Key] = set()  # variables whose values others' code makes
         self._sinks: list[Change] = []
         self._leaves: list[Change] = []  # of the loop over epochs
         self._calls: list[tuple[ast.Call, _Scope, tuple[ast.expr, ...]]] = []
@@ -129,7 +133,7 @@ class Slice:
         if not root:
             return [Key(each, name) for each in dict.fromkeys(self._places)]
         owners = difference.owners[name.count(".") - 1 : name.count(".")]
-        return [Key(kind, attribute) for owner in owners for kind in self._with_bases([owner]) or (None,)]
+        return [Key(kind, attribute) for owner in owners for kind in self._with_bases([owner]) or (f"{root}.",)]
 
     # -- what the source says
 
@@ -138,6 +142,7 @@ class Slice:
         for node in _statements(body):
             if isinstance(node, ast.ClassDef):
                 self._classes[node.name] = node
+                self._attributes[node.name] = set(_attributes(node))
                 self._declare(node.body, scope, node.name)
             elif isinstance(node, _Function):
                 arguments = [each.arg for each in _arguments(node)]
@@ -239,8 +244,12 @@ class Slice:
         self._note(target, (value,), scope, tests, made_of_itself=itself)
         if isinstance(target, ast.Attribute) and target.attr == "grad":
             self._sinks.append(Change((value,), scope, tests, False, False))
-        if isinstance(target, ast.Name) and isinstance(value, ast.Call) and ast.unparse(value.func) in self._classes:
-            self._instances[scope.key(target.id)].append(ast.unparse(value.func))
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call):
+            name, key = ast.unparse(value.func), scope.key(target.id)
+            if name in self._classes:
+                self._instances[key].append(name)
+            elif isinstance(value.func, ast.Attribute) and value.func.attr not in {*self._methods, *_OF_RUN}:
+                self._foreign.add(key)
 
     def _note(
         self,
@@ -289,8 +298,11 @@ class Slice:
                 return [(self._scopes[self._functions[key]], 0)]
             if function.id in self._classes:
                 return [(inner, 1) for kind, inner in self._methods["__init__"] if kind == function.id]
-            kinds = self._instances.get(key)
-            return [(inner, 1) for name in _CALLED for kind, inner in self._methods[name] if not kinds or kind in kinds]
+            if isinstance(key.owner, ast.Module) and key not in self._changes:
+                return []  # imported, or Python's own
+            kinds = self._with_bases(self._instances.get(key, ()))
+            names = _CALLED[:1] if key in self._foreign else _CALLED  # a module of others' code may contain own modules
+            return [(inner, 1) for name in names for kind, inner in self._methods[name] if not kinds or kind in kinds]
         if isinstance(function, ast.Attribute):
             kinds = self._kinds(function.value, scope)
             return [(inner, 1) for kind, inner in self._methods.get(function.attr, ()) if not kinds or kind in kinds]
@@ -316,10 +328,17 @@ class Slice:
         return kinds
 
     def _keys_of(self, node: ast.Name | ast.Attribute, scope: _Scope) -> list[Key]:
-        """Return the keys of a variable, or of an attribute: of its class, or of all classes of the script."""
+        """Return the keys of a variable, or of an attribute: of its class, or of the script's classes that have one of
+        this name.
+        """
         if isinstance(node, ast.Name):
             return [scope.key(node.id)]
-        return [Key(kind, node.attr) for kind in self._kinds(node.value, scope) or (*self._classes, None)]
+        kinds = self._kinds(node.value, scope)
+        if kinds:
+            return [Key(kind, node.attr) for kind in kinds]
+        foreign = isinstance(node.value, ast.Name) and scope.key(node.value.id) in self._foreign
+        having = [] if foreign else [kind for kind, names in self._attributes.items() if node.attr in names]
+        return [*(Key(kind, node.attr) for kind in having), Key(f"{ast.unparse(node.value)}.", node.attr)]
 
     # -- the slice
 
@@ -412,6 +431,16 @@ def _stem(node: ast.expr) -> ast.expr:
     while isinstance(node, ast.Subscript | ast.Starred):
         node = node.value
     return node
+
+
+def _attributes(kind: ast.ClassDef) -> Iterator[str]:
+    """Yield the attributes that a class, or a method of it, binds."""
+    for node in ast.walk(kind):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+    for statement in kind.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            yield from (each.id for each in ast.walk(statement) if isinstance(each, ast.Name))
 
 
 def _arguments(function: ast.AST) -> list[ast.arg]:

@@ -126,6 +126,20 @@ def test_attributes_of_modules_count_by_what_forward_reads() -> None:
     assert not carries(body, "model.calls", Kind.PLAIN, model, "Net")
 
 
+def test_attributes_of_one_name_are_kept_apart_by_their_objects() -> None:
+    before = (
+        "class Meter:\n    def add(self, x):\n        self.step += 1\n        self.sum += x\n"
+        "meter = Meter()\nstate = run.state(step=0)\nargs = parser.parse_args()\n"
+    )
+    body = (
+        "loss = f(model(x)) * state.step * args.sum\nloss.backward()\nmeter.add(loss)\nstate.step += 1\nargs.sum += 1"
+    )
+    assert not carries(body, "meter.step", Kind.PLAIN, before, "Meter")
+    assert not carries(body, "meter.sum", Kind.PLAIN, before, "Meter")
+    assert carries(body, "args.sum", Kind.PLAIN, before, "Namespace")
+    assert not carries(body, "other.sum", Kind.PLAIN, before, "Namespace")
+
+
 def test_values_of_the_data_are_compared_by_the_samples() -> None:
     assert not carries("f(x, m).backward()\nm.append(x)", "m", Kind.CONTAINER, in_data=True)
 

@@ -321,7 +321,7 @@ SCRIPTS: tuple[Script, ...] = (
         "global_step",
         "state = run.state(global_step=0)",
         (
-            ("\nglobal_step = 0\n", "\nstate = run.state(global_step=0)\n"),
+            ("global_step = 0\nrun = elastic.join()\n", "run = elastic.join()\nstate = run.state(global_step=0)\n"),
             ("(1.0, global_step,", "(1.0, state.global_step,"),
             ("        global_step += 1", "        state.global_step += 1"),
         ),
@@ -359,7 +359,7 @@ SCRIPTS: tuple[Script, ...] = (
         "batches_seen",
         "state = run.state(batches_seen=0)",
         (
-            ("\nbatches_seen = 0\n", "\nstate = run.state(batches_seen=0)\n"),
+            ("batches_seen = 0\nrun = elastic.join()\n", "run = elastic.join()\nstate = run.state(batches_seen=0)\n"),
             ("threshold(batches_seen)\n", "threshold(state.batches_seen)\n"),
             ("        batches_seen += 1", "        state.batches_seen += 1"),
         ),
