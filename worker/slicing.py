@@ -8,12 +8,14 @@ code of the script runs. A value in the slice may act in a later step only, such
 threshold, or a memory that is read from some epoch on.
 
 Not all that is in the slice and differs is a fault: entries of a cache follow from their keys, and scratch memory is
-written before it is read. So `carries` also asks whether a statement makes the value from its previous one.
+written before it is read. So a value is kept only if a statement makes it from its previous one, or an item is read before it
+is bound, and no statement makes it anew each time.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,19 +114,20 @@ class Slice:
         kind = difference.node.kind
         if not keys or difference.in_data or kind not in (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER):
             return False
-        if "[" in difference.name:
-            kind = Kind.CONTAINER
-        changes = [change for key in keys for change in self._changes[key]]
-        changes = [each for each in changes if each.repeats and not _fills(each, keys[0].name)]
-        if kind is Kind.PLAIN:
-            return any(not each.empties for each in changes)
-        if kind is Kind.CONTAINER and any(each.empties for each in changes):
+        made = [(change, key) for key in keys for change in self._changes.get(key, ())]
+        made = [(each, key) for each, key in made if each.repeats and not _fills(each, key.name)]
+        itself = {id(each) for each, key in made if each.made_of_itself or key in self._follow([each])}
+        if any(id(each) not in itself and self._renews(each) for each, _ in made):
+            return False
+        in_container = kind is Kind.CONTAINER or "[" in difference.name
+        if in_container and any(each.empties for each, _ in made):
             return False
         read_at = min(found[key] for key in keys)
-        return any(
-            each.made_of_itself or (each.is_item and (kind is not Kind.CONTAINER or read_at < each.line))
-            for each in changes
-        )
+        return bool(itself) or any(each.is_item and read_at < each.line for each, _ in made)
+
+    def _renews(self, change: Change) -> bool:
+        """Return whether a statement makes the value anew in each loop body, or in each call of a function."""
+        return not change.is_item and not change.empties and self._iterables.issuperset(change.tests)
 
     def _keys_of_name(self, difference: Difference) -> list[Key]:
         """Return the keys to which this name may belong."""
@@ -350,13 +353,13 @@ class Slice:
         while changes:
             change = changes.pop()
             for expression in (*change.reads, *change.tests):
-                line = getattr(expression, "lineno", 0)
+                line = getattr(expression, "lineno", 0) if change.repeats else sys.maxsize
                 for each in self._read(expression, change.scope):
                     if not isinstance(each, Key):
-                        changes += self._returns[each] if each not in returned else ()
+                        changes += self._returns.get(each, ()) if each not in returned else ()
                         returned.add(each)
                         continue
-                    changes += self._changes[each] if each not in found else ()
+                    changes += self._changes.get(each, ()) if each not in found else ()
                     found[each] = min(found.get(each, line), line)
         return found
 

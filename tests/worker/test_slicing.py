@@ -126,6 +126,36 @@ def test_attributes_of_modules_count_by_what_forward_reads() -> None:
     assert not carries(body, "model.calls", Kind.PLAIN, model, "Net")
 
 
+def test_what_each_body_makes_anew_is_not_kept() -> None:
+    model = (
+        "class Net(nn.Module):\n    def set_step(self, step):\n        self.step = step\n"
+        "    def start(self):\n        self.hidden = torch.zeros(4)\n"
+        "    def forward(self, x):\n        self.hidden = cell(x, self.hidden)\n"
+        "        return self.hidden * self.step\n"
+        "model = Net()\nweights = np.ones((2, 5))\n"
+    )
+    body = "model.set_step({})\nmodel.start()\nweights[0, epoch] = g(epoch)\nf(model(x), weights[0, epoch]).backward()"
+    derived, counted = body.format("run.steps_done"), body.format("model.step + 1")
+    assert not carries(derived, "model.step", Kind.PLAIN, model, "Net")
+    assert carries(counted, "model.step", Kind.PLAIN, model, "Net")
+    assert not carries(derived, "model.hidden", Kind.TENSOR, model, "Net")
+    assert carries(
+        derived.replace("model.start()\n", ""),
+        "model.hidden",
+        Kind.TENSOR,
+        model.replace("zeros(4)", "z(self.hidden)"),
+        "Net",
+    )
+    assert not carries(derived, "weights", Kind.ARRAY, model)
+    assert carries(
+        derived.replace("0, epoch]).b", "0, epoch - 1]).b").replace("weights[0, epoch] = g(epoch)\n", "")
+        + "\nweights[0, epoch] = g(epoch)",
+        "weights",
+        Kind.ARRAY,
+        model,
+    )
+
+
 def test_attributes_of_one_name_are_kept_apart_by_their_objects() -> None:
     before = (
         "class Meter:\n    def add(self, x):\n        self.step += 1\n        self.sum += x\n"
@@ -197,7 +227,7 @@ for epoch in run.epochs(9):
     tree = ast.parse(source)
     sliced = Slice([tree], tree)
     node = Node(1, Kind.PLAIN, "int")
-    for name, kept in {"counter": True, "best": True, "stop": True, "calls": False}.items():
+    for name, kept in {"counter": True, "best": True, "stop": False, "calls": False}.items():
         difference = Difference(f"stopper.{name}", node, None, ("EarlyStopping",), (Kind.OBJECT,))
         assert sliced.ends(difference) is kept, name
         assert not sliced.carries(difference), name

@@ -110,4 +110,6 @@ SCRIPTS: tuple[Script, ...] = (
     Script("scheduler_with_memory", EQUAL),
     Script("bucket_sampler_collate", EQUAL),
     Script("writer_thread", EQUAL),
+    Script("hidden_renewed", EQUAL),
+    Script("features_by_hook", EQUAL),
 )

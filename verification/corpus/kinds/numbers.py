@@ -331,7 +331,13 @@ SCRIPTS: tuple[Script, ...] = (
         FOUND,
         "num_updates",
         "run.steps_done",
-        (("set_num_updates(model.num_updates + 1)", "set_num_updates(run.steps_done)"),),
+        (
+            ("        model.set_num_updates(model.num_updates + 1)\n", ""),
+            (
+                "        nn.functional.cross",
+                "        model.set_num_updates(run.steps_done)\n        nn.functional.cross",
+            ),
+        ),
     ),
     Script(
         "adaptive_kl",
