@@ -52,6 +52,7 @@ class Record(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()  # indices where the worker has several GPUs; empty: `gpu` alone
     room: str = ""  # of its job (`rooms`); "": none
     opens: tuple[int, ...] | None = None  # the GPUs whose device files it may open; None: all
+    memory_bytes: int = 0  # that its job has asked for; 0: none
 
     @property
     def settled(self) -> bool:

@@ -61,6 +61,26 @@ class Limits:
     tasks: int | None = None
     cpus: float | None = None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The limits that are set, as `WorkerLimits.asked` names them."""
+        given = {"memory": self.memory_bytes, "tasks": self.tasks, "CPUs": self.cpus}
+        return frozenset(name for name, value in given.items() if value is not None)
+
+    def and_(self, other: Limits) -> Limits:
+        """Return limits that bind as both do."""
+
+        def least(a: float | None, b: float | None) -> float | None:
+            return min((each for each in (a, b) if each is not None), default=None)
+
+        memory, tasks = least(self.memory_bytes, other.memory_bytes), least(self.tasks, other.tasks)
+        return Limits(
+            None if memory is None else int(memory), None if tasks is None else int(tasks), least(self.cpus, other.cpus)
+        )
+
+
+NO_LIMITS = Limits()
+
 
 @dataclass(frozen=True)
 class Mounted:
@@ -119,11 +139,13 @@ class Cgroups:
         own_too: bool = False,
         needed: bool = False,
         asked: frozenset[str] = frozenset(),
+        strict: bool = True,
     ) -> None:
         """`all_memory_bytes`: limit of all workers together. `own_too`: workers of the agent's own account have
         cgroups, too. `needed`: no worker is started without a cgroup. `asked`: nor without these limits (names as in
-        `Limits`).
+        `Limits`). `strict`: nor without those that its job asks for.
         """
+        self.strict = strict
         self.own_too = own_too
         self._limits = limits
         self._all_memory_bytes = all_memory_bytes
@@ -153,30 +175,32 @@ class Cgroups:
         """Whether the first directory of each cgroup is one of version 2."""
         return self._unified is not None
 
-    def make(self, name: str) -> tuple[str, ...]:
+    def make(self, name: str, wanted: Limits = NO_LIMITS) -> tuple[str, ...]:
         """Make a cgroup and return its directories, none where cgroups are unavailable. An earlier one of this name is
-        emptied.
+        emptied. `wanted`: limits that a job asks for, which bind beside the operator's.
 
         Raises OSError where a cgroup is needed and unavailable, or lacks a limit that was requested.
         """
+        needed = self._needed or (bool(wanted.names) and self.strict)
+        asked = self._asked | (wanted.names if self.strict else frozenset())
         made = tuple(str(top / name) for top in self._tops)
         try:
             self._make(made)
         except OSError as error:
             remove(made)
             text = f"{error.filename}: {error.strerror}"
-            if self._needed:
+            if needed:
                 raise OSError(error.errno, f"it has no control group: {text}{self._mend()}") from None
             self._tell(f"workers run without cgroups, so without limits: {text}")
             return ()
         if not made:
-            if self._needed:
+            if needed:
                 raise OSError(errno.ENOENT, f"it has no control group: none are mounted{self._mend()}")
             self._tell("workers run without cgroups, so without limits: none are mounted")
-        missing = _limit(made, self._limits) if made else []
-        if needed := [each for each in missing if each in self._asked]:
+        missing = _limit(made, self._limits.and_(wanted)) if made else []
+        if unheld := [each for each in missing if each in asked]:
             remove(made)
-            raise OSError(errno.ENODEV, f"its limit of {' and '.join(needed)} cannot hold: {NO_CONTROLLER}")
+            raise OSError(errno.ENODEV, f"its limit of {' and '.join(unheld)} cannot hold: {NO_CONTROLLER}")
         if missing:
             self._tell(f"this kernel has no cgroups for {', '.join(missing)}: these limits do not hold")
         return made
@@ -224,6 +248,18 @@ class Cgroups:
             return f"no process can be put into a control group: {error.filename}: {error.strerror}"
         finally:
             remove(paths)
+
+    def unheld_of_jobs(self) -> str:
+        """Return why a job's own limits of cores and memory cannot be held, found by a trial; "": they can, or need not."""
+        if not self.strict:
+            return ""
+        name = f"probe-jobs-{os.getpid()}"
+        try:
+            paths = self.make(name, Limits(memory_bytes=1 << 30, cpus=1.0))
+        except OSError as error:
+            return error.strerror or str(error)
+        remove(paths)
+        return ""
 
     def _mend(self) -> str:
         if self._below or not OWN_SERVICE.search(_read(OWN)):
@@ -273,7 +309,7 @@ class Cgroups:
 
     @property
     def memory_text(self) -> str:
-        """Return the limit of a worker's memory, for people."""
+        """Return the limit of the memory of a worker whose job has asked for none, for people."""
         if self._limits.memory_bytes is not None:
             return f"a worker here may use {_gib(self._limits.memory_bytes)}"
         if self._all_memory_bytes is not None:

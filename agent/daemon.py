@@ -182,6 +182,7 @@ class AgentDaemon:
         )
         self._isolation = Isolation(options, server.memory_bytes, inventory.nodes, socket_path.parent, self._loop.wake)
         apart = self._isolation
+        server = msgspec.structs.replace(server, allocatable=apart.allocatable(server.cpu_cores))
         self._scratch = Scratch(config.scratch_directory(options))
         rules = Rules(
             scratch=self._scratch,

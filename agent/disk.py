@@ -37,7 +37,7 @@ from ..runtime.logs import about
 from . import accounts, cgroups, privileges, shim, warm_key
 from .accounts import Account, NoAccount, acting_as
 from .adoption import SHIM_KILLED, ExitRecord, Found, Record, Seen
-from .cgroups import Cgroups, remove
+from .cgroups import Cgroups, Limits, remove
 from .devices import Devices
 from .environment import DEFAULT_PATH, Surroundings, beside, environment, visible_gpus, without_first_line
 from .identity import Identity
@@ -256,6 +256,7 @@ class Disk:
                 gpus=start.gpus,
                 room=prepared.room,
                 opens=visible_gpus(start) if made and self._rules.devices is not None else None,
+                memory_bytes=start.spec.memory_bytes,
             )
             shim.write_whole(str(path), msgspec.to_builtins(record))
         except (OSError, PeerError) as error:
@@ -276,9 +277,10 @@ class Disk:
 
     def _make_cgroup(self, start: StartWorker, account: Account) -> tuple[str, ...]:
         cgroups = self._rules.cgroups
-        if cgroups is None or (account.own and not cgroups.own_too):
+        wanted = Limits(memory_bytes=start.spec.memory_bytes or None, cpus=start.spec.cpus or None)
+        if cgroups is None or (account.own and not cgroups.own_too and not wanted.names):
             return ()
-        made = cgroups.make(_directory_name(start.worker, start.uid))
+        made = cgroups.make(_directory_name(start.worker, start.uid), wanted)
         if made and self._rules.devices is not None:
             try:
                 self._rules.devices.admit(made[0], _directory_name(start.job, start.uid), visible_gpus(start))
@@ -484,7 +486,9 @@ class Disk:
         """Return the end of a worker with its reason corrected if its cgroup ran out of memory."""
         if end.exit_code == 0 or not cgroups.out_of_memory(record.cgroups) or self._rules.cgroups is None:
             return end
-        why = f"out of memory ({self._rules.cgroups.memory_text}): {end.reason}"
+        asked = f"each worker of the job asked for {record.memory_bytes / (1 << 30):.4g} GiB (--memory)"
+        text = asked if record.memory_bytes else self._rules.cgroups.memory_text
+        why = f"out of memory ({text}): {end.reason}"
         return ExitRecord(end.exit_code, why[: shim.MAX_REASON_CHARACTERS], Fault.KILLED)
 
     def of_this_boot(self, record: Record) -> bool:

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..protocol.model import Allocatable
 from . import accounts, cgroups, launcher, privileges, shim
 from .cgroups import Cgroups
 from .config import ISOLATION, AgentConfig, Apart, all_memory_bytes, scratch_directory, tag
@@ -51,6 +52,7 @@ class Isolation:
         """`memory_bytes`: of the server. `nodes`: device files of its GPUs. `sockets`: directory of the socket for workers."""
         own = accounts.own_account()
         self._options = options
+        self._memory_bytes = memory_bytes
         self._wake = wake
         self._serves = own.uid == 0 and not options.allow_root_jobs  # other accounts than its own
         limits, needed = options.worker_limits, options.limits_needed
@@ -62,6 +64,7 @@ class Isolation:
             own_too=limits.given,
             needed=self._serves and needed,
             asked=limits.asked if needed else frozenset(),
+            strict=needed,
         )
         self._own = own
         self.devices: Devices | None = Devices(nodes)
@@ -131,6 +134,18 @@ class Isolation:
             return f"{error.filename}: {error.strerror}"
 
     # -- while the agent runs
+
+    def allocatable(self, cores: int) -> Allocatable:
+        """Return what this server has for workers that ask for cores or memory. Blocks for the kernel."""
+        limits = self._options.worker_limits
+        memory_bytes, _, cpus = limits.each()
+        return Allocatable(
+            cpus=float(cores),
+            memory_bytes=all_memory_bytes(limits, self._memory_bytes) or 0,
+            worker_cpus=cpus or 0.0,
+            worker_memory_bytes=memory_bytes or 0,
+            unheld=self.cgroups.unheld_of_jobs(),
+        )
 
     @property
     def tried(self) -> LimitsTried:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError
 from ..protocol.messages import RefusedJob
 from ..protocol.model import GpuAddress, ServerId
+from ..scheduler.amounts import Amounts, Need
 from ..scheduler.arrays import Ints
 from ..scheduler.scheduler import Scheduler
 from .events import Action, AgentMessage, ClientRequest, Fetch, StandDown, Warn
 from .jobs.job import Job
+from .jobs.records import WorkerRecord, WorkerState
 from .jobs.throughput import Estimated
 from .records import CLUSTER_KEY, LEADER_KEY, ClusterRecord, LeaderRecord
 from .settings import Settings
@@ -55,6 +58,27 @@ class Cluster:
     def gpu_free(self, gpu: GpuAddress) -> bool:
         """Return whether `gpu` is usable and certainly has no process."""
         return self.servers.vacant(gpu) and self.jobs.index.on_gpu(gpu) is None
+
+    def asked_on(self, server: ServerId) -> Amounts:
+        """Return the cores and the memory of all processes on a server that have asked for them, also of those that end."""
+        taken = Amounts()
+        for job in self.jobs.index.on_server(server):
+            if need := Need.of(job.spec):
+                here = [e for e in job.workers if e.gpu.server == server and e.state is not WorkerState.ORDERED]
+                taken += need.each * len(here)
+        return taken
+
+    def has_room(self, job: Job, entries: Collection[WorkerRecord]) -> bool:
+        """Return whether the servers of these workers have the cores and the memory for all of them to start now."""
+        need = Need.of(job.spec)
+        for server, count in Counter(entry.gpu.server for entry in entries).items() if need else ():
+            session = self.servers.sessions.get(server)
+            capacity = session.whole.capacity if session is not None else None
+            if capacity is None or not capacity.takes(need):
+                return False
+            if (capacity.left - self.asked_on(server)).lacks(need.each * count):
+                return False
+        return True
 
     def estimate(self, now: float, job: Job, fewest: Ints, on: str | None = None) -> Estimated:
         """Return the best estimate of the throughput of `job`. `fewest`: by share, the fewest servers that hold it.

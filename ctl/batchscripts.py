@@ -20,6 +20,7 @@ OTHERS = re.compile(r"#(?:PBS|BSUB|\$)[ \t]+-")
 NAME_CHARACTERS = re.compile(r"[^a-z0-9]+")
 SLURM_TIME = re.compile(r"(?:(?P<d>\d+)-(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?|(?P<rest>\d+(?::\d+){0,2}))")
 GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?::(?P<count>\d+))?")
+SLURM_MEMORY = re.compile(r"(?P<count>[1-9][0-9]{0,8})(?P<unit>[KMGT])?")  # 0 means all of a server's
 SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?(?:USR1|10)(?:@(?P<seconds>\d+))?")
 WARN_DEFAULT_S = 60  # of --signal without a time
 SHORT = {
@@ -45,15 +46,15 @@ SHORT = {
 REASONS = {
     "account": "there are no accounts",
     "chdir": "the job runs where it is submitted",
-    "cpus-per-task": "CPUs are not divided among jobs",
+    "cpus-per-task": "the script runs once on each of its servers",
     "dependency": "it names jobs of Slurm: --after JOB",
     "error": "`elasticctl logs` shows what a job writes",
     "export": "--env",
     "mail-type": "nothing is sent at the end: `elasticctl wait`",
     "mail-user": "nothing is sent at the end: `elasticctl wait`",
-    "mem": "memory is not divided among jobs",
-    "mem-per-cpu": "memory is not divided among jobs",
-    "mem-per-gpu": "memory is not divided among jobs",
+    "mem": "--memory 16GiB",
+    "mem-per-cpu": "it goes with --cpus-per-task: --memory 16GiB",
+    "mem-per-gpu": "--memory is for all GPUs of the script on a server",
     "ntasks": "the script runs once on each of its servers",
     "ntasks-per-node": "the script runs once on each of its servers",
     "output": "`elasticctl logs` shows what a job writes",
@@ -162,7 +163,7 @@ def _pairs(where: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _translated(slurm: dict[str, str], notes: list[str]) -> list[str]:
     """Return the options of `submit` that mean the same, and note each that has none."""
     left = dict(slurm)
-    found = _gpus(left)
+    found = [*_gpus(left), *_amounts(left)]
     for name, translate in _SAME.items():
         if name in left and (words := translate(left[name])):
             del left[name]
@@ -200,6 +201,27 @@ def _gpus(left: dict[str, str]) -> list[str]:
     if left.get("gpus-per-task", "").isdecimal() and tasks.isdecimal():
         return ["--gpus", str(int(left.pop("gpus-per-task")) * int(tasks))]
     return []
+
+
+def _amounts(left: dict[str, str]) -> list[str]:
+    """Take the options about cores and memory out of `left`, and return those of `submit`. They mean the same while there is
+    one task on each server.
+    """
+    if any(left.get(name, "1") != "1" for name in ("ntasks", "ntasks-per-node")):
+        return []
+    found = []
+    cores = left.get("cpus-per-task", "")
+    if re.fullmatch(r"[1-9][0-9]{0,4}", cores):
+        del left["cpus-per-task"]
+        found += ["--cpus", cores]
+    else:
+        cores = ""
+    for name, count in (("mem", "1"), ("mem-per-cpu", cores)):
+        match = SLURM_MEMORY.fullmatch(left.get(name, ""))
+        if match is not None and count:
+            del left[name]
+            found += ["--memory", f"{int(match['count']) * int(count)}{match['unit'] or 'M'}iB"]
+    return found
 
 
 def slurm_time_s(value: str) -> int | None:

@@ -46,6 +46,8 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "name": spec.name,
         "command": list(spec.command),
         "gpus": gpus,
+        "cpus": spec.cpus or None,
+        "memory": memory_text(spec.memory_bytes) if spec.memory_bytes else None,
         "virtual_workers": spec.virtual_workers,
         "max_steps": spec.max_steps,
         "until": None if until is None else f"{until.metric} {'>=' if until.at_least else '<='} {until.bound!r}",

@@ -51,7 +51,7 @@ from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml, repeated
 from . import arrays, commands, resuming, shellwords
 from .batchscripts import slurm_time_s
-from .jobgpus import GpuOptions, wanted_gpus
+from .jobgpus import GpuOptions, amounts, wanted_gpus
 from .jobscaling import wanted_scaling
 
 Wait = TypeVar("Wait", float, None)
@@ -106,6 +106,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     command: str | list[str] | None = None
     name: str | None = None
     gpus: Any = None
+    cpus: Any = None
+    memory: Any = None
     virtual_workers: int | None = None
     max_steps: int | None = None
     until: str | None = None
@@ -143,6 +145,8 @@ class Overrides(msgspec.Struct, frozen=True):
 
     name: str | None = None
     gpus: GpuOptions = GpuOptions()
+    cpus: float | None = None
+    memory: str | None = None
     virtual_workers: int | None = None
     max_steps: int | None = None
     until: str | None = None
@@ -209,6 +213,9 @@ def build(
     time, warn = pick("time", options.time, written.time), pick("warn", options.warn, written.warn)
     if warn[1] is not None and time[1] is None:
         raise UserError(f"{warn[0]}: goes with --time: nothing ends a job without a limit")
+    cpus, memory_bytes = amounts(
+        *pick("cpus", options.cpus, written.cpus), *pick("memory", options.memory, written.memory)
+    )
     where_name, name = pick("name", options.name, written.name)
     spec = JobSpec(
         name=_name(where_name, name if name is not None else _default_name(file, command)),
@@ -239,6 +246,8 @@ def build(
         gpus_per_server=gpus.per_server,
         gpu_types=gpus.types,
         gpu_memory_bytes=gpus.memory_bytes,
+        cpus=cpus,
+        memory_bytes=memory_bytes,
         processes=processes,
         time_limit_s=None if time[1] is None else limit_s(*time),
         warn_s=None if warn[1] is None else duration_s(warn[1], warn[0]),

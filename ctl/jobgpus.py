@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import UserError
-from ..protocol.limits import MAX_GPU_MEMORY_BYTES, MAX_GPU_TYPE, MAX_GPU_TYPES, MAX_GPUS
+from ..protocol.limits import (
+    MAX_CPUS,
+    MAX_GPU_MEMORY_BYTES,
+    MAX_GPU_TYPE,
+    MAX_GPU_TYPES,
+    MAX_GPUS,
+    MIN_CPUS,
+    MIN_MEMORY_BYTES,
+)
 from ..protocol.model import GpuRange
 
 FIELDS = ("min", "max", "type", "memory", "per_server")
@@ -59,7 +67,7 @@ def wanted_gpus(where: str, written: Any, options: GpuOptions) -> WantedGpus:
     return WantedGpus(
         range=_whole_servers(at_each, _range(at_range, told, per_server), per_server),
         types=_types(at_types, types),
-        memory_bytes=_memory_bytes(at_memory, memory),
+        memory_bytes=memory_bytes(at_memory, memory),
         per_server=per_server,
     )
 
@@ -140,7 +148,21 @@ def _types(where: str, given: Any) -> tuple[str, ...]:
     return found
 
 
-def _memory_bytes(where: str, given: Any) -> int:
+def amounts(at_cpus: str, cpus: object, at_memory: str, memory: object) -> tuple[float, int]:
+    """Return the cores and the memory (bytes) that each worker asks for; 0: none. Raises UserError."""
+    bytes_ = memory_bytes(at_memory, memory)
+    if 0 < bytes_ < MIN_MEMORY_BYTES:
+        raise UserError(f"{at_memory}: {memory!r} is too little for a process: at least {MIN_MEMORY_BYTES >> 20} MiB")
+    if cpus is None:
+        return 0.0, bytes_
+    number = cpus if isinstance(cpus, int | float) and not isinstance(cpus, bool) else None
+    if number is None or not MIN_CPUS <= number <= MAX_CPUS:
+        raise UserError(f"{at_cpus}: {cpus!r} is not a number of cores from {MIN_CPUS:g} to {MAX_CPUS:g}")
+    return float(number), bytes_
+
+
+def memory_bytes(where: str, given: Any) -> int:
+    """Return an amount of memory in bytes; 0: none is given. Raises UserError."""
     if given is None:
         return 0
     match = MEMORY.fullmatch(given.strip()) if isinstance(given, str) else None

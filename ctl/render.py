@@ -339,6 +339,8 @@ SERVER_COLUMNS = (
     Column("STATE"),
     Column("GPUS", right=True),
     Column("FREE", right=True),
+    Column("CORES", words="{} cores asked for", wanted=4),
+    Column("MEMORY", words="{} of memory asked for", wanted=3),
     Column("KIND", words="{}", wanted=2),
     Column("ADDRESS", words="{}", wanted=1),
 )
@@ -394,12 +396,26 @@ def _server_row(view: ServerView, now_s: float) -> Row:
         state,
         Cell(str(len(server.gpus))),
         Cell(str(len(server.gpus) - len({*view.used, *view.barred})) if usable else "-"),
+        *_amount_cells(view),
         Cell(printable(", ".join(sorted({gpu.name for gpu in server.gpus})))),
         Cell(server.address),
     )
     others = (cordon for cordon in view.cordons if cordon is not whole or not view.alive)
     ages = ", ".join(f"{_of_gpu(cordon)}{cordoned(cordon, now_s)}" for cordon in others)
     return Row(cells, _notes(_used(view.used), view.trouble, ages, *staying_lines(view.still_there)))
+
+
+def _amount_cells(view: ServerView) -> tuple[Cell, Cell]:
+    """Return the cores and the memory that workers have asked for, of those that the server has for them."""
+    there = view.server.allocatable
+    if there is None or there.unheld:
+        return Cell("-"), Cell("-")
+    memory = f"{_gib(view.asked_memory_bytes)}/{_gib(there.memory_bytes)} GiB"
+    return Cell(f"{view.asked_cpus:g}/{there.cpus:g}"), Cell(memory)
+
+
+def _gib(bytes_: int) -> str:
+    return f"{bytes_ / (1 << 30):.4g}"
 
 
 def cordoned(cordon: CordonView, now_s: float) -> str:
@@ -451,6 +467,13 @@ def event_line(event: EventView) -> str:
     return f"{clock(event.time_s)}  {event.kind.value:<14} {event.job or '-':<14} {printable(event.text)}"
 
 
+def asked_text(spec: JobSpec) -> str:
+    """Return the cores and the memory of each worker."""
+    cores = [f"{spec.cpus:g} core{'' if spec.cpus == 1 else 's'}"] if spec.cpus else []
+    memory = [f"{_gib(spec.memory_bytes)} GiB of memory"] if spec.memory_bytes else []
+    return ", ".join([*cores, *memory])
+
+
 def job_lines(job: JobView, now_s: float) -> list[str]:
     """Return one job in full."""
     spec = job.spec
@@ -465,6 +488,7 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         f"  workdir          {printable(spec.workdir)}",
         *([f"  goes on from     {goes_on_from(spec.resume)}"] if spec.resume is not None else []),
         f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",
+        *([f"  each worker      {asked_text(spec)}"] if spec.cpus or spec.memory_bytes else []),
         f"  resizing         {resizing(job)}",
         f"  virtual workers  {spec.virtual_workers}, determinism {spec.determinism.value}",
         *([f"  global batch     {batch(job)}"] if job.elastic else []),

@@ -111,6 +111,8 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         "gpus_per_server": gpus.per_server,
         "gpu_types": gpus.types or None,
         "gpu_memory_bytes": gpus.memory,
+        "cpus": options.cpus,
+        "memory_bytes": options.memory,
     }
     changes: dict[str, Any] = {field: getattr(built, field) for field, value in given.items() if value is not None}
     if options.checkpoint_every is not None:

@@ -90,6 +90,14 @@ def submit(
     gpus_per_server: Annotated[
         int | None, typer.Option(help="Exactly so many on each of its servers.", show_default=False)
     ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(help="Processor cores of each worker: kept for it, and no more.", show_default=False),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of each worker, 16GiB: kept for it, and no more.", show_default=False),
+    ] = None,
     virtual_workers: Annotated[
         int | None, typer.Option(help="What the result depends on; default: the most GPUs.", show_default=False)
     ] = None,
@@ -236,6 +244,8 @@ def submit(
     overrides = Overrides(
         name=name,
         gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
+        cpus=cpus,
+        memory=memory,
         virtual_workers=virtual_workers,
         max_steps=max_steps,
         until=until,

@@ -201,6 +201,18 @@ class Storage(Value, frozen=True, kw_only=True):
     shared: bool = False  # other machines may mount the file system, too
 
 
+class Allocatable(Value, frozen=True, kw_only=True):
+    """Cores and memory that a server has for its jobs, and the most that one worker may ask for there; 0: as much as there
+    is.
+    """
+
+    cpus: float
+    memory_bytes: int
+    worker_cpus: float = 0.0
+    worker_memory_bytes: int = 0
+    unheld: str = ""  # why no worker can be held to what it has asked for; "": workers can be
+
+
 class Server(Value, frozen=True, kw_only=True):
     """A server as its agent reports it."""
 
@@ -213,6 +225,7 @@ class Server(Value, frozen=True, kw_only=True):
     rack: str = ""  # from the agent's configuration: servers of one rack share a network switch; "": unknown
     wiring: Wiring = Wiring()
     checkpoints: Storage | None = None  # None: unknown
+    allocatable: Allocatable | None = None  # None: an earlier agent, which enforces no limits that jobs ask for
 
 
 class GpuRange(Value, frozen=True, kw_only=True):
@@ -371,6 +384,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     gpus_per_server: int | None = None  # exactly so many on each of the job's servers; None: any split
     gpu_types: tuple[str, ...] = ()  # the job runs only on GPUs with one of these words in their names; empty: on any
     gpu_memory_bytes: int = 0  # least memory of each of its GPUs
+    cpus: float = 0.0  # processor cores that each worker may use, and that are kept for it; 0: neither
+    memory_bytes: int = 0  # of the server, likewise
     snapshot: Snapshot | None = None  # the job runs in a copy of these files; None: in `workdir` itself
     resume: ResumeFrom | None = None  # checkpoint from which the job starts; None: the initial state
     scaling: Scaling | None = None  # None: the batch has one size, unless the script changes it

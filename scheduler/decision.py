@@ -29,6 +29,7 @@ class Stage(enum.Enum):
     QUOTAS = "quotas"
     PROMISES = "promises"  # deadlines that other jobs were promised
     PACKING = "packing"
+    RESOURCES = "resources"  # workers for which a server has not enough cores or memory
     EXCLUDED = "excluded-gpus"  # some of the chosen GPUs take no new work
     AVOIDED = "avoided-servers"  # some of the chosen GPUs are on servers where the job cannot work
 

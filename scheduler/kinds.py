@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..protocol.model import Determinism, JobSpec
 from ..protocol.texts import gpu_count
+from .amounts import NO_NEED, Capacity, Need
 
 _TOKEN = re.compile(r"[a-z0-9.]+")
 SLICE = "mig"  # marks the name of a part of a GPU
@@ -43,6 +44,7 @@ class Demand:
     mixes: bool = False  # GPUs of several types at once
     began_on: str = ""  # the name of the GPUs that its state comes from; "": no state, or it mixes
     per_server: int = 0  # fixed number on each of its servers; 0: any number
+    need: Need = NO_NEED  # cores and memory of each worker
 
     @classmethod
     def of(cls, spec: JobSpec, began_on: str = "", agnostic: bool = False) -> Demand:
@@ -58,6 +60,7 @@ class Demand:
             mixes=mixes,
             began_on="" if mixes else began_on,
             per_server=spec.gpus_per_server or 0,
+            need=Need.of(spec),
         )
 
     def options(self, sorts: Iterable[GpuSort]) -> tuple[tuple[GpuSort, ...], ...]:
@@ -76,6 +79,11 @@ class Demand:
         if self.began_on:
             found = [one for one in found if any(sort.name == self.began_on for sort in one)]
         return tuple(dict.fromkeys(tuple(one) for one in found if one))
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters on which server a GPU is, although the job may use each of them."""
+        return bool(self.per_server or self.need)
 
     @property
     def what(self) -> str:
@@ -103,22 +111,29 @@ def memory_text(bytes_: int) -> str:
 
 @dataclass(frozen=True)
 class Stock:
-    """Number of GPUs of each sort on a server."""
+    """Number of GPUs of each sort on a server, and its cores and memory; None: these are not counted."""
 
     count: tuple[tuple[GpuSort, int], ...]
+    capacity: Capacity | None = None
+    server: str = ""
 
     @classmethod
-    def of(cls, sorts: Sequence[GpuSort]) -> Stock:
-        return cls(tuple((sort, sorts.count(sort)) for sort in dict.fromkeys(sorts)))
+    def of(cls, sorts: Sequence[GpuSort], capacity: Capacity | None = None, server: str = "") -> Stock:
+        return cls(tuple((sort, sorts.count(sort)) for sort in dict.fromkeys(sorts)), capacity, server)
 
     def among(self, option: Sequence[GpuSort]) -> int:
         return sum([number for sort, number in self.count if sort in option])
+
+    def room(self, demand: Demand, option: Sequence[GpuSort]) -> int:
+        """Return how many GPUs of these sorts a job may have here if it is alone."""
+        found = self.among(option)
+        return found if self.capacity is None else self.capacity.most(demand.need, found)
 
 
 def stock_of(demand: Demand, stock: Stock) -> int:
     """Return how many GPUs of a server the job may have, of any allowed type."""
     options = demand.options([sort for sort, _ in stock.count])
-    return stock.among([sort for option in options for sort in option])
+    return stock.room(demand, [sort for option in options for sort in option])
 
 
 def most_gpus(demand: Demand, servers: Sequence[Stock]) -> int:
@@ -132,11 +147,11 @@ def most_of_each(demands: Sequence[Demand], servers: Sequence[Stock]) -> list[in
     Users may write one demand in several ways: servers are counted once for each set of GPUs.
     """
     sorts = dict.fromkeys(sort for stock in servers for sort, _ in stock.count)
-    known: dict[tuple[tuple[tuple[GpuSort, ...], ...], int], int] = {}
+    known: dict[tuple[tuple[tuple[GpuSort, ...], ...], int, Need], int] = {}
     found = []
     for demand in demands:
         options = demand.options(sorts)
-        asked = (options, demand.per_server)
+        asked = (options, demand.per_server, demand.need)
         if asked not in known:
             known[asked] = max([_room(demand, option, servers) for option in options], default=0)
         found.append(known[asked])
@@ -144,7 +159,7 @@ def most_of_each(demands: Sequence[Demand], servers: Sequence[Stock]) -> list[in
 
 
 def _room(demand: Demand, option: Sequence[GpuSort], servers: Sequence[Stock]) -> int:
-    able = [stock.among(option) for stock in servers]
+    able = [stock.room(demand, option) for stock in servers]
     if demand.per_server:
         return demand.per_server * sum(number >= demand.per_server for number in able)
     return sum(able)
@@ -172,12 +187,33 @@ def never_fits(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
             f"no GPU{of_type} has {memory_text(demand.memory_bytes)}; "
             f"the largest is {largest.name} with {memory_text(largest.memory_bytes)}"
         )
+    if demand.need and most_gpus(replace(demand, need=NO_NEED), servers) >= least:
+        return _never_has(demand, least, servers)
     each = demand.per_server
     if each and not any(stock.among(option) >= each for option in demand.options(sorts) for stock in servers):
         return f"no server has {each} {_without_each(demand)}; there are {there}"
     one_type = "" if demand.mixes or len({sort.name for sort in able}) < 2 else " of one type"
     most = most_gpus(demand, servers)
     return f"it needs at least {least} {demand.what}{one_type}, and the cluster has {most}; there are {there}"
+
+
+def _never_has(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
+    """Return why a job for which there are enough GPUs never has the cores or the memory that it asks for."""
+    known = [(stock.server, stock.capacity) for stock in servers if stock.capacity is not None]
+    held = [(server, capacity) for server, capacity in known if not capacity.unheld]
+    asks = f"each of its workers asks for {demand.need.each}"
+    if not held:
+        return f"{asks}, and no server can hold workers to that; {known[0][0]}: {known[0][1].unheld}"
+    lacking = {name for _, capacity in held for name in capacity.lacks(demand.need)}
+    by_memory = "cores" not in lacking and "memory" in lacking
+    server, largest = max(held, key=lambda each: each[1].left.memory_bytes if by_memory else each[1].left.millicores)
+    has = f"the largest server, {server}, has {largest.left}"
+    if largest.worker and largest.lacks(demand.need):
+        has += f", at most {largest.worker} for one worker"
+    if any(capacity.takes(demand.need) for _, capacity in held):
+        most = most_gpus(demand, servers)
+        return f"{asks}; with that the cluster has room for {gpu_count(most)}, and it needs at least {least}: {has}"
+    return f"{asks}, and {has}"
 
 
 def _without_each(demand: Demand) -> str:

@@ -1,5 +1,7 @@
 """view -> manual shares -> policy -> quotas -> promises -> regulation (packing) -> placement. Each stage is pure.
 
+All of this is repeated where a server has not the cores or the memory for the workers placed there (`fitting`).
+
 Where jobs have deadlines, the policy divides the GPUs that their promises leave (`keeping`). The stage "promises"
 returns GPUs that quotas have taken from promised jobs.
 """
@@ -33,6 +35,7 @@ from .decision import (
     too_little_for,
 )
 from .decision import Decision as Decision
+from .fitting import fitted
 from .keeping import Deadlines, Kept, foresee, has_any, keep, next_s
 from .lacking import Usable, lacking
 from .limited import decide_limited
@@ -81,12 +84,12 @@ def decide(
         )
 
     if tenancy is None or not tenancy.stays:
-        return chosen(view)
+        return fitted(view, chosen)
     may = bounded(view, tenancy)
-    decision = chosen(may.view, may.without)
+    decision = fitted(may.view, partial(chosen, without=may.without))
     again = too_many(may.view, tenancy, {row: int(decision.shares[row]) for row in tenancy.stays})
     if again is not None:
-        may, decision = again, chosen(again.view, again.without)
+        may, decision = again, fitted(again.view, partial(chosen, without=again.without))
     not_begun = partial(told, tenancy, without=may.without)
     return replace(
         decision,

@@ -27,6 +27,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from .fitting import Room
 from .pipeline import Decision
 from .placement.fewest_servers import layout_of
 from .sets import some, union
@@ -76,22 +77,32 @@ def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
 
 
 def at_once(
-    present: Mapping[int, Gpus], changes: Sequence[Change], held: Mapping[int, Gpus]
+    present: Mapping[int, Gpus], changes: Sequence[Change], held: Mapping[int, Gpus], room: Room | None = None
 ) -> tuple[tuple[Change, ...], bool]:
     """Return the plan's changes that can be ordered together now, and whether others wait for a later decision.
 
     `held`: where the processes of each job are, or are ordered to be. Ordered changes leave every GPU to one job. A job
     that steps aside gets no further order before it has arrived. No job gets GPUs that such a job only then leaves, or
     is sent to GPUs that others cannot leave.
+
+    `room`: cores and memory of the servers, in which all processes have to fit in between, too; None: they are not counted.
     """
-    ordered, late, targets = _apart(present, changes, lambda targets: True)
+
+    def fits(row: int, gpus: Gpus, targets: Mapping[int, Gpus]) -> bool:
+        return room is None or room.allows(row, targets.get(row, 0), gpus, held, targets)
+
+    ordered, late, targets = _apart(present, changes, fits)
     if standstill(held, targets):
-        ordered, late, _ = _apart(present, changes, lambda targets: not standstill(held, targets))
+        ordered, late, _ = _apart(
+            present,
+            changes,
+            lambda row, gpus, targets: fits(row, gpus, targets) and not standstill(held, {**targets, row: gpus}),
+        )
     return ordered, late
 
 
 def _apart(
-    present: Mapping[int, Gpus], changes: Iterable[Change], possible: Callable[[Mapping[int, Gpus]], bool]
+    present: Mapping[int, Gpus], changes: Iterable[Change], possible: Callable[[int, Gpus, Mapping[int, Gpus]], bool]
 ) -> tuple[tuple[Change, ...], bool, Mapping[int, Gpus]]:
     targets = dict(present)
     used = union(targets.values())
@@ -101,7 +112,7 @@ def _apart(
     for change in changes:
         row, before = change.row, targets.get(change.row, 0)
         aside = row in told and before & ~change.gpus
-        if row in late or aside or change.gpus & used & ~before or not possible({**targets, row: change.gpus}):
+        if row in late or aside or change.gpus & used & ~before or not possible(row, change.gpus, targets):
             late.add(row)
             continue
         used = used & ~before | change.gpus
@@ -148,7 +159,10 @@ def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dic
     for row in moving:
         while (other := owner.get(wanted[row], row)) != row and _alike(wanted[row], wanted.get(other, 0), servers):
             if view.limit_of is not None and not (
-                view.usable(row, wanted[other]) and view.usable(other, wanted[row]) and not view.per_server(row)
+                view.needs.get(row) == view.needs.get(other)
+                and view.usable(row, wanted[other])
+                and view.usable(other, wanted[row])
+                and not view.per_server(row)
             ):
                 break
             wanted[row], wanted[other] = wanted[other], wanted[row]

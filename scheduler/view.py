@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from ..protocol.model import GpuAddress, GpuPlace, JobId, Server, ServerId
+from .amounts import Amounts, Capacity, Need
 from .arrays import Floats, Ints
 from .curves import Curves
 from .ended import NOTHING_ENDED, Ended
@@ -245,6 +246,7 @@ class ServerInView:
     near: Near = ()  # which GPUs are close to each other; empty: all equally close
     leaves: tuple[int, ...] = ()  # number of each GPU along the tree of `near`; empty: the GPUs' own numbers
     rack: str = ""
+    capacity: Capacity | None = None  # its cores and memory for the jobs in view; None: they are not counted
 
     @classmethod
     def of(cls, server: Server) -> ServerInView:
@@ -258,6 +260,7 @@ class ServerInView:
             near=near,
             leaves=numbers,
             rack=server.rack,
+            capacity=Capacity.of(server),
         )
 
     def only(self, kept: Sequence[int]) -> ServerInView:
@@ -269,7 +272,12 @@ class ServerInView:
             near=cut(self.near, kept) if self.near else (),
             leaves=tuple(self.leaves[at] for at in kept) if self.leaves else (),
             rack=self.rack,
+            capacity=self.capacity,
         )
+
+    def less(self, taken: Amounts) -> ServerInView:
+        """Return the server without cores and memory of jobs that are not in view."""
+        return self if not taken or self.capacity is None else replace(self, capacity=self.capacity.less(taken))
 
     @cached_property
     def addresses(self) -> tuple[GpuAddress, ...]:
@@ -286,7 +294,7 @@ class ServerInView:
 
     @cached_property
     def stock(self) -> Stock:
-        return Stock.of(self.sorts or [GpuSort()] * len(self.gpus))
+        return Stock.of(self.sorts or [GpuSort()] * len(self.gpus), self.capacity, self.server)
 
 
 @dataclass(frozen=True)
@@ -397,6 +405,15 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
             limit_of[row] = numbers[key]
         return msgspec.structs.replace(self, limits=tuple(limits), limit_of=limit_of)
 
+    @cached_property
+    def needs(self) -> Mapping[int, Need]:
+        """What the workers of each job ask for, by row in ascending order, of the jobs that ask for anything."""
+        codes = [code for code, limit in enumerate(self.limits) if limit.demand.need]
+        if not codes or self.limit_of is None:
+            return {}
+        rows = np.flatnonzero(np.isin(self.limit_of, codes)).tolist()
+        return {row: self.limits[int(self.limit_of[row])].demand.need for row in rows}
+
     def per_server(self, row: int) -> int:
         """Return the fixed number of GPUs that a job has on each of its servers; 0 if the number is free."""
         limit = self.limit(row)
@@ -420,6 +437,7 @@ class ReasonCode(enum.Enum):
     PACKED = "packed"
     LIMITED = "limited"
     RESERVED = "reserved"
+    RESOURCES = "resources"  # too few cores, or too little memory
     QUOTA = "quota"  # other jobs are entitled to the GPUs that it could use
     TRANSIENT = "transient"  # idle GPUs will be taken before growing onto them pays
     PROMISED = "promised"  # the job begins later and still ends by its deadline

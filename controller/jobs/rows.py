@@ -558,7 +558,7 @@ class Rows:
                 self._limits[number] = limit_for(self._demands[number], self._sorts)
         found = tuple([self._limits[number] for number in numbers.tolist()])
         everything = (union(self._sorts.values()),)
-        if all(limit.options == everything and not limit.demand.per_server for limit in found):
+        if all(limit.options == everything and not limit.demand.counts for limit in found):
             return (), None
         return found, np.searchsorted(numbers, asked)
 

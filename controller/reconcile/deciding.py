@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...protocol.errors import RequestRefused
 from ...scheduler.decision import Stage, Step
+from ...scheduler.fitting import Room
 from ...scheduler.keeping import Deadlines
 from ...scheduler.pipeline import Decision, decide
 from ...scheduler.plan import Change, at_once, plan
@@ -95,7 +96,9 @@ def decided(
         kept_off = mend(decision)
         divided, better = decision, elsewhere(seen, kept_off)
         decision, again = unmoved(seen, better.decision)
-        changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
+        changes, unfinished = at_once(
+            seen.view.placements, plan(seen.view, decision), seen.held, Room(seen.view) if seen.view.needs else None
+        )
     except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
         raise PolicyFailed(scheduler.policy.name, error) from error
     return Decided(

@@ -16,10 +16,14 @@ FIRST_PORT = 29_500  # for a gang if the agent of its first server is too old to
 
 
 def start_waiting(cluster: Cluster, now: float) -> None:
-    """Start the ordered workers of which all GPUs are free; a gang starts only when all its workers can."""
+    """Start the ordered workers of which all GPUs are free, and for which there are cores and memory; a gang starts only when
+    all its workers can.
+    """
     for job in cluster.jobs.index.unstarted():
         waiting = [entry for entry in job.workers if entry.state is WorkerState.ORDERED]
         able = [entry for entry in waiting if all(map(cluster.gpu_free, entry.all_gpus))]
+        while able and not cluster.has_room(job, able):
+            able.pop()
         if not job.elastic and not (len(able) == len(waiting) and complete(job)):
             continue
         if not job.elastic:

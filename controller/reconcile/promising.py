@@ -463,7 +463,7 @@ def _limits(cluster: Cluster, seen: Snapshot, more: Sequence[Job]) -> dict[str, 
     ]
     sorts = dict.fromkeys(there)
     everything = tuple(sorts)
-    if not view.limits and all(one.options(sorts) == (everything,) and not one.per_server for one in own):
+    if not view.limits and all(one.options(sorts) == (everything,) and not one.counts for one in own):
         return {"placements": placements}
     known = [limit.demand for limit in view.limits]
     demands = [*known, *(one for one in dict.fromkeys(own) if one not in known)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId, Severity
+from ...scheduler.amounts import Amounts, Need
 from ...scheduler.arrays import Ints
 from ...scheduler.measuring import first_share
 from ...scheduler.quotas.dividing import Tenancy
@@ -115,9 +117,13 @@ def _in_view(
 ) -> tuple[ServerInView, ...]:
     """Return the connected servers, with those of their GPUs that the scheduler may give to jobs."""
     busy: dict[ServerId, set[int]] = {}
+    asked: dict[ServerId, Amounts] = {}
     for job in cluster.jobs.rows.fixed.values():
         for gpu in job.own_gpus:  # also GPUs left idle for a measurement: the job may use them again
             busy.setdefault(gpu.server, set()).add(gpu.index)
+        if need := Need.of(job.spec):
+            for server, gpus in Counter(gpu.server for gpu in job.own_gpus).items():
+                asked[server] = asked.get(server, Amounts()) + need.of_gpus(gpus)
     found = []
     for name, session in sessions:
         if not session.alive:
@@ -131,7 +137,7 @@ def _in_view(
             hidden |= _not_to_be_had(cluster, session, staying)
         seen = [at for at, index in enumerate(session.whole.gpus) if index not in hidden]
         if seen or fit:
-            found.append(session.whole.only(seen))
+            found.append(session.whole.only(seen).less(asked.get(name, Amounts())))
     return tuple(found)
 
 

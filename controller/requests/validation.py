@@ -13,6 +13,7 @@ from ...protocol.limits import (
     MAX_ARRAY,
     MAX_BATCH_FACTOR,
     MAX_COMPARE_EVERY,
+    MAX_CPUS,
     MAX_GPU_MEMORY_BYTES,
     MAX_GPU_TYPE,
     MAX_GPU_TYPES,
@@ -26,6 +27,8 @@ from ...protocol.limits import (
     MAX_STEPS,
     MAX_STEPS_PER_S,
     MAX_VIRTUAL_WORKERS,
+    MIN_CPUS,
+    MIN_MEMORY_BYTES,
     MIN_STEPS_PER_S,
 )
 from ...protocol.model import JobSpec, ResumeFrom
@@ -208,6 +211,10 @@ def _gpus(spec: JobSpec) -> Iterator[str]:
     for word in spec.gpu_types:
         if len(word) > MAX_GPU_TYPE or not word.isprintable() or not any(c.isalnum() for c in word):
             yield f"gpus.type: {word[:80]!r} is not a type of at most {MAX_GPU_TYPE} characters, such as A100"
+    if spec.cpus and not MIN_CPUS <= spec.cpus <= MAX_CPUS:
+        yield f"cpus: {spec.cpus:g} cores are not allowed: {MIN_CPUS:g} to {MAX_CPUS:g}"
+    if spec.memory_bytes and not MIN_MEMORY_BYTES <= spec.memory_bytes <= MAX_GPU_MEMORY_BYTES:
+        yield f"memory: {spec.memory_bytes} bytes are not allowed: {MIN_MEMORY_BYTES} to {MAX_GPU_MEMORY_BYTES}"
     if not 0 <= spec.gpu_memory_bytes <= MAX_GPU_MEMORY_BYTES:
         yield f"gpus.memory: {spec.gpu_memory_bytes} bytes are not allowed: 0 to {MAX_GPU_MEMORY_BYTES}"
 

@@ -304,7 +304,10 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         if (job := cluster.jobs.index.on_gpu(GpuAddress(server=name, index=gpu.index))) is not None
     }
     used |= _told_to_run(session.server, session.unknown.values())
+    asked = cluster.asked_on(name)
     return ServerView(
+        asked_cpus=asked.millicores / 1000,
+        asked_memory_bytes=asked.memory_bytes,
         server=session.server,
         alive=session.alive,
         last_heard_s=session.last_heard_s,

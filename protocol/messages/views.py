@@ -335,6 +335,9 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     # Work left on draining parts; empty for such a part: no worker runs there any more
     still_there: tuple[StillThere, ...] = ()
     forged: int = 0  # refused reports of its agent, about workers that were never sent to it
+    # Kept for workers whose jobs have asked for cores and memory, of `server.allocatable`
+    asked_cpus: float = 0.0
+    asked_memory_bytes: int = 0
 
 
 class EventKind(enum.Enum):

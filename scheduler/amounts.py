@@ -1,0 +1,122 @@
+"""Processor cores and memory: what each worker of a job asks for, and what a server has for its jobs. Pure.
+
+A job that asks for neither is counted for nothing and shares what others leave, as before there were such requests. Cores are
+counted in thousandths, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.model import JobSpec, Processes, Server
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Cores (in thousandths) and memory."""
+
+    millicores: int = 0
+    memory_bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.millicores or self.memory_bytes)
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(self.millicores + other.millicores, self.memory_bytes + other.memory_bytes)
+
+    def __sub__(self, other: Amounts) -> Amounts:
+        return Amounts(self.millicores - other.millicores, self.memory_bytes - other.memory_bytes)
+
+    def __mul__(self, count: int) -> Amounts:
+        return Amounts(self.millicores * count, self.memory_bytes * count)
+
+    def lacks(self, asked: Amounts) -> tuple[str, ...]:
+        """Return which of the amounts asked for is not here: "cores", "memory". What is not asked for is not lacking."""
+        cores = ("cores",) if 0 < asked.millicores > self.millicores else ()
+        return (*cores, *(("memory",) if 0 < asked.memory_bytes > self.memory_bytes else ()))
+
+    def __str__(self) -> str:
+        """Return "4 cores and 16 GiB of memory", of which what is zero is left out."""
+        return " and ".join([f"{each}" for each in (self._cores, self._memory) if each]) or "nothing"
+
+    @property
+    def _cores(self) -> str:
+        return f"{cores_text(self.millicores)} core{'' if self.millicores == 1000 else 's'}" if self.millicores else ""
+
+    @property
+    def _memory(self) -> str:
+        return f"{self.memory_bytes / GIB:.4g} GiB of memory" if self.memory_bytes else ""
+
+
+def cores_text(millicores: int) -> str:
+    return f"{millicores / 1000:g}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the workers of a job ask for. `whole`: one worker has all of the job's GPUs on its server."""
+
+    each: Amounts = Amounts()
+    whole: bool = False
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Need:
+        each = Amounts(round(1000 * spec.cpus), spec.memory_bytes)
+        return cls(each, spec.processes is Processes.PER_SERVER) if each else cls()
+
+    def __bool__(self) -> bool:
+        return bool(self.each)
+
+    def of_gpus(self, gpus: int) -> Amounts:
+        """Return what so many GPUs on one server take."""
+        return self.each * (min(gpus, 1) if self.whole else gpus)
+
+
+NO_NEED = Need()
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a server has for workers that ask. `worker`: the most for one of them, by its operator's limits; 0: any."""
+
+    left: Amounts
+    worker: Amounts = Amounts()
+    unheld: str = ""  # why its agent cannot hold a worker to what it has asked for; "": it can
+
+    @classmethod
+    def of(cls, server: Server) -> Capacity:
+        """Return the capacity that a server's agent reports. One of an earlier version cannot enforce anything."""
+        told = server.allocatable
+        if told is None:
+            return cls(Amounts(), unheld="its agent is of an earlier version")
+        left = Amounts(int(1000 * told.cpus), told.memory_bytes)
+        return cls(left, Amounts(int(1000 * told.worker_cpus), told.worker_memory_bytes), told.unheld)
+
+    def takes(self, need: Need) -> bool:
+        """Return whether a worker may be here at all, whatever else is."""
+        return not need or not (self.unheld or self.lacks(need))
+
+    def lacks(self, need: Need) -> tuple[str, ...]:
+        """Return which amounts of one worker are not here, though it were alone."""
+        bound = Amounts(
+            self.worker.millicores or self.left.millicores, self.worker.memory_bytes or self.left.memory_bytes
+        )
+        return tuple(dict.fromkeys((*self.left.lacks(need.each), *bound.lacks(need.each))))
+
+    def most(self, need: Need, gpus: int) -> int:
+        """Return on how many of so many GPUs a job that is alone here may have workers."""
+        if not need or not gpus:
+            return gpus
+        if not self.takes(need):
+            return 0
+        if need.whole:
+            return gpus
+        each = need.each
+        fits = [gpus, *([self.left.millicores // each.millicores] if each.millicores else [])]
+        fits += [self.left.memory_bytes // each.memory_bytes] if each.memory_bytes else []
+        return min(fits)
+
+    def less(self, taken: Amounts) -> Capacity:
+        return Capacity(self.left - taken, self.worker, self.unheld)

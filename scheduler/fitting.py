@@ -1,0 +1,178 @@
+"""Cores and memory: no server gets more workers than it has cores and memory for. Pure, and the same for every policy.
+
+Policies and placement know GPUs only. Where their decision asks more of a server than it has, some of its jobs may not use
+all of their GPUs there, and everything is decided again: so a job that does not fit on one server is tried on another. After
+`ROUNDS` decisions the jobs that still do not fit keep what does.
+
+A server's cores and memory go first to promised jobs, then by priority, then to the jobs that have GPUs there, then in the
+order of submission; each job's minimum comes before the rest of any.
+
+A change of placement can be ordered once there is room for it beside the processes that are there now (`Room`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from .amounts import Amounts, Capacity, Need
+from .decision import Decision, Stage, Step
+from .placement.fewest_servers import layout_of
+from .sets import some, union
+from .view import ClusterView, Gpus, Reason, ReasonCode
+
+ROUNDS = 6
+
+
+def fitted(view: ClusterView, chosen: Callable[[ClusterView], Decision]) -> Decision:
+    """Return the decision of `chosen` for the view, in which all workers fit on their servers."""
+    if not view.needs or not any(server.capacity for server in view.servers):
+        return chosen(view)
+    room = Room(view)
+    away: dict[int, Gpus] = {row: gpus for row, need in view.needs.items() if (gpus := room.closed(need))}
+    for last in range(ROUNDS - 1, -1, -1):
+        decision = chosen(view.confined(away) if away else view)
+        over = room.over(decision.placements)
+        if not over or not last:
+            break
+        away = {row: away.get(row, 0) | over.get(row, 0) for row in sorted({*away, *over})}
+    return _told(view, room, decision if not over else _cut(view, decision, over), decision, away)
+
+
+class Room:
+    """The cores and the memory of a view's servers."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self._servers: list[tuple[str, Gpus, Capacity]] = [
+            (server.server, mask, server.capacity)
+            for server, mask in zip(view.servers, _masks(view), strict=True)
+            if server.capacity is not None
+        ]
+
+    def closed(self, need: Need) -> Gpus:
+        """Return the GPUs of the servers that cannot have even one worker of a job."""
+        return union(mask for _, mask, capacity in self._servers if not capacity.takes(need))
+
+    def over(self, placements: Mapping[int, Gpus]) -> dict[int, Gpus]:
+        """Return, by row, the GPUs that jobs may not have, since a server has too little for all workers placed there."""
+        found: dict[int, Gpus] = {}
+        for _, mask, capacity in self._servers:
+            here = {row: gpus & mask for row in self._view.needs if (gpus := placements.get(row, 0)) & mask}
+            if not capacity.left.lacks(self._taken(here)):
+                continue
+            for row, kept in self._kept(here, placements, capacity).items():
+                if kept != here[row]:
+                    found[row] = found.get(row, 0) | mask & ~kept
+        return found
+
+    def _kept(self, here: Mapping[int, Gpus], placements: Mapping[int, Gpus], capacity: Capacity) -> dict[int, Gpus]:
+        """Return which of their GPUs on a server jobs keep."""
+        jobs, present = self._view.jobs, self._view.placements
+        manual = self._view.manual_shares
+
+        def first(row: int) -> tuple[bool, int, bool, int]:
+            promised = not jobs.soft[row] and bool(np.isfinite(jobs.deadline_s[row]))
+            return not promised, -int(jobs.priority[row]), not present.get(row, 0) & here[row], row
+
+        order, count = sorted(here, key=first), dict.fromkeys(here, 0)
+        left = capacity
+        for whole in (False, True):
+            for row in order:
+                need, has = self._view.needs[row], here[row].bit_count()
+                elsewhere = placements[row].bit_count() - has
+                least = manual.get(row, int(jobs.min_gpus[row])) - elsewhere
+                wanted = has if whole else max(0, min(has, least))
+                each = self._view.per_server(row)
+                taken = need.of_gpus(count[row])
+                may = min(wanted, left.less(taken * -1).most(need, wanted))
+                if may > count[row] and (not each or may >= each):
+                    left = left.less(need.of_gpus(may) - taken)
+                    count[row] = may
+        return {row: some(count[row], here[row] & present.get(row, 0), here[row]) for row in order}
+
+    def _taken(self, here: Mapping[int, Gpus]) -> Amounts:
+        needs = self._view.needs
+        return sum((needs[row].of_gpus(gpus.bit_count()) for row, gpus in here.items()), Amounts())
+
+    def allows(
+        self, row: int, before: Gpus, after: Gpus, held: Mapping[int, Gpus], targets: Mapping[int, Gpus]
+    ) -> bool:
+        """Return whether the servers have room for a job's new GPUs beside all processes that are there or are ordered.
+
+        `held`: where those are, by row.
+        """
+        needs = self._view.needs
+        if row not in needs:
+            return True
+        for _, mask, capacity in self._servers:
+            if not after & ~before & mask:
+                continue
+            both = {each: (held.get(each, 0) | targets.get(each, 0)) & mask for each in needs if each != row}
+            both[row] = (held.get(row, 0) | before | after) & mask
+            if capacity.left.lacks(self._taken(both)):
+                return False
+        return True
+
+    def waits(self, placements: Mapping[int, Gpus], row: int) -> Reason | None:
+        """Return why a job has no further worker, where cores or memory are the reason."""
+        need, used = self._view.needs[row], union(placements.values())
+        best: tuple[int, str, Amounts, tuple[str, ...]] | None = None
+        for name, mask, capacity in self._servers:
+            here = {each: gpus & mask for each in self._view.needs if (gpus := placements.get(each, 0)) & mask}
+            left = capacity.left - self._taken(here)
+            lacking = left.lacks(need.each) or capacity.lacks(need)
+            if not mask & ~used or capacity.unheld:
+                continue
+            if not lacking:
+                return None
+            amount = left.memory_bytes if "cores" not in lacking else left.millicores
+            if best is None or amount > best[0]:
+                best = amount, name, left, lacking
+        if best is None:
+            return None
+        _, name, left, lacking = best
+        asked = Amounts(left.millicores if "cores" in lacking else 0, left.memory_bytes if "memory" in lacking else 0)
+        what = " and ".join(lacking)
+        return Reason(
+            ReasonCode.RESOURCES,
+            f"waits for {what}: each worker asks for {need.each}, and of the servers with a free GPU {name} has most left, "
+            f"{asked if asked else f'no {what}'}",
+        )
+
+
+def _cut(view: ClusterView, decision: Decision, over: Mapping[int, Gpus]) -> Decision:
+    """Return the decision without the GPUs `over`; a job that is left less than its minimum has none."""
+    placements, shares = dict(decision.placements), decision.shares.copy()
+    for row, gpus in over.items():
+        left = placements[row] & ~gpus
+        if left.bit_count() < int(view.jobs.min_gpus[row]):
+            left = 0
+        placements[row], shares[row] = left, left.bit_count()
+    return replace(decision, shares=shares, placements={row: gpus for row, gpus in placements.items() if gpus})
+
+
+def _told(view: ClusterView, room: Room, decision: Decision, before: Decision, away: Mapping[int, Gpus]) -> Decision:
+    """Return the decision with cores and memory among its reasons."""
+
+    def reason(row: int) -> Iterator[Reason]:
+        wants = int(view.jobs.max_gpus[row]) > decision.shares[row]
+        if (row in away or decision is not before) and row in view.needs and wants:
+            told = room.waits(decision.placements, row)
+            if told is not None:
+                yield told
+
+    def every(row: int) -> tuple[Reason, ...]:
+        return (*reason(row), *decision.every(row))
+
+    def steps(row: int) -> tuple[Step, ...]:
+        cut = (Step(Stage.RESOURCES, int(decision.shares[row])),) if decision.shares[row] < before.shares[row] else ()
+        return (*before.steps(row), *cut)
+
+    return replace(decision, why=lambda row: next(reason(row), None) or decision.why(row), every=every, steps=steps)
+
+
+def _masks(view: ClusterView) -> list[Gpus]:
+    return list(layout_of(tuple([len(server.gpus) for server in view.servers])).masks)
