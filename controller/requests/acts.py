@@ -25,6 +25,7 @@ from ...protocol.principals import LOCAL_OPERATOR, Principal, Role
 from ...protocol.texts import gpu_count, over_words
 from ...protocol.times import FIRST_HELLO_S
 from ...scheduler.admission import Newcomer, Situation
+from ...scheduler.amounts import Need
 from ...scheduler.kinds import Demand, never_fits
 from ...scheduler.priorities import ignored
 from ...scheduler.quotas.lasting import Lasting
@@ -160,7 +161,12 @@ def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, 
 
 def _refusal(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
     """Return why a job is not admitted, whatever its deadline; "" if it is admitted."""
-    return _too_urgent(cluster, who, spec) or _never_fits(cluster, spec) or _beyond_bounds(cluster, who, spec)
+    return (
+        _too_urgent(cluster, who, spec)
+        or _never_fits(cluster, spec)
+        or _beyond_part(cluster, spec)
+        or _beyond_bounds(cluster, who, spec)
+    )
 
 
 def _beyond_bounds(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
@@ -192,6 +198,24 @@ def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
         if cluster.servers.most_gpus(demand) >= spec.gpus.min
         else never_fits(demand, spec.gpus.min, cluster.servers.stocks())
     )
+
+
+def _beyond_part(cluster: Cluster, spec: JobSpec) -> str:
+    """Return why no deadline can be promised to a job that asks for cores or memory; "" otherwise. Plans of deadlines count
+    GPUs, so a worker may not take more than a GPU's part of a server.
+    """
+    need = Need.of(spec)
+    if not need or spec.deadline is None or spec.deadline.soft:
+        return ""
+    for session in cluster.servers.sessions.values():
+        whole = session.whole
+        if whole.capacity is not None and whole.capacity.most(need, len(whole.gpus)) < len(whole.gpus):
+            return (
+                f"a deadline is promised only if each worker asks for no more than a GPU's part of every server, and not for "
+                f"{need.each}: {whole.server} has {whole.capacity.left} for {gpu_count(len(whole.gpus))}. Ask for less, or say "
+                "--soft"
+            )
+    return ""
 
 
 def _too_many(cluster: Cluster, who: Principal) -> str:

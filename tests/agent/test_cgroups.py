@@ -61,6 +61,41 @@ def test_limits_of_version_2_are_written_and_controllers_are_handed_down(
     assert (tmp_path / "cgroup.subtree_control").read_text().startswith("+")
 
 
+def test_what_a_job_asks_for_binds_beside_the_operators_limits_and_fails_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory with plain files is the cgroup tree; this kernel has no controller for CPUs."""
+
+    plain_mkdir = os.mkdir
+
+    def make(path: str | Path, mode: int = 0o755) -> None:
+        plain_mkdir(path, mode)
+        for name in ("memory.max", "pids.max", "cgroup.procs"):
+            Path(path, name).touch()
+
+    monkeypatch.setattr(os, "mkdir", make)
+    tmp_path = tmp_path / "mounted"
+    tmp_path.mkdir()
+    limits = Limits(memory_bytes=2 << 30, tasks=100)
+    groups = Cgroups("ab", limits, None, Mounted(tmp_path, True))
+    for asked, held in ((1 << 30, 1 << 30), (4 << 30, 2 << 30), (None, 2 << 30)):
+        (path,) = groups.make(f"w{asked}", Limits(memory_bytes=asked))
+        assert Path(path, "memory.max").read_text() == str(held)
+    with pytest.raises(OSError, match="its limit of CPUs cannot hold"):
+        groups.make("w", Limits(cpus=2.0))
+    assert "its limit of CPUs cannot hold" in groups.unheld_of_jobs()
+    noted = Cgroups("ab", limits, None, Mounted(tmp_path, True), strict=False)
+    assert noted.make("n", Limits(cpus=2.0))
+    assert noted.unheld_of_jobs() == "", "the operator has chosen to do without limits"
+
+
+def test_without_cgroups_no_worker_of_a_job_that_asks_for_memory_is_started() -> None:
+    groups = Cgroups("ab", Limits(tasks=10), None, Mounted())
+    assert groups.make("a") == ()
+    with pytest.raises(OSError, match="it has no control group: none are mounted"):
+        groups.make("b", Limits(memory_bytes=1 << 30))
+
+
 def test_without_cgroups_workers_run_without_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     groups = Cgroups("ab", Limits(tasks=10), None, Mounted())
     assert groups.make("a") == groups.make("b") == ()

@@ -53,6 +53,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import (
+    Allocatable,
     BatchChange,
     Fault,
     Gpu,
@@ -133,9 +134,11 @@ class World:
         seed: int = 0,
         stages: Stages | None = None,
         kinds: dict[str, tuple[str, int]] | None = None,
+        amounts: dict[str, tuple[float, int]] | None = None,
         **settings: Any,
     ):
-        """`servers`: GPUs per server; `kinds`: model and memory in bytes; without it they are CPU slots."""
+        """`servers`: GPUs per server; `kinds`: model and memory in bytes; without it they are CPU slots;
+        `amounts`: cores, and memory in GiB, for jobs."""
         self.now = 1000.0
         self.policy = policy
         self.stages = stages or Stages()
@@ -154,7 +157,9 @@ class World:
             called, memory = (kinds or {}).get(name, ("CPU slot", 0))
             kind = GpuKind.CUDA if name in (kinds or {}) else GpuKind.CPU
             slots = tuple(Gpu(index=i, kind=kind, name=called, memory_bytes=memory) for i in range(gpus))
-            server = Server(server=ServerId(name), address="127.0.0.1", gpus=slots)
+            there = (amounts or {}).get(name)
+            told = Allocatable(cpus=there[0], memory_bytes=there[1] << 30) if there is not None else None
+            server = Server(server=ServerId(name), address="127.0.0.1", gpus=slots, allocatable=told)
             self.agents[ServerId(name)] = Agent(server)
         self.machine = self.new_machine()
         for name in self.agents:

@@ -44,6 +44,8 @@ def script(tmp_path: Path, *lines: str, first: str = "#!/bin/bash") -> Path:
         ("##SBATCH --gpus=2", []),
         ("# comment", []),
         ("#SBATCH --nodes=1 --ntasks=1", []),
+        ("#SBATCH --cpus-per-task=8 --mem=32G", ["--cpus", "8", "--memory", "32GiB"]),
+        ("#SBATCH -c 4 --mem-per-cpu=2048", ["--cpus", "4", "--memory", "8192MiB"]),
     ],
 )
 def test_a_line_that_means_the_same_here_is_read(tmp_path: Path, line: str, options: list[str]) -> None:
@@ -59,10 +61,11 @@ def test_a_line_that_means_the_same_here_is_read(tmp_path: Path, line: str, opti
     "option",
     [
         "--output=%j.out",
-        "--mem=32G",
+        "--mem=0",
+        "--mem-per-cpu=4G",
         "--mail-type=END",
         "--partition=gpu",
-        "--cpus-per-task=8",
+        "--cpus-per-task=some",
         "--dependency=afterok:77",
         "--exclusive",
         "--time=soon",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.ctl.jobdocument import text_of
 from elasticd.ctl.jobfile import Overrides, build
 from elasticd.ctl.jobgpus import GpuOptions
 from elasticd.protocol.errors import UserError
@@ -100,3 +101,29 @@ def test_a_mistake_in_an_option_names_the_option(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=f"^{name}: "):
             built(tmp_path, "gpus: 4", options)
+
+
+def test_cores_and_memory_of_each_worker_are_taken_over_and_written_back(tmp_path: Path) -> None:
+    spec = built(tmp_path, "cpus: 2.5\nmemory: 16GiB")
+    assert (spec.cpus, spec.memory_bytes) == (2.5, 16 << 30)
+    (tmp_path / "again.yaml").write_text(text_of(spec))
+    assert build(tmp_path / "again.yaml", Overrides(), tmp_path, ENVIRON) == spec
+    by_options = build(tmp_path / "job.yaml", Overrides(cpus=4, memory="1GiB"), tmp_path, ENVIRON)
+    assert (by_options.cpus, by_options.memory_bytes) == (4.0, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("cpus: 0", "cpus: 0 is not a number of cores from 0.01 to 65536"),
+        ("cpus: many", "cpus: 'many' is not a number of cores from 0.01 to 65536"),
+        ("cpus: .nan", "cpus: nan is not a number of cores from 0.01 to 65536"),
+        ("cpus: true", "cpus: True is not a number of cores from 0.01 to 65536"),
+        ("memory: 16", "memory: 16 is not an amount of memory such as 40GiB or 16GB"),
+        ("memory: 1MiB", "memory: '1MiB' is too little for a process: at least 16 MiB"),
+    ],
+)
+def test_cores_or_memory_that_are_none_are_refused(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        built(tmp_path, line)
+    assert str(raised.value) == f"{tmp_path}/job.yaml: {words}"

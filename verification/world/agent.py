@@ -51,6 +51,7 @@ from elasticd.protocol.messages import (
     session_name,
 )
 from elasticd.protocol.model import (
+    Allocatable,
     Gpu,
     GpuAddress,
     GpuKind,
@@ -105,15 +106,18 @@ class _Record:
 class Agent(Process):
     """One server with its agent."""
 
-    def __init__(self, world: World, name: str, server: str, gpus: int, identity: str, kind: str = "") -> None:
+    def __init__(
+        self, world: World, name: str, server: str, gpus: int, identity: str, kind: str = "", cores: int = 0
+    ) -> None:
         """`server`: the agent's name in the protocol; `name`: the simulation's name of this machine; `kind`: the model of its
-        GPUs, empty: CPU slots.
+        GPUs, empty: CPU slots. `cores`: and as many GiB of memory, that it tells of; 0: none.
         """
         super().__init__(world, name, name)
         self._world = world
         self.gpu_name = kind or "CPU slot"
         slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name=self.gpu_name) for i in range(gpus))
-        self.server = Server(server=ServerId(server), address="127.0.0.1", gpus=slots)
+        there = Allocatable(cpus=float(cores), memory_bytes=cores << 30) if cores else None
+        self.server = Server(server=ServerId(server), address="127.0.0.1", gpus=slots, allocatable=there)
         self.record = Identity(agent=identity, start=0)  # on the server's disk
         self.workers: dict[WorkerId, Worker] = {}
         self.powered = True

@@ -70,7 +70,7 @@ class World:
         self.story = Story(self.timeline, tell)
         self.network = Network(self.timeline, plan.seed, plan.weather, plan.peer_loss)
         self.people = People(plan.seed, plan.users)
-        self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers, self.people)
+        self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers, self.people, plan.cores)
         self.books = Bookkeeper(self.timeline)
         self.cordons = Cordons(self)
         self.removed: set[str] = set()  # servers that are admitted again only after a restart of their agents
@@ -96,7 +96,9 @@ class World:
         self.users, self.intruders = Users(self), Intruders(self)
         self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))
         kinds = plan.types or [""] * plan.servers
-        self.agents = [Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}", kind) for i, kind in enumerate(kinds)]
+        self.agents = [
+            Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}", kind, plan.cores) for i, kind in enumerate(kinds)
+        ]
         for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):
             agent.clock_of_new_s = ahead_s
         self.twins: list[Agent] = []
@@ -240,7 +242,7 @@ class World:
         """Start a second machine whose agent uses the same name."""
         name = f"{agent.name}twin{len(self.twins)}"
         kind = agent.gpu_name if self.plan.types else ""
-        twin = Agent(self, name, agent.server.server, len(agent.server.gpus), name, kind)
+        twin = Agent(self, name, agent.server.server, len(agent.server.gpus), name, kind, self.plan.cores)
         self.twins.append(twin)
         twin.boot()
         self.after(for_s, self._end_twin, twin)

@@ -36,6 +36,7 @@ from elasticd.protocol.messages import (
     Withholding,
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
+from elasticd.scheduler.amounts import Amounts, Need
 from elasticd.scheduler.kinds import Demand, GpuSort
 
 from .forger import is_believed
@@ -125,8 +126,10 @@ class Oracle:
     """Checks each event against the invariants."""
 
     def __init__(
-        self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], servers: int, people: People
+        self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], servers: int, people: People, cores: int
     ) -> None:
+        """`cores`: of each server, with as many GiB of memory; 0: these are not counted."""
+        self._cores = cores
         self._timeline = timeline
         self._people = people
         self._story = story
@@ -234,6 +237,7 @@ class Oracle:
                 )
         job = JobId(worker.rpartition(".")[0])
         known = self.job(job)
+        self._check_amounts(gpus[0].partition("/")[0])
         self._name_of[worker] = name
         began_on = "" if known.uncertain or self._begins_anew(known) else known.began_on
         if not Demand.of(known.plan.spec, began_on, known.agnostic).options([GpuSort(name)]):
@@ -241,6 +245,21 @@ class Oracle:
             raise Violation("a worker runs on GPUs that its job may use", f"{worker} is started on {name}{began}")
         if not known.joined and not known.uncertain:
             self._begin_in_gang(job, known, worker)
+
+    def _check_amounts(self, server: str) -> None:
+        """The workers on a server may not have asked for more cores or memory than it has."""
+        gib = Amounts(1000, 1 << 30) * self._cores
+        here = {worker: self.job(JobId(worker.rpartition(".")[0])) for worker in self._on(server)}
+        if not gib or any(known.uncertain for known in here.values()):
+            return  # a controller whose store is old does not know all processes
+        taken = sum((Need.of(known.plan.spec).each for known in here.values()), Amounts())
+        if gib.lacks(taken):
+            raise Violation("workers have what they ask for", f"{', '.join(here)} on {server} ask for {taken} of {gib}")
+
+    def _on(self, server: str) -> list[WorkerId]:
+        """Return the workers with processes on a server, each once."""
+        there = [workers for gpu, workers in self._on_gpu.items() if gpu.partition("/")[0] == server]
+        return list(dict.fromkeys(worker for workers in there for worker in workers))
 
     def _begins_anew(self, known: _Known) -> bool:
         """Whether the job starts from the beginning, as nothing of an earlier start is left.

@@ -300,6 +300,7 @@ WITH_DEADLINES = (
 )  # (remainder, divisor) of the seeds: every other history with a plain remainder
 WITH_LOANS, LOANS = (20, 23), 6  # seeds of histories with loans and priorities besides; number of loans
 WITH_NEWCOMERS = (25, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds
+WITH_AMOUNTS = (28, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds: jobs ask for cores and memory
 WITH_STOPS = (20, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds
 KEEP_DEADLINES = ("max-min", "optimus", "afs-l", "afs-p", "elastic", "elasticflow")
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
@@ -523,6 +524,7 @@ class Plan:
     clocks_ahead_s: tuple[float, ...] = ()  # offsets of the servers' clocks at the beginning; empty: none
     connect_s: float = CONNECT_S  # until the members of a communicator are connected
     types: tuple[str, ...] = ()  # GPU model of each server; empty: all have CPU slots
+    cores: int = 0  # of each server, with as many GiB of memory; 0: its agent does not tell
     users: tuple[str, ...] = ()  # besides an operator; empty: only the administrator
 
     @property
@@ -616,8 +618,13 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     if shape.mixed and (seed % FOCUS_OF in MIXED or with_deadlines):
         types = _types(random.Random(f"{seed}/types"), shape.servers)
         jobs = [_typed(random.Random(f"{seed}/types/{i}"), job, types, gpus) for i, job in enumerate(jobs)]
+    cores = 0
+    if shape.focus and seed % WITH_AMOUNTS[1] == WITH_AMOUNTS[0]:
+        cores = 2 * gpus
+        jobs = [_with_amounts(random.Random(f"{seed}/amounts/{i}"), job, cores) for i, job in enumerate(jobs)]
     return Plan(
         types=types,
+        cores=cores,
         seed=seed,
         weather=weather,
         servers=shape.servers,
@@ -744,6 +751,12 @@ def _loan(chance: random.Random, shape: Shape) -> Fault:
     """An operator lends some GPUs."""
     at, for_s = round(chance.uniform(5, shape.storm_s), 3), round(chance.uniform(20, 150), 1)
     return Fault(at, Kind.LEND, chance.randrange(1000), for_s)
+
+
+def _with_amounts(chance: random.Random, job: JobPlan, cores: int) -> JobPlan:
+    """The job, which most often asks for cores or memory; sometimes for more than a server's part for each GPU."""
+    cpus, gib = chance.choice((0.0, 1.0, 2.0, 3.5, float(cores))), chance.choice((0, 0, 1, 3, cores // 2))
+    return replace(job, spec=msgspec.structs.replace(job.spec, cpus=cpus, memory_bytes=gib << 30))
 
 
 def _with_priority(chance: random.Random, job: JobPlan) -> JobPlan:

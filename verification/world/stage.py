@@ -120,6 +120,7 @@ def _cluster(stage: Stage, words: Sequence[str], options: Options) -> None:
         gpus=int(options.get("gpus", "2")),
         policy=options.get("policy", "max-min"),
         types=tuple(_NAMES[word] for word in options["types"].split(",")) if "types" in options else (),
+        cores=int(options.get("cores", "0")),
         connect_s=_seconds(options["connect"]) if "connect" in options else CONNECT_S,
     )
     stage.world, stage.told = stage.make(plan), 0
@@ -150,6 +151,8 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         max_steps=steps,
         throughput={1: float(options["throughput"])} if "throughput" in options else {},
         gpu_types=tuple(options["type"].split(",")) if "type" in options else (),
+        cpus=float(options.get("cpus", "0")),
+        memory_bytes=int(options.get("memory-gib", "0")) << 30,
         gpus_per_server=int(options["per-server"]) if "per-server" in options else None,
         determinism=Determinism(options.get("determinism", "elastic")),
         after=tuple(_after(text) for text in options["waits-for"].split(",")) if "waits-for" in options else (),
