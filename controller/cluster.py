@@ -23,6 +23,7 @@ from .events import Action, AgentMessage, ClientRequest, Fetch, StandDown, Warn
 from .jobs.job import Job
 from .jobs.records import WorkerRecord, WorkerState
 from .jobs.throughput import Estimated
+from .notices import Notices, notice_of
 from .records import CLUSTER_KEY, LEADER_KEY, ClusterRecord, LeaderRecord
 from .settings import Settings
 from .snapshots import Snapshots, id_of
@@ -48,6 +49,7 @@ class Cluster:
         self.store_is_old = False  # a store behind its agents was reported to the operator
         self._effects = Effects()
         self.history = EventHistory(self._effects)
+        self.notices = Notices(self._effects)
         self.clients = Clients(self._effects)
         self.planning = Planning(configured, now, self._effects)
         self.experience = Experience(self._effects, self.planning.request)
@@ -147,6 +149,10 @@ class Cluster:
     def take_effects(self, now: float) -> list[Action]:
         """Return the effects since the last call: first the records to write, then all other actions."""
         settings = self.settings
+        for event in self.history.take_fresh():
+            job = self.jobs.get(event.job) if event.job is not None else None
+            if job is not None and (notice := notice_of(event, job)) is not None:
+                self.notices.add(notice)
         if self.jobs.write(now, settings.whole_workers, settings.keeping, self.experience):
             self.record_itself()
         if self.snapshots.due(now):

@@ -29,7 +29,9 @@ from ..runtime.door import Bounds
 from ..scheduler.measuring import Measuring
 from ..scheduler.profiles.curves import load as load_profiles
 from ..scheduler.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
+from . import notifying
 from .jobs.throughput import Profiles
+from .notifying import NotifyConfig
 from .settings import Keeping
 from .store import etcd_api
 from .store.etcd_connection import Access
@@ -90,6 +92,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     measuring: MeasuringConfig = MeasuringConfig()
     reserve_after_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 600.0
     history: HistoryConfig = HistoryConfig()
+    notify: NotifyConfig = NotifyConfig()
     open_jobs_per_user: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     user_priority: Priority = PRIORITIES["high"]
     operator_priority: Priority = MAX_PRIORITY
@@ -151,6 +154,7 @@ def load(path: Path) -> ControllerConfig:
                 transport.check_form(address)
             except OperatorError as error:
                 raise OperatorError(f"{path}: {field}: {error}") from None
+    notifying.check(loaded.notify, f"{path}: notify")
     if loaded.metrics_address is not None:
         config.host_and_port(f"{path}: metrics_address", loaded.metrics_address)
     return loaded
@@ -171,6 +175,7 @@ RELOADED = frozenset(
         "measuring",
         "reserve_after_s",
         "history",
+        "notify",
         "open_jobs_per_user",
         "user_priority",
         "operator_priority",

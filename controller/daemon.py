@@ -48,6 +48,7 @@ from .events import (
     ClientRequest,
     Event,
     Fetch,
+    NoticeDone,
     Outgoing,
     Reconfigured,
     Record,
@@ -61,6 +62,7 @@ from .leading.candidacy import Begin, Candidacy, End
 from .lines import AgentLines
 from .machine import ControllerMachine
 from .metrics import Watch, figures, standby_figures
+from .notifying import Notifier
 from .reign import Reign
 from .requests.answers import changes as is_change
 from .sealing import Seals
@@ -122,6 +124,7 @@ class ControllerDaemon:
         self._from_client: Codec[Envelope] = Codec(Envelope)
         self._context = transport.context(io_threads=2)  # one for the network, one for local peers
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
+        self._notifier = Notifier(options.notify, self._loop.wake)
         self._keys = KeyDirectory(options.keys)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
         self._door = Door(self._context, self._loop, pair, principals, options.bounds, look=self._look_at_keys)
@@ -188,6 +191,7 @@ class ControllerDaemon:
                 self._candidacy.close()
             if self._exporter is not None:
                 self._exporter.close()
+            self._notifier.close()
             self._loop.close()
             self._door.close()
             self._context.term()
@@ -209,6 +213,9 @@ class ControllerDaemon:
         except ElasticError as error:
             log_refusal(error)
         else:
+            if options.notify != self._present.options.notify:
+                self._notifier.close()
+                self._notifier = Notifier(options.notify, self._loop.wake)
             self._present = replace(new, options=options)
             if self._reign is not None:
                 before = self._reign.machine.cluster.settings
@@ -230,6 +237,7 @@ class ControllerDaemon:
             return
         log.warning("term %d is over: %s; stands by", reign.term, reign.over)
         self._reign = None
+        self._notifier.forget()
         self._changes.clear()
         if self._candidacy is not None:
             if reign.heard:
@@ -388,8 +396,12 @@ class ControllerDaemon:
         changes, self._changes = self._changes, []
         for change in changes:
             self._take(reign, change)
+        for number in self._notifier.take_done():
+            self._take(reign, NoticeDone(number))
         self._send(reign, reign.finish_ahead(self._clock.now()))
         self._send(reign, reign.finish(self._clock.now()))
+        if reign.speaks() and not reign.turn.trouble:
+            self._notifier.offer(reign.machine.cluster.notices.pending)
         self._end_if_over(reign)
 
     def _look_at_refused(self, seals: Seals) -> None:
@@ -489,6 +501,7 @@ def _settings(present: Configuration, incarnation: str, term: int) -> Settings:
         open_jobs_per_user=options.open_jobs_per_user,
         user_priority=options.user_priority,
         operator_priority=options.operator_priority,
+        notifies=options.notify.any,
         reserve_after_s=options.reserve_after_s,
     )
 

@@ -91,7 +91,24 @@ class Reconfigured:
     configured: Scheduler
 
 
-Event = AgentMessage | ClientRequest | Fetched | TimePassed | ClockSet | StoreReturned | RecordsRefused | Reconfigured
+@dataclass(frozen=True)
+class NoticeDone:
+    """Nothing is left to do for the notice of this number: it was delivered, or given up."""
+
+    number: int
+
+
+Event = (
+    NoticeDone
+    | AgentMessage
+    | ClientRequest
+    | Fetched
+    | TimePassed
+    | ClockSet
+    | StoreReturned
+    | RecordsRefused
+    | Reconfigured
+)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from .events import (
     ClockSet,
     Event,
     Fetched,
+    NoticeDone,
     Reconfigured,
     RecordsRefused,
     StoreReturned,
@@ -111,6 +112,8 @@ class ControllerMachine:
                 self._cluster.refused_jobs = jobs
                 if text:
                     self._cluster.history.add(now, EventKind.RECORDS_REFUSED, None, text)
+            case NoticeDone(number):
+                self._cluster.notices.done(number)
             case Reconfigured(settings, configured):
                 self._cluster.settings = settings
                 reconfigured(self._cluster, now, configured)

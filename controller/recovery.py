@@ -24,6 +24,7 @@ from .jobs.reported import Reported
 from .jobs.stored import States, Written, contents, living, workers_of
 from .jobs.table import WorkerTable
 from .jobs.throughput import PREFIX, KindRecord
+from .notices import NOTICES, Notice, notice_key
 from .records import (
     ADOPTED,
     CLUSTER_KEY,
@@ -74,6 +75,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     kinds: list[KindRecord] = []
     idle_times: dict[ServerId, Idle] = {}
     removals: dict[ServerId, RemovalRecord] = {}
+    notices: list[Notice] = []
     policy: PolicyRecord | None = None
     leader = LeaderRecord(term=0)
     for key, value in records:
@@ -124,6 +126,8 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 )
             elif key.startswith(REMOVED):
                 removals[ServerId(key.removeprefix(REMOVED))] = msgspec.msgpack.decode(value, type=RemovalRecord)
+            elif key.startswith(NOTICES):
+                notices.append(msgspec.msgpack.decode(value, type=Notice))
             elif key == POLICY_KEY:
                 policy = msgspec.msgpack.decode(value, type=PolicyRecord)
         except msgspec.MsgspecError as error:
@@ -148,6 +152,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         else:
             _recover_job(cluster, now, submission, states.get(submission.job), True)
     cluster.history.recover(events)
+    cluster.notices.recover(notices)
     cluster.jobs.next_number = max(
         cluster.jobs.first_number, max(map(job_number, (*submitted, *states)), default=0) + 1
     )
@@ -252,6 +257,7 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     Values of archived records are empty.
     """
     found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.history.events}
+    found |= {notice_key(number): msgspec.msgpack.encode(notice) for number, notice in cluster.notices.pending.items()}
     for job in cluster.jobs.values():
         found |= {
             key: msgspec.msgpack.encode(part) for key, part in contents(job, cluster.jobs.is_parted(job.id)).items()

@@ -39,6 +39,7 @@ class Settings:
     open_jobs_per_user: int = 10_000
     user_priority: int = PRIORITIES["high"]  # the highest priority that a user may give a job
     operator_priority: int = MAX_PRIORITY  # the highest priority that an operator may give a job
+    notifies: bool = False  # the operator has configured a channel for notices
     reserve_after_s: float = 600.0  # a job that has waited this long gets a reservation
     whole_workers: int = stored.WHOLE  # in a job with more workers than this, each worker has a record of its own
 

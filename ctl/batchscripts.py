@@ -50,8 +50,8 @@ REASONS = {
     "dependency": "it names jobs of Slurm: --after JOB",
     "error": "`elasticctl logs` shows what a job writes",
     "export": "--env",
-    "mail-type": "nothing is sent at the end: `elasticctl wait`",
-    "mail-user": "nothing is sent at the end: `elasticctl wait`",
+    "mail-type": "--notify start,end,fail",
+    "mail-user": "notices go where the operator of the cluster has said",
     "mem": "--memory 16GiB",
     "mem-per-cpu": "it goes with --cpus-per-task: --memory 16GiB",
     "mem-per-gpu": "--memory is for all GPUs of the script on a server",
@@ -255,11 +255,18 @@ def _signal(value: str) -> list[str]:
     return ["--warn", f"{match['seconds'] or WARN_DEFAULT_S}s"] if match is not None else []
 
 
+def _notify(value: str) -> list[str]:
+    known = {"BEGIN": "start", "END": "end", "FAIL": "fail", "ALL": "start,end,fail"}
+    words = [known.get(word, "") for word in value.split(",")]
+    return ["--notify", ",".join(words)] if all(words) else []
+
+
 _SAME: dict[str, Callable[[str], list[str]]] = {
     "job-name": _name,
     "time": _time,
     "array": lambda value: ["--array", value] if value else [],
     "signal": _signal,
     "constraint": lambda value: ["--gpu-type", value.upper()] if re.fullmatch(r"[\w-]+", value) else [],
+    "mail-type": _notify,
     "no-requeue": lambda value: ["--restarts", "0"],
 }

@@ -64,6 +64,7 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "restarts": spec.restarts,
         "time": None if spec.time_limit_s is None else _limit_text(spec.time_limit_s),
         "warn": None if spec.warn_s is None else span_text(spec.warn_s),
+        "notify": [each.value for each in spec.notify] or None,
         "after": [f"{after.job}:any" if after.any else str(after.job) for after in spec.after] or None,
         "start_timeout": span_text(spec.start_timeout_s) if spec.must_join else None,
         "load_timeout": None if spec.load_timeout_s == LOAD_TIMEOUT_S else span_text(spec.load_timeout_s),

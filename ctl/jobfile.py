@@ -43,6 +43,7 @@ from ..protocol.model import (
     GpuRange,
     JobId,
     JobSpec,
+    Notify,
     OnDivergence,
     Processes,
     Until,
@@ -125,6 +126,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     snapshot: bool | None = None
     processes: str | None = None
     restarts: int | None = None
+    notify: str | list[str] | None = None
     after: str | list[str] | None = None
     array: str | int | None = None
     sweep: Any = None
@@ -158,6 +160,7 @@ class Overrides(msgspec.Struct, frozen=True):
     determinism: str | None = None
     processes: str | None = None
     restarts: int | None = None
+    notify: str | None = None
     after: tuple[str, ...] = ()
     array: str | None = None
     sweep: Path | None = None
@@ -251,6 +254,7 @@ def build(
         processes=processes,
         time_limit_s=None if time[1] is None else limit_s(*time),
         warn_s=None if warn[1] is None else duration_s(warn[1], warn[0]),
+        notify=_notify(*pick("notify", options.notify, written.notify)),
         after=_after(*pick("after", options.after or None, written.after)),
         restarts=restarts if restarts is not None or _joins(gpus.range, processes, command, workdir, env) else 0,
         must_join=written.start_timeout is not None,
@@ -278,6 +282,15 @@ def array_of(file: Path | None, options: Overrides, cwd: Path) -> arrays.Array |
         where_sweep, sweep = sweep, arrays.sweep_of(_directory(cwd, file) / sweep)
     array = options.array if options.array is not None else written.array
     return arrays.wanted(where, None if array is None else str(array), where_sweep, sweep)
+
+
+def _notify(where: str, value: str | list[str] | None) -> tuple[Notify, ...]:
+    words = value.split(",") if isinstance(value, str) else value or []
+    known = {each.value: each for each in Notify}
+    for word in words:
+        if word.strip() not in known:
+            raise UserError(f"{where}: {word.strip()!r} is none of {', '.join(known)}")
+    return tuple(dict.fromkeys(known[word.strip()] for word in words))
 
 
 def _account() -> str:

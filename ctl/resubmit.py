@@ -105,6 +105,7 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         "restarts": options.restarts,
         "time_limit_s": options.time,
         "warn_s": options.warn,
+        "notify": options.notify,
         "command": options.command or None,
         "scaling": options.replay_batches,
         "gpus": gpus.gpus,

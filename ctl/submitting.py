@@ -174,6 +174,14 @@ def submit(
         str | None,
         typer.Option(help="With --time: send SIGUSR1 so long before the end, such as 60s.", show_default=False),
     ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="start,end,fail,promise",
+            help="Send a notice, by the operator's channels; promise: its deadline is endangered or missed.",
+            show_default=False,
+        ),
+    ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(
@@ -257,6 +265,7 @@ def submit(
         determinism=determinism,
         processes=processes,
         restarts=restarts,
+        notify=notify,
         after=tuple(after or ()),
         array=array,
         sweep=sweep,

@@ -355,6 +355,15 @@ class Scaling(Value, frozen=True, kw_only=True):
         return max([change.factor for change in self.replay or ()], default=self.max_factor)
 
 
+class Notify(enum.Enum):
+    """What the user of a job is told of, by the operator's channels."""
+
+    START = "start"  # it trains, or its command runs; also after a pause
+    END = "end"  # however it ends
+    FAIL = "fail"
+    PROMISE = "promise"  # its deadline is endangered, or missed
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """A user's request for a job. ``elasticctl`` validates it, and the controller validates it again."""
 
@@ -393,6 +402,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     array: ArrayElement | None = None  # None: the job is not of an array
     time_limit_s: float | None = None  # the job ends when it has run for so long, waiting not counted; None: no limit
     warn_s: float | None = None  # so long before that its processes get SIGUSR1; None: not
+    notify: tuple[Notify, ...] = ()
     # Until a worker of the job has called `elastic.join()`:
     restarts: int | None = None  # greatest number of times the command is run again from the start; None: no limit
     # `start_timeout_s` applies, since the user has set it; otherwise a command may run for ever

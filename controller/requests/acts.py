@@ -128,7 +128,13 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}{resuming.told(spec)}{after.told(spec)}"
     cluster.history.add(now, EventKind.SUBMITTED, job.id, text)
     cluster.clients.audit(now, asked, "submit", job.id, text)
-    notes = (ignored(cluster.planning.decider.scheduler.policy, spec.priority), dependencies.sentence(cluster, job))
+    mute = "no notice is sent: the operator has set no channel for notices (notify in controller.yaml)"
+    told = mute if spec.notify and not cluster.settings.notifies else ""
+    notes = (
+        told,
+        ignored(cluster.planning.decider.scheduler.policy, spec.priority),
+        dependencies.sentence(cluster, job),
+    )
     return Submitted(job=job.id, promise=promise_view(job), notes=tuple(filter(None, notes)))
 
 

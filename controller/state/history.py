@@ -21,6 +21,7 @@ class EventHistory:
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
         self.next_number = 1
         self.tallies = Tallies()
+        self._fresh: list[EventView] = []
         self._effects = effects
 
     def recover(self, events: Iterable[EventView]) -> None:
@@ -46,3 +47,10 @@ class EventHistory:
             self._effects.delete(event_key(self.events[0].number))
         self.events.append(event)
         self._effects.put(event_key(event.number), event)
+        if job is not None:
+            self._fresh.append(event)
+
+    def take_fresh(self) -> list[EventView]:
+        """Return the events of jobs since the last call."""
+        found, self._fresh = self._fresh, []
+        return found

@@ -10,7 +10,7 @@ from elasticd.ctl.jobdocument import text_of
 from elasticd.ctl.jobfile import Overrides, build
 from elasticd.ctl.jobgpus import GpuOptions
 from elasticd.protocol.errors import UserError
-from elasticd.protocol.model import GpuRange, JobSpec
+from elasticd.protocol.model import GpuRange, JobSpec, Notify
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -127,3 +127,16 @@ def test_cores_or_memory_that_are_none_are_refused(tmp_path: Path, line: str, wo
     with pytest.raises(UserError) as raised:
         built(tmp_path, line)
     assert str(raised.value) == f"{tmp_path}/job.yaml: {words}"
+
+
+def test_notices_are_named_and_written_back(tmp_path: Path) -> None:
+    spec = built(tmp_path, "notify: [end, promise]")
+    assert spec.notify == (Notify.END, Notify.PROMISE)
+    (tmp_path / "again.yaml").write_text(text_of(spec))
+    assert build(tmp_path / "again.yaml", Overrides(), tmp_path, ENVIRON) == spec
+    assert build(tmp_path / "job.yaml", Overrides(notify="start, end"), tmp_path, ENVIRON).notify == (
+        Notify.START,
+        Notify.END,
+    )
+    with pytest.raises(UserError, match="--notify: 'ends' is none of start, end, fail, promise"):
+        build(tmp_path / "job.yaml", Overrides(notify="ends"), tmp_path, ENVIRON)

@@ -13,6 +13,7 @@ from elasticd.controller.events import (
     ClientRequest,
     ClockSet,
     Event,
+    NoticeDone,
     ReplyClient,
     SendAgent,
     Warn,
@@ -54,6 +55,7 @@ RECENT = 1  # finished jobs kept in memory; so few that archived jobs occur in h
 KEPT_SAID = 40  # messages to agents
 RESTART_S = 3.0  # until systemd restarts a controller that has crashed
 RENEW_S = 1.0  # between two renewals of a lease, where there is one
+NOTICE_S = 0.7  # until a notice is delivered
 STANDBY_LOOK_S = 0.5  # between two checks of the standby whether a leader exists
 
 _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
@@ -72,6 +74,7 @@ class Controller(Process):
         self._between_turns = False  # False: a turn was interrupted
         self._found = 0  # number of the disk that this life began with
         self._compare_at = COMPARE_EVERY  # commits
+        self._notifying: set[int] = set()  # notices on their way, in this life
         self._clock_set_s = 0.0  # sum of the jumps that its clock has noticed
         self.said: deque[tuple[ServerId, ToAgentFromController, str]] = deque(maxlen=KEPT_SAID)  # in this life
         self._told = 0  # number of cluster events that the story already has
@@ -105,6 +108,7 @@ class Controller(Process):
         self._world.story.say(f"controller starts, for the {self.life}. time")
         try:
             self._made = 0
+            self._notifying = set()
             self.said.clear()
             self._turn = self._disk.begin(self.life, self._build, self.now)
         except Crashed:
@@ -199,6 +203,8 @@ class Controller(Process):
                     self._world.oracle.audited(action)
                 case _:
                     assert_never(action)
+        if not self._turn.trouble:
+            self._notify()
         self._world.oracle.shares_are_recorded()
         self._barred = {name: self._barred_on(name) for name in self.machine.cluster.servers.sessions}
         self._look()
@@ -208,6 +214,23 @@ class Controller(Process):
             self._world.oracle.turning = False
             self._compare_at = self._world.oracle.commits + COMPARE_EVERY
             self._compare()
+
+    def _notify(self) -> None:
+        """Deliver the recorded notices, each after a while; what this life does not get to is left to the next."""
+        for number in [number for number in self.machine.cluster.notices.pending if number not in self._notifying]:
+            self._notifying.add(number)
+            self.later(NOTICE_S, self._noticed, number)
+
+    def _noticed(self, number: int) -> None:
+        self._notifying.discard(number)
+        notice = self.machine.cluster.notices.pending.get(number)
+        if notice is None:
+            return  # dropped, or the store was replaced
+        self._world.story.say(f"a notice tells that {notice.job} has {notice.event.value}")
+        self._world.oracle.noticed(notice.job, notice.event)
+        self.take(NoticeDone(number))
+        if self.alive:
+            self.settle()
 
     def _crash(self) -> None:
         self._world.story.say("controller dies at a commit")

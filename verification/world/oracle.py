@@ -23,6 +23,7 @@ from elasticd.controller.state.history import KEPT_EVENTS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
     Cancelled,
+    EventKind,
     Order,
     PromiseState,
     Refused,
@@ -35,7 +36,7 @@ from elasticd.protocol.messages import (
     Submitted,
     Withholding,
 )
-from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
+from elasticd.protocol.model import GpuAddress, JobId, JobPhase, Notify, ServerId, WorkerId, job_number
 from elasticd.scheduler.amounts import Amounts, Need
 from elasticd.scheduler.kinds import Demand, GpuSort
 
@@ -130,6 +131,7 @@ class Oracle:
     ) -> None:
         """`cores`: of each server, with as many GiB of memory; 0: these are not counted."""
         self._cores = cores
+        self._noticed: set[tuple[JobId, str]] = set()  # jobs and events of which notices were delivered
         self._timeline = timeline
         self._people = people
         self._story = story
@@ -982,9 +984,17 @@ class Oracle:
         """Number of steps repeated after starts from checkpoints, in all jobs."""
         return sum(known.repeated for known in self._jobs.values())
 
+    def noticed(self, job: JobId, event: EventKind) -> None:
+        """A notice of this event was delivered."""
+        self._noticed.add((job, event.value))
+
     def at_end(self) -> None:
         """Check the invariants of a whole history."""
         for job, known in self._jobs.items():
+            ended = known.record.phase if known.record is not None and known.record.phase.final else None
+            asked = Notify.END in known.plan.spec.notify and not known.uncertain
+            if ended is not None and asked and (job, ended.value) not in self._noticed:
+                raise Violation("a notice is delivered at least once", f"no notice tells that {job} has {ended.value}")
             finished = known.record is not None and known.record.phase is JobPhase.FINISHED
             if finished and known.plan.script.ending.joins:
                 last = known.plan.script.steps - 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from elasticd.protocol.model import CheckpointSpec, Deadline, Determinism, GpuRange, JobSpec, Processes
+from elasticd.protocol.model import CheckpointSpec, Deadline, Determinism, GpuRange, JobSpec, Notify, Processes
 
 from .people import USERS
 
@@ -300,7 +300,7 @@ WITH_DEADLINES = (
 )  # (remainder, divisor) of the seeds: every other history with a plain remainder
 WITH_LOANS, LOANS = (20, 23), 6  # seeds of histories with loans and priorities besides; number of loans
 WITH_NEWCOMERS = (25, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds
-WITH_AMOUNTS = (28, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds: jobs ask for cores and memory
+WITH_AMOUNTS = (28, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds: jobs ask for cores, memory and notices
 WITH_STOPS = (20, 2 * FOCUS_OF)  # (remainder, divisor) of the seeds
 KEEP_DEADLINES = ("max-min", "optimus", "afs-l", "afs-p", "elastic", "elasticflow")
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
@@ -756,7 +756,8 @@ def _loan(chance: random.Random, shape: Shape) -> Fault:
 def _with_amounts(chance: random.Random, job: JobPlan, cores: int) -> JobPlan:
     """The job, which most often asks for cores or memory; sometimes for more than a server's part for each GPU."""
     cpus, gib = chance.choice((0.0, 1.0, 2.0, 3.5, float(cores))), chance.choice((0, 0, 1, 3, cores // 2))
-    return replace(job, spec=msgspec.structs.replace(job.spec, cpus=cpus, memory_bytes=gib << 30))
+    asked = {"cpus": cpus, "memory_bytes": gib << 30, "notify": (Notify.START, Notify.END)}
+    return replace(job, spec=msgspec.structs.replace(job.spec, **asked))
 
 
 def _with_priority(chance: random.Random, job: JobPlan) -> JobPlan:

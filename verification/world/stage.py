@@ -20,6 +20,7 @@ from elasticd.protocol.model import (
     GpuRange,
     JobId,
     JobSpec,
+    Notify,
     Processes,
 )
 
@@ -151,6 +152,7 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         max_steps=steps,
         throughput={1: float(options["throughput"])} if "throughput" in options else {},
         gpu_types=tuple(options["type"].split(",")) if "type" in options else (),
+        notify=tuple(map(Notify, options["notify"].split(","))) if "notify" in options else (),
         cpus=float(options.get("cpus", "0")),
         memory_bytes=int(options.get("memory-gib", "0")) << 30,
         gpus_per_server=int(options["per-server"]) if "per-server" in options else None,

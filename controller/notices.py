@@ -1,0 +1,86 @@
+"""Notices of jobs that users have asked for (`JobSpec.notify`): which events they are, and those that are not delivered yet.
+
+A notice is recorded in the commit of its event, and deleted when every channel of the operator's has taken or refused it for
+good. So the next controller delivers what this one has not, and a crash in between delivers a notice twice, never not at all.
+Only the KEPT_NOTICES newest are kept: a channel that is away for days must not fill the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..protocol.messages import EventKind, EventView
+from ..protocol.model import JobId, Notify, Value
+from .jobs.job import Job
+from .state.effects import Effects
+
+NOTICES = "/notices/"
+KEPT_NOTICES = 2000
+MAX_TEXT = 2000  # characters
+
+OF_EVENTS: dict[EventKind, tuple[Notify, ...]] = {
+    EventKind.STARTED: (Notify.START,),
+    EventKind.FINISHED: (Notify.END,),
+    EventKind.CANCELLED: (Notify.END,),
+    EventKind.FAILED: (Notify.FAIL, Notify.END),
+    EventKind.ENDANGERED: (Notify.PROMISE,),
+    EventKind.MISSED: (Notify.PROMISE,),
+}
+
+
+class Notice(Value, frozen=True, kw_only=True):
+    """One notice: an event of a job, with the number of that event."""
+
+    number: int
+    event: EventKind
+    job: JobId
+    name: str
+    user: str
+    owner: str  # name of the principal that submitted the job
+    time_s: float  # Unix time
+    text: str
+
+
+def notice_key(number: int) -> str:
+    return f"{NOTICES}{number:012d}"
+
+
+def notice_of(event: EventView, job: Job) -> Notice | None:
+    """Return the notice of an event, if the job's user has asked for it."""
+    if not set(OF_EVENTS.get(event.kind, ())) & set(job.spec.notify):
+        return None
+    return Notice(
+        number=event.number,
+        event=event.kind,
+        job=job.id,
+        name=job.spec.name,
+        user=job.spec.user,
+        owner=job.submission.owner,
+        time_s=event.time_s,
+        text=event.text[:MAX_TEXT],
+    )
+
+
+class Notices:
+    """The notices that are not delivered yet, by number, the oldest first."""
+
+    def __init__(self, effects: Effects) -> None:
+        self.pending: dict[int, Notice] = {}
+        self.dropped = 0  # beyond KEPT_NOTICES, since the start
+        self._effects = effects
+
+    def recover(self, notices: Iterable[Notice]) -> None:
+        """Take in the notices that the store holds, in any order."""
+        self.pending = {notice.number: notice for notice in sorted(notices, key=lambda notice: notice.number)}
+
+    def add(self, notice: Notice) -> None:
+        self.pending[notice.number] = notice
+        self._effects.put(notice_key(notice.number), notice)
+        while len(self.pending) > KEPT_NOTICES:
+            self.done(next(iter(self.pending)))
+            self.dropped += 1
+
+    def done(self, number: int) -> None:
+        """Note that nothing is left to do for a notice."""
+        if self.pending.pop(number, None) is not None:
+            self._effects.delete(notice_key(number))

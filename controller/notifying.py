@@ -1,0 +1,293 @@
+"""Delivery of notices: a command, a webhook, and mail, as the operator has configured them (`notify` in controller.yaml).
+
+Each channel has a thread of its own, which delivers one notice after the other, so nothing here is waited for by the
+controller's turn, and a channel that hangs delays no other. An attempt takes at most ATTEMPT_S; a failed one is repeated after 1,
+2, 4 ... s, at most LONGEST_PAUSE_S, and given up after GIVE_UP_S. The queue of a channel is bounded by `notices.KEPT_NOTICES`.
+
+A notice holds texts of users. None of them gets into a command line or a header: the command gets them as variables and as JSON
+on its standard input, the webhook as JSON, and a mail in its body. A mail's address has the user's name, if that is a plain one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Mapping
+from email.message import EmailMessage
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from ..protocol.errors import OperatorError
+from .notices import Notice
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_S = 10.0
+LONGEST_PAUSE_S = 300.0
+GIVE_UP_S = 86_400.0
+PLAIN_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+MAX_OUTPUT = 400  # characters of a failed command's output, in the log
+
+
+ADDRESS = r"^([^\s<>,;-][^\s<>,;]*@[^\s<>,;]+)?$"
+
+
+class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where notices go; each channel that is set gets all of them. `mail_to`: {user} stands for the job's user."""
+
+    command: tuple[str, ...] = ()
+    webhook: Annotated[str, msgspec.Meta(pattern=r"^(https?://\S+)?$")] = ""
+    webhook_token_file: str | None = None
+    mail_to: Annotated[str, msgspec.Meta(pattern=ADDRESS)] = ""
+    mail_from: Annotated[str, msgspec.Meta(pattern=r"^[^\s<>,;-][^\s<>,;]*$")] = "elasticctl"
+    sendmail: str = "/usr/sbin/sendmail"
+
+    @property
+    def any(self) -> bool:
+        return bool(self.command or self.webhook or self.mail_to)
+
+
+class Way(Protocol):
+    """A way to deliver a notice."""
+
+    def __call__(self, notice: Notice) -> None:
+        """Deliver a notice. Raises OSError or subprocess.SubprocessError if it may be tried again, ValueError if it may not."""
+
+
+def document(notice: Notice) -> dict[str, Any]:
+    """Return a notice as programs get it."""
+    return {
+        "number": notice.number,
+        "event": notice.event.value,
+        "job": notice.job,
+        "name": notice.name,
+        "user": notice.user,
+        "time_s": notice.time_s,
+        "text": notice.text,
+    }
+
+
+def variables(notice: Notice) -> dict[str, str]:
+    """Return a notice as variables of a command: ELASTICCTL_JOB, ELASTICCTL_EVENT ..."""
+    return {f"ELASTICCTL_{name.upper()}": str(value).replace("\0", "?") for name, value in document(notice).items()}
+
+
+def _run(argv: tuple[str, ...], fed: bytes, more: Mapping[str, str]) -> None:
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+        env={**environment, **more},
+        start_new_session=True,
+    ) as child:
+        try:
+            output, _ = child.communicate(fed, timeout=ATTEMPT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, 9)
+            raise
+    if child.returncode:
+        told = output.decode(errors="replace").strip()[-MAX_OUTPUT:]
+        raise OSError(
+            f"{argv[0]} has ended with {child.returncode}: {told}"
+            if told
+            else f"{argv[0]} has ended with {child.returncode}"
+        )
+
+
+class Command:
+    """A command of the operator's, without a shell."""
+
+    def __init__(self, argv: tuple[str, ...]) -> None:
+        self._argv = argv
+
+    def __call__(self, notice: Notice) -> None:
+        _run(self._argv, msgspec.json.encode(document(notice)), variables(notice))
+
+
+class Webhook:
+    """A POST of JSON."""
+
+    def __init__(self, url: str, token_file: str | None) -> None:
+        self._url, self._token_file = url, token_file
+
+    def __call__(self, notice: Notice) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "elasticctl"}
+        if self._token_file is not None:
+            headers["Authorization"] = (
+                f"Bearer {Path(self._token_file).expanduser().read_text(encoding='ascii').strip()}"
+            )
+        request = urllib.request.Request(self._url, msgspec.json.encode(document(notice)), headers, method="POST")
+        with urllib.request.urlopen(request, timeout=ATTEMPT_S) as answer:
+            answer.read(1)
+
+
+class Mail:
+    """A mail to the job's user."""
+
+    def __init__(self, options: NotifyConfig) -> None:
+        self._options = options
+
+    def __call__(self, notice: Notice) -> None:
+        options = self._options
+        if "{user}" in options.mail_to and not PLAIN_USER.fullmatch(notice.user):
+            raise ValueError(f"{notice.user[:64]!r} is no plain name of a user, so no address follows from it")
+        address = options.mail_to.replace("{user}", notice.user)
+        mail = EmailMessage()
+        mail["From"], mail["To"] = options.mail_from, address
+        mail["Subject"] = f"{notice.job}: {notice.event.value}"
+        mail["Auto-Submitted"] = "auto-generated"
+        mail["Message-ID"] = f"<{notice.number}.{notice.job}@elasticctl>"  # of a repetition, too
+        when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(notice.time_s))
+        mail.set_content(f"{notice.job} ({notice.name}, {notice.user})\n{when}  {notice.event.value}: {notice.text}\n")
+        _run((options.sendmail, "-i", "-f", options.mail_from, "--", address), mail.as_bytes(), {})
+
+
+class Channel:
+    """A way of delivery with its thread and its queue."""
+
+    def __init__(self, name: str, way: Way, done: Callable[[int], None]) -> None:
+        self.name = name
+        self._way = way
+        self._done = done
+        self._queue: deque[Notice] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"notices by {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, notice: Notice) -> None:
+        with self._changed:
+            self._queue.append(notice)
+            self._changed.notify()
+
+    def clear(self) -> None:
+        with self._changed:
+            self._queue.clear()
+
+    def close(self) -> None:
+        """End the thread soon; an attempt in progress ends by itself."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while (notice := self._next()) is not None:
+            since_s, pause_s = time.monotonic(), 1.0
+            while not self._tried(notice, since_s):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, pause_s)
+                    if self._closed:
+                        return
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _next(self) -> Notice | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._queue)
+            return None if self._closed else self._queue.popleft()
+
+    def _tried(self, notice: Notice, since_s: float) -> bool:
+        """Return whether the notice is delivered, or given up."""
+        try:
+            self._way(notice)
+        except ValueError as error:  # also a token that is none
+            log.warning("the notice of %s (%s) is not sent by %s: %s", notice.job, notice.event.value, self.name, error)
+        except (OSError, subprocess.SubprocessError, urllib.error.URLError) as error:
+            if time.monotonic() - since_s < GIVE_UP_S:
+                log.warning("the notice of %s (%s) waits for %s: %s", notice.job, notice.event.value, self.name, error)
+                return False
+            log.error("the notice of %s (%s) is given up: %s: %s", notice.job, notice.event.value, self.name, error)
+        self._done(notice.number)
+        return True
+
+
+class Notifier:
+    """All channels. `offer` and `take_done` are called by the controller's turn, and never wait for a delivery."""
+
+    def __init__(self, options: NotifyConfig, wake: Callable[[], None]) -> None:
+        """`wake`: make the controller's loop take a turn, since a notice is done; called from other threads."""
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._left: dict[int, set[int]] = {}  # by number of the notice: the channels that have not done with it
+        self._done: deque[int] = deque()
+        self._newest = -1  # number of the last notice that was offered
+        ways: list[tuple[str, Way]] = []
+        if options.command:
+            ways.append((f"the command {options.command[0]}", Command(options.command)))
+        if options.webhook:
+            ways.append(("the webhook", Webhook(options.webhook, options.webhook_token_file)))
+        if options.mail_to:
+            ways.append(("mail", Mail(options)))
+        self._channels = [Channel(name, way, partial(self._on_done, at)) for at, (name, way) in enumerate(ways)]
+
+    def offer(self, pending: dict[int, Notice]) -> None:
+        """Deliver these notices, in ascending order, except those offered before. Without a channel they are done."""
+        fresh = list(takewhile(lambda notice: notice.number > self._newest, reversed(pending.values())))
+        for notice in reversed(fresh):
+            number = self._newest = notice.number
+            with self._lock:
+                self._left[number] = set(range(len(self._channels)))
+                if not self._channels:
+                    self._done.append(number)
+            for channel in self._channels:
+                channel.put(notice)
+
+    def take_done(self) -> list[int]:
+        """Return the notices for which nothing is left to do, since the last call."""
+        with self._lock:
+            found = list(self._done)
+            self._done.clear()
+            for number in found:
+                self._left.pop(number, None)
+        return found
+
+    def forget(self) -> None:
+        """Deliver no more, as another controller leads by now; attempts in progress end by themselves."""
+        for channel in self._channels:
+            channel.clear()
+        self._newest = -1
+        with self._lock:
+            self._left.clear()
+            self._done.clear()
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    def _on_done(self, channel: int, number: int) -> None:
+        with self._lock:
+            left = self._left.get(number)
+            if left is None:
+                return
+            left.discard(channel)
+            if left:
+                return
+            self._done.append(number)
+        self._wake()
+
+
+def check(options: NotifyConfig, where: str) -> None:
+    """Check that a command and a file of a token are there. Raises OperatorError, with `where`."""
+    for field, path in (
+        ("command", options.command[0] if options.command else None),
+        ("sendmail", options.sendmail if options.mail_to else None),
+    ):
+        if path is not None and not (os.path.isabs(path) and os.access(path, os.X_OK)):
+            raise OperatorError(f"{where}.{field}: {path} is no absolute path of a program that can be run")
+    token = options.webhook_token_file
+    if token is not None and not os.access(Path(token).expanduser(), os.R_OK):
+        raise OperatorError(f"{where}.webhook_token_file: {token} cannot be read")
