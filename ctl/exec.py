@@ -46,14 +46,19 @@ def execute(
     words = tuple(command or ())
     if not words:
         raise UserError(f"which command? Such as `elasticctl exec {shlex.quote(job)} -- bash`")
-    shared, on_terminal = of(context), sys.stdin.isatty() and sys.stdout.isatty()
+    raise typer.Exit(converse(of(context), job, words, rank))
+
+
+def converse(shared: Context, job: str, words: tuple[str, ...], rank: int = 0) -> int:
+    """Run a command beside a worker, with this process's input and output. Returns its exit code."""
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     allowed = shared.ask(Exec(job=job, command=words, rank=rank, terminal=on_terminal), ExecAllowed)
     conversation = _Conversation(shared, allowed.exec, words, on_terminal)
     with _raw() if on_terminal else contextlib.nullcontext():
         output = conversation.hold()
     if output.reason:
         say(f"elasticctl: {output.reason}")
-    raise typer.Exit(output.exit_code or 0)
+    return output.exit_code or 0
 
 
 class _Conversation:

@@ -222,6 +222,10 @@ def submit(
             autocompletion=completion.ended_jobs,
         ),
     ] = None,
+    pty: Annotated[
+        bool,
+        typer.Option("--pty", help="With `run`: have a shell, or another command, at this terminal: --pty bash."),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -238,6 +242,7 @@ def submit(
     """Submit a job and print its id."""
     import os
 
+    from .interactive import Shell
     from .jobfile import Overrides, array_of, build
     from .jobgpus import GpuOptions
     from .jobscaling import replayed
@@ -247,8 +252,14 @@ def submit(
     shared, act = of(context), context.info_name or "submit"  # or "run"
     goes_on = GoingOn(resume, with_new_code, shared.job)
     file, command = (
-        (None, ()) if goes_on.source is not None and not arguments else _file_or_command(act, arguments or [])
+        (None, ())
+        if goes_on.source is not None and not arguments
+        else (None, tuple(arguments or ("bash",)))
+        if pty
+        else _file_or_command(act, arguments or [])
     )
+    if pty and act != "run":
+        raise UserError("submit: --pty goes with `elasticctl run`")
     overrides = Overrides(
         name=name,
         gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
@@ -282,6 +293,9 @@ def submit(
     built = build(file, options, where, os.environ, doubt, packed.take)
     spec = goes_on.job(file, overrides, built, packed.take)
     doubts += packed.left_out
+    shell = Shell(shared) if pty else None
+    if shell is not None:
+        spec = shell.job(spec)
     if spec.after and not isinstance(_cluster(shared), ElasticError):
         spec = msgspec.structs.replace(spec, after=awaited(shared, spec.after))
     several = array_of(file, overrides, _where_we_are())
@@ -323,6 +337,8 @@ def submit(
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, time.time())}")
     _say_all([*answer.notes, *doubts, *unchecked(spec)])
+    if shell is not None:
+        raise typer.Exit(shell.attach(job))
     if runs:
         raise typer.Exit(follow_to_end(shared, job, as_json=as_json))
     if follow:

@@ -165,7 +165,7 @@ def _told(view: ClusterView, room: Room, decision: Decision, before: Decision, a
                 yield told
 
     def every(row: int) -> tuple[Reason, ...]:
-        return (*reason(row), *decision.every(row))
+        return tuple(reason(row)) or decision.every(row)  # others follow from what the job may not use
 
     def steps(row: int) -> tuple[Step, ...]:
         cut = (Step(Stage.RESOURCES, int(decision.shares[row])),) if decision.shares[row] < before.shares[row] else ()
