@@ -15,7 +15,7 @@ import typer
 
 from ..protocol.errors import UserError
 from ..protocol.messages import GetUsage, UsageBy, UsageReport, UsageRow
-from . import completion, render
+from . import completion, jobreport, render
 from .context import JSON, of, print_json, show
 
 DAY_S = 86_400.0
@@ -31,6 +31,15 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     context: typer.Context,
+    which: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]",
+            help="One job: what became of its GPUs and its time, and what to change.",
+            show_default=False,
+            autocompletion=completion.any_jobs,
+        ),
+    ] = None,
     user: Annotated[str | None, typer.Option(help="Only this user's.", show_default=False)] = None,
     job: Annotated[
         str | None,
@@ -52,9 +61,14 @@ def report(
         bool, typer.Option("--csv", help="Comma-separated values, for spreadsheets.", show_default=False)
     ] = False,
 ) -> None:
-    """Show GPU-seconds of users, days or jobs: used, idle, paused, lost."""
+    """Show GPU-seconds of users, days or jobs: used, idle, paused, lost; or what became of one job's GPUs and time."""
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other")
+    if which is not None:
+        if as_csv or any(each is not None for each in (user, job, since, until, by)):
+            raise UserError(f"report {which}: goes with --json alone; a table of GPU-seconds is --job {which}")
+        _of_job(context, which, as_json)
+        return
     if job is not None and (user is not None or since is not None or until is not None or by is not None):
         raise UserError("--job stands alone: a job is reported over all of its life")
     now = time.time()
@@ -76,6 +90,15 @@ def report(
         if found.rows:
             show(render.usage_table(found.rows, request.by))
         print(render.usage_line(found, job is not None), file=sys.stderr)
+
+
+def _of_job(context: typer.Context, job: str, as_json: bool) -> None:
+    view = of(context).job(job)
+    found = jobreport.report_of(view, time.time())
+    if as_json:
+        print_json(jobreport.document(view, found))
+    else:
+        print("\n".join([render.outcome(view, "  "), *map(render.printable, jobreport.lines(view, found))]))
 
 
 def _all_pages(context: typer.Context, request: GetUsage) -> UsageReport:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from msgspec.structs import replace as replace_in
 
-from ...protocol.model import GpuAddress, GpuPlace, JobId, JobPhase, Server, ServerId
+from ...protocol.model import Allocatable, GpuAddress, GpuPlace, JobId, JobPhase, Server, ServerId
 from ...scheduler.placement.fewest_servers import in_order
 from ..cluster import Cluster
 from ..jobs.job import Job
@@ -136,6 +136,7 @@ def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
             msgspec.structs.replace(template, index=index, uuid="", place=GpuPlace(), port=0)
             for index in range(min(each, count - begin))
         )
-        more = Server(server=ServerId(f"{MORE}{number:06}"), address="", gpus=gpus)
+        enough = Allocatable(cpus=job.spec.cpus * len(gpus), memory_bytes=job.spec.memory_bytes * len(gpus))
+        more = Server(server=ServerId(f"{MORE}{number:06}"), address="", gpus=gpus, allocatable=enough)
         cluster.servers.sessions[more.server] = Session(server=more, alive=True, last_heard_s=now)
     return True

@@ -1,0 +1,155 @@
+"""`elasticctl report JOB`: what became of a job's GPUs and of its time, and at most three changes that would help most. Pure.
+
+All numbers are of the whole life of the job, as the controller has recorded them (docs/accounting.md). A note stands only where
+it would save a stated part, and the one that would save most comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.messages import JobView
+from ..protocol.texts import gpu_count
+from .words import span
+
+MOST_NOTES = 3
+WORTH = 0.05  # of the GPU-seconds or of the time, from which on something is told
+LONG_IDLE = 0.25  # the same for starting, loading and saving, which nothing does without
+POOR = 0.5  # scaling efficiency below which more GPUs are a waste
+MEASURED = ("measured", "history")  # sources of throughput that are no guess
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """Times of a job, in seconds or GPU-seconds, and notes with the part of them that each is about."""
+
+    queued_s: float  # before it first had GPUs
+    interrupted_s: float  # without GPUs after that: preempted, paused, between two attempts
+    ran_s: float
+    mean_gpus: float  # while it had any
+    notes: tuple[str, ...]
+
+
+def report_of(view: JobView, now_s: float) -> JobReport:
+    """Return the report on a job."""
+    until_s = view.finished_s if view.finished_s is not None else now_s
+    first_s = next((change.time_s for change in view.shares if change.share), view.started_s)
+    queued_s = max(0.0, (first_s if first_s is not None else until_s) - view.submitted_s)
+    interrupted_s = max(0.0, until_s - view.submitted_s - queued_s - view.ran_s)
+    held = view.gpu_seconds.held_gpu_s
+    mean = held / view.ran_s if view.ran_s > 0 else 0.0
+    found = sorted(_notes(view, queued_s, interrupted_s), key=lambda each: -each[0])
+    return JobReport(queued_s, interrupted_s, view.ran_s, mean, tuple(text for _, text in found[:MOST_NOTES]))
+
+
+def _notes(view: JobView, queued_s: float, interrupted_s: float) -> list[tuple[float, str]]:
+    """Return notes, each with the part of the GPU-seconds or of the time that it is about."""
+    spec, spent = view.spec, view.gpu_seconds
+    held = spent.held_gpu_s
+    whole_s = queued_s + interrupted_s + view.ran_s
+    found: list[tuple[float, str]] = []
+
+    def part(seconds: float, of: float, least: float = WORTH) -> float:
+        return seconds / of if of > 0 and seconds / of >= least else 0.0
+
+    if lost := part(spent.lost_gpu_s, held):
+        often = (
+            f"checkpoint more often than every {span(spec.checkpoint.every_s)} (--checkpoint-every)"
+            if view.elastic
+            else "let it call elastic.join(), or save and load its own state"
+        )
+        found.append((lost, f"{_percent(lost)} of its GPU time was done again after {view.restarts} restarts: {often}"))
+    if idle := part(spent.idle_gpu_s, held, LONG_IDLE):
+        found.append(
+            (
+                idle,
+                f"{_percent(idle)} of its GPU time went into starting, loading, saving and waiting: load less before training",
+            )
+        )
+    if paused := part(spent.paused_gpu_s, held):
+        narrow = f"a narrower range than {spec.gpus.min}:{spec.gpus.max} (--gpus) is resized less often"
+        found.append(
+            (paused, f"{_percent(paused)} of its GPU time stood still in {len(view.resizes)} or more resizes: {narrow}")
+        )
+    if (queued := part(queued_s, whole_s, LONG_IDLE)) and spec.gpus.min > 1:
+        found.append(
+            (
+                queued,
+                f"it waited {span(queued_s)} for {gpu_count(spec.gpus.min)}: a smaller minimum (--gpus) starts earlier",
+            )
+        )
+    if view.elastic and (gone := part(interrupted_s, whole_s, LONG_IDLE)):
+        found.append(
+            (gone, f"it was without GPUs for {span(interrupted_s)} after its start: --priority, or a deadline")
+        )
+    if wasted := _wasted(view):
+        found.append(wasted)
+    ends = [worker for worker in view.past_workers if worker.reason.startswith(OUT_OF_MEMORY)]
+    if ends:
+        asked = f"{spec.memory_bytes / (1 << 30):.4g} GiB" if spec.memory_bytes else "no amount"
+        found.append(
+            (1.0, f"{len(ends)} of its workers ran out of memory; each asks for {asked}: ask for more (--memory)")
+        )
+    return found
+
+
+def _wasted(view: JobView) -> tuple[float, str] | None:
+    """Return a note if fewer GPUs would have trained nearly as fast, by the measured throughput."""
+    measured = [point for point in view.curve if point.source in MEASURED and point.share_gpus <= view.peak_gpus]
+    rates = {point.share_gpus: point.steps_per_s for point in measured if point.steps_per_s > 0}
+    most = max(rates, default=0)
+    fewer = [share for share in rates if share < most]
+    if not fewer:
+        return None
+    half = max(fewer)
+    gain = rates[most] / rates[half] - 1
+    if gain >= POOR * (most / half - 1):
+        return None
+    instead = f"with --gpus {view.spec.gpus.min}:{half} others have the rest"
+    text = f"{gpu_count(most)} trained {1 + gain:.2f} times as fast as {half}: {instead}"
+    return 1 - half * rates[most] / (most * rates[half]), text
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def lines(view: JobView, found: JobReport) -> list[str]:
+    """Return the report for people, below the job's outcome."""
+    spec, spent = view.spec, view.gpu_seconds
+    held = spent.held_gpu_s
+    asked = f"asked for {spec.gpus.min} to {spec.gpus.max}"
+    told = [f"  allocation  {found.mean_gpus:.1f} GPUs on average, {view.peak_gpus} at most; {asked}"]
+    for name, seconds, what in (
+        ("used", spent.used_gpu_s, "trained, or its command ran"),
+        ("idle", spent.idle_gpu_s, "started, loaded, saved, waited"),
+        ("paused", spent.paused_gpu_s, "stood still in resizes"),
+        ("lost", spent.lost_gpu_s, f"done again after {view.restarts} restarts"),
+    ):
+        if held > 0:
+            told.append(f"  {name:<11} {_percent(seconds / held):>5}  {seconds / 3600:.2f} GPU-hours: {what}")
+    without = f"{span(found.interrupted_s)} without after its start"
+    told.append(f"  time        {span(found.queued_s)} in the queue, {span(found.ran_s)} with GPUs, {without}")
+    told += [f"  note        {note}" for note in found.notes]
+    return told
+
+
+def document(view: JobView, found: JobReport) -> dict[str, Any]:
+    """Return the report for programs."""
+    return {
+        "job": view.job,
+        "phase": view.phase.value,
+        "queued_s": found.queued_s,
+        "interrupted_s": found.interrupted_s,
+        "ran_s": found.ran_s,
+        "mean_gpus": found.mean_gpus,
+        "peak_gpus": view.peak_gpus,
+        "restarts": view.restarts,
+        "used_gpu_s": view.gpu_seconds.used_gpu_s,
+        "idle_gpu_s": view.gpu_seconds.idle_gpu_s,
+        "paused_gpu_s": view.gpu_seconds.paused_gpu_s,
+        "lost_gpu_s": view.gpu_seconds.lost_gpu_s,
+        "notes": list(found.notes),
+    }
