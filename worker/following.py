@@ -279,7 +279,7 @@ class Following:
         present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
         for rank, letter in present:
             if letter != present[0][1]:
-                what = _first_difference(letter, present[0][1])
+                what, _ = _first_difference(letter, present[0][1])
                 remedy = METRIC if what in self._plateaus else REMEDY
                 raise UserError(
                     f"{what} was called differently on worker {present[0][0]} and on worker {rank} before step {part.step}: "
