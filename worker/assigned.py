@@ -38,6 +38,7 @@ LONGEST = 60  # characters of an expression in a message
 PARSED = 64  # files whose trees are kept, as each look at the script reads the same ones
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
 MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name, which takes some seconds
+MOST_SLICED = 300_000  # characters of the script's files that are sliced (`slicing`), which takes about a second
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Loop = ast.For | ast.AsyncFor | ast.While
@@ -127,8 +128,13 @@ class Sources:
 
     @property
     def trees(self) -> list[ast.Module]:
-        """The syntax trees of the script's files, the loop's file first, up to `MOST_TEXT` characters."""
-        return [each.tree for each in self._files("")]
+        """The syntax trees of the loop's file, and of the script's other files up to `MOST_SLICED` characters."""
+        found, length = [], 0
+        for source in self._files(""):
+            length += len(_text(source.file))
+            if not found or length <= MOST_SLICED:
+                found.append(source.tree)
+        return found
 
     @property
     def loop_scope(self) -> ast.AST | None:

@@ -230,8 +230,7 @@ class Slice:
             for number, each in enumerate(target.elts):
                 self._assign(each, values[number] if len(values) == len(target.elts) else value, scope, tests, whole)
             return
-        text = ast.unparse(_stem(target))
-        itself = any(ast.unparse(each) == text for each in ast.walk(value) if isinstance(each, ast.expr))
+        itself = _contains(value, _stem(target))
         if isinstance(target, ast.Subscript):
             everything = isinstance(target.slice, ast.Slice) and not itself
             self._note(
@@ -434,6 +433,16 @@ def _stem(node: ast.expr) -> ast.expr:
     while isinstance(node, ast.Subscript | ast.Starred):
         node = node.value
     return node
+
+
+def _contains(value: ast.expr, stem: ast.expr) -> bool:
+    """Return whether an expression reads this variable or attribute."""
+    if isinstance(stem, ast.Name):
+        return any(isinstance(each, ast.Name) and each.id == stem.id for each in ast.walk(value))
+    if not isinstance(stem, ast.Attribute):
+        return False
+    same = [each for each in ast.walk(value) if isinstance(each, ast.Attribute) and each.attr == stem.attr]
+    return bool(same) and ast.unparse(stem) in map(ast.unparse, same)
 
 
 def _attributes(kind: ast.ClassDef) -> Iterator[str]:
