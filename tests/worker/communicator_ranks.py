@@ -88,21 +88,25 @@ def say(document: dict[str, Any]) -> None:
 def main() -> None:
     scenario, size, address, lasting = SCENARIOS[sys.argv[1]], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
+    left: set[int] = set()
     for rank in range(size):
-        if os.fork() == 0:
+        if (child := os.fork()) == 0:
             result = scenario(rank, size, address)
             say({"rank": rank, **result})
             return  # through the interpreter's whole shutdown, which is part of the test
-    wait_for_children(size - lasting)
-    say({"ended": size - lasting})
+        left.add(child)
+    wait_for_children(left, lasting)
+    for child in left:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
-def wait_for_children(count: int) -> None:
-    """Wait until `count` of them have ended. After a limit all processes are killed, this one too."""
+def wait_for_children(left: set[int], lasting: int) -> None:
+    """Wait until all but `lasting` of them have ended. After a limit all processes are killed, this one too."""
     deadline = time.monotonic() + LIMIT_S
-    while count:
-        if os.waitpid(-1, os.WNOHANG)[0]:
-            count -= 1
+    while len(left) > lasting:
+        if child := os.waitpid(-1, os.WNOHANG)[0]:
+            left.remove(child)
         elif time.monotonic() > deadline:
             os.killpg(0, signal.SIGKILL)
         else:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +14,8 @@ import torch
 
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
 
+from ..forked import Scripts
+
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None
 assert _spec.loader is not None
@@ -27,25 +25,13 @@ _spec.loader.exec_module(_module)
 RendezvousServer, run_ranks = _module.RendezvousServer, _module.run_ranks
 
 
-def run_processes(scenario: str, size: int, lasting: int) -> list[dict[str, Any]]:
+def run_processes(scripts: Scripts, scenario: str, size: int, lasting: int) -> list[dict[str, Any]]:
     """Run a scenario of communicator_ranks.py. Returns its ranks' documents, once all but the `lasting` ones have ended."""
     with RendezvousServer() as server:
-        script = str(Path(__file__).with_name("communicator_ranks.py"))
-        command = [sys.executable, script, scenario, str(size), server.address, str(lasting)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        said: list[dict[str, Any]] = []
-        try:
-            for line in process.stdout:
-                document = json.loads(line)
-                if "ended" in document:
-                    return sorted(said, key=lambda document: int(document["rank"]))
-                said.append(document)
-            raise AssertionError(f"not all ranks have ended in time; they said {said}")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        script = Path(__file__).with_name("communicator_ranks.py")
+        done = scripts.run(script, scenario, str(size), server.address, str(lasting))
+    assert done.returncode == 0, f"not all ranks have ended in time; they said {done.stdout}{done.stderr}"
+    return sorted(map(json.loads, done.stdout.splitlines()), key=lambda document: int(document["rank"]))
 
 
 LANES = pytest.mark.parametrize("lane", ["host", "device"])
@@ -203,13 +189,15 @@ def test_many_generations_are_built_beside_each_other_and_retired() -> None:
 
 
 @pytest.mark.parametrize(("scenario", "lasting"), [("killed", 0), ("stopped", 1)])
-def test_survivors_of_a_lost_rank_get_an_error_in_time_and_end_without_hanging(scenario: str, lasting: int) -> None:
-    survivors = run_processes(scenario, 4, lasting)
+def test_survivors_of_a_lost_rank_get_an_error_in_time_and_end_without_hanging(
+    scripts: Scripts, scenario: str, lasting: int
+) -> None:
+    survivors = run_processes(scripts, scenario, 4, lasting)
     assert [survivor["rank"] for survivor in survivors] == [0, 2, 3]
     for survivor in survivors:
         assert survivor["error"] != "none"
         assert survivor["again"] == "broken"
 
 
-def test_a_process_ends_although_its_communicator_is_stuck() -> None:
-    assert [rank["rank"] for rank in run_processes("exit_without_retiring", 3, 1)] == [1, 2]
+def test_a_process_ends_although_its_communicator_is_stuck(scripts: Scripts) -> None:
+    assert [rank["rank"] for rank in run_processes(scripts, "exit_without_retiring", 3, 1)] == [1, 2]

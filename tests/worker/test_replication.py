@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -28,6 +25,8 @@ from elasticd.worker.state.replication import (
     Transfer,
 )
 from elasticd.worker.state.training_state import TrainingState, describe
+
+from ..forked import Scripts
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None
@@ -337,26 +336,20 @@ def test_tensors_greater_than_a_piece_arrive() -> None:
 
 
 Said = dict[str, list[dict[str, Any]]]
-LIMIT_S = 400.0  # of all cases together, on a loaded machine
 WHOLE = ["chain:-1", "tree:-1", "told:-1"]
 KILLED = [f"{plan}:{victim}" for plan in ("chain", "told") for victim in (0, 1, 2)]
 
 
 @pytest.fixture(scope="module")
-def said() -> Said:
-    """For each case the documents of replication_ranks.py's ranks, in rank order; all but the victims have ended."""
+def said(scripts: Scripts, request: pytest.FixtureRequest) -> Said:
+    """For each selected case the documents of replication_ranks.py's ranks, in rank order; all but the victims have ended."""
+    selected = {item.name for item in request.session.items}
+    cases = [case for case in (*WHOLE, *KILLED) if any(f"[{case}]" in name for name in selected)]
     with RendezvousServer() as server:
-        script = str(Path(__file__).with_name("replication_ranks.py"))
-        command = [sys.executable, script, server.address, *WHOLE, *KILLED]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            printed, _ = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 0, f"not all have ended in time; they said {printed}"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    found: Said = {case: [] for case in [*WHOLE, *KILLED]}
-    for document in sorted(map(json.loads, printed.splitlines()), key=lambda document: int(document["rank"])):
+        done = scripts.run(Path(__file__).with_name("replication_ranks.py"), server.address, *cases)
+        assert done.returncode == 0, f"not all have ended in time; they said {done.stdout}{done.stderr}"
+    found: Said = {case: [] for case in cases}
+    for document in sorted(map(json.loads, done.stdout.splitlines()), key=lambda document: int(document["rank"])):
         found[document["case"]].append(document)
     return found
 
