@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from examples.charlm import train as charlm
-from examples.digits import train as digits
-from examples.tabular import train as tabular
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_digits_are_split_the_same_way_each_time_and_no_image_is_in_both_parts() -> None:
+@pytest.fixture(scope="module")
+def digits() -> Any:
+    """Not imported while tests are collected, as scikit-learn takes seconds."""
+    return importlib.import_module("examples.digits.train")
+
+
+def test_digits_are_split_the_same_way_each_time_and_no_image_is_in_both_parts(digits: Any) -> None:
     (train, labels), (test, test_labels) = digits.load_split()
     again = digits.load_split()[0][0]
     assert torch.equal(train, again)
@@ -27,7 +33,7 @@ def test_digits_are_split_the_same_way_each_time_and_no_image_is_in_both_parts()
     assert float(train.max()) <= 1.0
 
 
-def test_a_shift_moves_an_image_by_at_most_one_pixel() -> None:
+def test_a_shift_moves_an_image_by_at_most_one_pixel(digits: Any) -> None:
     image = torch.zeros(1, 1, 8, 8)
     image[0, 0, 4, 4] = 1.0
     dataset = digits.ShiftedDigits(image, torch.tensor([0]))
@@ -76,6 +82,7 @@ def test_the_learning_rate_warms_up_and_then_falls_to_its_floor() -> None:
 
 
 def test_the_table_is_scaled_by_its_training_part_alone() -> None:
+    tabular = importlib.import_module("examples.tabular.train")
     (train, _), (test, _) = tabular.load_split()
     assert torch.allclose(train.mean(dim=0), torch.zeros(30), atol=1e-4)
     assert len(train) + len(test) == 569
@@ -89,7 +96,7 @@ def test_each_job_file_names_a_script_that_is_there(name: str) -> None:
     assert job["virtual_workers"] >= job["gpus"]["max"]
 
 
-def test_digits_are_learned_alone_too(tmp_path: Path) -> None:
+def test_digits_are_learned_alone_too(digits: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "ELASTIC_VIRTUAL_WORKERS": "4"}
     command = [sys.executable, "examples/digits/train.py", "--epochs", "4", "--output", str(tmp_path / "digits.pt")]
     said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
