@@ -153,6 +153,12 @@ def simulate(
     plot: Annotated[
         Path | None, typer.Option(help=f"Draw the results: a file ending in {', '.join(PICTURES)}.", show_default=False)
     ] = None,
+    failures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Failures of servers and GPUs: a trace (.csv), or rates (.yaml).", show_default=False
+        ),
+    ] = None,
     explain: Annotated[
         str | None, typer.Option(metavar="JOB", help="Tell what each policy decided about a job.", show_default=False)
     ] = None,
@@ -193,6 +199,7 @@ def simulate(
         seeds=range(seed, seed + seeds),
         explain=None if explain is None else JobId(explain),
         tells=tells,
+        failures=files.failures(failures),
     )
     if profiles is None:
         say(
@@ -218,6 +225,7 @@ def simulate(
         "left_out": dict(prepared[0].trace.left_out),
         "curves": curves,
         "random_models": random_models,
+        "failures": str(failures) if failures else None,
         "tells": asdict(tells) if tells is not None else None,
     }
     document = _document(trace, schedulers, inputs, found, sorted_by)

@@ -16,7 +16,8 @@ in a special way:
 * `Progress` (`progress`): the jobs' progress with their GPUs, and the costs of changes;
 * `Knowledge` (`knowledge`, `learning`): the policies' view of how jobs scale, which is the truth or the measurements so
   far;
-* `Standing` (`scheduler.placement`): the GPUs of each job;
+* `Standing` (`scheduler.placement`), or `Typed` (`typed`): the GPUs of each job;
+* `Outages` (`failures`): the GPUs that are out of order;
 * `Outcome` (`outcome`): the results.
 
 The cost of a decision depends on the jobs that the policy examines and changes, not on the length of the trace or the
@@ -43,9 +44,11 @@ from ..scheduler.placement.registry import FEWEST_SERVERS, Placement, Standing
 from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
 from ..scheduler.policies.elasticflow import Elasticflow
+from ..scheduler.profiles.tables import Table
 from ..scheduler.view import NO_SCHEDULES, ClusterView, Gpus, JobTable, ServerInView
 from .allowances import covering
 from .costs import NONE, Costs
+from .failures import Outages, Rates
 from .jobs import Jobs
 from .knowledge import Knowledge, KnownCurves
 from .learning import MeasuredCurves
@@ -72,13 +75,15 @@ class Simulation:
         admission: Admission = ADMIT_ALL,
         watch: Callable[[ClusterView, Decision], None] | None = None,
         measuring: Measuring | None = None,
+        failures: Rates | Table | None = None,
     ) -> None:
         """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
 
         `watch`: called with each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
         """
         policy, admission = covering(policy, costs), covering(admission, costs)
-        self._typed = Typed(workload, cluster) if differs(workload, cluster) else None
+        self._outages = None if failures is None else Outages(failures, cluster, seed)
+        self._typed = Typed(workload, cluster) if failures is not None or differs(workload, cluster) else None
         self._load = workload
         self._cluster = cluster
         self._packing = packing
@@ -119,9 +124,10 @@ class Simulation:
             if over:
                 ended += over
                 progress(ended)
-            if arrived or learned or over or at >= self._review_s:
+            failed = self._fail()
+            if arrived or learned or over or failed or at >= self._review_s:
                 self._decide()
-                self._idle_reviews = 0 if arrived or len(self._jobs.run) else self._idle_reviews + 1
+                self._idle_reviews = 0 if arrived or failed or len(self._jobs.run) else self._idle_reviews + 1
                 if self._idle_reviews > IDLE_REVIEWS:
                     raise UserError(
                         f"{self._policy.name}: was called {IDLE_REVIEWS:,} times in a row as it had asked, and gave no GPU to "
@@ -141,8 +147,11 @@ class Simulation:
         arrival = self._submit_s[self._jobs.next]
         if not len(self._jobs):
             return arrival  # a review of no job changes nothing, and a policy may ask for one without end
-        if not len(self._jobs.run):
-            return min(arrival, self._review_s)
+        if not len(self._jobs.run):  # failures change nothing then
+            repair_s = math.inf if self._outages is None else self._outages.repair_s()
+            return min(arrival, self._review_s, repair_s)
+        if self._outages is not None:
+            arrival = min(arrival, self._outages.next_s())
         return min(arrival, self._progress.next_s(), self._knowledge.next_s(self._jobs.run), self._review_s)
 
     def _advance(self, at: float) -> None:
@@ -214,6 +223,24 @@ class Simulation:
         self._progress.refresh()
         return len(numbers)
 
+    def _fail(self) -> bool:
+        """Take in failures and repairs; return whether there were any."""
+        if self._outages is None or self._typed is None or not self._outages.advance(self._now):
+            return False
+        moves = self._typed.fail(self._outages.down)
+        self.outcome.failures = self._outages.count
+        self.outcome.interrupted += len(moves)
+        self._rescale(self._typed, moves)
+        if moves:
+            self._change(moves)
+        return True
+
+    def _rescale(self, typed: Typed, moves: Mapping[int, tuple[Gpus, Gpus]]) -> None:
+        """Let jobs scale as on the GPUs that they get."""
+        for job, (_, after) in moves.items():
+            if after:
+                self._progress.scale(job, typed.curve(job, after, self._progress.add_curve))
+
     # -- decisions
 
     def _sees(self) -> JobTable:
@@ -256,9 +283,7 @@ class Simulation:
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
         moves = typed.change({int(table.rows[row]): gpus for row, gpus in decided.placements.items() if gpus})
-        for job, (_, after) in moves.items():
-            if after:
-                self._progress.scale(job, typed.curve(job, after, self._progress.add_curve))
+        self._rescale(typed, moves)
         if decided.kept is not None:
             self._schedules = decided.kept.schedules
         if self._watch is not None:

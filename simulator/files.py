@@ -11,10 +11,12 @@ from ..runtime import config
 from ..scheduler.options import WrongOption
 from ..scheduler.own import PolicyError
 from ..scheduler.policies import NAMES
+from ..scheduler.profiles.tables import Table, read
 from ..scheduler.scheduler import Scheduler, Stages, load_scheduler, load_stages
 from . import clusters, costs
 from .clusters import Cluster
 from .costs import Costs
+from .failures import Rates
 from .workload import servers as alike
 
 DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # the cluster of AFS 5.1
@@ -120,6 +122,16 @@ def overhead(given: str | Path | Costs, dash: str) -> Costs:
     if isinstance(given, str) and "/" not in given and not given.endswith((".yaml", ".yml")):
         return costs.preset(given, f"{dash}overhead")
     return costs.build(config.load(Path(given), costs.CostsFile, UserError), str(given))
+
+
+def failures(given: str | Path | Mapping[str, Any] | None) -> Rates | Table | None:
+    """Return the failures of a trace, or at the rates of a YAML file or document."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return config.convert(dict(given), Rates, "failures", UserError)
+    path = Path(given)
+    return config.load(path, Rates, UserError) if path.suffix in (".yaml", ".yml") else read(path)
 
 
 def conditions(texts: Iterable[str]) -> dict[str, list[str]]:

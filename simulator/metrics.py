@@ -48,6 +48,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     reconfigurations: int  # changes of the GPUs of running jobs, including the loss of all
     preemptions: int
     migrations: int
+    failures: int = 0  # of servers and of GPUs (`failures`)
+    interrupted: int = 0  # jobs that lost a GPU by one, counted each time
     decisions: int
     avg_decision_s: float | None
     p99_decision_s: float | None
@@ -93,6 +95,8 @@ def measure(outcome: Outcome, workload: Workload, deadline_s: Floats, gpus: int)
         reconfigurations=outcome.resizes + outcome.preemptions + outcome.migrations,
         preemptions=outcome.preemptions,
         migrations=outcome.migrations,
+        failures=outcome.failures,
+        interrupted=outcome.interrupted,
         decisions=outcome.decisions,
         avg_decision_s=_mean(np.array(outcome.decision_s)),
         p99_decision_s=_percentile(np.array(outcome.decision_s), 99),

@@ -44,6 +44,8 @@ class Outcome:
     gpu_s: Floats  # GPU-seconds that the job had
     changes: Ints  # of its GPUs while it ran, including the loss of all; known at the end
     refused: Flags  # whether the admission refused it
+    failures: int = 0  # of servers and of GPUs
+    interrupted: int = 0  # jobs that lost a GPU by one, counted each time
 
     @classmethod
     def of(cls, jobs: int) -> Outcome:

@@ -27,6 +27,7 @@ from .assign import assign
 from .clusters import Cluster
 from .costs import Costs
 from .explain import Moment
+from .failures import Outages, Rates
 from .files import Choice
 from .metrics import Metrics
 from .runs import Result, Setup, run_all
@@ -86,6 +87,7 @@ def prepare(
     seeds: Sequence[int] = (0,),
     explain: JobId | None = None,
     tells: Telling | None = None,
+    failures: Rates | Table | None = None,
 ) -> list[Prepared]:
     """Return one workload for each seed; files are read once.
 
@@ -104,16 +106,27 @@ def prepare(
     found = []
     for seed in seeds:
         assigned = assign(jobs, gpus, tables, seed, cap_at_request, random_models, curves_known, types)
-        if not curves_known and differs(assigned.workload, cluster):
+        if not curves_known and (failures is not None or differs(assigned.workload, cluster)):
             raise UserError(
-                "curves: measured: not in clusters with several types of GPUs, nor for jobs that ask for GPUs"
+                "curves: measured: not with failures, with several types of GPUs, or for jobs that ask for GPUs"
             )
         if tells is not None:
             load = assigned.workload
             assigned = replace(assigned, workload=replace(load, told_s=tells.told_s(load.work_s, seed)))
         setup = Setup(
-            assigned, cluster, costs, seed, stages.packing, explain, stages.placement, stages.admission, curves_known
+            assigned,
+            cluster,
+            costs,
+            seed,
+            stages.packing,
+            explain,
+            stages.placement,
+            stages.admission,
+            failures,
+            curves_known,
         )
+        if failures is not None:
+            Outages(failures, cluster, seed)  # a mistake in a trace is found before hours of simulation
         found.append(Prepared(setup, len(whole) - len(jobs), jobs))
     return found
 
@@ -224,6 +237,7 @@ def simulate(
     seed: int = 0,
     seeds: int = 1,
     explain: str | None = None,
+    failures: str | Path | Mapping[str, Any] | None = None,
     processes: int = 1,
 ) -> Replays:
     """Replay a trace of jobs under some policies, in virtual time. Arguments have the names of the options of
@@ -233,7 +247,8 @@ def simulate(
     ``"all"``, a policy file (``.yaml``, ``.py``), a document as in a policy file such as ``{"policy": "elastic",
     "parameters": {...}}``, or several of them: in a list, or in a mapping by the labels that their results get. where:
     only rows with one of these values in these columns. servers (16) and gpus_per_server (4), or cluster: a file, or a
-    document such as ``{"servers": [{"gpus": 8, "count": 2}]}``. overhead: a preset, a file, or `Costs`. explain: a job
+    document such as ``{"servers": [{"gpus": 8, "count": 2}]}``. overhead: a preset, a file, or `Costs`. failures: a
+    trace, or rates as a YAML file or a document. explain: a job
     for `Replay.explain`. processes: simulated at a time; with more than one the calling program must be importable
     (``if __name__ == "__main__"``).
 
@@ -264,6 +279,7 @@ def simulate(
         seeds=range(seed, seed + seeds),
         explain=None if explain is None else JobId(explain),
         tells=telling(told, errors, early),
+        failures=files.failures(failures),
     )
     runs = run_seeds([one.setup for one in prepared], schedulers, processes=processes)
     found = {}

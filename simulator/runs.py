@@ -29,11 +29,13 @@ from ..scheduler.arrays import Floats, Ints
 from ..scheduler.measuring import Measuring
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies.base import Policy
+from ..scheduler.profiles.tables import Table
 from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs
 from .engine import Simulation
 from .explain import Moment, Story
+from .failures import Rates
 from .metrics import Metrics, measure
 from .outcome import Flags, Outcome
 
@@ -54,6 +56,7 @@ class Setup:
     explain: JobId | None = None
     placement: Placement = FEWEST_SERVERS
     admission: Admission = ADMIT_ALL
+    failures: Rates | Table | None = None
     curves_known: bool = True  # False: policies see only the measurements of a job's throughput so far
 
     @property
@@ -111,7 +114,9 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     watch = story.note if story else None
     stages = setup.packing, setup.placement, setup.admission
     measuring = None if setup.curves_known else Measuring()
-    simulation = Simulation(workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch, measuring)
+    simulation = Simulation(
+        workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch, measuring, setup.failures
+    )
     outcome = simulation.run(progress)
     return Result(
         metrics=measure(outcome, setup.assigned.workload, setup.assigned.deadline_s, setup.gpus),

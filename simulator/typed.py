@@ -1,4 +1,4 @@
-"""GPU types in simulations: the GPUs that each job may use, and its speed on those that it has.
+"""GPU types and failed GPUs in simulations: the GPUs that each job may use, and its speed on those that it has.
 
 A job stays on one type for its whole life, as on real clusters (`scheduler.kinds`), unless its demand mixes types.
 """
@@ -27,6 +27,7 @@ class Typed:
 
     def __init__(self, workload: Workload, cluster: Sequence[ServerInView]) -> None:
         self.gpus: dict[int, Gpus] = {}  # of all jobs that have some
+        self.down: Gpus = 0  # out of order
         self._workload = workload
         self._sorts = gpus_by_sort(cluster)
         self._types: dict[str, Gpus] = {}
@@ -45,7 +46,27 @@ class Typed:
         for demand in numbers:
             if demand not in self._limits:
                 self._limits[demand] = limit_for(demand, self._sorts)
-        return tuple([self._limits[demand] for demand in numbers]), np.array([numbers[one] for one in own], np.int64)
+        limits = [self._limits[demand] for demand in numbers]
+        if self.down:
+            left = [[option & ~self.down for option in limit.options] for limit in limits]
+            limits = [Limit(one.demand, tuple(filter(None, up))) for one, up in zip(limits, left, strict=True)]
+        return tuple(limits), np.array([numbers[one] for one in own], np.int64)
+
+    def fail(self, down: Gpus) -> dict[int, tuple[Gpus, Gpus]]:
+        """Take GPUs that are out of order from the jobs. Return the GPUs before and after, of all jobs that had some.
+
+        A job keeps the others unless these are fewer than its least share, or its servers must have equal shares.
+        """
+        self.down, moves = down, {}
+        for job, held in sorted(self.gpus.items()):
+            if held & down:
+                left = held & ~down
+                if left.bit_count() < self._workload.min_gpus[job] or self._demands[job].per_server:
+                    left = 0
+                moves[job] = held, left
+        self.gpus = {job: moves[job][1] if job in moves else held for job, held in self.gpus.items()}
+        self.gpus = {job: held for job, held in self.gpus.items() if held}
+        return moves
 
     def leave(self, job: int) -> None:
         """Remove a finished job."""
