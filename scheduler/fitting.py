@@ -12,7 +12,7 @@ A change of placement can be ordered once there is room for it beside the proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +24,15 @@ from .sets import some, union
 from .view import ClusterView, Gpus, Reason, ReasonCode
 
 ROUNDS = 6
+UNCOUNTED = (  # reasons that do not depend on how many GPUs a job may use in the last round
+    ReasonCode.PACKED,
+    ReasonCode.RESERVED,
+    ReasonCode.QUOTA,
+    ReasonCode.TRANSIENT,
+    ReasonCode.PROMISED,
+    ReasonCode.PROMISE_BROKEN,
+)
+BESIDE = "do not fit on the free GPUs beside those of other jobs"
 
 
 def fitted(view: ClusterView, chosen: Callable[[ClusterView], Decision]) -> Decision:
@@ -157,21 +166,24 @@ def _cut(view: ClusterView, decision: Decision, over: Mapping[int, Gpus]) -> Dec
 def _told(view: ClusterView, room: Room, decision: Decision, before: Decision, away: Mapping[int, Gpus]) -> Decision:
     """Return the decision with cores and memory among its reasons."""
 
-    def reason(row: int) -> Iterator[Reason]:
-        wants = int(view.jobs.max_gpus[row]) > decision.shares[row]
-        if (row in away or decision is not before) and row in view.needs and wants:
-            told = room.waits(decision.placements, row)
-            if told is not None:
-                yield told
-
     def every(row: int) -> tuple[Reason, ...]:
-        return tuple(reason(row)) or decision.every(row)  # others follow from what the job may not use
+        wants = int(view.jobs.max_gpus[row]) > decision.shares[row]
+        by_hand = row in view.manual_shares
+        if row not in view.needs or by_hand or not wants or (row not in away and decision is before):
+            return decision.every(row)
+        if (told := room.waits(decision.placements, row)) is not None:
+            return (told,)  # others follow from what the job may not use
+        others = tuple(each for each in decision.every(row) if each.code in UNCOUNTED)
+        return others or (Reason(ReasonCode.RESOURCES, f"its workers, {view.needs[row].each} each, {BESIDE}"),)
+
+    def why(row: int) -> Reason | None:
+        return next(iter(every(row)), None) if row in view.needs else decision.why(row)
 
     def steps(row: int) -> tuple[Step, ...]:
         cut = (Step(Stage.RESOURCES, int(decision.shares[row])),) if decision.shares[row] < before.shares[row] else ()
         return (*before.steps(row), *cut)
 
-    return replace(decision, why=lambda row: next(reason(row), None) or decision.why(row), every=every, steps=steps)
+    return replace(decision, why=why, every=every, steps=steps)
 
 
 def _masks(view: ClusterView) -> list[Gpus]:

@@ -242,6 +242,10 @@ def _server_faults(server: Server) -> Iterator[str]:
     counts = (*indices, *(gpu.memory_bytes for gpu in server.gpus), server.cpu_cores, server.memory_bytes)
     if any(not 0 <= count <= MAX_COUNT for count in counts):
         yield "an index, a number of cores or an amount of memory is negative or enormous"
+    if (there := server.allocatable) is not None:
+        amounts = (there.cpus, there.worker_cpus, there.memory_bytes, there.worker_memory_bytes)
+        if not all(0 <= amount <= MAX_COUNT for amount in amounts) or len(there.unheld) > MAX_PATH:
+            yield "the cores or the memory for its jobs are negative, enormous or no number, or a text is too long"
 
 
 def _wiring_faults(server: Server) -> Iterator[str]:

@@ -32,6 +32,7 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import (
     Adapter,
+    Allocatable,
     CheckpointSpec,
     Gpu,
     GpuKind,
@@ -221,6 +222,11 @@ def test_a_job_with_a_number_that_makes_no_sense_is_refused_with_the_field(chang
         {"gpus": (Gpu(index=0, kind=GpuKind.CPU, name="", memory_bytes=2**63),)},
         {"gpus": tuple(Gpu(index=i, kind=GpuKind.CPU, name="") for i in range(5000))},
         {"gpus": (), "cpu_cores": -1},
+        {"gpus": (), "allocatable": Allocatable(cpus=math.nan, memory_bytes=1)},
+        {"gpus": (), "allocatable": Allocatable(cpus=math.inf, memory_bytes=1)},
+        {"gpus": (), "allocatable": Allocatable(cpus=1.0, memory_bytes=-1)},
+        {"gpus": (), "allocatable": Allocatable(cpus=1.0, memory_bytes=1, worker_cpus=-math.inf)},
+        {"gpus": (), "allocatable": Allocatable(cpus=1.0, memory_bytes=1, unheld="x" * 100_000)},
         {"gpus": (), "address": "a" * 1000},
         {"gpus": (), "rack": "r" * 1000},
         {"gpus": (), "wiring": Wiring(driver="d" * 1000)},

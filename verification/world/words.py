@@ -17,6 +17,7 @@ from elasticd.controller.reconcile.weighing import Outcome
 from elasticd.controller.requests.explaining import explanation
 from elasticd.protocol.model import GpuAddress, JobPhase
 from elasticd.protocol.principals import LOCAL_OPERATOR
+from elasticd.scheduler.amounts import Amounts, Need
 
 from .violation import Violation
 
@@ -270,6 +271,29 @@ def _held(counted: Counted, row: int, found: re.Match[str]) -> str:
     return "" if numbers == right and reservation.got <= counted.in_view else f"there are {right}"
 
 
+def _resources(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "waits for cores: each worker asks for 2 cores, and of the servers with a free GPU NAME has most left, 1 core"."""
+    asked = Need.of(counted.decided.seen.jobs[row].spec)
+    if found[2] != str(asked.each):
+        return f"it asks for {asked.each}"
+    lefts, begin = [], 0
+    for server in counted.decided.seen.view.servers:
+        mask, begin = ((1 << len(server.gpus)) - 1) << begin, begin + len(server.gpus)
+        left = server.capacity.left if server.capacity is not None else Amounts()
+        for other, gpus in counted.decided.found.divided.placements.items():
+            left -= Need.of(counted.decided.seen.jobs[other].spec).of_gpus((gpus & mask).bit_count())
+        cores = left.millicores if "cores" in found[1] else 0
+        shown = Amounts(cores, left.memory_bytes if "memory" in found[1] else 0)
+        lefts.append(str(shown) if shown else f"no {found[1]}")
+    return "" if found[3] in lefts else f"there are {lefts}"
+
+
+def _each(counted: Counted, row: int, found: re.Match[str]) -> str:
+    """ "its workers, 2 cores each, do not fit on the free GPUs beside those of other jobs"."""
+    asked = Need.of(counted.decided.seen.jobs[row].spec).each
+    return "" if found[1] == str(asked) else f"it asks for {asked}"
+
+
 def _as_it_is(counted: Counted, row: int, found: re.Match[str]) -> str:
     """Times, and the policy's shares before a later stage: not checked."""
     return ""
@@ -280,6 +304,12 @@ _ASKS = r"(?:asks for at least|is given all or none of)"
 _SAYS: tuple[tuple[str, Rule], ...] = (
     (r"waits for (\d+) GPUs?: (\d+) of (\d+) (left by .*|free|free, and if .*|not needed for .*)", _waits),
     (r"waits for its turn: the policy leaves (\d+) of \d+ idle", _turn),
+    (
+        r"waits for (cores|memory|cores and memory): each worker asks for ([^,]*), "
+        r"and of the servers with a free GPU NAME has most left, (.*)",
+        _resources,
+    ),
+    (r"its workers, ([^,]*) each, do not fit on the free GPUs beside those of other jobs", _each),
     (rf"waits for ([^:]*): (\d+ of \d+ (?:{'|'.join(_USES)}).*)", _uses),
     (r"waits for [^:]*: (?:[A-Za-z ]+) leave \d+ of \d+.*", _as_it_is),  # together on a server: not a plain count
     (rf"{_ASKS} (\d+) [^:]*, (?:the cluster has|there are) (\d+).*", _too_small),
