@@ -129,7 +129,8 @@ class Sources:
     @property
     def trees(self) -> list[ast.Module]:
         """The syntax trees of the loop's file, and of the script's other files up to `MOST_SLICED` characters."""
-        found, length = [], 0
+        found: list[ast.Module] = []
+        length = 0
         for source in self._files(""):
             length += len(_text(source.file))
             if not found or length <= MOST_SLICED:
