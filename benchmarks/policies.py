@@ -38,12 +38,12 @@ from elasticd.scheduler.placement.registry import FEWEST_SERVERS
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.profiles import curves as profiles
 from elasticd.scheduler.profiles import tables
-from elasticd.simulator import Telling, traces
+from elasticd.simulator import traces
 from elasticd.simulator.assign import Assigned, assign
 from elasticd.simulator.costs import NONE, PRESETS, Costs
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.fairness import slowdowns
-from elasticd.simulator.telling import telling
+from elasticd.simulator.telling import Telling, telling
 from elasticd.simulator.workload import Workload, servers
 
 from .generated import generate

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.generated import CURVES, GPUS, LENGTHS, LOADS, generate
 from benchmarks.policies import Contender, compare, contenders, parser, summary
 from elasticd.scheduler.profiles import curves as profiles
-from elasticd.simulator import Telling
+from elasticd.simulator.telling import Telling
 
 TABLE = "model,gpus,samples_per_s\na,1,10\na,2,18\na,4,30\na,8,40\nb,1,5\nb,2,10\nb,8,40\n"
 

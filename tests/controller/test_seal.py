@@ -185,7 +185,7 @@ def test_a_secret_that_an_earlier_version_has_stored_is_kept_and_hidden(opened: 
     assert shared_job_keys(store, seals, tmp_path).secret == old
 
 
-@pytest.mark.parametrize("written", [b"k" * 32, Seal(bytes(32)).hide(JOB_KEYS_KEY, b"k" * 32)])
+@pytest.mark.parametrize("written", [b"k" * 32, Seal(bytes(32)).hide(JOB_KEYS_KEY, b"k" * 32)], ids=["bare", "hidden"])
 def test_a_secret_of_the_jobs_keys_that_somebody_else_writes_is_refused(
     opened: Any, tmp_path: Path, written: bytes
 ) -> None:
