@@ -70,7 +70,6 @@ SUBMISSION = {
     "--ntasks": "--gpus",
     "--num-nodes": "--gpus, and --gpus-per-server",
     "--param": "--sweep FILE, with lists such as `lr: [0.1, 0.01]`",
-    "--pty": "`exec JOB -- bash`, beside a job that runs",
     "--requeue": "--restarts",
     "--signal": "--warn 60s, with --time",
     "--time-limit": "--time",
@@ -81,7 +80,7 @@ SUBMISSION = {
     "-N": "--gpus, and --gpus-per-server",
     "-a": "--array",
     "-e": "--env",
-    "-i": "`exec JOB -- bash`, beside a job that runs",
+    "-i": "`run --pty bash`; beside a job that runs `exec JOB -- bash`",
     "-n": "--gpus",
     "-t": "--time 2h",
 }

@@ -250,8 +250,12 @@ class Slice:
             name, key = ast.unparse(value.func), scope.key(target.id)
             if name in self._classes:
                 self._instances[key].append(name)
-            elif isinstance(value.func, ast.Attribute) and value.func.attr not in {*self._methods, *_OF_RUN}:
+            elif isinstance(value.func, ast.Attribute) and self._is_foreign(value.func):
                 self._foreign.add(key)
+
+    def _is_foreign(self, method: ast.Attribute) -> bool:
+        """Return whether a method makes its result by others' code, except for what the job carries."""
+        return method.attr not in _OF_RUN and (_is_run(method.value) or method.attr not in self._methods)
 
     def _note(
         self,
@@ -306,6 +310,8 @@ class Slice:
             names = _CALLED[:1] if key in self._foreign else _CALLED  # a module of others' code may contain own modules
             return [(inner, 1) for name in names for kind, inner in self._methods[name] if not kinds or kind in kinds]
         if isinstance(function, ast.Attribute):
+            if _is_run(function.value):
+                return []
             kinds = self._kinds(function.value, scope)
             return [(inner, 1) for kind, inner in self._methods.get(function.attr, ()) if not kinds or kind in kinds]
         return []
@@ -405,6 +411,11 @@ def _fills(change: Change, name: str) -> bool:
             if any(name in (getattr(each, "id", ""), getattr(each, "attr", "")) for each in ast.walk(tested)):
                 return True
     return False
+
+
+def _is_run(node: ast.expr) -> bool:
+    """Return whether the expression is called as the pages call the runtime's object: `run`, `self.run`."""
+    return (isinstance(node, ast.Name) and node.id == "run") or (isinstance(node, ast.Attribute) and node.attr == "run")
 
 
 def _is_epochs(node: ast.expr) -> bool:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
 from elasticd.controller.intake import guests, messages
-from elasticd.controller.jobs import job as job_module
+from elasticd.controller.jobs import reported
 from elasticd.controller.reconcile import orders
 from elasticd.controller.requests import acts, pending
 from elasticd.controller.state import history
@@ -187,7 +187,7 @@ def test_a_hello_with_giant_names_is_dropped(changes: dict[str, Any]) -> None:
 
 
 def test_measurements_of_ever_other_shares_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "KEPT_MEASURED", 2)
+    monkeypatch.setattr(reported, "KEPT_MEASURED", 2)
     world, job = training(4)
     for share in (3, 2, 1, 4):
         world.ask(Scale(job=job, share=share))

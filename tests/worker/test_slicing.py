@@ -231,3 +231,12 @@ for epoch in run.epochs(9):
         difference = Difference(f"stopper.{name}", node, None, ("EarlyStopping",), (Kind.OBJECT,))
         assert sliced.ends(difference) is kept, name
         assert not sliced.carries(difference), name
+
+
+def test_methods_of_the_runtime_are_not_those_of_own_classes_with_the_same_names() -> None:
+    methods = ("state(self):\n        return self.seen", "add(self, x):\n        self.seen = self.seen + [x]")
+    own = "class Diary:\n" + "".join(f"    def {each}\n" for each in methods)
+    body = "f(model(x) * state.scale + state.seen).backward()\ndiary.add(x)"
+    before = f"{own}diary = Diary()\nstate = run.state(scale=1.0, seen=0)\n"
+    assert not carries(body, "diary.seen", Kind.CONTAINER, before, "Diary")
+    assert carries(body.replace("state.seen", "diary.state()"), "diary.seen", Kind.CONTAINER, before, "Diary")
