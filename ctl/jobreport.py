@@ -28,7 +28,7 @@ class JobReport:
     queued_s: float  # before it first had GPUs
     interrupted_s: float  # without GPUs after that: preempted, paused, between two attempts
     ran_s: float
-    mean_gpus: float  # while it had any
+    mean_gpus: float  # while it trained, or its command ran
     notes: tuple[str, ...]
 
 
@@ -38,8 +38,9 @@ def report_of(view: JobView, now_s: float) -> JobReport:
     first_s = next((change.time_s for change in view.shares if change.share), view.started_s)
     queued_s = max(0.0, (first_s if first_s is not None else until_s) - view.submitted_s)
     interrupted_s = max(0.0, until_s - view.submitted_s - queued_s - view.ran_s)
-    held = view.gpu_seconds.held_gpu_s
-    mean = held / view.ran_s if view.ran_s > 0 else 0.0
+    spent = view.gpu_seconds
+    trained_gpu_s = spent.used_gpu_s + spent.paused_gpu_s + spent.lost_gpu_s  # GPUs are held before it trains, too
+    mean = min(trained_gpu_s / view.ran_s, float(view.peak_gpus)) if view.ran_s > 0 else 0.0
     found = sorted(_notes(view, queued_s, interrupted_s), key=lambda each: -each[0])
     return JobReport(queued_s, interrupted_s, view.ran_s, mean, tuple(text for _, text in found[:MOST_NOTES]))
 

@@ -270,7 +270,12 @@ def test_an_array_is_submitted_shown_as_one_waited_for_and_cancelled(cli: Cli) -
 
 @pytest.mark.cluster
 def test_a_batch_script_is_submitted_with_the_options_that_it_states(cli: Cli) -> None:
-    lines = ("#!/bin/bash", "#SBATCH --job-name=Batch --exclusive", "#SBATCH -t 10:00", "#ELASTICCTL --env A=1 --env B=2")
+    lines = (
+        "#!/bin/bash",
+        "#SBATCH --job-name=Batch --exclusive",
+        "#SBATCH -t 10:00",
+        "#ELASTICCTL --env A=1 --env B=2",
+    )
     (cli.cwd / "job.sh").write_text("\n".join([*lines, 'echo "$A $B $*"', "exit 6"]))
     done = cli("run", "--env", "B=3", "job.sh", "--lr", "0.1", code=6)
     assert done.stdout == "1 3 --lr 0.1\n", "what is typed has precedence; what follows the script is for it"

@@ -129,3 +129,8 @@ def test_at_most_three_notes_and_the_worst_first() -> None:
     assert len(notes) == 3
     assert notes[0].startswith("it was without GPUs for 4h00m")
     assert notes[1].startswith("50 %")
+
+
+def test_gpus_that_are_held_before_a_job_trains_do_not_raise_its_average() -> None:
+    found = report_of(view(gpu_seconds=GpuSeconds(used_gpu_s=16 * HOUR_S, idle_gpu_s=2 * HOUR_S)), 1e9)
+    assert found.mean_gpus == 4.0
