@@ -10,13 +10,13 @@ on its standard input, the webhook as JSON, and a mail in its body. A mail's add
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import re
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -62,7 +62,10 @@ class Way(Protocol):
     """A way to deliver a notice."""
 
     def __call__(self, notice: Notice) -> None:
-        """Deliver a notice. Raises OSError or subprocess.SubprocessError if it may be tried again, ValueError if it may not."""
+        """Deliver a notice. Raises ValueError if it must not be tried again.
+
+        Raises OSError, subprocess.SubprocessError or http.client.HTTPException if it may be tried again.
+        """
 
 
 def document(notice: Notice) -> dict[str, Any]:
@@ -206,7 +209,7 @@ class Channel:
             self._way(notice)
         except ValueError as error:  # also a token that is none
             log.warning("the notice of %s (%s) is not sent by %s: %s", notice.job, notice.event.value, self.name, error)
-        except (OSError, subprocess.SubprocessError, urllib.error.URLError) as error:
+        except (OSError, subprocess.SubprocessError, http.client.HTTPException) as error:
             if time.monotonic() - since_s < GIVE_UP_S:
                 log.warning("the notice of %s (%s) waits for %s: %s", notice.job, notice.event.value, self.name, error)
                 return False
