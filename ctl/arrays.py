@@ -22,7 +22,6 @@ from ..protocol.errors import UserError
 from ..protocol.limits import MAX_ARRAY
 from ..protocol.messages import GetEnded, GetJobs, JobView
 from ..protocol.model import After, ArrayElement, JobPhase, JobSpec, job_number
-from ..runtime.config import load_yaml
 from .context import Context
 
 INDEX = "ELASTICCTL_ARRAY_INDEX"
@@ -101,6 +100,8 @@ def wanted(where: str, array: str | None, where_sweep: str, sweep: Any) -> Array
 
 def sweep_of(file: Path) -> Any:
     """Return the lists of a sweep's file. Raises UserError."""
+    from ..runtime.config import load_yaml  # which `status` does not need
+
     return load_yaml(file, UserError)
 
 
