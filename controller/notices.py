@@ -36,7 +36,6 @@ class Notice(Value, frozen=True, kw_only=True):
     job: JobId
     name: str
     user: str
-    owner: str  # name of the principal that submitted the job
     time_s: float  # Unix time
     text: str
 
@@ -54,8 +53,7 @@ def notice_of(event: EventView, job: Job) -> Notice | None:
         event=event.kind,
         job=job.id,
         name=job.spec.name,
-        user=job.spec.user,
-        owner=job.submission.owner,
+        user=job.user,
         time_s=event.time_s,
         text=event.text[:MAX_TEXT],
     )
@@ -66,7 +64,6 @@ class Notices:
 
     def __init__(self, effects: Effects) -> None:
         self.pending: dict[int, Notice] = {}
-        self.dropped = 0  # beyond KEPT_NOTICES, since the start
         self._effects = effects
 
     def recover(self, notices: Iterable[Notice]) -> None:
@@ -78,7 +75,6 @@ class Notices:
         self._effects.put(notice_key(notice.number), notice)
         while len(self.pending) > KEPT_NOTICES:
             self.done(next(iter(self.pending)))
-            self.dropped += 1
 
     def done(self, number: int) -> None:
         """Note that nothing is left to do for a notice."""

@@ -63,7 +63,6 @@ class Seals:
         self.broken: dict[str, str] = {}  # why a record was refused, by its key
         self.refused_jobs: tuple[RefusedJob, ...] = ()  # of `broken`, the submissions
         self._untold: list[str] = []
-        self.unhidden = False  # whether a secret was read that the store does not hide from its readers
         self._opened = self._marked = False  # whether any record, and whether the marker, has been opened
 
     def _load(self) -> bool:
@@ -93,8 +92,7 @@ class Seals:
         seal = self._seal
         try:
             if hidden and not stored.startswith(MARK):
-                self.unhidden = True
-                return stored
+                return stored  # by an earlier version (`sharing.shared_job_keys`)
             if hidden and seal is not None:
                 return seal.reveal(key, stored)
             if seal is not None:

@@ -16,7 +16,8 @@ from .leading.candidacy import Candidacy
 from .leading.hearing import Hearing
 from .leading.records import JOB_KEYS_KEY, PresenceRecord
 from .sealing import FOREIGN, Seals
-from .store import If, Put, Store
+from .store import If, Put
+from .store.etcd import EtcdStore
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +42,20 @@ def hearing_of(options: ControllerConfig) -> Hearing:
     return Hearing(lease_s * HEARD_WITHIN, lease_s * HEARS_FEWER_FOR)
 
 
-def shared_job_keys(store: Store, seals: Seals, state: Path) -> JobKeys:
+def shared_job_keys(store: EtcdStore, seals: Seals, state: Path) -> JobKeys:
     """Return the job keys in the store; `seals` hide their secret from its readers.
 
     If there are none, the secret in the directory `state` is written to the store: if the cluster had a single controller before,
     running jobs use the keys of that secret. A secret that an earlier version has stored is hidden from now on; from then on the
     file `jobs.hidden` in `state` says that only another process than a controller would store one that is not.
 
-    Raises OperatorError, StoreUnavailable, Deposed.
+    Raises OperatorError, StoreUnavailable, Deposed, Compacted.
     """
-    seals.unhidden = False
-    record = store.get(JOB_KEYS_KEY)
-    secret = record.value if record is not None else None
+    pages = store.pages_as_stored(JOB_KEYS_KEY, f"{JOB_KEYS_KEY}\0")
+    stored = next((record.value for page in pages for record in page.records), None)
+    secret = seals.opened(JOB_KEYS_KEY, stored) if stored is not None else None
     note = state / HIDDEN_FILE
-    if secret is None or seals.unhidden:
+    if secret is None or stored == secret:
         if secret is not None and note.exists():
             raise OperatorError(f"{JOB_KEYS_KEY}: {FOREIGN}; {REMOVE}")
         conditions = (If(JOB_KEYS_KEY, 0),) if secret is None else ()

@@ -109,9 +109,9 @@ def _mistakes(file: Path, kind: Kind) -> list[str]:
 
 def load_policy(file: Path) -> object:
     """Load a policy file. Raises UserError if it is wrong."""
-    from .policy import load
+    from ..simulator.files import scheduler_in
 
-    return load(file)
+    return scheduler_in(file)
 
 
 def load_place(file: Path) -> object:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..scheduler.describe import RuleView
-    from ..scheduler.scheduler import Scheduler, Stages
-
-PYTHON = ".py"  # ends the name of a file with a user's own policy
 
 
 def add_to(root: typer.Typer) -> None:
@@ -145,13 +142,6 @@ def check(
 # -- reading
 
 
-def load(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
-    """Return the scheduler that a policy file describes, as `simulator.files.scheduler_in` does."""
-    from ..simulator.files import scheduler_in
-
-    return scheduler_in(file, default, python)
-
-
 def _finding(file: Path) -> dict[str, Any]:
     from ..runtime.config import line_of
     from ..scheduler import own
@@ -172,16 +162,12 @@ def _finding(file: Path) -> dict[str, Any]:
         return {"file": str(file), "ok": False, "line": None, "field": None, "reason": str(error)}
 
 
-def is_file(policy: str) -> bool:
-    """Return whether `policy` is a policy file rather than a name."""
-    return "/" in policy or policy.endswith((".yaml", ".yml", PYTHON))
-
-
 def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> dict[str, Any]:
     """Return the document for the controller, checked as far as this program can. Raises UserError."""
     from ..runtime.config import load_yaml
     from ..scheduler.options import plain
     from ..scheduler.scheduler import load_scheduler
+    from ..simulator.files import is_file, scheduler_in
 
     document: Any
     if policy is None and not stages:
@@ -193,7 +179,7 @@ def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> di
         told = {name: getattr(present, name) for name in ("deadlines", "quotas", "reservations")}
         document |= {name: value for name, value in told.items() if value is not None}
     elif is_file(policy):
-        load(Path(policy), python=False)
+        scheduler_in(Path(policy), python=False)
         document = plain(load_yaml(Path(policy), UserError))
     else:
         document = {"policy": policy}
@@ -205,6 +191,8 @@ def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> di
 
 def _source(policy: str | None, stages: dict[str, str]) -> str:
     """Return the origin of a setting, for people."""
+    from ..simulator.files import is_file
+
     first = str(Path(policy).absolute()) if policy is not None and is_file(policy) else policy
     return " ".join([*([first] if first else []), *(f"--{stage} {name}" for stage, name in stages.items())])
 

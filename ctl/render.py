@@ -33,6 +33,7 @@ from ..protocol.messages import (
 from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize, ResumeFrom
 from ..protocol.principals import LOCAL
 from ..protocol.texts import RELEASED, gpu_count, ranges, steps_kept
+from ..scheduler.amounts import Need
 from .promises import deadline_line, slack
 from .tables import Cell, Column, Row, Table
 from .words import clock as clock
@@ -467,13 +468,6 @@ def event_line(event: EventView) -> str:
     return f"{clock(event.time_s)}  {event.kind.value:<14} {event.job or '-':<14} {printable(event.text)}"
 
 
-def asked_text(spec: JobSpec) -> str:
-    """Return the cores and the memory of each worker."""
-    cores = [f"{spec.cpus:g} core{'' if spec.cpus == 1 else 's'}"] if spec.cpus else []
-    memory = [f"{_gib(spec.memory_bytes)} GiB of memory"] if spec.memory_bytes else []
-    return ", ".join([*cores, *memory])
-
-
 def job_lines(job: JobView, now_s: float) -> list[str]:
     """Return one job in full."""
     spec = job.spec
@@ -488,7 +482,7 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         f"  workdir          {printable(spec.workdir)}",
         *([f"  goes on from     {goes_on_from(spec.resume)}"] if spec.resume is not None else []),
         f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",
-        *([f"  each worker      {asked_text(spec)}"] if spec.cpus or spec.memory_bytes else []),
+        *([f"  each worker      {asked.each}"] if (asked := Need.of(spec)) else []),
         f"  resizing         {resizing(job)}",
         f"  virtual workers  {spec.virtual_workers}, determinism {spec.determinism.value}",
         *([f"  global batch     {batch(job)}"] if job.elastic else []),

@@ -356,7 +356,7 @@ class Scaling(Value, frozen=True, kw_only=True):
 
 
 class Notify(enum.Enum):
-    """What the user of a job is told of, by the operator's channels."""
+    """Events of a job of which its user is notified, by the operator's channels."""
 
     START = "start"  # it trains, or its command runs; also after a pause
     END = "end"  # however it ends

@@ -279,7 +279,7 @@ def _as_the_agent_says(place: Place, there: str) -> Finding:
         return ok(f"{there}; all jobs run as the agent's own account: nothing keeps them apart")
     notes = [str(note) for note in told.get("notes", [])]
     if notes:
-        return warning("; ".join(notes), "docs/operators.md, What keeps jobs apart; `isolation` in agent.yaml")
+        return warning("; ".join(notes), "docs/operators.md, Isolation of jobs; `isolation` in agent.yaml")
     return ok(f"{there}; tried by the agent: limits hold, jobs have their own GPUs' device files, /tmp and /dev/shm")
 
 

@@ -124,10 +124,7 @@ class TrainingState:
 
         Tied parameters have several keys. Modules that change their `state_dict` by hooks are named as if they did not.
         """
-        objects = [parameter for _, parameter in self.named_parameters()]
-        objects += [slot.tensor for slot in slots(self.modules) if slot.tensor is not None]
-        objects += [parameter for average in self._averages for parameter in average.parameters()]
-        numbers = {id(tensor): number for number, tensor in enumerate(objects)}
+        numbers = {id(tensor): number for number, (_, tensor) in enumerate(self._model_objects())}
         return {
             name: {key: numbers[id(tensor)] for key, tensor in _entries(module) if id(tensor) in numbers}
             for name, module in self.modules
@@ -309,15 +306,17 @@ class TrainingState:
         return [parameter for _, parameter in self.named_parameters()]
 
     def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters, then buffers, whether persistent or not, then averaged parameters."""
-        parameters = [(name, parameter.detach()) for name, parameter in self.named_parameters()]
+        return [(name, tensor.detach()) for name, tensor in self._model_objects()]
+
+    def _model_objects(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters, then buffers, whether persistent or not, then averaged parameters: the modules' own objects."""
         buffers = [(slot.path, slot.tensor) for slot in slots(self.modules) if slot.tensor is not None]
         averaged = [
-            (f"averaged {number}.{name}", parameter.detach())
+            (f"averaged {number}.{name}", parameter)
             for number, average in enumerate(self._averages)
             for name, parameter in average.named_parameters()
         ]
-        return [*parameters, *buffers, *averaged]
+        return [*self.named_parameters(), *buffers, *averaged]
 
     def _pack_all(self) -> tuple[list[dict[str, Any]], dict[str, Any], list[tuple[str, torch.Tensor]]]:
         """The optimizers and the script's values in plain values; and all tensors, as they are numbered."""
