@@ -52,8 +52,9 @@ def test_edl_s_calls(cluster: elasticd.Cluster) -> None:
     assert cluster.scale_in("train-1").share_gpus == 3
     cluster.scale("train-1", None)
     _until_it_has(cluster, 4)
-    curve = cluster.profile("train-1", 1, 4)
-    assert set(curve) >= {1, 2, 3}, "all sizes, not halves"
+    until_s = time.monotonic() + PATIENCE_S
+    while not set(curve := cluster.profile("train-1", 1, 4)) >= {1, 2, 3}:  # all sizes, not halves
+        assert time.monotonic() < until_s, "a size is left out only where it takes too long on a busy machine"
     assert curve[1] < curve[2]
     file = cluster.checkpoint("train-1")
     assert Path(file).is_file()
