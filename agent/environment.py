@@ -199,6 +199,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         "ELASTICD_DETERMINISM": spec.determinism.value,
         "ELASTICD_COMPARE_EVERY": str(spec.compare_every),
         "ELASTICD_ON_DIVERGENCE": spec.on_divergence.value,
+        "ELASTICD_SHARDING": spec.sharding.value,
         "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints_of(start, account)),
         "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
         "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),

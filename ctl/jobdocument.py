@@ -15,7 +15,7 @@ from types import MappingProxyType
 import yaml
 
 from ..protocol.limits import COMPARE_EVERY
-from ..protocol.model import Deadline, JobSpec, OnDivergence
+from ..protocol.model import Deadline, JobSpec, OnDivergence, Sharding
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S
 from . import jobscaling
 from .jobgpus import UNITS
@@ -56,6 +56,7 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "determinism": spec.determinism.value,
         "compare_every": None if spec.compare_every == COMPARE_EVERY else spec.compare_every,
         "on_divergence": None if spec.on_divergence is OnDivergence.REPLACE else spec.on_divergence.value,
+        "sharding": None if spec.sharding is Sharding.NONE else spec.sharding.value,
         **jobscaling.document_of(spec.scaling),
         "priority": WORDS_OF_PRIORITY.get(spec.priority, spec.priority),
         "model": spec.model or None,

@@ -46,6 +46,7 @@ from ..protocol.model import (
     Notify,
     OnDivergence,
     Processes,
+    Sharding,
     Until,
 )
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
@@ -118,6 +119,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     determinism: str | None = None
     compare_every: int | None = None
     on_divergence: str | None = None
+    sharding: str | None = None
     priority: str | int | None = None
     model: str | None = None
     throughput: Any = None
@@ -242,6 +244,7 @@ def build(
         determinism=_determinism(*pick("determinism", options.determinism, written.determinism)),
         compare_every=_within(f"{source}: compare_every", written.compare_every, 1, MAX_COMPARE_EVERY) or COMPARE_EVERY,
         on_divergence=_on_divergence(f"{source}: on_divergence", written.on_divergence),
+        sharding=_sharding(f"{source}: sharding", written.sharding),
         priority=_priority(*pick("priority", options.priority, written.priority)),
         model=_model(f"{source}: model", written.model),
         throughput=_throughput(f"{source}: throughput", written.throughput),
@@ -577,6 +580,16 @@ def _on_divergence(where: str, given: str | None) -> OnDivergence:
         return OnDivergence(given)
     except ValueError:
         known = ", ".join(each.value for each in OnDivergence)
+        raise UserError(f"{where}: {given!r} is not one of {known}") from None
+
+
+def _sharding(where: str, given: str | None) -> Sharding:
+    if given is None:
+        return Sharding.NONE
+    try:
+        return Sharding(given)
+    except ValueError:
+        known = ", ".join(each.value for each in Sharding)
         raise UserError(f"{where}: {given!r} is not one of {known}") from None
 
 

@@ -260,6 +260,13 @@ class OnDivergence(enum.Enum):
     FAIL = "fail"  # the job fails
 
 
+class Sharding(enum.Enum):
+    """Division of a job's training state among its workers (`fully_shard` is FSDP2's; ZeRO: Rajbhandari et al., 2020)."""
+
+    NONE = "none"  # every worker has all of it
+    OPTIMIZER = "optimizer"  # ZeRO-1: of the optimizers' state each worker has its part and mirrors that of another
+
+
 class Processes(enum.Enum):
     """Number of processes that run a job's command."""
 
@@ -381,6 +388,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     # Steps; in one of so many steps every element of the workers' states is compared
     compare_every: int = COMPARE_EVERY
     on_divergence: OnDivergence = OnDivergence.REPLACE
+    sharding: Sharding = Sharding.NONE
     priority: int = 0  # higher priorities go first under policies that consider them
     model: str = ""  # the model's name in the tables of throughputs; jobs of one model and command are of one kind
     throughput: dict[int, float] = {}  # steps per second for each number of GPUs, as far as the user knows them

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..protocol.errors import UserError
+from ..protocol.model import Determinism
 
 _AS_A_GANG = (
     "Give the plain model; or submit the script as it is, for a fixed number of GPUs: elasticctl submit --gpus 4 -- torchrun "
@@ -174,3 +175,26 @@ def check_evaluations(
 
 def _a(value: Any) -> str:
     return repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+
+
+def check_divided(
+    determinism: Determinism,
+    updates: Sized,
+    scaler: torch.amp.GradScaler | None,
+    before_update: Callable[[], None] | None,
+    gathers: bool,
+) -> None:
+    """Raise UserError for a job whose optimizer state cannot be divided among its workers (`sharding`)."""
+    if determinism not in (Determinism.ELASTIC, Determinism.HETEROGENEOUS):
+        raise UserError(
+            f"sharding: optimizer needs equal gradients on all workers, and the job's determinism is {determinism.value}: "
+            "leave one of them out"
+        )
+    for given, what in (
+        (len(updates) > 1, "prepare() was given several updates"),
+        (scaler is not None, "the job has a gradient scaler; bfloat16 needs none"),
+        (before_update is not None, "prepare() was given before_update="),
+        (gathers, "prepare() was given gathers=True"),
+    ):
+        if given:
+            raise UserError(f"sharding: optimizer was given, and {what}: these do not work together")

@@ -9,7 +9,7 @@ import msgspec
 
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.limits import COMPARE_EVERY
-from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, Scaling, WorkerId
+from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, Scaling, Sharding, WorkerId
 from ..protocol.times import PAUSE_TIMEOUT_S
 from ..protocol.variables import SUBMITTED_FROM
 from .code import ANY
@@ -42,6 +42,7 @@ class ClusterEnvironment:
     resume_from: str = ""  # a job without checkpoints begins with the newest one in this directory; "": from the start
     resume_any_code: bool = False  # accept a checkpoint of other code or data
     scaling: Scaling | None = None  # None: the job file does not allow it
+    sharding: Sharding = Sharding.NONE
 
     def place(self, pid: int, address: str) -> Place:
         """Return the part that the worker's machine needs. address: of its control socket."""
@@ -104,6 +105,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             resume_from=environ.get("ELASTICD_RESUME_FROM", ""),
             resume_any_code="ELASTICD_RESUME_ANY_CODE" in environ,
             scaling=msgspec.json.decode(scaling, type=Scaling) if scaling else None,
+            sharding=Sharding(environ.get("ELASTICD_SHARDING", Sharding.NONE.value)),
             limits=Limits(
                 step_timeout_s=float(step_timeout_s) if step_timeout_s else None,
                 pause_timeout_s=float(pause_timeout_s) if pause_timeout_s else PAUSE_TIMEOUT_S,

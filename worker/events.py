@@ -11,6 +11,7 @@ initial values.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,14 @@ from .membership.words import Abandon as Abandon
 from .transfer_plan import Transfer
 
 # -------------------------------------------------------------------------------------------- facts: from other processes
+
+
+class Whole(enum.IntEnum):
+    """For what the whole of a divided optimizer state is wanted on some workers after a step. The greatest wish counts."""
+
+    NOT = 0
+    TO_SAVE = 1
+    TO_END = 2  # the job is preempted, and ends when the state is saved
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ class Arrived:
     epochs: int | None = None  # number of epochs, if the number of steps is unknown
     state_bytes: int = 0  # approximate size of a checkpoint in bytes
     proves: bool = False  # new workers are compared with the others before they host a virtual worker (`crosscheck`)
+    divided: bool = False  # each worker has a part of the optimizer state (`sharding`)
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,7 @@ class StepApplied:
     step: int
     next_epoch: int | None = None  # as in CheckpointLoaded
     proof_goes_on: bool = False  # new workers host nothing in the next step either (`crosscheck`)
+    whole: Whole = Whole.TO_END  # which workers have the whole state after the step
 
 
 @dataclass(frozen=True)
@@ -433,6 +444,7 @@ class RunStep:
     send: bool
     factor: int = 0  # of the batch, for which the cluster asks; 0: it does not
     hosting: tuple[int, ...] = ()
+    whole: Whole = Whole.NOT  # for what this worker needs the whole of a divided state after the step
 
 
 @dataclass(frozen=True)

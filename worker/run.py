@@ -18,11 +18,11 @@ import torch
 
 from ..protocol.errors import UserError
 from ..protocol.limits import DEFAULT_MAX_FACTOR, DEFAULT_RAMP_STEPS
-from ..protocol.model import BatchChange, Determinism, GpuKind, Scaling
+from ..protocol.model import BatchChange, Determinism, GpuKind, Scaling, Sharding
 from ..runtime.clock import SteadyClock
 from . import cuda_graphs, warm
 from .admission import check_group
-from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
+from .checking import check_divided, check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .code import Code
 from .comparison import Terms
 from .compiled import Compiled
@@ -41,6 +41,7 @@ from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
 from .left_threads import at_script_end
+from .sharding.divided import DividedState
 from .state.checkpoint import CheckpointWriter, Others
 from .state.fence import Fence
 from .state.registered import Registered
@@ -317,7 +318,11 @@ class Run(Together):
         feed = feed_of(dataset, wanted, options, job)
         model.to(self._device)
         check_repeatable(self._env.determinism if self._env else Determinism.ELASTIC, optimizers)
-        state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position)
+        divided = None
+        if self._env is not None and self._env.sharding is Sharding.OPTIMIZER:
+            check_divided(self._env.determinism, turns, self._scaler, before_update, gathers)
+            divided = DividedState(optimizers)
+        state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position, divided)
         if scheduler_frequency < 1:
             raise UserError(f"scheduler_frequency is {scheduler_frequency}; it must be at least 1")
         update = Update(
@@ -343,13 +348,14 @@ class Run(Together):
             self._fence = Fence(Path(env.checkpoint_directory), lambda: trainer.generation)
         stepping = trainer.stepping
         several = stepping.evaluations if isinstance(stepping.evaluations, SeveralEvaluations) else None
+        own_update = divided.update if divided is not None else several.install if several is not None else None
         for position, each in enumerate(optimizers):
             make_elastic(
                 each,
                 partial(trainer.optimizer_stepped, position),
                 partial(trainer.computes_for, each),
                 stepping.evaluate if several is not None else None,
-                several.install if several is not None else None,
+                own_update,
             )
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, optimizer if single else tuple(optimizers), Batches(trainer)

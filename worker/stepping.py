@@ -32,7 +32,7 @@ from .crosscheck import CrossCheck
 from .data.choice import Feed
 from .data.fetching import move_to
 from .data.scaling import Scale
-from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
+from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, Whole, WordRead
 from .following import Following, Where
 from .gathering import COUNTS, GIVES, Alone, Gathering
 from .gradients.buffers import ModelBuffers
@@ -46,6 +46,7 @@ from .inband import InBand, Part, Participant, exchange
 from .pace import Pace
 from .plain import inline, pack, restored, unpack
 from .saves import Saves
+from .sharding.divided import DividedState
 from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
@@ -128,6 +129,7 @@ class Stepping:
         # the generation in use
         self._communicator = Communicator.alone()
         self._rank = 0
+        self._leads = True
         self._ranges: tuple[range, ...] = ()
 
         # the step in progress
@@ -153,7 +155,8 @@ class Stepping:
         # First what refuses by name calls and values of a script on some workers only. Then the comparison: nothing else is read
         # where states differ. Then the cross-check, before anything is taken over that a wrong gradient comes with.
         first: list[Participant] = [following, registered.state, self._comparison, self._cross_check]
-        saves: list[Participant] = [self._saves] if self._saves is not None else []
+        self._divided = held.parts.divided
+        saves: list[Participant] = [each for each in (self._saves, self._divided) if each is not None]
         last: list[Participant] = [
             self.sharing,
             update.clipping,
@@ -182,6 +185,7 @@ class Stepping:
     def enter(self, communicator: Communicator, rank: int, world_size: int, leader: int = 0) -> None:
         """The next steps are another generation's. leader: the rank of its leader."""
         self._communicator, self._rank = communicator, rank
+        self._leads = rank == leader
         self._pace.enter(rank, world_size, leader)
         self.in_band.enter()
         self._lanes.enter(world_size)
@@ -314,6 +318,8 @@ class Stepping:
         self._looks_on = looks_on
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
         self._scale.want(step.factor)
+        if self._divided is not None:
+            self._divided.wish = step.whole
         self._begin(step.step, step.ranges, step.proposal, parameters, send=step.send, hosting=step.hosting)
         probes = self._cross_check.probes and self._checked not in self._hosted
         hosted = self._in_order()
@@ -451,6 +457,9 @@ class Stepping:
             self._held.parts.extra_state.restore()
             self._held.parts.registered.state.restore()
         self.evaluations.begin()
+        self._update.give_up()
+        if self._divided is not None:
+            self._divided.given_up()
         self._lanes.give_up()
 
     @contextmanager
@@ -706,11 +715,28 @@ class Stepping:
         self._transfers.sent()
         self.in_band.read(part)
         self._held.results.told(self._step, self.sharing.values)
-        self._tell(WordRead(proposal, self._pace.times, self._pace.hosting))
         if gradient is not None:
             for parameter, view in zip(self._lanes.present.layout.parameters, gradient.views, strict=True):
                 parameter.grad = view
+            if self._divided is not None:
+                self._prepare_divided(self._divided, gradient)
+        self._tell(WordRead(proposal, self._pace.times, self._pace.hosting))
         self._apply(part)
+
+    def _prepare_divided(self, divided: DividedState, gradient: Gradient) -> None:
+        """Bring the step to the point from which it needs no other worker.
+
+        Raises CommunicatorBroken, with nothing applied; StateLost.
+        """
+        lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
+        options = self._hyperparameters.values()
+        try:
+            self._hyperparameters.apply()
+            self._update.process(lane.parameters, stepped, self._scale, self._items(), self._held.results)
+            divided.prepare(self._communicator, lane.layout, gradient, self._held.next_step - 1)
+        except CommunicatorBroken:
+            self._hyperparameters.set_values(options)
+            raise
 
     def _reduce(self, beside: Callable[[], None]) -> Gradient:
         """The gradient of the step's bodies, and virtual worker 0's buffers. Raises CommunicatorBroken."""
@@ -772,6 +798,8 @@ class Stepping:
         self._updating = True
         try:
             seed_everything(derive_seed(self._recipe.seed, "update", self._step))
+            if self._divided is not None:
+                self._divided.put()
             self._update.apply(
                 lane.parameters,
                 stepped,
@@ -789,6 +817,8 @@ class Stepping:
             parameter.grad = None
         lane.accumulation.applied()
         self._held.next_step = self._step + 1
+        if self._divided is not None:
+            self._divided.committed()
         if self._saves is not None:
             self._saves.applied()
         epoch = self._next_epoch(self._step)
@@ -798,7 +828,12 @@ class Stepping:
         if self.finished:
             self._comparison.at_the_end(self._communicator, part)
         goes_on = self._cross_check is not None and self._cross_check.proof_goes_on
-        self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on))
+        whole = self._assemble(self._divided) if self._divided is not None else Whole.TO_END
+        self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))
+
+    def _assemble(self, divided: DividedState) -> Whole:
+        """Bring the whole of a divided state, after the step, to where it will be saved."""
+        return divided.assemble(self._communicator, self.finished, self._leads, self._step)
 
     def _next_epoch(self, step: int) -> int:
         """That of `step`, the one to come."""

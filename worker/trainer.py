@@ -77,6 +77,7 @@ from .results import Result
 from .save_calls import is_for_leader
 from .saves import REGISTERED, Note, Saves, looked_at
 from .script import Script, ScriptAt
+from .sharding.division import StateLost
 from .state.checkpoint import CheckpointWriter
 from .state.epoch_values import Unfilled
 from .state.held import HeldState
@@ -353,6 +354,7 @@ class Trainer:
             epochs,
             self.held.about_bytes,
             self.recipe.comparing.tensors,
+            self.held.parts.divided is not None,
         )
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
@@ -448,6 +450,8 @@ class Trainer:
             yield from self.stepping.run(instruction, looks_on=not self._by_host)
         except CommunicatorBroken as error:
             self._step_fails(error)
+        except StateLost as error:
+            self._end_diverged(exits.SPOILED, f"{error}: this worker ends, to be replaced")
         if self._cross_check.dismissed:
             self._failure = self._cross_check.dismissed
         if self.held.next_step > instruction.step:
@@ -507,6 +511,8 @@ class Trainer:
                 self.stepping.complete_own_part()
             except CommunicatorBroken as error:
                 self._step_fails(error)
+            except StateLost as error:
+                self._end_diverged(exits.SPOILED, f"{error}: this worker ends, to be replaced")
 
     def _step_fails(self, error: CommunicatorBroken) -> None:
         """A step is not applied here. It is repeated, or another worker's state is taken over."""
@@ -621,7 +627,7 @@ class Trainer:
                 self._end_diverged(exits.OTHER_CODE, str(error))
             except Unlike as error:
                 self._end_diverged(exits.UNLIKE, str(error))
-            except Unfilled as error:
+            except (Unfilled, StateLost) as error:
                 print(f"{error}: this worker ends, to be replaced", flush=True)
                 raise ScriptExit(exits.SPOILED) from None
 
@@ -657,6 +663,9 @@ class Trainer:
         communicator = self._control.communicator
         self.stepping.enter(communicator, self.rank, self.world_size, entered.roster.rank(entered.roster.leader))
         self._transfers.enter(entered, communicator)
+        if (divided := self.held.parts.divided) is not None:
+            members = entered.roster.members
+            divided.enter([each.worker for each in members], [each.gpu.server for each in members], entered.rank)
         self.comparison.enter(entered)
         self._cross_check.enter(entered, communicator)
         if self.saves is not None:

@@ -2,8 +2,8 @@
 
     {"case": CASE, "address": ADDRESS, "timetable": TIMETABLE, "directory": DIRECTORY}
 
-Optional fields: "checkpoints", a directory from which the job resumes and to which it writes; "max_steps"; "scaling", the job
-file's.
+Optional fields: "checkpoints", a directory from which the job resumes and to which it writes; "max_steps"; "scaling" and
+"sharding", the job file's.
 
 For each task one process per worker is forked; each writes its final state to DIRECTORY. The answer is the worst of their exit
 codes, a line on standard output.
@@ -46,6 +46,7 @@ from elasticd.protocol.model import (
     JobId,
     OnDivergence,
     Scaling,
+    Sharding,
     WorkerId,
 )
 from elasticd.worker import warm
@@ -56,6 +57,7 @@ from elasticd.worker.rehearsal import control
 from elasticd.worker.rehearsal.timetable import FAILED as FAILED
 from elasticd.worker.rehearsal.timetable import Timetable as Timetable
 from elasticd.worker.run import Run
+from elasticd.worker.sharding.divided import DividedState
 from elasticd.worker.stepping import Stepping
 from elasticd.worker.trainer import ScriptExit
 
@@ -108,6 +110,23 @@ def miss_steps(timetable: Timetable) -> None:
     setattr(InBand, "complete", without)  # noqa: B010
 
 
+def miss_confirmations(timetable: Timetable) -> None:
+    """As `miss_steps`, where the optimizer state is divided: a step is complete when all have confirmed it."""
+    confirm = DividedState._confirm
+
+    def without(divided: DividedState, communicator: Communicator) -> None:
+        confirm(divided, communicator)
+        assert divided._pending is not None
+        step = divided._pending.step
+        if timetable.is_missed(step):
+            timetable.meet()
+            communicator.abort()
+        if timetable.misses(step):
+            raise CommunicatorBroken("missed")
+
+    setattr(DividedState, "_confirm", without)  # noqa: B010
+
+
 def break_steps(timetable: Timetable) -> None:
     """Break communicators in the middle of a step, as the timetable says."""
     evaluate = Stepping._evaluate
@@ -134,6 +153,7 @@ def rank_main(
     checkpoints: str = "",
     max_steps: int | None = None,
     scaling: Any = None,
+    sharding: str = "none",
 ) -> dict[str, Any]:
     """meeting: a directory in which all ranks find each other's addresses. checkpoints: the job's directory; empty: none is
     written.
@@ -146,11 +166,15 @@ def rank_main(
     if checkpoints:
         place = replace(place, checkpoint_directory=checkpoints, checkpoint_every_s=0.001, checkpoint_keep=100)
     place = replace(place, max_steps=max_steps, scaling=scaling and msgspec.convert(scaling, Scaling))
+    place = replace(place, sharding=Sharding(sharding))
     entries = [(int(step), list(workers)) for step, workers, *_ in timetable]
     late = [entry[2] if len(entry) > 2 else [] for entry in timetable]
     broken = {number: entry[3] for number, entry in enumerate(timetable) if len(entry) > 3}
     table = Timetable(me, entries, late, broken, meeting=Path(meeting))
-    miss_steps(table)
+    if place.sharding is Sharding.NONE:
+        miss_steps(table)
+    else:
+        miss_confirmations(table)
     break_steps(table)
     run = Run(Rehearsal(table, address, place), place, VIRTUAL_WORKERS, seed=3)
     try:

@@ -60,6 +60,10 @@ class Layout:
                 first, begun = len(self.parameters), offset
         self.sizes.append(offset)
 
+    def place(self, position: int) -> tuple[int, int]:
+        """Return the flat tensor of the parameter at this position, and its first element there."""
+        return self._places[position]
+
     @property
     def kinds(self) -> list[tuple[torch.dtype, torch.device]]:
         """Dtype and device of each flat tensor."""

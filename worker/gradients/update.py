@@ -43,6 +43,7 @@ class Update:
         self._scheduler_frequency = scheduler_frequency
         self._before_update = before_update
         self._after_update = after_update
+        self._processed = False  # the gradient of the step in progress is that of its update
 
     def apply(
         self,
@@ -59,12 +60,15 @@ class Update:
         for act in acts:
             act.acting = True
         try:
-            self._apply(parameters, optimizers, scale, items, results)
+            if not self._processed:
+                self.process(parameters, optimizers, scale, items, results)
+            self._processed = False
+            self._apply(optimizers, scale, results)
         finally:
             for act in acts:
                 act.acting = False
 
-    def _apply(
+    def process(
         self,
         parameters: Sequence[torch.nn.Parameter],
         optimizers: Sequence[torch.optim.Optimizer],
@@ -72,6 +76,7 @@ class Update:
         items: float,
         results: Results,
     ) -> None:
+        """Make the update's gradient of the step's, in the parameters' `grad`. `apply` does, unless it has been done."""
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
@@ -80,6 +85,13 @@ class Update:
             results.measured(norm)
         if self._before_update is not None:
             self._before_update()
+        self._processed = True
+
+    def give_up(self) -> None:
+        """Forget the gradient of the step in progress."""
+        self._processed = False
+
+    def _apply(self, optimizers: Sequence[torch.optim.Optimizer], scale: Scale, results: Results) -> None:
         with at_rate(optimizers, scale.rate):
             for optimizer in optimizers:
                 self._step(optimizer)

@@ -39,7 +39,7 @@ ELSEWHERE = {  # classes of other libraries, by lower-case name
 def check_elementwise(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Raises UserError, naming the first optimizer whose state cannot be divided."""
     for optimizer in optimizers:
-        kind = _class_of(optimizer)
+        kind = class_of(optimizer)
         if (reason := _reason(kind)) is not None:
             raise UserError(
                 f"sharding: optimizer cannot divide the state of {kind.__name__}: {reason}. Leave the option out, or use "
@@ -68,7 +68,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _class_of(optimizer: torch.optim.Optimizer) -> type:
+def class_of(optimizer: torch.optim.Optimizer) -> type:
     """Return the script's class: the runtime may have put one of its own before it."""
     kind = type(optimizer)
     return next(each for each in kind.__mro__[1:] if each is not ElasticOptimizer) if _is_ours(kind) else kind

@@ -23,7 +23,7 @@ from ..interlude import Interlude, Settlements, end_of
 from ..results import Results
 from ..script import Script, ScriptAt
 from .checkpoint import CheckpointWriter, latest
-from .training_state import TrainingState
+from .training_state import DIVISION, TrainingState
 from .values import ScriptValues
 
 SCRIPT = "script"  # key in a checkpoint's header: the script's own variables, by name
@@ -123,6 +123,12 @@ class HeldState:
         if self.likeness is not None:
             self.likeness.check(header.get("likeness"))
 
+    def header_came(self, header: dict[str, Any]) -> None:
+        """Check a state that another worker sends, as `check`, and take note of who has its divided parts."""
+        self.check(header)
+        if self.parts.divided is not None:
+            self.parts.divided.header_came(header[DIVISION], int(header["counters"]["applied"]))
+
     def put(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Copy the tensors of a state into their places."""
         self.settle()
@@ -137,6 +143,9 @@ class HeldState:
         if behind and self._own is None:
             self._own = self.values.whole()
         self.parts.finish(header)
+        divided = self.parts.divided
+        if divided is not None and DIVISION not in header:
+            divided.take_whole(applied)
         self.next_step = applied + 1
         self.interlude = None
         if "results" in header:  # absent in a checkpoint of an older version
@@ -228,8 +237,21 @@ class HeldState:
         """
         assert self._writer is not None
         counters = {"applied": save.step, "epoch": save.epoch, "generation": save.generation}
+        if self.parts.divided is None:
+            self._save(save, counters)
+        elif self.parts.divided.whole_at != save.step or self.interlude is not None:
+            self._tell(
+                CheckpointFailed(save.number, "the optimizer state is divided, and not all of it is on this worker")
+            )
+        else:
+            with self.parts.divided.whole():
+                self._save(save, counters)
+
+    def _save(self, save: SaveCheckpoint, counters: dict[str, int]) -> None:
+        assert self._writer is not None
         if self.interlude is None:
             header = self.header(counters)
+            header.pop(DIVISION, None)
         elif self.interlude.interruptible:
             header = self.interlude.header(counters, self.settlements)
         else:

@@ -24,11 +24,13 @@ from ..data.position import DataPosition
 from ..data.scaling import Growing
 from ..gradients.buffers import Slot, slots
 from ..plain import inline, pack, restored, unpack
+from ..sharding.divided import DividedState
 from .epoch_values import NAME as OF_EPOCH
 from .extras import ExtraState
 from .registered import Registered
 
 FORMAT = 3
+DIVISION = "division"  # key in a header without the optimizers' state, which is divided among the workers
 
 
 def describe(name: str, tensor: torch.Tensor) -> list[Any]:
@@ -60,8 +62,10 @@ class TrainingState:
         scaler: torch.amp.GradScaler | None = None,
         registered: Registered | None = None,
         data: DataPosition | None = None,
+        divided: DividedState | None = None,
     ) -> None:
-        """data: where the job is in its data, if that does not follow from the step."""
+        """data: where the job is in its data, if that does not follow from the step. divided: the optimizers' state, if
+        each worker has a part of it."""
         self.model = model
         # Modules with buffers: the model, and what `follow` adds
         self.modules: list[tuple[str, torch.nn.Module]] = [("", model)]
@@ -70,6 +74,7 @@ class TrainingState:
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
+        self.divided = divided
         self._data = data
         self._values: dict[str, Any] = {}  # registered ones, while their tensors come
         self._walk: _Walk | None = None  # the last one over all parameters
@@ -100,7 +105,9 @@ class TrainingState:
     def header(self, counters: Mapping[str, int]) -> dict[str, Any]:
         """All but the tensors, in plain values. Raises UserError, naming it, for a value that cannot be one."""
         optimizers, registered, numbered = self._pack_all()
+        divided = {} if self.divided is None else {DIVISION: self.divided.plain()}
         return {
+            **divided,
             "format": FORMAT,
             "counters": dict(counters),
             "tensors": [describe(name, tensor) for name, tensor in numbered],

@@ -109,7 +109,7 @@ class StateTransfers:
 
         def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
             nonlocal instruction
-            self._held.check(header)
+            self._held.header_came(header)
             if self._compiled is not None:
                 self._compiled.take(header)
             applied = int(header["counters"]["applied"])

@@ -29,7 +29,10 @@ from .suspension import Suspension, Verdict
 
 
 class Closing:
-    """The end of one worker. `follow` carries out actions of the membership."""
+    """The end of one worker.
+
+    `follow` carries out actions of the membership. `is_whole`: whether a divided state is together where it is saved.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Closing:
         membership: ms.Membership,
         reporting: Reporting,
         follow: Callable[[float, list[ms.Action]], list[Action]],
+        is_whole: Callable[[], bool] = lambda: True,
     ) -> None:
         self._activity = activity
         self._position = position
@@ -50,6 +54,7 @@ class Closing:
         self._membership = membership
         self._reporting = reporting
         self._follow = follow
+        self._is_whole = is_whole
         # last action for the thread, after the save or the acknowledgement of the last report
         self._end: Action = Continue()
         self._last_sequence = 0
@@ -67,6 +72,7 @@ class Closing:
         position, roster = self._position, self._generation.roster
         durable = self._checkpoints.durable == (position.applied, position.epoch)
         to_save = self._checkpoints.wanted and position.whole and position.next_step > 0 and not durable
+        to_save = to_save and self._is_whole()
         if not to_save or roster is None:
             return self.close(now, ExitScript(0))
         verdict = self._suspension.verdict(now, roster, position.applied)
@@ -84,7 +90,7 @@ class Closing:
     def finish(self, now: float, epochs: int) -> list[Action]:
         """End after the script's loop, when all transfers to other workers are complete."""
         self._position.epoch = epochs
-        whole = self._position.whole and self._position.finished
+        whole = self._position.whole and self._position.finished and self._is_whole()
         if self._checkpoints.wanted and self._generation.leads and whole:
             return self._save_and_end(now, epochs, Continue())
         return self.close(now, Continue())

@@ -79,6 +79,7 @@ from ..events import (
     ThreadFact,
     TransfersCompleted,
     ValuesExchanged,
+    Whole,
     WordRead,
 )
 from ..membership import machine as ms
@@ -115,6 +116,12 @@ class Training:
         self.suspension = Suspension(self._me)
         self.batch_factor = 0  # for which the cluster asks; 0: it does not
 
+        self._divided = False  # each worker has a part of the optimizer state
+        self._whole = (
+            -1,
+            Whole.NOT,
+        )  # an applied step, and for what the whole of a divided state after it was brought together
+        self._save_waits = False  # a checkpoint is due, for which the state has to be brought together
         self._proves = False  # newcomers have to compute what others compute
         self._boundary_at: float | None = None  # the last one; None: nothing to measure from
         self._shared_in = Doing.SCRIPT  # what the thread does again when it waits for the others no longer
@@ -132,6 +139,7 @@ class Training:
             membership,
             reporting,
             self.follow,
+            lambda: self._is_whole(Whole.TO_END),
         )
 
     # -- what a status shows
@@ -268,7 +276,7 @@ class Training:
     def _on_arrived(self, now: float, fact: Arrived) -> list[Action]:
         decided = self._membership.handle(now, ms.Arrived())
         self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values, fact.epochs)
-        self._proves = fact.proves
+        self._proves, self._divided = fact.proves, fact.divided
         self._reporting.samples_per_step = fact.samples_per_step
         self.checkpoints.expect(fact.state_bytes)
         self.durations.expect(fact.state_bytes)
@@ -379,7 +387,7 @@ class Training:
             if self._generation.sends or self._generation.joins:
                 return [ExchangeValues()]
             return self._on_exchanged(now, ValuesExchanged(self.position.epoch))
-        if self.suspension:
+        if self.suspension and not self._waits_for_whole():
             return self._closing.suspended(now)
         decided = self._membership.handle(now, ms.BoundaryReached())
         actions = self.follow(now, decided)
@@ -431,8 +439,38 @@ class Training:
             hosting = self.stragglers.wanted if generation.leads else ()
         return [
             *saved,
-            RunStep(position.step, generation.ranges, proposal, generation.sends_state, self.batch_factor, hosting),
+            RunStep(
+                position.step,
+                generation.ranges,
+                proposal,
+                generation.sends_state,
+                self.batch_factor,
+                hosting,
+                self._whole_wanted(),
+            ),
         ]
+
+    # -- a divided state, which no worker has whole
+
+    def _is_whole(self, least: Whole) -> bool:
+        """Whether the state after the applied step was brought together, or needs no bringing together."""
+        return not self._divided or (self._whole[0] == self.position.applied and self._whole[1] >= least)
+
+    def _waits_for_whole(self) -> bool:
+        """Whether a preempted job goes on for a step, after which its divided state is brought together to be saved."""
+        position = self.position
+        to_save = self.checkpoints.wanted and position.whole and position.next_step > 0 and not position.finished
+        durable = self.checkpoints.durable == (position.applied, position.epoch)
+        return self._divided and to_save and not durable and not self._is_whole(Whole.TO_END)
+
+    def _whole_wanted(self) -> Whole:
+        """For what this worker needs the whole state after the step that begins."""
+        roster = self._generation.roster
+        if not self._divided or roster is None:
+            return Whole.NOT
+        if self.suspension and (self.suspension.saves(roster) or self.suspension.stands_by(roster)):
+            return Whole.TO_END
+        return Whole.TO_SAVE if self._save_waits and self._generation.leads else Whole.NOT
 
     def _propose(self, now: float) -> int:
         stays = self.position.last_step or self._generation.proves
@@ -471,6 +509,7 @@ class Training:
     def _on_applied(self, now: float, fact: StepApplied) -> list[Action]:
         if self.position.apply(fact.step, self._generation.joins_now, fact.next_epoch, fact.proof_goes_on):
             self._membership.handle(now, ms.StepApplied(fact.step))
+        self._whole = (fact.step, fact.whole)
         self._generation.step_applied(fact.proof_goes_on)
         self._reporting.times.applied(fact.step, now)
         self._activity.become(Doing.SCRIPT)  # since the update has begun, which is the script's code, too
@@ -499,7 +538,7 @@ class Training:
     # -- the script's own code between two steps
 
     def _on_progressed(self, now: float, fact: Progressed) -> list[Action]:
-        if self.suspension and fact.interruptible:
+        if self.suspension and fact.interruptible and not self._waits_for_whole():
             return self._closing.suspended(now)
         self._activity.goes_on(now)
         return [Resume()]
@@ -562,7 +601,10 @@ class Training:
     # -- checkpoints
 
     def _save_if_due(self, now: float) -> list[Action]:
-        if not self._generation.leads or not self.checkpoints.due(now):
+        if not self._generation.leads or not (self._save_waits or self.checkpoints.due(now)):
+            return []
+        self._save_waits = not self._is_whole(Whole.TO_SAVE)
+        if self._save_waits:
             return []
         return [self._closing.save(now, self.position.epoch)] if self.position.next_step else []
 

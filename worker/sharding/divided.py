@@ -1,0 +1,423 @@
+"""Optimizer state that is divided among a job's workers (ZeRO-1: Rajbhandari et al., 2020), for the training thread.
+
+Every worker has all parameters and, in each step, the whole gradient; so a script finds what it finds without division,
+and clipping has the bits of plain training. Of the optimizers' state a worker keeps the pieces that it owns, and those
+of another owner that it mirrors (`division`).
+
+*Before the control word is confirmed* (`prepare`) nothing of the state changes. In a generation's first step the
+workers tell which step's state they have, and send each other what the new division wants. Then each owner computes the
+new values of its parameters' elements from copies, block by block, and all gather them in the memory of the gradient,
+of which only own and mirrored elements are still needed. The last collective is a confirmation: a worker that completes
+it knows that every other has received everything.
+
+*Afterwards* (`put`, `update`, `committed`) no message is needed: own and mirrored pieces are updated in place, and the
+other parameters are copied from the gradient's memory.
+
+A worker whose confirmation does not arrive gives the step up, while another may have applied it. It then has all that
+the update needs, and keeps that (`given_up`) until it learns of what step the others' state is (`header_came`): if they
+have applied the step, it makes up for the update of its pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...protocol.errors import UserError
+from ..communication.communicator import Communicator, CommunicatorBroken
+from ..events import Whole
+from ..gradients.layout import Gradient, Layout
+from ..inband import Part, exchange
+from .division import Division, first_division, moves, next_division, surviving
+from .elementwise import check_elementwise
+from .intervals import Grid, Interval, common
+from .pieces import Piece, Work, compose, copied, cut, memory_of, of_whole, to_whole, trade, update
+
+Options = list[list[dict[str, Any]]]  # of each optimizer's groups
+NO_STATE = -2  # the step of whose state a new worker has pieces
+
+
+@dataclass
+class _Pending:
+    """The division and the pieces that hold from the update of `step` on."""
+
+    step: int
+    division: Division
+    pieces: list[Piece]
+    gradient: Gradient  # and the new values of elements that this worker does not keep
+
+
+@dataclass
+class _Log:
+    """What the update of a step that was given up needs: gradients by piece, and the groups' options."""
+
+    pending: _Pending
+    gradients: list[torch.Tensor]
+    options: Options
+
+
+class DividedState:
+    """The optimizers' state of a job of which each worker keeps a part. A participant in the exchange within a step."""
+
+    name = "divided state"
+    slots = 1
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raises UserError, naming the first optimizer whose state cannot be divided."""
+        check_elementwise(optimizers)
+        self.optimizers = list(optimizers)
+        self.whole_at: int | None = None  # the applied step of which this worker has the whole state
+        self.wish = Whole.NOT  # of this worker for the whole state after the step in progress
+        self.greatest_wish = Whole.NOT  # of any worker
+        self._workers: list[str] = []
+        self._servers: list[str] = []
+        self._rank = 0
+        self._begins = True  # the generation's first step has not been applied
+        self._layout: Layout | None = None
+        self._grid: Grid | None = None
+        self._division: Division | None = None
+        self._sole: str | None = None  # without a division: the worker that has all there is; None: there is none yet
+        self._loaded: dict[torch.Tensor, dict[str, Any]] = {}  # a whole state that was loaded, by parameter
+        self._pieces: list[Piece] = []
+        self._step = NO_STATE  # the applied step of which this worker has its pieces
+        self._pending: _Pending | None = None
+        self._log: _Log | None = None
+        self._whole: dict[torch.Tensor, dict[str, Any]] = {}
+        self._work_due: list[Work] = []  # of the update in progress
+
+    # -- generations, and states of others
+
+    def enter(self, workers: Sequence[str], servers: Sequence[str], rank: int) -> None:
+        """Begin a generation of these workers. servers: of each of them."""
+        self._workers, self._servers, self._rank = list(workers), list(servers), rank
+        self._begins = True
+
+    def plain(self) -> dict[str, Any]:
+        """Return the division of the present state as plain values, equal on all workers."""
+        return {"sole": self._sole} if self._division is None else self._division.plain()
+
+    def header_came(self, values: Mapping[str, Any], applied: int) -> None:
+        """Take note of the division of a state that this worker receives, that after the step `applied`.
+
+        A worker that has given that step up, and has all for its update, makes up for it.
+        """
+        log, self._log = self._log, None
+        if log is not None and log.pending.step == applied:
+            self._make_up(log)
+            return
+        if self._step != applied:
+            self._pieces, self._step, self._loaded = [], NO_STATE, {}
+        if "owners" in values:
+            self._division, self._sole = Division.of_plain(values), None
+        else:
+            self._division, self._sole = None, values["sole"]
+
+    def take_whole(self, applied: int) -> None:
+        """Take the whole state from the optimizers, into which it was loaded. It is that after the step `applied`."""
+        self._division, self._sole = None, self._workers[self._rank]
+        self._pieces, self._log, self._step = [], None, applied
+        self._loaded = {parameter: state for each in self.optimizers for parameter, state in each.state.items()}
+        for each in self.optimizers:
+            each.state.clear()
+
+    # -- a step, before anything is applied
+
+    def prepare(self, communicator: Communicator, layout: Layout, gradient: Gradient, applied: int) -> None:
+        """Compute and gather the parameters' new values, in the memory of the gradient. A collective.
+
+        applied: the last applied step. Raises CommunicatorBroken, with nothing changed; StateLost, on all workers.
+        """
+        self._log = None
+        grid = self._lay_out(layout)
+        division, pieces = self._division, self._pieces
+        if self._begins or division is None:
+            division, pieces = self._divide(communicator, grid, layout, applied)
+        self._pending = _Pending(applied + 1, division, pieces, gradient)
+        if communicator.size == 1:
+            return
+        self._gather(communicator, grid, division, gradient)
+        try:
+            self._confirm(communicator)
+        except CommunicatorBroken:
+            gradients = [_part(gradient, each.interval).clone() for each in pieces]
+            self._log = _Log(self._pending, gradients, _options(self.optimizers))
+            raise
+
+    def _confirm(self, communicator: Communicator) -> None:
+        """Return when all workers have received everything. Raises CommunicatorBroken: then others may know it."""
+        communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))
+
+    def given_up(self) -> None:
+        """Forget the step in progress, but for what makes up for its update."""
+        self._pending = None
+        self.wish = Whole.NOT
+
+    def _lay_out(self, layout: Layout) -> Grid:
+        """Return the grid of the trained parameters. Raises UserError if they are not those of earlier steps."""
+        if self._layout is layout:
+            assert self._grid is not None
+            return self._grid
+        positions: list[list[int]] = [[] for _ in layout.sizes]  # of the parameters with elements, by flat tensor
+        for position, parameter in enumerate(layout.parameters):
+            if parameter.numel():
+                positions[layout.place(position)[0]].append(position)
+        grid = Grid([[layout.parameters[position].numel() for position in flat] for flat in positions])
+        if self._grid is not None and grid.ends != self._grid.ends:
+            raise UserError(
+                "sharding: optimizer divides the state of the parameters that the first step trains, and this step trains "
+                "others: leave the option out for a model of which parts are frozen or added while it trains"
+            )
+        self._groups = {
+            id(parameter): (number, group)
+            for number, optimizer in enumerate(self.optimizers)
+            for group, options in enumerate(optimizer.param_groups)
+            for parameter in options["params"]
+        }
+        self._positions = positions
+        self._memory = [memory_of(parameter) for parameter in layout.parameters]
+        self._layout, self._grid = layout, grid
+        return grid
+
+    def _divide(
+        self, communicator: Communicator, grid: Grid, layout: Layout, applied: int
+    ) -> tuple[Division, list[Piece]]:
+        """Return the new division and this worker's pieces of it; the workers send each other what is missing."""
+        me = self._workers[self._rank]
+        if self._division is None and self._sole is None:  # the optimizers have no state yet
+            division = first_division(grid, self._workers, self._servers)
+            return division, [Piece(part) for part in self._parts(division.kept_by(me))]
+        if self._division is not None:
+            present, own = self._division, self._pieces
+        else:
+            assert self._sole is not None
+            present = first_division(grid, [self._sole], [""])
+            own = self._loaded_pieces() if self._sole == me else []
+        letters = exchange(communicator, {"step": self._step})
+        having = {worker for worker, letter in zip(self._workers, letters, strict=True) if letter["step"] == applied}
+        target = next_division(grid, surviving(present, having), self._workers, self._servers)
+        outgoing = [
+            (self._workers.index(move.target), cut(piece, part))
+            for move in moves(present, having, target)
+            if move.source == me
+            for piece in own
+            if (part := common(move.interval, piece.interval)) is not None
+        ]
+        received = trade(communicator, outgoing, layout) if communicator.size > 1 else []
+        found = [*(own if me in having else []), *received]
+        return target, [compose(part, found) for part in self._parts(target.kept_by(me))]
+
+    def _loaded_pieces(self) -> list[Piece]:
+        assert self._layout is not None
+        return [
+            of_whole(self._span(position), self._loaded.get(parameter, {}))
+            for position, parameter in enumerate(self._layout.parameters)
+            if parameter.numel()
+        ]
+
+    def _span(self, position: int) -> Interval:
+        """Return the place of a whole parameter."""
+        assert self._layout is not None
+        flat, begin = self._layout.place(position)
+        return Interval(flat, begin, begin + self._layout.parameters[position].numel())
+
+    def _parts(self, intervals: Sequence[Interval]) -> list[Interval]:
+        """Return these intervals, cut where parameters begin."""
+        assert self._grid is not None
+        return [part for interval in intervals for _, part in self._grid.parameters_in(interval)]
+
+    # -- gathering the parameters' new values
+
+    def _gather(self, communicator: Communicator, grid: Grid, division: Division, gradient: Gradient) -> None:
+        me = self._workers[self._rank]
+        for block in grid.blocks:
+            owned = [(each, part) for each in division.owners if (part := common(each.interval, block)) is not None]
+            shares: dict[str, list[Interval]] = {worker: [] for worker in self._workers}
+            for each, part in owned:
+                shares[each.owner].append(part)
+            longest = max(sum(part.size for part in parts) for parts in shares.values())
+            dtype, device = gradient.flats[block.flat].dtype, gradient.flats[block.flat].device
+            own = torch.zeros(longest, dtype=dtype, device=device)
+            for values, position in self._new_values(shares[me], gradient):
+                own[position : position + values.numel()] = values
+            table = torch.zeros(len(self._workers) * longest, dtype=dtype, device=device)
+            communicator.wait(communicator.all_gather(table, own))
+            for rank, (worker, parts) in enumerate(shares.items()):
+                position = rank * longest
+                for part in parts:
+                    if me not in (worker, division.mirrors.get(worker)):
+                        target = gradient.flats[part.flat][part.begin : part.end]
+                        target.copy_(table[position : position + part.size])
+                    position += part.size
+
+    def _new_values(self, parts: Sequence[Interval], gradient: Gradient) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the new values of owned elements, and the number of elements before them; nothing is changed."""
+        assert self._pending is not None
+        work: list[Work] = []
+        before, places = 0, []
+        for part in parts:
+            for piece in self._pending.pieces:
+                if (own := common(piece.interval, part)) is not None:
+                    work.append(self._work(copied(piece, own), _part(gradient, own), copies=True))
+                    places.append(before + own.begin - part.begin)
+            before += part.size
+        self._update(work, _options(self.optimizers))
+        yield from ((each.values, place) for each, place in zip(work, places, strict=True))
+
+    def _work(self, piece: Piece, gradient: torch.Tensor, copies: bool = False) -> Work:
+        assert self._grid is not None
+        assert self._layout is not None
+        ((number, part),) = self._grid.parameters_in(piece.interval)
+        position = self._positions[part.flat][number]
+        begin = part.begin - self._span(position).begin
+        values = self._memory[position][begin : begin + part.size]
+        group = self._groups[id(self._layout.parameters[position])]
+        return Work(*group, piece, values.clone() if copies else values, gradient)
+
+    def _update(self, work: Sequence[Work], options: Options, only: int | None = None) -> None:
+        for number, optimizer in enumerate(self.optimizers):
+            if only in (None, number):
+                update(optimizer, options[number], [each for each in work if each.optimizer == number])
+
+    # -- a step that all can apply
+
+    def put(self) -> None:
+        """Copy the new values of the parameters that this worker does not update."""
+        assert self._pending is not None
+        assert self._layout is not None
+        kept, gradient = self._pending.pieces, self._pending.gradient
+        with torch.no_grad():
+            for position, memory in enumerate(self._memory):
+                span = self._span(position)
+                for part in _without(span, [each.interval for each in kept]):
+                    begin = part.begin - span.begin
+                    memory[begin : begin + part.size] = gradient.flats[part.flat][part.begin : part.end]
+        self._work_due = [self._work(each, _part(gradient, each.interval)) for each in kept]
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update this worker's pieces of one optimizer, in place of its `step`."""
+        self._update(self._work_due, _options(self.optimizers), self.optimizers.index(optimizer))
+
+    def committed(self) -> None:
+        """The step's update has been made."""
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        self._hold(pending)
+        self._work_due = []
+
+    def _hold(self, pending: _Pending) -> None:
+        self._division, self._sole = pending.division, None
+        self._pieces, self._step = pending.pieces, pending.step
+        self._begins, self._loaded, self._whole, self.whole_at = False, {}, {}, None
+
+    def _make_up(self, log: _Log) -> None:
+        """Make the update of a step that was given up; the parameters come with the others' state."""
+        pairs = zip(log.pending.pieces, log.gradients, strict=True)
+        self._update([self._work(piece, gradient, copies=True) for piece, gradient in pairs], log.options)
+        self._hold(log.pending)
+        self._begins = True
+
+    # -- the whole state, for a checkpoint
+
+    def assemble(self, communicator: Communicator, finished: bool, leads: bool, applied: int) -> Whole:
+        """Send the owned pieces to the workers that want the whole state, which keep it in the host's memory.
+
+        A collective if there is a wish, or if the job is over: then the leader saves its state. Returns for what the state
+        is whole now: for anything on a worker that is alone.
+        """
+        alone = communicator.size == 1
+        wanted = (finished and leads) or self.wish is not Whole.NOT
+        greatest = Whole.TO_END if alone or finished else self.greatest_wish
+        self.wish = Whole.NOT
+        if greatest is Whole.NOT:
+            return greatest
+        assert self._layout is not None
+        assert self._division is not None
+        me = self._workers[self._rank]
+        owned = [
+            cut(piece, part)
+            for each in self._division.owners
+            if each.owner == me
+            for piece in self._pieces
+            if (part := common(each.interval, piece.interval)) is not None
+        ]
+        received: list[Piece] = []
+        if not alone:
+            try:
+                letters = exchange(communicator, {"wants": wanted})
+                targets = [rank for rank, letter in enumerate(letters) if letter["wants"] and rank != self._rank]
+                outgoing = [(rank, piece) for rank in targets for piece in owned]
+                received = trade(communicator, outgoing, self._layout, host=True)
+            except CommunicatorBroken:  # the next step finds that, too
+                return Whole.NOT
+        if wanted or alone:
+            self.whole_at = applied
+            here = [*owned, *received]
+            for position, parameter in enumerate(self._layout.parameters):
+                whole = compose(self._span(position), here) if parameter.numel() else Piece(self._span(position))
+                self._whole[parameter] = to_whole(parameter, whole)
+        return greatest
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Meanwhile the optimizers have the whole state of the last applied step. Raises UserError if it is not here."""
+        if self.whole_at is None or self.whole_at != self._step:
+            raise UserError(f"the divided optimizer state of step {self._step} is not on this worker")
+        try:
+            for parameter, state in self._whole.items():
+                if state:
+                    self.optimizers[self._groups[id(parameter)][0]].state[parameter] = state
+            yield
+        finally:
+            for each in self.optimizers:
+                each.state.clear()
+
+    # -- in band
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        """Return this worker's wish for the whole state after the step."""
+        return (int(self.wish),)
+
+    def wants(self, part: Part) -> bool:
+        """Return False: the number is enough."""
+        return False
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        """Take note of the greatest wish."""
+        self.greatest_wish = Whole(greatest[0])
+        return False
+
+    def letter(self, part: Part) -> Any:
+        """Return nothing."""
+        return None
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """Read nothing."""
+
+
+def _part(gradient: Gradient, interval: Interval) -> torch.Tensor:
+    return gradient.flats[interval.flat][interval.begin : interval.end]
+
+
+def _options(optimizers: Sequence[torch.optim.Optimizer]) -> Options:
+    return [
+        [{key: value for key, value in group.items() if key != "params"} for group in each.param_groups]
+        for each in optimizers
+    ]
+
+
+def _without(whole: Interval, kept: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of an interval that are in none of `kept`, which are disjoint."""
+    parts: list[Interval] = []
+    begin = whole.begin
+    for each in sorted(kept):
+        if (part := common(each, whole)) is not None:
+            if part.begin > begin:
+                parts.append(Interval(whole.flat, begin, part.begin))
+            begin = part.end
+    if begin < whole.end:
+        parts.append(Interval(whole.flat, begin, whole.end))
+    return parts
