@@ -19,7 +19,7 @@ from elasticd.ctl.render import length, point_line
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.limits import COMPARE_EVERY
 from elasticd.protocol.messages import CurvePoint, JobLength, LengthSource
-from elasticd.protocol.model import Deadline, JobId, JobPhase, JobSpec, OnDivergence, ResumeFrom, Until
+from elasticd.protocol.model import Deadline, JobId, JobPhase, JobSpec, OnDivergence, ResumeFrom, Sharding, Until
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -61,6 +61,7 @@ def test_limits_for_steps_and_pauses_are_durations(tmp_path: Path) -> None:
         ("compare_every: 0", "compare_every"),
         ("compare_every: 10000000", "compare_every"),
         ("on_divergence: ignore", "on_divergence"),
+        ("sharding: everything", "sharding"),
     ],
 )
 def test_a_wrong_limit_is_refused_with_file_and_field(tmp_path: Path, text: str, field: str) -> None:
@@ -152,6 +153,7 @@ def test_a_slip_or_another_tools_field_is_refused_with_the_field_that_is_meant(
 
 
 def test_how_workers_are_compared_is_read(tmp_path: Path) -> None:
+    assert built(tmp_path, "sharding: optimizer").sharding is Sharding.OPTIMIZER
     spec = built(tmp_path, "compare_every: 1\non_divergence: fail")
     assert (spec.compare_every, spec.on_divergence) == (1, OnDivergence.FAIL)
     spec = built(tmp_path, "")
@@ -364,7 +366,7 @@ def test_a_shells_word_after_the_options_is_refused_with_what_to_type(tmp_path: 
         ("deadline: 2027-01-31T18:00:00+01:00\npriority: 7\nmodel: ResNet-50/256", Overrides()),
         ("throughput: {1: 10, 2: 19.1}\ncheckpoint: {every: 1h30m, keep: 3, save_timeout: 0.5}", Overrides()),
         ("start_timeout: 2m\nload_timeout: 3d\nstep_timeout: 90\npause_timeout: 1.5", Overrides()),
-        ("compare_every: 1\non_divergence: fail\ndeterminism: none\nname: x", Overrides()),
+        ("compare_every: 1\non_divergence: fail\nsharding: optimizer\ndeterminism: none\nname: x", Overrides()),
         ("env: {A: 010, B: '', C: '12:30', D: \"a\\tb\\u00e9\", E: 'null', F: ' x ', G: '~'}", Overrides()),
         ("", Overrides(command=("sleep", "010", "", "a b", "{x: 1}", "- y", "é\n"))),
         ("resume: digits-3", Overrides()),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.worker.sharding.intervals import Grid, Interval, Owners, divide, divide_again, moves, owned_by
+from elasticd.worker.sharding import division
+from elasticd.worker.sharding.division import Division, StateLost, first_division, mirrors_of, next_division, surviving
+from elasticd.worker.sharding.intervals import Grid, Interval, Move, Owners, divide, divide_again
 
 GRAIN = 64
 BLOCK = 64 * 8
@@ -36,6 +39,15 @@ def check(grid: Grid, owners: Owners, workers: list[str]) -> None:
     for each in covered:
         assert grid.cut(each.flat, each.begin) == each.begin
         assert grid.cut(each.flat, each.end) == each.end
+
+
+def moves(before: Owners, after: Owners) -> list[Move]:
+    """What moves without mirrors."""
+    return division.moves(Division(before, {}), {each.owner for each in before}, Division(after, {}))
+
+
+def owned_by(owners: Owners, worker: str) -> list[Interval]:
+    return Division(owners, {}).kept_by(worker)
 
 
 def shares(owners: Owners, workers: list[str]) -> list[int]:
@@ -97,3 +109,67 @@ def test_a_cut_counts_from_the_beginning_of_its_parameter() -> None:
         (0, Interval(0, 64, 100)),
         (1, Interval(0, 100, 228)),
     ]
+
+
+# --------------------------------------------------------------------------------------------------------------- mirrors
+
+
+@given(rosters)
+def test_each_owner_has_a_mirror_on_another_server_and_no_worker_mirrors_many(rosters: list[list[str]]) -> None:
+    for workers in rosters:
+        servers = [str(position // 2) for position in range(len(workers))]
+        mirrors = mirrors_of(workers, servers)
+        assert set(mirrors) == (set(workers) if len(workers) > 1 else set())
+        place = dict(zip(workers, servers, strict=True))
+        for worker, mirror in mirrors.items():
+            assert mirror != worker
+            assert place[mirror] != place[worker] or len(set(servers)) == 1
+        assert all(list(mirrors.values()).count(worker) <= 2 for worker in workers)
+
+
+@given(
+    sizes,
+    st.lists(
+        st.tuples(st.sets(st.sampled_from(NAMES), min_size=1).map(sorted), st.integers(0, 5)), min_size=2, max_size=5
+    ),
+)
+def test_everybody_has_its_pieces_after_moves_and_the_loss_of_one_worker(
+    numels: list[list[int]], changes: list[tuple[list[str], int]]
+) -> None:
+    """Each change loses one worker of those before, if there are several, and continues with any others."""
+    grid = Grid(numels, GRAIN, BLOCK)
+    workers = changes[0][0]
+    present = first_division(grid, workers, workers)
+    kept = {worker: elements(present.kept_by(worker)) for worker in workers}
+    for after, lost in changes[1:]:
+        having = {each for position, each in enumerate(workers) if len(workers) == 1 or position != lost % len(workers)}
+        target = next_division(grid, surviving(present, having), after, after)
+        check(grid, target.owners, after)
+        own = {worker: kept.get(worker, set()) if worker in having else set() for worker in after}
+        for move in division.moves(present, having, target):
+            moved = elements([move.interval])
+            assert move.source in having
+            assert moved <= kept[move.source], "sends what it has"
+            assert not moved & own[move.target], "receives what it has not"
+            own[move.target] |= moved
+        for worker in after:
+            assert elements(target.kept_by(worker)) <= own[worker]
+        kept = {worker: elements(target.kept_by(worker)) for worker in after}
+        workers, present = after, target
+
+
+def elements(intervals: list[Interval]) -> set[tuple[int, int]]:
+    return {(each.flat, position) for each in intervals for position in range(each.begin, each.end)}
+
+
+def test_state_is_lost_with_its_owner_and_its_mirror() -> None:
+    present = first_division(Grid([[100_000]]), ["a", "b", "c"], ["s", "s", "t"])
+    mirror = present.mirrors["a"]
+    surviving(present, {"a", "b", "c"} - {"a"})
+    with pytest.raises(StateLost, match=f"lost with a and {mirror}"):
+        surviving(present, {"a", "b", "c"} - {"a", mirror})
+
+
+def test_a_division_travels_as_plain_values() -> None:
+    present = first_division(Grid([[100_000], [5]]), ["a", "b"], ["s", "t"])
+    assert Division.of_plain(present.plain()) == present

@@ -287,3 +287,103 @@ def test_how_long_the_first_pause_takes_is_not_known_and_the_controller_hears_so
     story.tell(e.StepWanted(1))
     story.wait(1.0)
     assert story.status.longest_step_s == pytest.approx(3.01), "the second one is taken to last as long as the first"
+
+
+# ------------------------------------------------------------------------------------- a divided state, which no worker has whole
+
+
+def divided() -> tuple[Story, e.RunStep]:
+    """A follower of two, in a step; the job's optimizer state is divided."""
+    story = Story()
+    story.tell(e.Arrived(12, STEPS_PER_EPOCH, 8, divided=True))
+    story.alone()
+    story.tell(e.CheckpointMissing())
+    story.take()
+    for _ in range(2):
+        story.step()
+    story.begin_step()
+    story.tell(e.CollectiveFailed("lost"))
+    story.take()
+    (*_, run) = story.follow(roster(5, OTHER, ME), holders=(OTHER, ME))
+    assert isinstance(run, e.RunStep)
+    return story, run
+
+
+def apply(story: Story, run: e.RunStep, whole: e.Whole) -> None:
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(run.proposal))
+    story.tell(e.StepApplied(run.step, whole=whole))
+
+
+def running(story: Story) -> e.RunStep:
+    (*_, run) = story.take()
+    assert isinstance(run, e.RunStep)
+    return run
+
+
+def test_a_preempted_follower_with_a_part_goes_on_until_the_whole_is_where_it_will_be_saved() -> None:
+    story, run = divided()
+    apply(story, run, e.Whole.NOT)
+    story.suspend(OTHER, stand_by=False)
+    story.tell(e.StepWanted(0))
+    run = running(story)
+    assert run.whole is e.Whole.NOT, "another worker saves"
+    apply(story, run, e.Whole.TO_SAVE)
+    story.tell(e.StepWanted(0))
+    run = running(story)  # that was a checkpoint of a worker that had not heard of the preemption
+    apply(story, run, e.Whole.TO_END)
+    story.tell(e.StepWanted(1))
+    assert story.status.saved is None
+    assert e.ExitScript(0) in story.take()
+
+
+def test_a_preempted_saver_with_a_part_asks_for_the_whole_and_saves_it() -> None:
+    story, run = divided()
+    apply(story, run, e.Whole.NOT)
+    story.suspend(ME)
+    story.tell(e.StepWanted(0))
+    run = running(story)
+    assert run.whole is e.Whole.TO_END
+    apply(story, run, e.Whole.TO_END)
+    story.tell(e.StepWanted(0))
+    assert [each.step for each in story.take() if isinstance(each, e.SaveCheckpoint)] == [run.step]
+
+
+def test_a_preempted_worker_with_a_part_does_not_save_that_when_a_step_is_given_up() -> None:
+    story, run = divided()
+    apply(story, run, e.Whole.NOT)
+    story.suspend(ME)
+    story.tell(e.StepWanted(0))
+    running(story)
+    story.tell(e.CollectiveFailed("the others have ended"))
+    assert story.status.saved is None
+    assert e.ExitScript(0) in story.take()
+    assert not story.saves
+
+
+def test_a_worker_that_is_alone_has_the_whole() -> None:
+    story = Story()
+    story.tell(e.Arrived(12, STEPS_PER_EPOCH, 8, divided=True))
+    story.alone()
+    story.tell(e.CheckpointMissing())
+    story.take()
+    story.step()
+    assert [type(each) for each in preempted(story, ME)] == [e.SaveCheckpoint]
+
+
+def test_a_due_checkpoint_of_a_divided_state_follows_a_step_after_which_it_is_whole() -> None:
+    story = Story(checkpoint_every_s=0.5)
+    story.tell(e.Arrived(12, STEPS_PER_EPOCH, 8, divided=True))
+    story.alone()
+    story.tell(e.CheckpointMissing())
+    story.take()
+    run = story.begin_step()
+    story.now += 1.0
+    apply(story, run, e.Whole.NOT)
+    story.tell(e.StepWanted(0))
+    run = running(story)
+    assert not story.saves
+    assert run.whole is e.Whole.TO_SAVE
+    apply(story, run, e.Whole.TO_SAVE)
+    story.tell(e.StepWanted(0))
+    assert [save.step for save in story.saves] == [run.step]

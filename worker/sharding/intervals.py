@@ -1,8 +1,8 @@
 """Which worker owns which elements of the flat parameters, and what moves when the workers change. Pure.
 
 Flat tensors are those of the gradient's layout. A cut lies at a multiple of `GRAIN` elements from the beginning of a
-parameter, or at its end: a multiple of 64, at which no elementwise optimizer's bits differ, and the size of a tile of
-the norm. So cuts do not depend on the number of workers.
+parameter, or at its end: a multiple of 64, at which no elementwise optimizer's bits differ. So cuts do not depend on
+the number of workers.
 
 A flat tensor is divided into blocks, which are exchanged one after the other. Each block is divided equally among all
 workers, so that all of them have the same to do in each block. When the workers change, those that stay keep as much
@@ -151,27 +151,6 @@ def _divide_block(grid: Grid, block: Interval, present: Sequence[Owned], workers
             room[worker] -= end - begin
             begin = end
     return kept
-
-
-def moves(before: Owners, after: Owners) -> list[Move]:
-    """Return the difference of two divisions of the same elements, in ascending order."""
-    found: list[Move] = []
-    position = 0
-    for new in after:
-        while position < len(before):
-            old = before[position]
-            part = common(old.interval, new.interval)
-            if part is not None and old.owner != new.owner:
-                found.append(Move(part, old.owner, new.owner))
-            if (old.interval.flat, old.interval.end) > (new.interval.flat, new.interval.end):
-                break
-            position += 1
-    return found
-
-
-def owned_by(owners: Owners, worker: str) -> list[Interval]:
-    """Return the intervals of one worker."""
-    return [each.interval for each in owners if each.owner == worker]
 
 
 def common(one: Interval, other: Interval) -> Interval | None:
