@@ -330,7 +330,9 @@ def test_a_preempted_follower_with_a_part_goes_on_until_the_whole_is_where_it_wi
     assert run.whole is e.Whole.NOT, "another worker saves"
     apply(story, run, e.Whole.TO_SAVE)
     story.tell(e.StepWanted(0))
-    run = running(story)  # that was a checkpoint of a worker that had not heard of the preemption
+    assert story.take() == [e.EndEpoch()]  # that was a checkpoint of a worker that had not heard of the preemption
+    story.tell(e.StepWanted(1))
+    run = running(story)
     apply(story, run, e.Whole.TO_END)
     story.tell(e.StepWanted(1))
     assert story.status.saved is None
