@@ -96,6 +96,12 @@ class DividedState:
         self._workers, self._servers, self._rank = list(workers), list(servers), rank
         self._begins = True
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state that this worker keeps."""
+        values = [value for piece in self._pieces for value in piece.state.values()]
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
     def plain(self) -> dict[str, Any]:
         """Return the division of the present state as plain values, equal on all workers."""
         return {"sole": self._sole} if self._division is None else self._division.plain()
