@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,7 @@ def job_file(directory: Path, arm: str, options: argparse.Namespace) -> Path:
     kind = "zero" if sharding is None else "elastic"
     document: dict[str, Any] = {
         "name": f"{kind}-{sharding or 'torch'}",
-        "command": f"python benchmarks/sharded_job.py {kind} {options.steps} {options.width} {options.layers}",
+        "command": f"{sys.executable} benchmarks/sharded_job.py {kind} {options.steps} {options.width} {options.layers}",
         "workdir": str(Path(__file__).resolve().parent.parent),
         "gpus": {"min": 4, "max": 4},
         "virtual_workers": 4,

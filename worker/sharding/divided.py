@@ -35,7 +35,20 @@ from ..inband import Part, exchange
 from .division import Division, first_division, moves, next_division, surviving
 from .elementwise import check_elementwise
 from .intervals import Grid, Interval, common
-from .pieces import Piece, Work, compose, copied, cut, memory_of, of_whole, to_whole, trade, update
+from .pieces import (
+    Piece,
+    Work,
+    compose,
+    copied,
+    cut,
+    memory_of,
+    of_whole,
+    on_host,
+    per_element,
+    to_whole,
+    trade,
+    update,
+)
 
 Options = list[list[dict[str, Any]]]  # of each optimizer's groups
 NO_STATE = -2  # the step of whose state a new worker has pieces
@@ -86,7 +99,9 @@ class DividedState:
         self._step = NO_STATE  # the applied step of which this worker has its pieces
         self._pending: _Pending | None = None
         self._log: _Log | None = None
-        self._whole: dict[torch.Tensor, dict[str, Any]] = {}
+        self._others: list[
+            Piece
+        ] = []  # pieces of other workers, after a step of which this worker wants the whole state
         self._work_due: list[Work] = []  # of the update in progress
 
     # -- generations, and states of others
@@ -317,7 +332,7 @@ class DividedState:
     def _hold(self, pending: _Pending) -> None:
         self._division, self._sole = pending.division, None
         self._pieces, self._step = pending.pieces, pending.step
-        self._begins, self._loaded, self._whole, self.whole_at = False, {}, {}, None
+        self._begins, self._loaded, self._others, self.whole_at = False, {}, [], None
 
     def _make_up(self, log: _Log) -> None:
         """Make the update of a step that was given up; the parameters come with the others' state."""
@@ -334,49 +349,59 @@ class DividedState:
         A collective if there is a wish, or if the job is over: then the leader saves its state. Returns for what the state
         is whole now: for anything on a worker that is alone.
         """
-        alone = communicator.size == 1
         wanted = (finished and leads) or self.wish is not Whole.NOT
-        greatest = Whole.TO_END if alone or finished else self.greatest_wish
         self.wish = Whole.NOT
+        if communicator.size == 1:
+            self.whole_at, self._others = applied, []
+            return Whole.TO_END
+        greatest = Whole.TO_END if finished else self.greatest_wish
         if greatest is Whole.NOT:
             return greatest
         assert self._layout is not None
+        try:
+            letters = exchange(communicator, {"wants": wanted})
+            targets = [rank for rank, letter in enumerate(letters) if letter["wants"] and rank != self._rank]
+            outgoing = [(rank, piece) for rank in targets for piece in self._owned()]
+            self._others = trade(communicator, outgoing, self._layout, host=True)
+        except CommunicatorBroken:  # the next step finds that, too
+            return Whole.NOT
+        if wanted:
+            self.whole_at = applied
+        return greatest
+
+    def _owned(self) -> list[Piece]:
         assert self._division is not None
         me = self._workers[self._rank]
-        owned = [
+        return [
             cut(piece, part)
             for each in self._division.owners
             if each.owner == me
             for piece in self._pieces
             if (part := common(each.interval, piece.interval)) is not None
         ]
-        received: list[Piece] = []
-        if not alone:
-            try:
-                letters = exchange(communicator, {"wants": wanted})
-                targets = [rank for rank, letter in enumerate(letters) if letter["wants"] and rank != self._rank]
-                outgoing = [(rank, piece) for rank in targets for piece in owned]
-                received = trade(communicator, outgoing, self._layout, host=True)
-            except CommunicatorBroken:  # the next step finds that, too
-                return Whole.NOT
-        if wanted or alone:
-            self.whole_at = applied
-            here = [*owned, *received]
-            for position, parameter in enumerate(self._layout.parameters):
-                whole = compose(self._span(position), here) if parameter.numel() else Piece(self._span(position))
-                self._whole[parameter] = to_whole(parameter, whole)
-        return greatest
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Meanwhile the optimizers have the whole state of the last applied step. Raises UserError if it is not here."""
+    def whole(self) -> Iterator[frozenset[int]]:
+        """Meanwhile the optimizers have the whole state of the last applied step. Raises UserError if it is not here.
+
+        Yields addresses of tensors that are in the host's memory and belong to an accelerator.
+        """
         if self.whole_at is None or self.whole_at != self._step:
             raise UserError(f"the divided optimizer state of step {self._step} is not on this worker")
+        assert self._layout is not None
+        owned = self._owned()
+        here = [*(on_host(each) for each in owned), *self._others] if self._others else owned
+        staged: set[int] = set()
         try:
-            for parameter, state in self._whole.items():
-                if state:
+            for position, parameter in enumerate(self._layout.parameters):
+                if not parameter.numel():
+                    continue
+                whole = compose(self._span(position), here)
+                if state := to_whole(parameter, whole):
                     self.optimizers[self._groups[id(parameter)][0]].state[parameter] = state
-            yield
+                if parameter.device.type != "cpu" and self._others:
+                    staged |= {value.data_ptr() for value in per_element(whole)}
+            yield frozenset(staged)
         finally:
             for each in self.optimizers:
                 each.state.clear()

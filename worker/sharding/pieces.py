@@ -78,6 +78,17 @@ def compose(interval: Interval, found: Iterable[Piece]) -> Piece:
     return Piece(interval, state)
 
 
+def on_host(piece: Piece) -> Piece:
+    """Return a piece in the host's memory; a copy, unless it is there."""
+    state = {key: value.to("cpu") if _is_per_element(value) else value for key, value in piece.state.items()}
+    return Piece(piece.interval, state)
+
+
+def per_element(piece: Piece) -> list[torch.Tensor]:
+    """Return the state that has one value for each element."""
+    return [value for value in piece.state.values() if _is_per_element(value)]
+
+
 def _is_per_element(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 1
 

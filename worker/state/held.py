@@ -244,10 +244,11 @@ class HeldState:
                 CheckpointFailed(save.number, "the optimizer state is divided, and not all of it is on this worker")
             )
         else:
-            with self.parts.divided.whole():
-                self._save(save, counters)
+            with self.parts.divided.whole() as staged:
+                self._save(save, counters, staged)
 
-    def _save(self, save: SaveCheckpoint, counters: dict[str, int]) -> None:
+    def _save(self, save: SaveCheckpoint, counters: dict[str, int], staged: frozenset[int] = frozenset()) -> None:
+        """staged: addresses of tensors that are in the host's memory and belong to an accelerator."""
         assert self._writer is not None
         if self.interlude is None:
             header = self.header(counters)
@@ -258,6 +259,9 @@ class HeldState:
             self._tell(CheckpointFailed(save.number, "the script has changed tensors between two steps, and goes on"))
             return
         tensors = self.parts.tensors()
+        for description, tensor in zip(header["tensors"], tensors, strict=True):
+            if tensor.data_ptr() in staged:
+                description[3] = "device"
         given = {**self.to_give(header), SCRIPT: self.looks(), KEYS: self.parts.keys()}
         self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
 

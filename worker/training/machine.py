@@ -538,7 +538,7 @@ class Training:
     # -- the script's own code between two steps
 
     def _on_progressed(self, now: float, fact: Progressed) -> list[Action]:
-        if self.suspension and fact.interruptible and not self._waits_for_whole():
+        if self.suspension and fact.interruptible and not self._divided:  # a divided state is whole between steps only
             return self._closing.suspended(now)
         self._activity.goes_on(now)
         return [Resume()]
