@@ -356,6 +356,7 @@ class Run(Together):
                 partial(trainer.computes_for, each),
                 stepping.evaluate if several is not None else None,
                 own_update,
+                divided is not None,
             )
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, optimizer if single else tuple(optimizers), Batches(trainer)

@@ -31,7 +31,7 @@ from .comparison import Comparison, Terms
 from .crosscheck import CrossCheck
 from .data.choice import Feed
 from .data.fetching import move_to
-from .data.scaling import Scale
+from .data.scaling import Scale, at_rate
 from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, Whole, WordRead
 from .following import Following, Where
 from .gathering import COUNTS, GIVES, Alone, Gathering
@@ -732,8 +732,10 @@ class Stepping:
         options = self._hyperparameters.values()
         try:
             self._hyperparameters.apply()
-            self._update.process(lane.parameters, stepped, self._scale, self._items(), self._held.results)
-            divided.prepare(self._communicator, lane.layout, gradient, self._held.next_step - 1)
+            optimizers = [self._held.parts.optimizers[each] for each in stepped]
+            self._update.process(lane.parameters, optimizers, self._scale, self._items(), self._held.results)
+            with at_rate(self._held.parts.optimizers, self._scale.rate):
+                divided.prepare(self._communicator, lane.layout, gradient, self._held.next_step - 1)
         except CommunicatorBroken:
             self._hyperparameters.set_values(options)
             raise

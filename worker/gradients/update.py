@@ -134,8 +134,10 @@ class _Act:
         stepped: Callable[[], None],
         computes: Callable[[], bool],
         evaluate: Evaluate | None,
+        divided: bool,
     ) -> None:
         self.original = original
+        self.divided = divided  # the optimizer's state is divided among the workers (`sharding`)
         self.stepped = stepped
         self.evaluate = evaluate
         self.computes = computes  # a micro-batch's gradient, that is: there may be a part of it to forget
@@ -181,6 +183,23 @@ class ElasticOptimizer(torch.optim.Optimizer):
         if self._act.computes():
             super().zero_grad(set_to_none)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As without the runtime. Raises UserError where no worker has the whole state."""
+        self._refuse_divided("state_dict()")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As without the runtime. Raises UserError where no worker has the whole state."""
+        self._refuse_divided("load_state_dict()")
+        super().load_state_dict(state_dict)
+
+    def _refuse_divided(self, call: str) -> None:
+        if self._act.divided:
+            raise UserError(
+                f"optimizer.{call} was called, and each worker has a part of the state (sharding: optimizer): "
+                "`elasticctl export` writes it from the job's checkpoints"
+            )
+
 
 def make_elastic(
     optimizer: torch.optim.Optimizer,
@@ -188,17 +207,19 @@ def make_elastic(
     computes: Callable[[], bool],
     evaluate: Evaluate | None = None,
     update: Callable[[torch.optim.Optimizer], None] | None = None,
+    divided: bool = False,
 ) -> None:
     """From now on `optimizer.step()` means `stepped()`, unless the runtime calls it. computes: is the gradient of a micro-batch
     being computed, which this optimizer has not been stepped for?
 
-    evaluate: calls a closure, for one that evaluates the loss again. update: what it does then, in place of its own `step`."""
+    evaluate: calls a closure, for one that evaluates the loss again. update: what it does then, in place of its own `step`.
+    divided: its state is divided among the workers."""
     kind = type(optimizer)
     # A scheduler has put its own `step` before the class's, to see that it is called.
     original = optimizer.__dict__.pop("step", None) or partial(kind.step, optimizer)
     if update is not None:
         original = partial(kind.profile_hook_step(update), optimizer)  # with the script's hooks
-    put_between(optimizer, {"_act": _Act(original, stepped, computes, evaluate)}, ElasticOptimizer)
+    put_between(optimizer, {"_act": _Act(original, stepped, computes, evaluate, divided)}, ElasticOptimizer)
 
 
 class ElasticScaler:

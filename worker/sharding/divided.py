@@ -32,8 +32,8 @@ from ..communication.communicator import Communicator, CommunicatorBroken
 from ..events import Whole
 from ..gradients.layout import Gradient, Layout
 from ..inband import Part, exchange
-from .division import Division, first_division, moves, next_division, surviving
-from .elementwise import check_elementwise
+from .division import Division, StateLost, first_division, moves, next_division, surviving
+from .elementwise import check_elementwise, check_hooks
 from .intervals import Grid, Interval, common
 from .pieces import (
     Piece,
@@ -52,6 +52,7 @@ from .pieces import (
 
 Options = list[list[dict[str, Any]]]  # of each optimizer's groups
 NO_STATE = -2  # the step of whose state a new worker has pieces
+NO_OPTIMIZER = -1  # position of the optimizer of a parameter that none updates
 
 
 @dataclass
@@ -129,7 +130,6 @@ class DividedState:
         log, self._log = self._log, None
         if log is not None and log.pending.step == applied:
             self._make_up(log)
-            return
         if self._step != applied:
             self._pieces, self._step, self._loaded = [], NO_STATE, {}
         if "owners" in values:
@@ -153,6 +153,7 @@ class DividedState:
         applied: the last applied step. Raises CommunicatorBroken, with nothing changed; StateLost, on all workers.
         """
         self._log = None
+        check_hooks(self.optimizers)
         grid = self._lay_out(layout)
         division, pieces = self._division, self._pieces
         if self._begins or division is None:
@@ -179,46 +180,48 @@ class DividedState:
 
     def _lay_out(self, layout: Layout) -> Grid:
         """Return the grid of the trained parameters. Raises UserError if they are not those of earlier steps."""
-        if self._layout is layout:
-            assert self._grid is not None
-            return self._grid
-        positions: list[list[int]] = [[] for _ in layout.sizes]  # of the parameters with elements, by flat tensor
-        for position, parameter in enumerate(layout.parameters):
-            if parameter.numel():
-                positions[layout.place(position)[0]].append(position)
-        grid = Grid([[layout.parameters[position].numel() for position in flat] for flat in positions])
-        if self._grid is not None and grid.ends != self._grid.ends:
-            raise UserError(
-                "sharding: optimizer divides the state of the parameters that the first step trains, and this step trains "
-                "others: leave the option out for a model of which parts are frozen or added while it trains"
-            )
         self._groups = {
             id(parameter): (number, group)
             for number, optimizer in enumerate(self.optimizers)
             for group, options in enumerate(optimizer.param_groups)
             for parameter in options["params"]
         }
-        self._positions = positions
-        self._memory = [memory_of(parameter) for parameter in layout.parameters]
-        self._layout, self._grid = layout, grid
-        return grid
+        if self._layout is layout:
+            assert self._grid is not None
+            return self._grid
+        if self._layout is not None and [*map(id, layout.parameters)] != [*map(id, self._layout.parameters)]:
+            raise UserError(
+                "sharding: optimizer divides the state of the parameters that the first step trains, and this step trains "
+                "others: leave the option out for a model of which parts are frozen or added while it trains"
+            )
+        positions: list[list[int]] = [[] for _ in layout.sizes]  # of the parameters with elements, by flat tensor
+        for position, parameter in enumerate(layout.parameters):
+            if parameter.numel():
+                positions[layout.place(position)[0]].append(position)
+        self._grid = Grid([[layout.parameters[position].numel() for position in flat] for flat in positions])
+        self._layout, self._positions = layout, positions
+        return self._grid
 
     def _divide(
         self, communicator: Communicator, grid: Grid, layout: Layout, applied: int
     ) -> tuple[Division, list[Piece]]:
         """Return the new division and this worker's pieces of it; the workers send each other what is missing."""
         me = self._workers[self._rank]
-        if self._division is None and self._sole is None:  # the optimizers have no state yet
-            division = first_division(grid, self._workers, self._servers)
-            return division, [Piece(part) for part in self._parts(division.kept_by(me))]
-        if self._division is not None:
-            present, own = self._division, self._pieces
-        else:
-            assert self._sole is not None
-            present = first_division(grid, [self._sole], [""])
-            own = self._loaded_pieces() if self._sole == me else []
-        letters = exchange(communicator, {"step": self._step})
+        letters = exchange(communicator, {"step": self._step, "division": self.plain()})
         having = {worker for worker, letter in zip(self._workers, letters, strict=True) if letter["step"] == applied}
+        plain = next((letter["division"] for letter in letters if letter["step"] == applied), {"sole": None})
+        if "owners" in plain:
+            present = Division.of_plain(plain)
+        elif plain["sole"] is not None:
+            present = first_division(grid, [plain["sole"]], [""])
+        elif all(letter["division"] == plain for letter in letters):  # no step has been applied
+            target = first_division(grid, self._workers, self._servers)
+            return target, self._compose(target, self._of_whole(self._initial()))
+        else:
+            raise StateLost(f"no worker has the optimizer state of step {applied}")
+        own: list[Piece] = []
+        if me in having:
+            own = self._of_whole(self._loaded) if "owners" not in plain else self._pieces
         target = next_division(grid, surviving(present, having), self._workers, self._servers)
         outgoing = [
             (self._workers.index(move.target), cut(piece, part))
@@ -228,27 +231,38 @@ class DividedState:
             if (part := common(move.interval, piece.interval)) is not None
         ]
         received = trade(communicator, outgoing, layout) if communicator.size > 1 else []
-        found = [*(own if me in having else []), *received]
-        return target, [compose(part, found) for part in self._parts(target.kept_by(me))]
+        kept = [
+            cut(piece, part)
+            for interval in present.kept_by(me)
+            for piece in own
+            if (part := common(interval, piece.interval)) is not None
+        ]
+        return target, self._compose(target, [*kept, *received])
 
-    def _loaded_pieces(self) -> list[Piece]:
+    def _initial(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """Return what the optimizers have before the first step: state that the script has loaded, or Adagrad's."""
+        return {parameter: state for each in self.optimizers for parameter, state in each.state.items()}
+
+    def _of_whole(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> list[Piece]:
         assert self._layout is not None
         return [
-            of_whole(self._span(position), self._loaded.get(parameter, {}))
+            of_whole(parameter, self._span(position), states.get(parameter, {}))
             for position, parameter in enumerate(self._layout.parameters)
             if parameter.numel()
         ]
+
+    def _compose(self, division: Division, found: Sequence[Piece]) -> list[Piece]:
+        """Return this worker's pieces, of one parameter each, from pieces that contain them."""
+        assert self._grid is not None
+        intervals = division.kept_by(self._workers[self._rank])
+        wanted = [part for interval in intervals for _, part in self._grid.parameters_in(interval)]
+        return [compose(each, found) for each in wanted]
 
     def _span(self, position: int) -> Interval:
         """Return the place of a whole parameter."""
         assert self._layout is not None
         flat, begin = self._layout.place(position)
         return Interval(flat, begin, begin + self._layout.parameters[position].numel())
-
-    def _parts(self, intervals: Sequence[Interval]) -> list[Interval]:
-        """Return these intervals, cut where parameters begin."""
-        assert self._grid is not None
-        return [part for interval in intervals for _, part in self._grid.parameters_in(interval)]
 
     # -- gathering the parameters' new values
 
@@ -294,8 +308,9 @@ class DividedState:
         ((number, part),) = self._grid.parameters_in(piece.interval)
         position = self._positions[part.flat][number]
         begin = part.begin - self._span(position).begin
-        values = self._memory[position][begin : begin + part.size]
-        group = self._groups[id(self._layout.parameters[position])]
+        parameter = self._layout.parameters[position]
+        values = memory_of(parameter)[begin : begin + part.size]
+        group = self._groups.get(id(parameter), (NO_OPTIMIZER, 0))
         return Work(*group, piece, values.clone() if copies else values, gradient)
 
     def _update(self, work: Sequence[Work], options: Options, only: int | None = None) -> None:
@@ -311,8 +326,9 @@ class DividedState:
         assert self._layout is not None
         kept, gradient = self._pending.pieces, self._pending.gradient
         with torch.no_grad():
-            for position, memory in enumerate(self._memory):
-                span = self._span(position)
+            for position, parameter in enumerate(self._layout.parameters):
+                parameter.grad = None  # its memory has new values of parameters
+                span, memory = self._span(position), memory_of(parameter)
                 for part in _without(span, [each.interval for each in kept]):
                     begin = part.begin - span.begin
                     memory[begin : begin + part.size] = gradient.flats[part.flat][part.begin : part.end]
@@ -333,6 +349,8 @@ class DividedState:
         self._division, self._sole = pending.division, None
         self._pieces, self._step = pending.pieces, pending.step
         self._begins, self._loaded, self._others, self.whole_at = False, {}, [], None
+        for each in self.optimizers:
+            each.state.clear()
 
     def _make_up(self, log: _Log) -> None:
         """Make the update of a step that was given up; the parameters come with the others' state."""
@@ -397,7 +415,7 @@ class DividedState:
                 if not parameter.numel():
                     continue
                 whole = compose(self._span(position), here)
-                if state := to_whole(parameter, whole):
+                if (state := to_whole(parameter, whole)) and id(parameter) in self._groups:
                     self.optimizers[self._groups[id(parameter)][0]].state[parameter] = state
                 if parameter.device.type != "cpu" and self._others:
                     staged |= {value.data_ptr() for value in per_element(whole)}
@@ -435,7 +453,14 @@ def _part(gradient: Gradient, interval: Interval) -> torch.Tensor:
 
 def _options(optimizers: Sequence[torch.optim.Optimizer]) -> Options:
     return [
-        [{key: value for key, value in group.items() if key != "params"} for group in each.param_groups]
+        [
+            {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
+            for group in each.param_groups
+        ]
         for each in optimizers
     ]
 

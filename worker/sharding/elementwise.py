@@ -54,6 +54,16 @@ def check_elementwise(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             raise UserError(f"sharding: optimizer cannot divide a {kind.__name__} with differentiable=True")
 
 
+def check_hooks(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raise UserError, naming the first optimizer with hooks of its step, which would see a part of the update."""
+    for optimizer in optimizers:
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise UserError(
+                f"sharding: optimizer makes an update in parts, and {class_of(optimizer).__name__} has a hook of step(): use "
+                "after_update= of prepare(), or leave the option out"
+            )
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let torch compute in this thread alone."""

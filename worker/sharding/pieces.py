@@ -39,6 +39,8 @@ def memory_of(parameter: torch.Tensor) -> torch.Tensor:
 
     Raises UserError if its memory has gaps.
     """
+    if not parameter.numel():
+        return parameter.detach().reshape(0)
     expected = 1
     for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
         if length > 1 and stride != expected:
@@ -96,13 +98,22 @@ def _is_per_element(value: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------- whole and parts
 
 
-def of_whole(interval: Interval, state: Mapping[str, Any]) -> Piece:
+def of_whole(parameter: torch.Tensor, interval: Interval, state: Mapping[str, Any]) -> Piece:
     """Return an optimizer's state of a whole parameter, whose elements are `interval`, as a piece."""
-    own = {
-        key: memory_of(value) if isinstance(value, torch.Tensor) and key not in FOR_ALL else value
-        for key, value in state.items()
-    }
+    own: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and key not in FOR_ALL:
+            if value.stride() != parameter.stride() or value.device != parameter.device:
+                value = _as(parameter, value)
+            value = memory_of(value)
+        own[key] = value
     return Piece(interval, own)
+
+
+def _as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a copy of `value` that is in memory as the parameter is."""
+    copy = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype, device=parameter.device)
+    return copy.copy_(value)
 
 
 def to_whole(parameter: torch.Tensor, piece: Piece) -> dict[str, Any]:
@@ -178,9 +189,8 @@ def trade(
     tags = dict.fromkeys(range(communicator.size), PIECE_TAG)
     for rank, piece in outgoing:
         for value in piece.state.values():
-            if _is_per_element(value):
-                device = layout.kinds[piece.interval.flat][1]
-                sent.append(communicator.send(value.to(device).contiguous(), rank, tags[rank]))
+            if _is_per_element(value):  # through the host: an accelerator's library can block where two send at once
+                sent.append(communicator.send(value.to("cpu").contiguous(), rank, tags[rank]))
                 tags[rank] += 1
     received: list[Piece] = []
     for source, letter in enumerate(letters):
@@ -189,14 +199,16 @@ def trade(
             if target != communicator.rank:
                 continue
             piece = Piece(Interval(flat, begin, end))
-            for key, dtype, value in described:
+            device = torch.device("cpu") if host else layout.kinds[flat][1]
+            for key, dtype, value, on_host in described:
                 if dtype is None:
-                    piece.state[key] = unpack(value, lambda content, _: restored(content))
+                    place = torch.device("cpu") if on_host else device
+                    piece.state[key] = unpack(value, lambda content, _, place=place: restored(content).to(place))
                     continue
-                tensor = torch.empty(end - begin, dtype=getattr(torch, dtype), device=layout.kinds[flat][1])
+                tensor = torch.empty(end - begin, dtype=getattr(torch, dtype))
                 communicator.wait(communicator.receive(tensor, source, tag))
                 tag += 1
-                piece.state[key] = tensor.to("cpu") if host else tensor
+                piece.state[key] = tensor.to(device)
             received.append(piece)
     for work in sent:
         communicator.wait(work)
@@ -207,7 +219,9 @@ def _plain(interval: Interval) -> tuple[int, int, int]:
     return interval.flat, interval.begin, interval.end
 
 
-def _described(value: Any) -> tuple[str | None, Any]:
+def _described(value: Any) -> tuple[str | None, Any, bool]:
+    """Return the type of a value for each element; else the value, and whether it is in the host's memory."""
     if _is_per_element(value):
-        return str(value.dtype).removeprefix("torch."), None
-    return None, pack(value, "the state of an optimizer", inline)
+        return str(value.dtype).removeprefix("torch."), None, False
+    on_host = not isinstance(value, torch.Tensor) or value.device.type == "cpu"
+    return None, pack(value, "the state of an optimizer", inline), on_host

@@ -127,6 +127,7 @@ class HeldState:
         """Check a state that another worker sends, as `check`, and take note of who has its divided parts."""
         self.check(header)
         if self.parts.divided is not None:
+            self.settle()
             self.parts.divided.header_came(header[DIVISION], int(header["counters"]["applied"]))
 
     def put(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:

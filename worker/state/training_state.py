@@ -348,7 +348,7 @@ class TrainingState:
         positions: Mapping[int, int],
         number: Callable[[torch.Tensor, str], int],
     ) -> dict[str, Any]:
-        states = {positions.get(id(parameter)): state for parameter, state in optimizer.state.items()}
+        states = {positions.get(id(parameter)): state for parameter, state in optimizer.state.items() if state}
         if None in states:
             raise UserError("the optimizer keeps state that belongs to no parameter, which cannot be carried along")
         return {

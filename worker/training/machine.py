@@ -121,6 +121,7 @@ class Training:
             -1,
             Whole.NOT,
         )  # an applied step, and for what the whole of a divided state after it was brought together
+        self._wished_in = -1  # the last step after which this worker has needed the whole state
         self._save_waits = False  # a checkpoint is due, for which the state has to be brought together
         self._proves = False  # newcomers have to compute what others compute
         self._boundary_at: float | None = None  # the last one; None: nothing to measure from
@@ -139,7 +140,7 @@ class Training:
             membership,
             reporting,
             self.follow,
-            lambda: self._is_whole(Whole.TO_END),
+            lambda: self._is_whole_here(Whole.TO_SAVE),
         )
 
     # -- what a status shows
@@ -431,6 +432,8 @@ class Training:
                 self._reporting.change(now)  # a job that is preempted in it has more time to save
             return [*saved, EndEpoch()]
         position.step = position.next_step
+        if (wish := self._whole_wanted()) is not Whole.NOT:
+            self._wished_in = position.step
         proposal, generation = self._propose(now), self._generation
         self._go(now, Doing.COMPUTING)
         hosting: tuple[int, ...] = ()
@@ -446,20 +449,28 @@ class Training:
                 generation.sends_state,
                 self.batch_factor,
                 hosting,
-                self._whole_wanted(),
+                wish,
             ),
         ]
 
     # -- a divided state, which no worker has whole
 
     def _is_whole(self, least: Whole) -> bool:
-        """Whether the state after the applied step was brought together, or needs no bringing together."""
+        """Whether the state after the applied step was brought together somewhere, or needs no bringing together."""
         return not self._divided or (self._whole[0] == self.position.applied and self._whole[1] >= least)
+
+    def _is_whole_here(self, least: Whole) -> bool:
+        """Whether this worker has the whole state after the applied step."""
+        roster = self._generation.roster
+        alone = roster is not None and len(roster.members) == 1
+        asked = alone or self.position.finished or self._wished_in == self.position.applied
+        return not self._divided or (asked and self._is_whole(least))
 
     def _waits_for_whole(self) -> bool:
         """Whether a preempted job goes on for a step, after which its divided state is brought together to be saved."""
         position = self.position
-        to_save = self.checkpoints.wanted and position.whole and position.next_step > 0 and not position.finished
+        holds = position.holding in (Holding.WHOLE, Holding.UNPROVED)
+        to_save = self.checkpoints.wanted and holds and position.next_step > 0 and not position.finished
         durable = self.checkpoints.durable == (position.applied, position.epoch)
         return self._divided and to_save and not durable and not self._is_whole(Whole.TO_END)
 
@@ -603,7 +614,7 @@ class Training:
     def _save_if_due(self, now: float) -> list[Action]:
         if not self._generation.leads or not (self._save_waits or self.checkpoints.due(now)):
             return []
-        self._save_waits = not self._is_whole(Whole.TO_SAVE)
+        self._save_waits = not self._is_whole_here(Whole.TO_SAVE)
         if self._save_waits:
             return []
         return [self._closing.save(now, self.position.epoch)] if self.position.next_step else []
