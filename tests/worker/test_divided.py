@@ -24,7 +24,7 @@ from tests.worker.ranks import ALONE, CHANGING, Ranks, also
 MISSED = [[0, [0, 1, 2]], [6, [0, 1, 2], [1, 2]], [10, [0, 2], [2]], [14, [0, 2, 3]]]
 TO_ONE = [[0, [0, 1, 2]], [6, [1, 2], [1]], [10, [2]], [12, [2, 3, 4]]]
 CASES = ["plain", "several_types"]
-OTHERS = ["several_optimizers", "state_from_before", "changed_between_epochs", "grown"]
+OTHERS = ["several_optimizers", "state_from_before", "changed_between_epochs"]
 
 
 def expected(ranks: Ranks, case: str) -> set[str]:
@@ -44,6 +44,12 @@ def test_resizes_change_no_bit(ranks: Ranks, case: str) -> None:
 @pytest.mark.parametrize("case", [CASES[1], *also(CASES[0], *OTHERS)])
 def test_a_step_that_only_some_have_applied_is_made_up_for(ranks: Ranks, case: str, timetable: list[Any]) -> None:
     assert divided(ranks, case, timetable) == expected(ranks, case)
+
+
+@pytest.mark.cluster
+def test_a_batch_that_grows_changes_the_rate_of_every_piece(ranks: Ranks) -> None:
+    changing = [[0, [0]], [2, [0, 1, 2]], [5, [0, 1, 2], [2]], [8, [3, 1]], [10, [3, 1, 4, 5]]]
+    assert divided(ranks, "grown", changing) == expected(ranks, "grown")
 
 
 @pytest.mark.parametrize(

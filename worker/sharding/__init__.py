@@ -1,4 +1,3 @@
-"""Parts of a divided optimizer state (ZeRO-1): which optimizers, which elements, which norm. No training uses them yet.
-
-docs/design/runtime.md, "Divided optimizer state", says what is decided and what is missing.
+"""Optimizer state that is divided among a job's workers (`sharding: optimizer`): docs/sharding.md, and docs/design/runtime.md,
+"Divided optimizer state".
 """
