@@ -6,6 +6,7 @@ A daemon reads its file when it starts, and again on SIGHUP; `taken` returns the
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import math
 import re
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -29,13 +30,21 @@ Look = Callable[[yaml.Node], None]
 
 MOST_CHARACTERS = 2 << 20  # of a file
 MOST_VALUES = 200_000
+MOST_BRACKETS = 100  # open at one place
 
 _FIELD = re.compile(r"(.+?): (?!line \d)(\w[\w.\[\]]*): ")
 _STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of a field's path
 
 
 class _Loader(yaml.SafeLoader):
-    """Without YAML 1.1's numbers to the base 60: a range of GPUs written as 2:8 is text, not 128."""
+    """Without YAML 1.1's numbers to the base 60 (a range of GPUs written as 2:8 is text, not 128), and with a limit on nested
+    brackets: PyYAML's time is quadratic in their number, seconds for 1,000 of them.
+    """
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        if self.flow_level >= MOST_BRACKETS:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass)
 
 
 def _without_colons(tag: str, pattern: re.Pattern[str]) -> re.Pattern[str]:
@@ -166,11 +175,22 @@ def _wrong(document: Mapping[object, object], into: type, at: str) -> Iterator[t
 
 def _repeated(path: Path) -> Iterator[tuple[int, str]]:
     """Yield names that occur twice in one mapping of a YAML file, each with its line. PyYAML would take the last one."""
+    yield from repeated(_nodes_of(path))
+
+
+def _nodes_of(path: Path) -> yaml.Node | None:
+    """Return the nodes of a YAML file; None if it is empty or cannot be read."""
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return
-    yield from repeated(node)
+        return _composed(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def _composed(text: str) -> yaml.Node | None:
+    """Parse a text once, however many mistakes in it need their line. The nodes must not be changed."""
+    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    return node
 
 
 def repeated(document: yaml.Node | None) -> Iterator[tuple[int, str]]:
@@ -256,11 +276,7 @@ def line_of(path: Path, field: str) -> int | None:
 
     For a missing field, return the line of the mapping that lacks it.
     """
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    line = None
+    node, line = _nodes_of(path), None
     for name, index in _STEP.findall(field):
         if isinstance(node, yaml.MappingNode):
             pair = next(

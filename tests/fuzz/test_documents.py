@@ -48,7 +48,7 @@ def test_any_bytes_are_refused_in_words_or_read(name: str, data: bytes, tmp_path
 def test_a_small_file_that_means_much_is_refused_at_once(name: str, text: str, tmp_path: Path) -> None:
     began = time.process_time()
     assert read(documents()[name], text.encode(), tmp_path)
-    assert time.process_time() - began < 20.0
+    assert time.process_time() - began < 1.0
 
 
 def test_names_for_a_few_values_are_allowed(tmp_path: Path) -> None:
