@@ -651,8 +651,9 @@ class Training:
 
     def _limit_at(self) -> float | None:
         """When the training thread has taken too long with what it does."""
-        roster = self._generation.roster
-        again_at = self.suspension.again_at(roster) if roster is not None else None
+        again_at = None
+        if self.doing is Doing.STANDING_BY and (roster := self._generation.roster) is not None:
+            again_at = self.suspension.again_at(roster)
         return self._activity.limit_at(self._generation.hosted, again_at)
 
 
