@@ -10,7 +10,6 @@ import pytest
 from benchmarks.conformance import report, trace
 from benchmarks.conformance.courses import Comparison, Course, average_jct_s, makespan_s
 from benchmarks.conformance.kinds import KINDS, Case, Kind
-from benchmarks.conformance.picture import draw
 from benchmarks.conformance.simulated import Files, simulate
 
 GPUS = 8
@@ -105,5 +104,7 @@ def test_results_take_the_place_of_those_before(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    from benchmarks.conformance.picture import draw  # imports matplotlib
+
     draw(tmp_path / "new" / "picture.png", [Comparison(name, (A, B), (B, A)) for name in ("fifo", "afs-l")], GPUS)
     assert (tmp_path / "new" / "picture.png").stat().st_size > 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -39,53 +40,75 @@ class OwnLBFGS(torch.optim.LBFGS):
 SYNC = nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))
 NET = nn.Linear(2, 1)
 LAZY = nn.Sequential(nn.LazyLinear(1))
-PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(another(nn.Linear(1, 1)))
+
+
+def of_another() -> torch.optim.Optimizer:
+    return another(nn.Linear(2, 1))
+
+
+def plateau() -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(of_another())
+
+
+def made(value: Any) -> Any:
+    """Call the functions above in the test: the first optimizer of a process imports torch's compiler."""
+    return value() if isinstance(value, FunctionType) else value
 
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "options", "said"),
     [
-        ([nn.Linear(2, 1)], another(nn.Linear(2, 1)), {}, r"one model, not a list of several: .* torch.nn.ModuleDict"),
-        ({"g": nn.Linear(2, 1)}, another(nn.Linear(2, 1)), {}, "one model, not a dict of several"),
-        ("resnet", another(nn.Linear(2, 1)), {}, "the model is 'resnet'"),
+        ([nn.Linear(2, 1)], of_another, {}, r"one model, not a list of several: .* torch.nn.ModuleDict"),
+        ({"g": nn.Linear(2, 1)}, of_another, {}, "one model, not a dict of several"),
+        ("resnet", of_another, {}, "the model is 'resnet'"),
         (
-            another(nn.Linear(2, 1)),
+            of_another,
             nn.Linear(2, 1),
             {},
             r"the model is a SGD: prepare\(\) takes \(model, optimizer, dataset",
         ),
-        (nn.ReLU(), another(nn.Linear(2, 1)), {}, "the model, a ReLU, has no parameters to train"),
+        (nn.ReLU(), of_another, {}, "the model, a ReLU, has no parameters to train"),
         (nn.DataParallel(nn.Linear(2, 1)), None, {}, "wrapped in DataParallel: give what is in it, model.module"),
-        (LAZY, another(nn.Linear(2, 1)), {}, "has parameters without a shape .* call it once with a batch"),
+        (LAZY, of_another, {}, "has parameters without a shape .* call it once with a batch"),
         (SYNC, None, {}, "1 is a SyncBatchNorm: .* Use torch.nn.GroupNorm, or BatchNorm"),
         (None, "adam", {}, "the optimizer is 'adam': give a torch.optim.Optimizer"),
         (None, [], {}, "no optimizer"),
         (None, [3], {}, "optimizer 0 is 3"),
-        (None, another(nn.Linear(2, 1)), {}, "the optimizer, SGD, has none of this model's parameters"),
+        (None, of_another, {}, "the optimizer, SGD, has none of this model's parameters"),
         (
             None,
             None,
-            {"scheduler": PLATEAU},
+            {"scheduler": plateau},
             r"scheduler= is a ReduceLROnPlateau, whose step needs a metric: .* scheduler.step",
         ),
         (None, None, {"scheduler": "cosine"}, "scheduler= is 'cosine'"),
         (None, None, {"max_grad_norm": 0}, "max_grad_norm is 0; it must be a number greater than 0"),
         (None, None, {"before_update": 3}, "before_update= takes a function without arguments, not 3"),
-        (NET, [lbfgs(NET), another(NET)], {}, "given LBFGS and another optimizer: .* Give it all of them"),
+        (NET, lambda: [lbfgs(NET), another(NET)], {}, "given LBFGS and another optimizer: .* Give it all of them"),
         (
             NET,
-            OwnLBFGS(NET.parameters()),
+            lambda: OwnLBFGS(NET.parameters()),
             {},
             "the optimizer is a OwnLBFGS, made of LBFGS: .* Give a torch.optim.LBFGS",
         ),
-        (NET, lbfgs(NET), {"max_grad_norm": 1.0}, "max_grad_norm= was given, and the optimizer is LBFGS: a clipped"),
-        (NET, lbfgs(NET), {"before_update": print}, "before_update= was given, .* LBFGS: .* Change the loss"),
-        (NET, lbfgs(NET), {"normalize": "items"}, "normalize= was given, .* LBFGS: .* Return a mean from the closure"),
+        (
+            NET,
+            lambda: lbfgs(NET),
+            {"max_grad_norm": 1.0},
+            "max_grad_norm= was given, and the optimizer is LBFGS: a clipped",
+        ),
+        (NET, lambda: lbfgs(NET), {"before_update": print}, "before_update= was given, .* LBFGS: .* Change the loss"),
+        (
+            NET,
+            lambda: lbfgs(NET),
+            {"normalize": "items"},
+            "normalize= was given, .* LBFGS: .* Return a mean from the closure",
+        ),
     ],
 )
 def test_wrong_objects_get_the_right_sentence(model: Any, optimizer: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        prepare(model, optimizer, **options)
+        prepare(made(model), made(optimizer), **{name: made(value) for name, value in options.items()})
 
 
 def test_the_length_of_the_batches_is_that_of_an_epoch_in_global_steps() -> None:
