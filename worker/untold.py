@@ -5,7 +5,11 @@ itself, nor a copy of the model that is not part of the state (an average by han
 something else for each number of workers, without a word.
 
 In each body versions of tensors tell, which cost next to nothing. Changes by way of `tensor.data` leave no trace there. So in a
-job's first step the contents are compared, too: scripts do in the first step what they do in all.
+job's first step the contents are compared, too: scripts do in the first step what they do in most. What they begin later, they
+often begin with an epoch. So contents are compared in the first step of later epochs, and in rarer and rarer steps between.
+
+A clamp behind the update acts once for each update, however many bodies run: a second one changes nothing. If it first acts in
+the middle of a job, there is a warning in place of a refusal.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from .interposed import put_between
 from .state.training_state import TrainingState
 
 MANY = 32  # values of a list: longer ones are not looked at
+APART = 16  # steps at least between two in which contents are compared, but for those at powers of two
 _TOLD: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models of all jobs that this process has prepared
 
 
@@ -53,7 +58,7 @@ class _Kept:
     tensors: list[torch.Tensor] = field(default_factory=list)  # those in it
     were: Sequence[torch.Tensor] = ()  # those that were there, as `seen` says
     seen: Sequence[int] = ()
-    contents: Sequence[int] | None = None  # in a job's first step
+    contents: Sequence[int] | None = None  # in a step in which they are compared
     put_back: set[str] = field(default_factory=set)  # those that bodies change, and give back their contents
 
     def remember(self, contents: bool) -> None:
@@ -104,6 +109,11 @@ class Untold:
         self._in_lists: list[tuple[str, type, _Kept]] = []  # copies in lists, tuples and mappings, with their names
         self._attributes: dict[str, Any] | None = None  # before the first body
         self._compared = False  # with those behind it
+        self._epoch_begins = False
+        self._compared_at = -1  # the last step in which it has been done
+        self._first = False  # the step in progress is the job's first
+        self._has_updated = False  # the update of the step in progress has been made
+        self._warned: set[str] = set()  # parameters
 
     def find(self, frame: FrameType | None, is_local: Callable[[str], bool] = lambda name: False) -> None:
         """The loop is about to begin. frame: the script's, for the names. is_local: may a copy of this name differ?"""
@@ -156,6 +166,7 @@ class Untold:
 
     def look_again(self) -> None:
         """An epoch begins, before which the script may have given an optimizer more parameters."""
+        self._epoch_begins = True
         self._own = _plain_ones(self._state.named_parameters())
 
     # -- a step
@@ -164,15 +175,27 @@ class Untold:
         """A virtual worker begins."""
         if self._by_host():
             return
-        first = step == 0
-        self._parameters.remember(first)
-        if first or self._registered.contents is not None:
-            self._registered.remember(first)
-        for *_, kept in (*self._copies, *self._in_lists):
-            if first != (kept.contents is not None):
-                kept.remember(first)
-        if first and self._attributes is None:
+        self._first, self._has_updated = step == 0, False
+        contents = self._is_due(step)
+        self._parameters.remember(contents)
+        if contents or self._registered.contents is not None:
+            self._registered.remember(contents)
+        other = [kept for *_, kept in (*self._copies, *self._in_lists) if contents != (kept.contents is not None)]
+        if other and not self._first:
+            self._check_copies()  # they may have been changed between two steps
+        for kept in other:
+            kept.remember(contents)
+        if self._first and self._attributes is None:
             self._attributes = self._plain_attributes()
+
+    def _is_due(self, step: int) -> bool:
+        """Are contents compared in this step? The same in all bodies of it."""
+        if step != self._compared_at:
+            apart = self._epoch_begins and step >= self._compared_at + APART
+            if step & (step - 1) == 0 or apart:
+                self._compared_at = step
+        self._epoch_begins = False
+        return step == self._compared_at
 
     def check(self) -> None:
         """The script has come to the end of a body, or to its `optimizer.step()`. Raises UserError for what it may not change."""
@@ -182,7 +205,9 @@ class Untold:
         if self._registered.contents is not None and (name := self._registered.changed()) is not None:
             self._state.registered.refuse(name, self._virtual_workers)
         name = self._parameters.changed()
-        if name is not None:
+        if name is not None and self._has_updated and not self._first and self._parameters.contents is not None:
+            self._warn_of_late(name)
+        elif name is not None:
             raise UserError(
                 f"the parameter {name} was changed in the loop body, which runs once for each virtual worker, and not on a "
                 "worker that has just joined. Change it in a function that is called once for each update: prepare(…, "
@@ -199,11 +224,22 @@ class Untold:
         self._state.registered.remember()
         if self._by_host():
             return
+        self._has_updated = True
         self._check_copies()
         first = self._parameters.contents is not None
         self._parameters.remember(first)
         if first:
             self._registered.remember(first)
+
+    def _warn_of_late(self, name: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"the parameter {name} was changed behind optimizer.step(), in the loop body, which runs once for each virtual "
+                "worker. If a second change does more than the first, as a clamp does not, change it in a function that is called "
+                "once for each update: prepare(…, after_update=function)",
+                stacklevel=2,
+            )
 
     def _check_copies(self) -> None:
         for name, copy, kept in self._copies:

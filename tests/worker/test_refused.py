@@ -171,6 +171,32 @@ def test_what_the_messages_advise_works() -> None:
     assert not torch.equal(ends[0], ends[3])
 
 
+def test_gradients_that_are_computed_without_a_backward_pass_are_those_of_the_micro_batch() -> None:
+    """By `torch.autograd.grad` or a formula, as in second-order methods and gradients of single samples."""
+
+    def body(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+        parameters = [*script.model.parameters()]
+        for parameter, grad in zip(parameters, torch.autograd.grad(script.loss(x, y), parameters), strict=True):
+            parameter.grad = grad
+        script.optimizer.step()
+
+    script, plain = Script(), Script()
+    script.train(body)
+    plain.train(once)
+    for own, expected in zip(script.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(own, expected)
+
+    def clipped(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+        parameters = [*script.model.parameters()]
+        for parameter, grad in zip(parameters, torch.autograd.grad(script.loss(x, y), parameters), strict=True):
+            parameter.grad = grad
+        torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+        script.optimizer.step()
+
+    with pytest.raises(UserError, match=r"To clip the step's gradient: run.clip\(1.0\)"):
+        Script().train(clipped)
+
+
 class Again(torch.optim.SGD):
     """Its update evaluates the loss once more."""
 

@@ -33,11 +33,12 @@ class Script:
         before: Callable[[], None] = lambda: None,
         between: Callable[[], None] = lambda: None,
         after_update: Callable[[], None] | None = None,
+        epochs: int = 2,
     ) -> None:
         """The functions are called in the loop body, after its step and before it, at an epoch's end, and in the update."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         model, optimizer, batches = self.run.prepare(self.model, optimizer, DATA, 4, after_update=after_update)
-        for _ in self.run.epochs(2):
+        for _ in self.run.epochs(epochs):
             for x, y in batches:
                 before()
                 functional.cross_entropy(model(x), y).backward()
@@ -92,6 +93,36 @@ def test_a_parameter_that_the_body_changes_is_refused_by_name(change: Any, where
         UserError, match=r"the parameter 0\.weight was changed in the loop body, .* after_update=function"
     ):
         script.train(**{where: change(script)})
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+@pytest.mark.parametrize("first", [3, 4, 5])
+def test_a_parameter_that_the_body_begins_to_change_by_its_data_with_an_epoch_is_refused(where: str, first: int) -> None:
+    """As a max-norm constraint that begins late: its bits depend on how many bodies a worker runs."""
+    script = Script()
+    done = 0
+
+    def act() -> None:
+        nonlocal done
+        done += 1
+        if done > 2 * first:
+            script.model[0].weight.data.mul_(0.99)  # type: ignore[index, operator, union-attr]
+
+    with pytest.raises(UserError, match=r"the parameter 0\.weight was changed in the loop body"):
+        script.train(**{where: act}, epochs=6)
+
+
+def test_a_clamp_by_data_that_first_acts_in_a_later_step_causes_one_warning() -> None:
+    """As CLIP bounds its temperature: behind the update, where a second clamp changes nothing."""
+    script = Script()
+
+    def act() -> None:
+        if script.run.steps_done >= 4:
+            script.model[0].weight.data.clamp_(-0.1, 0.1)  # type: ignore[index, operator, union-attr]
+
+    with pytest.warns(UserWarning, match=r"the parameter 0\.weight was changed behind optimizer\.step\(\)") as caught:
+        script.train(behind=act, epochs=8)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("change", [clamp, clamp_data])

@@ -349,6 +349,9 @@ class Accumulation:
 
     def _was_untouched(self) -> bool:
         """Whether every gradient is as the backward pass left it. In an unexpected order only those in place are known."""
+        if not self._arrived:  # no backward pass: `p.grad = g`, of `torch.autograd.grad` or a formula, is the micro-batch's
+            grads = [parameter.grad for parameter in self._layout.parameters]
+            return all(grad is None or grad._version == 0 for grad in grads)  # not clipped in place, for example
         known = len(self._versions)
         if self._learned and self._mode is _Mode.PLACING:
             known = self._layout.segments[self._placed - 1].positions.stop if self._placed else 0
