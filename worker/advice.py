@@ -55,6 +55,7 @@ def sentences(
 
 def sentence(difference: Difference, workers: tuple[str, str], sources: Sources, batch_size: int | None = None) -> str:
     """Return the name that differs with both values, the line that changes it, and the line to write."""
+    difference = _by_changed_name(difference, sources)
     place = sources.where(difference.name, difference.owners)
     at = f" ({place})" if place is not None else ""
     one, other = (_shown(node) for node in (difference.ones, difference.others))
@@ -74,6 +75,12 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
             "another order in each: sorted(...))"
         )
     return f"{what}; {remedy(difference, sources, batch_size)}"
+
+
+def _by_changed_name(difference: Difference, sources: Sources) -> Difference:
+    """Return the difference under that name of the value by which a line of the loop changes it, if there is one."""
+    names = difference.by_each_name
+    return next((each for each in names if sources.is_changed_in_loop(each.name, each.owners)), difference)
 
 
 # Errors of a script that uses a value before creating it.

@@ -66,6 +66,7 @@ SOON = frozenset({2, 4, 8, 16, 32, 64, 128})
 # Steps of a generation after which new workers count as proven: if their scripts keep the same values as the others', and
 # otherwise. The latter costs the holders' time, which is bounded (s).
 PROVEN_AFTER, PROVEN_LATE, PROOF_S = 2, 10, 60.0
+SHARE = 200  # the time between two looks of later checks, in times of one look
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
@@ -111,6 +112,7 @@ class CrossCheck:
         self._proving = False  # whether new workers have to agree with the others in the step in progress
         self._virtual_worker: int | None = None  # the virtual worker that is checked in this step
         self._computed = False  # whether this worker has computed the checked micro-batch
+        self._looked_at_s, self._look_took_s = 0.0, 0.0  # the last look of a check that is no proof
         self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # looks of the workers that have taken one, by rank
         self._look: list[Any] | None = None  # this worker's `Looking.plain` at the beginning of such a step
         self._samples = 0
@@ -156,9 +158,27 @@ class CrossCheck:
             return None
         if self._proving and begun == 1 and by_name and (self._rank in self._newcomers or self._rank == self._giver):
             self._look = self._looking.plain(sys._getframe())
+        if not self._proving and by_name and self._rank in self._two_to_compare(drawn):
+            self._look_for_drift(soon=begun in SOON)
         candidates = [each for each in range(micro_batches) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // EVERY % len(candidates)]
         return self._virtual_worker
+
+    def _two_to_compare(self, drawn: int) -> tuple[int, int]:
+        """Return the ranks of two workers of which the scripts' values are compared in a later check."""
+        others = [rank for rank in range(len(self._names)) if rank != self._giver]
+        return self._giver, others[drawn // EVERY % len(others)]
+
+    def _look_for_drift(self, soon: bool) -> None:
+        """Look at the script's values, unless that takes too large a part of the time since the last such look. soon: in
+        one of the first checks, which are few.
+        """
+        began_s = time.monotonic()
+        if not soon and began_s - self._looked_at_s < SHARE * self._look_took_s:
+            return
+        self._look = self._looking.plain(sys._getframe())
+        self._looked_at_s = time.monotonic()
+        self._look_took_s = self._looked_at_s - began_s
 
     @property
     def probes(self) -> bool:
@@ -214,6 +234,8 @@ class CrossCheck:
         elif self._proving and not self._refuse_derived(part.step) and not self._refuse_lost(part.step):
             self._remark_on_looks()
             self._extend_proof(bool(told[self._giver]["in_time"]))
+        elif not self._proving:
+            self._remark_on_drift()
 
     def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
         """Act on a difference between workers, of which `text` gives the reason. newcomers: ranks that had no vote.
@@ -259,7 +281,7 @@ class CrossCheck:
         whom = "the workers that have the state" if verdict.majority else "each other"
         begin = f"step {step}: {wrong} {verb} from {whom} in {verdict.entry} of virtual worker {self._virtual_worker}"
         one, other = self._two_of(verdict)
-        if not self._looks:
+        if not self._looks.keys() >= {one, other}:
             self._look_now()
         why = self._of_draws(one, other) or self._explain(one, other)
         if verdict.entry == SAMPLES:
@@ -353,6 +375,7 @@ class CrossCheck:
             or self._refuse(step, "what the sampler decides by", self._looking.decides_order)
             or self._refuse(step, "what the loss is computed from, now or in a later step", self._looking.carries)
             or self._refuse(step, "what decides when the training ends", self._looking.ends)
+            or self._refuse(step, "what the loop has changed in the dataset", self._looking.is_changed_data)
         )
 
     def _refuse(self, step: int, what: str, is_such: Callable[[Difference], bool]) -> bool:
@@ -400,6 +423,14 @@ class CrossCheck:
         for rank in sorted(self._newcomers & self._looks.keys()):
             names = self._names[giver], self._names[rank]
             self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
+
+    def _remark_on_drift(self) -> None:
+        """Remark on values that the bodies of two workers have changed in different ways."""
+        if self._rank != self._giver or self._rank not in self._looks:
+            return
+        for rank in sorted(self._looks.keys() - {self._rank}):
+            names = self._names[self._rank], self._names[rank]
+            self._remarks.on_drift(self._looks[self._rank][0], self._looks[rank][0], names)
 
     def blame(self, error: UserError, step: int) -> frozenset[int]:
         """Dismiss the new workers in their second step, if letters of the step show a difference.

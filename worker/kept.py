@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ..protocol.errors import PeerError
 
 CACHE = "_lru_cache_wrapper"  # type of a function under `functools.lru_cache`
+MOST_NAMES = 8  # other names of one value that count
 NAMED_DEPTH = 6  # depth up to which parts of a value have names
 
 
@@ -119,6 +121,12 @@ class Difference(NamedTuple):
     others: Node | None
     owners: tuple[str, ...] = ()  # the classes of the objects that contain the value, the outermost first
     holders: tuple[Kind, ...] = ()
+    also: tuple[Difference, ...] = ()  # the same value by its other names
+
+    @property
+    def by_each_name(self) -> tuple[Difference, ...]:
+        """The difference under each name of the value."""
+        return (self, *self.also)
 
     @property
     def node(self) -> Node:
@@ -155,15 +163,70 @@ def differences(ones: Reach, others: Reach) -> list[Difference]:
     Values that a loop has changed come first, and among these numbers, then containers, then tensors.
     """
     found: list[Difference] = []
+    pairs: list[_Pair] = []
     for name, node in ones.names.items():
         other = others.names.get(name)
         if other is not None:
             found += _between(name, node, other, (), ())[0]
+            pairs += _pairs(_Pair(name, node, other))
+    found = _with_other_names(found, pairs)
     order = list(Kind)
     found.sort(key=lambda each: (not each.changed, order.index(each.node.kind), each.name.count("."), each.name))
     # A variable's plain value may have been found in two ways, such as a function's variable through an inner function.
     same = {(each.name.rpartition(".")[2], _digest(each.ones), _digest(each.others)): each for each in reversed(found)}
     return [each for each in found if any(each is kept for kept in same.values())]
+
+
+class _Pair(NamedTuple):
+    """The values of one name in two looks."""
+
+    name: str
+    one: Node
+    other: Node
+    owners: tuple[str, ...] = ()
+    holders: tuple[Kind, ...] = ()
+
+    @property
+    def digests(self) -> tuple[int | None, int | None]:
+        return self.one.digest, self.other.digest
+
+
+def _pairs(pair: _Pair) -> Iterator[_Pair]:
+    """Yield this pair and those of its parts that differ and were read completely."""
+    name, one, other, owners, holders = pair
+    if one.digest == other.digest:
+        return
+    if None not in pair.digests:
+        yield pair
+    if one.type == other.type:
+        for part, node in one.parts.items():
+            if part in other.parts:
+                inside = (*owners, one.type), (*holders, one.kind)
+                yield from _pairs(_Pair(name + part, node, other.parts[part], *inside))
+
+
+def _with_other_names(found: Sequence[Difference], pairs: Sequence[_Pair]) -> list[Difference]:
+    """Return the differences with the other names of each value: of itself, or of an object that contains it."""
+    again: dict[tuple[int | None, int | None], list[_Pair]] = {}
+    first: dict[str, _Pair] = {}
+    for pair in pairs:
+        if pair.one.again and pair.other.again:
+            again.setdefault(pair.digests, []).append(pair)
+        else:
+            first.setdefault(pair.name, pair)
+    if not again:
+        return list(found)
+    named: list[Difference] = []
+    for each in found:
+        also = []
+        for end in [place.start() for place in re.finditer(r"[.\[(]", each.name)] + [len(each.name)]:
+            whole = first.get(each.name[:end])
+            for other in again.get(whole.digests, ()) if whole is not None else ():
+                depth, rest = len(whole.owners) if whole is not None else 0, each.name[end:]
+                owners, holders = other.owners + each.owners[depth:], other.holders + each.holders[depth:]
+                also.append(Difference(other.name + rest, each.ones, each.others, owners, holders))
+        named.append(each._replace(also=tuple(also[:MOST_NAMES])))
+    return named
 
 
 def _digest(node: Node | None) -> int | None:

@@ -130,7 +130,10 @@ class Looking:
 
     def undecided(self, lost: Sequence[Difference]) -> list[Difference]:
         """Return those of the names of `lost` that may have an effect, by the script's source: not only a log reads them."""
-        return [each for each in lost if re.split(r"[.\[(]", each.name, maxsplit=1)[0] not in self._sources.only_logged]
+        return [each for each in lost if not all(map(self._is_only_logged, each.by_each_name))]
+
+    def _is_only_logged(self, difference: Difference) -> bool:
+        return re.split(r"[.\[(]", difference.name, maxsplit=1)[0] in self._sources.only_logged
 
     def explain(self, theirs: Reach, mine: Reach, workers: tuple[str, str]) -> tuple[str, list[Difference]]:
         """Explain why the two workers differ, as far as it is known, and return the names that differ because a loop
@@ -162,20 +165,37 @@ class Looking:
 
     def is_cache(self, difference: Difference) -> bool:
         """Return whether the dataset itself has changed this value, such as a cache, and no line of the loop has."""
-        return _is_of_data(difference) and not self._sources.is_changed_in_loop(difference.name, difference.owners)
+        return any(map(_is_of_data, difference.by_each_name)) and not self._is_changed_in_loop(difference)
+
+    def is_changed_data(self, difference: Difference) -> bool:
+        """Return whether a line of the loop changes this value of the dataset, so that samples differ from now on."""
+        return any(map(_is_of_data, difference.by_each_name)) and self._is_changed_in_loop(difference)
+
+    def _is_changed_in_loop(self, difference: Difference) -> bool:
+        return any(self._sources.is_changed_in_loop(each.name, each.owners) for each in difference.by_each_name)
+
+    def matters(self, difference: Difference) -> bool:
+        """Return whether, by the script's source, what is trained or saved depends on this value, now or later."""
+        tests = (self.is_saved, self.decides_order, self.carries, self.ends, self.is_changed_data)
+        return any(test(difference) for test in tests)
 
     def decides_order(self, difference: Difference) -> bool:
         """Return whether the value is a sampler's, so that the order of the next epoch may depend on it.
 
         What a sampler changes where an order is drawn does not count: the orders themselves are compared.
         """
-        own = not self.samplers.isdisjoint(difference.owners) and difference.node.kind is not Kind.GENERATOR
-        return own and self._sources.is_changed_outside(difference.name, difference.owners, _DRAWING)
+        own = [each for each in difference.by_each_name if not self.samplers.isdisjoint(each.owners)]
+        return difference.node.kind is not Kind.GENERATOR and any(
+            self._sources.is_changed_outside(each.name, each.owners, _DRAWING) for each in own
+        )
 
     def is_saved(self, difference: Difference) -> bool:
         """Return whether the value goes into a saved file, or decides when one is saved or the loop ends, by the
         script's source.
         """
+        return any(map(self._is_saved, difference.by_each_name))
+
+    def _is_saved(self, difference: Difference) -> bool:
         path = re.split(r"[\[(]", difference.name, maxsplit=1)[0]
         if difference.owners[-1:] in (
             ("Parameter",),

@@ -3,7 +3,8 @@
 A remark is no refusal. A new worker that computes other gradients does not join (`crosscheck`). A remark is about a
 value that differs from a training without losses of workers, while no gradient is known to depend on it: the loop
 bodies before have not changed a new worker's value; a restart from a checkpoint has lost it; loop bodies of a step that
-was given up have changed it, and change it again. `run.local` declares that only a log reads such a value.
+was given up have changed it, and change it again; or each worker's bodies change it in another way. `run.local`
+declares that only a log reads such a value.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ class Remarks:
             lambda found, names: (
                 f"{self._looking.sentences(found, workers)}. No gradient depends on it so far. If only a log does, say so: "
                 f"run.local({names})"
+            ),
+        )
+
+    def on_drift(self, ones: Reach, others: Reach, workers: tuple[str, str]) -> None:
+        """Remark on two workers that train together, whose bodies have changed a value in different ways."""
+        self._tell(
+            [each for each in self._looking.lost(ones, others) if self._looking.matters(each)],
+            lambda found, names: (
+                f"{self._looking.sentences(found, workers)}. Both have trained from the same state, so the result depends on the "
+                f"number of workers. If only a log reads it, say so: run.local({names})"
             ),
         )
 

@@ -26,6 +26,7 @@ from .kept import Difference, Kind
 
 _APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
+_KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER)
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -110,9 +111,9 @@ class Slice:
         return self._is_kept(difference, self._of_end)
 
     def _is_kept(self, difference: Difference, found: Mapping[Key, int]) -> bool:
-        keys = [each for each in self._keys_of_name(difference) if each in found]
+        keys = [key for each in difference.by_each_name for key in self._keys_of_name(each)]
         kind = difference.node.kind
-        if not keys or difference.in_data or kind not in (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER):
+        if found.keys().isdisjoint(keys) or difference.in_data or kind not in _KEPT:
             return False
         made = [(change, key) for key in keys for change in self._changes.get(key, ())]
         made = [(each, key) for each, key in made if each.repeats and not _fills(each, key.name)]
@@ -122,7 +123,7 @@ class Slice:
         in_container = kind is Kind.CONTAINER or "[" in difference.name
         if in_container and any(each.empties for each, _ in made):
             return False
-        read_at = min(found[key] for key in keys)
+        read_at = min(found[key] for key in keys if key in found)
         return bool(itself) or any(each.is_item and read_at < each.line for each, _ in made)
 
     def _renews(self, change: Change) -> bool:

@@ -236,8 +236,8 @@ class Untold:
             self._warned.add(name)
             warnings.warn(
                 f"the parameter {name} was changed behind optimizer.step(), in the loop body, which runs once for each virtual "
-                "worker. If a second change does more than the first, as a clamp does not, change it in a function that is called "
-                "once for each update: prepare(…, after_update=function)",
+                "worker. If a second change does more than the first (a clamp's does not), change it in a function that is "
+                "called once for each update: prepare(…, after_update=function)",
                 stacklevel=2,
             )
 

@@ -224,6 +224,27 @@ def test_a_value_with_two_names_is_told_once() -> None:
     assert names(of(rng=rng, again=[rng], third=rng), of(rng=other, again=[other], third=other)) == ["rng"]
 
 
+def test_the_other_names_of_a_value_and_of_what_contains_it_are_known() -> None:
+    class Rows(torch.utils.data.Dataset[Any]):
+        def __init__(self, labels: Any) -> None:
+            self.labels = labels
+
+    class Tracker:
+        def __init__(self, stats: dict[str, int]) -> None:
+            self.stats = stats
+
+    def script(value: int) -> Reach:
+        labels, stats = torch.tensor([0, value]), {"seen": value, "same": 1}
+        return of(beside={"dataset": Rows(labels)}, labels=labels, stats=stats, tracker=Tracker(stats))
+
+    found = {each.name: each for each in differences(script(1), script(2))}
+    assert found.keys() == {"labels", "stats['seen']"}
+    (rows,) = found["labels"].also
+    assert (rows.name, rows.owners, rows.in_data) == ("dataset.labels", ("Rows",), True)
+    (tracked,) = found["stats['seen']"].also
+    assert (tracked.name, tracked.owners) == ("tracker.stats['seen']", ("Tracker", "dict"))
+
+
 def test_what_the_job_carries_is_left_out_but_not_what_a_class_of_the_script_keeps_beside() -> None:
     class Net(nn.Linear):
         calls = 0

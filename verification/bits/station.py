@@ -22,6 +22,7 @@ from elasticd.agent.events import (
     ControllerMessage,
     Event,
     ProcessExited,
+    ProcessStarted,
     SendController,
     SendWorker,
     SignalProcess,
@@ -196,6 +197,7 @@ class Station:
         for news in self._nursery.news():
             if isinstance(news, Began):
                 self.pids[news.worker] = news.pid
+                self._events.append(ProcessStarted(WorkerId(news.worker)))
                 if news.worker in self.told_to_stop:
                     self._signal(news.worker, signal.SIGTERM)
             elif isinstance(news, Ended):
