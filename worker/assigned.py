@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from .own_code import directories, own_modules
 from .save_calls import saved_names
+from .syntax import parse
 
 MUTATING = frozenset(
     """
@@ -78,7 +79,7 @@ class Source:
 @functools.lru_cache(PARSED)
 def _parsed(file: str, text: str) -> Source | None:
     try:
-        return Source(file, ast.parse(text))
+        return Source(file, parse(text))
     except (SyntaxError, ValueError, RecursionError):
         return None
 

@@ -1,9 +1,9 @@
 """The values on which the gradient of a loop body depends, according to the script's source: a backward slice (Weiser,
 1981).
 
-The slice begins at calls of `backward()` and `run.clip()`, and at assignments to `.grad`. A second one begins where the loop
-over epochs is left. A slice follows assignments, calls of
-the script's own functions and methods, and the conditions under which these run; the order of statements is left out. No
+The slice begins at calls of `backward()` and `run.clip()`, at assignments to `.grad`, and where the script seeds a generator
+or sets an option of an optimizer. A second one begins where the loop over epochs is left. A slice follows assignments, calls
+of the script's own functions and methods, and the conditions under which these run; the order of statements is left out. No
 code of the script runs. A value in the slice may act in a later step only, such as a counter that is compared with a
 threshold, or a memory that is read from some epoch on.
 
@@ -15,6 +15,7 @@ is bound, and no statement makes it anew each time.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,9 +27,11 @@ from .kept import Difference, Kind
 
 _APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
-_KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER)
+_KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
+_SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed", "seed_all", "seed_everything", "set_seed"})
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
+_ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
@@ -78,6 +81,9 @@ class Slice:
     def __init__(self, trees: Sequence[ast.Module], loop_scope: ast.AST) -> None:
         """trees: the script's files, the one with the loop first. loop_scope: the function or module that contains it."""
         self._places = loop_scope, trees[0]
+        self._trees = trees
+        self._globals = {tree: _stored(tree.body) for tree in trees}
+        self._imported = dict(pair for tree in trees for pair in _imports(tree))  # the original name of each
         self._iterables: set[ast.AST] = set()  # in headers of loops
         self._changes: dict[Key, list[Change]] = defaultdict(list)
         self._functions: dict[Key, ast.AST] = {}
@@ -115,7 +121,7 @@ class Slice:
         kind = difference.node.kind
         if found.keys().isdisjoint(keys) or difference.in_data or kind not in _KEPT:
             return False
-        made = [(change, key) for key in keys for change in self._changes.get(key, ())]
+        made = [(change, key) for key in keys for change in self._changes_of(key)]
         made = [(each, key) for each, key in made if each.repeats and not _fills(each, key.name)]
         itself = {id(each) for each, key in made if each.made_of_itself or key in self._follow([each])}
         if any(id(each) not in itself and self._renews(each) for each, _ in made):
@@ -126,18 +132,59 @@ class Slice:
         read_at = min(found[key] for key in keys if key in found)
         return bool(itself) or any(each.is_item and read_at < each.line for each, _ in made)
 
+    def _changes_of(self, key: Key) -> list[Change]:
+        """Return the changes of a key. A function that gives its variable to inner functions makes another one when it is
+        called again, so only theirs count.
+        """
+        changes = self._changes.get(key, [])
+        if key.owner not in self._scopes or key.owner is self._places[0]:
+            return changes
+        return [each for each in changes if each.scope.node is not key.owner] or changes
+
     def _renews(self, change: Change) -> bool:
         """Return whether a statement makes the value anew in each loop body, or in each call of a function."""
         return not change.is_item and not change.empties and self._iterables.issuperset(change.tests)
 
     def _keys_of_name(self, difference: Difference) -> list[Key]:
         """Return the keys to which this name may belong."""
-        name = difference.name.partition("[")[0].partition("(")[0]
+        bound = _ARGUMENT.match(difference.name)
+        if bound is not None:
+            return self._keys_of_argument(*bound.groups())
+        name = difference.name.partition("[")[0]
         root, _, attribute = name.rpartition(".")
         if not root:
             return [Key(each, name) for each in dict.fromkeys(self._places)]
+        if not difference.owners:  # of another module
+            return [Key(tree, attribute) for tree in self._trees if attribute in self._globals[tree]]
         owners = difference.owners[name.count(".") - 1 : name.count(".")]
-        return [Key(kind, attribute) for owner in owners for kind in self._with_bases([owner]) or (f"{root}.",)]
+        keys = [Key(kind, attribute) for owner in owners for kind in self._with_bases([owner]) or (f"{root}.",)]
+        if "function" in owners:  # a variable of the function around it
+            keys += [Key(scope.node, attribute) for scope in self._scopes.values() if attribute in scope.names]
+        return keys
+
+    def _keys_of_argument(self, root: str, argument: str, item: str | None) -> list[Key]:
+        """Return the parameters for a default value `root(argument)`, or for what a `functools.partial` binds:
+        `root(args)[0]`, `root(keywords)['scale']`.
+        """
+        keys: list[Key] = []
+        for place in dict.fromkeys(self._places):
+            key = Key(place, root)
+            if key in self._functions:
+                keys.append(Key(self._functions[key], argument))
+            for change in self._changes.get(key, ()):
+                for function in self._functions_in(change):
+                    names = [each.arg for each in _arguments(function)]
+                    if argument == "args" and item is not None and item.isdigit():
+                        keys += [Key(function, name) for name in names[int(item) :][:1]]
+                    elif item is not None:
+                        keys.append(Key(function, item.strip("'\"")))
+        return keys
+
+    def _functions_in(self, change: Change) -> Iterator[ast.AST]:
+        """Yield the script's functions to which the new value refers by name."""
+        for each in (node for value in change.reads for node in ast.walk(value) if isinstance(node, ast.Name)):
+            if (key := change.scope.key(each.id)) in self._functions:
+                yield self._functions[key]
 
     # -- what the source says
 
@@ -178,6 +225,7 @@ class Slice:
                 self._assign(target, value, scope, tests)
             case ast.AugAssign(target=target, value=value):
                 self._note(target, (value,), scope, tests, made_of_itself=True)
+                self._note_option(target, value, scope, tests)
             case ast.Return(value=value) if value is not None:
                 self._returns[scope.node].append(Change((value,), scope, tests, False, False))
             case ast.Break() | ast.Return() if any(_is_epochs(each) for each in tests):
@@ -192,6 +240,10 @@ class Slice:
                     if item.optional_vars is not None:
                         self._assign(item.optional_vars, item.context_expr, scope, tests, whole=True)
                 tests = (*tests, *(each.context_expr for each in items if _decides(each.context_expr)))
+            case ast.Match(subject=subject, cases=cases):
+                for each in cases:
+                    guards = () if each.guard is None else (each.guard,)
+                    self._block(each.body, scope, (*tests, subject, *guards))
         if isinstance(node, _Function | ast.ClassDef):
             return  # functions and methods are read by themselves
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
@@ -216,11 +268,19 @@ class Slice:
             if isinstance(function, ast.Attribute):
                 if function.attr in ("backward", "clip"):
                     self._sinks.append(Change((function.value, *arguments), scope, tests, False, False))
+                elif function.attr in _SEEDS:
+                    self._sinks.append(Change(arguments, scope, tests, False, False))
+                elif function.attr == "send":
+                    self._note(function.value, arguments, scope, tests, made_of_itself=True)
                 elif function.attr not in self._methods and _mutates(function.attr):
                     empties = function.attr in _EMPTIES
                     self._note(function.value, arguments, scope, tests, made_of_itself=not empties, empties=empties)
             elif isinstance(function, ast.Name) and function.id == "next" and arguments:
                 self._note(arguments[0], (), scope, tests, made_of_itself=True)
+            elif isinstance(function, ast.Name) and function.id == "setattr" and arguments:  # some attribute
+                self._note(arguments[0], arguments[1:], scope, tests, made_of_itself=False, is_item=True)
+            elif isinstance(function, ast.Name) and function.id in _SEEDS:
+                self._sinks.append(Change(arguments, scope, tests, False, False))
 
     def _assign(
         self, target: ast.expr, value: ast.expr, scope: _Scope, tests: tuple[ast.expr, ...], whole: bool = False
@@ -232,6 +292,7 @@ class Slice:
                 self._assign(each, values[number] if len(values) == len(target.elts) else value, scope, tests, whole)
             return
         itself = _contains(value, _stem(target))
+        self._note_option(target, value, scope, tests)
         if isinstance(target, ast.Subscript):
             everything = isinstance(target.slice, ast.Slice) and not itself
             self._note(
@@ -253,6 +314,17 @@ class Slice:
                 self._instances[key].append(name)
             elif isinstance(value.func, ast.Attribute) and self._is_foreign(value.func):
                 self._foreign.add(key)
+
+    def _note_option(self, target: ast.expr, value: ast.expr, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
+        """Note an option of an optimizer, which acts in each later update: `for group in optimizer.param_groups:
+        group["lr"] = value`.
+        """
+        if isinstance(target, ast.Subscript) and any(
+            isinstance(node, ast.Attribute) and node.attr == "param_groups"
+            for each in (target, *tests)
+            for node in ast.walk(each)
+        ):
+            self._sinks.append(Change((value,), scope, tests, False, False))
 
     def _is_foreign(self, method: ast.Attribute) -> bool:
         """Return whether a method makes its result by others' code, except for what the job carries."""
@@ -305,6 +377,8 @@ class Slice:
                 return [(self._scopes[self._functions[key]], 0)]
             if function.id in self._classes:
                 return [(inner, 1) for kind, inner in self._methods["__init__"] if kind == function.id]
+            if function.id in self._imported and key not in self._changes:
+                return self._functions_of_others(self._imported[function.id], scope)
             if isinstance(key.owner, ast.Module) and key not in self._changes:
                 return []  # imported, or Python's own
             kinds = self._with_bases(self._instances.get(key, ()))
@@ -313,9 +387,17 @@ class Slice:
         if isinstance(function, ast.Attribute):
             if _is_run(function.value):
                 return []
+            imported = isinstance(function.value, ast.Name) and function.value.id in self._imported
+            if imported and (found := self._functions_of_others(function.attr, scope)):
+                return found
             kinds = self._kinds(function.value, scope)
             return [(inner, 1) for kind, inner in self._methods.get(function.attr, ()) if not kinds or kind in kinds]
         return []
+
+    def _functions_of_others(self, name: str, scope: _Scope) -> list[tuple[_Scope, int]]:
+        """Return the functions of this name that the script's other modules have."""
+        keys = [Key(tree, name) for tree in self._trees if tree is not _module(scope)]
+        return [(self._scopes[self._functions[key]], 0) for key in keys if key in self._functions]
 
     def _kinds(self, node: ast.expr, scope: _Scope) -> list[str]:
         """Return the own classes of an expression's value, with their bases; none: unknown."""
@@ -345,6 +427,9 @@ class Slice:
         kinds = self._kinds(node.value, scope)
         if kinds:
             return [Key(kind, node.attr) for kind in kinds]
+        if isinstance(node.value, ast.Name) and node.value.id in self._imported:
+            trees = [tree for tree in self._trees if node.attr in self._globals[tree] and tree is not _module(scope)]
+            return [*(Key(tree, node.attr) for tree in trees), Key(f"{node.value.id}.", node.attr)]
         foreign = isinstance(node.value, ast.Name) and scope.key(node.value.id) in self._foreign
         having = [] if foreign else [kind for kind, names in self._attributes.items() if node.attr in names]
         return [*(Key(kind, node.attr) for kind in having), Key(f"{ast.unparse(node.value)}.", node.attr)]
@@ -372,10 +457,14 @@ class Slice:
     def _read(self, node: ast.AST, scope: _Scope) -> Iterator[Key | ast.AST]:
         """Yield the keys that an expression reads, and the functions whose results it reads."""
         if isinstance(node, ast.Name):
-            yield scope.key(node.id)
+            key = scope.key(node.id)
+            yield key
+            if key in self._functions:  # handed on, and called later
+                yield self._functions[key]
             return
         if isinstance(node, ast.Attribute):
             yield from self._keys_of(node, scope)
+            yield from (each.node for each in self._properties(node, scope))
             yield from self._read(node.value, scope)
             return
         children = list(ast.iter_child_nodes(node))
@@ -385,15 +474,32 @@ class Slice:
             called = self._called(node, scope)
             for function, _ in called:
                 yield function.node
+            own = isinstance(node.func, ast.Name) and scope.key(node.func.id) in self._functions
             if isinstance(node.func, ast.Attribute):
                 yield from self._read(node.func.value, scope)
-            elif not isinstance(node.func, ast.Name) or not called:
+            elif not own:
                 yield from self._read(node.func, scope)
-            if called and isinstance(node.func, ast.Name) and scope.key(node.func.id) in self._functions:
+            if called and own:
                 return  # the arguments count where the function reads its parameters
             children = [*node.args, *(each.value for each in node.keywords)]
         for child in children:
             yield from self._read(child, scope)
+
+    def _properties(self, node: ast.Attribute, scope: _Scope) -> list[_Scope]:
+        """Return the properties of the script's own classes that this attribute may read."""
+        kinds = self._kinds(node.value, scope)
+        found = [inner for kind, inner in self._methods.get(node.attr, ()) if not kinds or kind in kinds]
+        return [each for each in found if _is_property(each.node)]
+
+
+def _module(scope: _Scope) -> ast.AST:
+    while scope.outer is not None:
+        scope = scope.outer
+    return scope.node
+
+
+def _is_property(function: ast.AST) -> bool:
+    return any(ast.unparse(each).endswith("property") for each in getattr(function, "decorator_list", ()))
 
 
 def _fills(change: Change, name: str) -> bool:
@@ -472,21 +578,31 @@ def _arguments(function: ast.AST) -> list[ast.arg]:
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
+def _stored(body: Iterable[ast.stmt]) -> set[str]:
+    """Return the names that these statements bind."""
+    nodes = [each for node in _statements(body) for each in ast.iter_child_nodes(node)]
+    names = [one for each in nodes if isinstance(each, ast.expr | ast.withitem) for one in ast.walk(each)]
+    return {each.id for each in names if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the names that a module imports, each with its original name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((each.asname or each.name.partition(".")[0], each.name) for each in node.names)
+
+
 def _bound(function: ast.AST) -> set[str]:
     """Return the names that a function binds itself."""
-    bound = {each.arg for each in _arguments(function)}
+    body = function.body  # type: ignore[attr-defined]
+    bound = {each.arg for each in _arguments(function)} | _stored(body)
     declared: set[str] = set()
-    for node in _statements(function.body):  # type: ignore[attr-defined]
+    for node in _statements(body):
         if isinstance(node, _Function | ast.ClassDef):
             bound.add(node.name)
             continue
         if isinstance(node, ast.Global | ast.Nonlocal):
             declared.update(node.names)
-        for each in ast.iter_child_nodes(node):
-            if isinstance(each, ast.expr | ast.withitem):
-                bound |= {
-                    one.id for one in ast.walk(each) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-                }
     return bound - declared
 
 
@@ -498,5 +614,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             continue
         for name in ("body", "orelse", "finalbody"):
             yield from _statements(getattr(node, name, ()))
+        for case in getattr(node, "cases", ()):
+            yield from _statements(case.body)
         for handler in getattr(node, "handlers", ()):
             yield from _statements(handler.body)

@@ -8,6 +8,7 @@ import pytest
 
 from elasticd.worker.kept import Difference, Kind, Node
 from elasticd.worker.slicing import Slice
+from elasticd.worker.syntax import parse
 
 LOOP = """
 run = elastic.join()
@@ -17,12 +18,15 @@ for epoch in run.epochs(4):
 """
 
 
-def carries(body: str, name: str, kind: Kind, before: str = "", owner: str = "", in_data: bool = False) -> bool:
+def carries(
+    body: str, name: str, kind: Kind, before: str = "", owner: str = "", in_data: bool = False, module: str = ""
+) -> bool:
     indented = "".join(f"        {line}\n" for line in body.splitlines())
-    tree = ast.parse(f"{before}{LOOP}{indented}        optimizer.step()\n")
+    tree = parse(f"{before}{LOOP}{indented}        optimizer.step()\n")
     node = Node(1, kind, "type")
     holders = (Kind.DATA,) if in_data else (Kind.OBJECT,) * bool(owner)
-    return Slice([tree], tree).carries(Difference(name, node, None, (owner,) if owner else (), holders))
+    trees = [tree, *([parse(module)] if module else [])]
+    return Slice(trees, tree).carries(Difference(name, node, None, (owner,) if owner else (), holders))
 
 
 NUMBERS = [
@@ -240,3 +244,115 @@ def test_methods_of_the_runtime_are_not_those_of_own_classes_with_the_same_names
     before = f"{own}diary = Diary()\nstate = run.state(scale=1.0, seen=0)\n"
     assert not carries(body, "diary.seen", Kind.CONTAINER, before, "Diary")
     assert carries(body.replace("state.seen", "diary.state()"), "diary.seen", Kind.CONTAINER, before, "Diary")
+
+
+GATE = (
+    "def make(calls):\n    done = 0\n    def gate():\n        nonlocal done\n        done += 1\n"
+    "        return float(done > calls)\n    return gate\ngate = make(1000)\n"
+)
+COUNTS = "def weigh(history, scale):\n    history['calls'] += 1\n    return scale if history['calls'] > 1000 else 0.0\n"
+LEARNER = (
+    "class Learner(nn.Module):\n    @property\n    def progress(self):\n        return self.seen / 1000\n"
+    "    def tick(self):\n        self.seen += 1\nlearner = Learner()\n"
+)
+REMEMBERS = "def weigh(x, seen=[0]):\n    seen[0] += 1\n    return x if seen[0] > 1000 else 0 * x\n"
+
+
+@pytest.mark.parametrize(
+    "model", ["", "class Net(nn.Module):\n    def forward(self, x):\n        return x\nmodel = Net()\n"]
+)
+@pytest.mark.parametrize(
+    ("before", "body", "name", "owner"),
+    [
+        (GATE, "(f(x) * gate()).backward()", "gate.done", "function"),
+        (
+            f"{COUNTS}weight = partial(weigh, {{}})\n",
+            "(f(x) * weight(0.1)).backward()",
+            "weight(args)[0]['calls']",
+            "tuple",
+        ),
+        (
+            f"{COUNTS}weight = partial(weigh, scale=1, history={{}})\n",
+            "weight().backward()",
+            "weight(keywords)['history']",
+            "dict",
+        ),
+        (REMEMBERS, "weigh(f(x)).backward()", "weigh(seen)[0]", ""),
+        (LEARNER, "if learner.progress > 1:\n    x = g(x)\nf(x).backward()\nlearner.tick()", "learner.seen", "Learner"),
+        (
+            "",
+            "if opt.n > 1000:\n    x = g(x)\nf(x).backward()\nsetattr(opt, 'n', getattr(opt, 'n') + 1)",
+            "opt.n",
+            "Namespace",
+        ),
+        ("", "vars(opt)['n'] += 1\nif opt.n > 1000:\n    x = g(x)\nf(x).backward()", "opt.n", "Namespace"),
+        (
+            "",
+            "for k, v in table.get(opt.n, ()):\n    setattr(opt, k, v)\nf(x, opt.a).backward()\nopt.n += 1",
+            "opt.n",
+            "Namespace",
+        ),
+        (
+            "",
+            "match phase:\n    case 1:\n        n += 1\n        if n > 1000:\n            phase = 2\n"
+            "    case 2:\n        x = g(x)\nf(x).backward()",
+            "n",
+            "",
+        ),
+        ("", "torch.manual_seed(n)\nf(x).backward()\nn += 1", "n", ""),
+        (
+            "",
+            "f(x).backward()\nn += 1\nif n > 1000:\n    for group in optimizer.param_groups:\n        group['lr'] *= 0.1",
+            "n",
+            "",
+        ),
+        ("import settings as s\n", "(f(x) * s.gate()).backward()\ns.steps += 1", "settings.steps", ""),
+        (
+            "from settings import gate as g\nimport settings\n",
+            "(f(x) * g()).backward()\nsettings.steps += 1",
+            "settings.steps",
+            "",
+        ),
+    ],
+)
+def test_values_are_found_where_the_source_hardly_shows_them(
+    model: str, before: str, body: str, name: str, owner: str
+) -> None:
+    module = "steps = 0\ndef gate():\n    return float(steps > 1000)\n" if "settings" in before else ""
+    assert carries(body, name, Kind.PLAIN, model + before, owner, module=module)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("n = next(it)\nif n > 1000:\n    x = g(x)\nf(x).backward()", True),
+        ("l = f(x)\nm = it.send(l)\n(l / m).backward()", True),
+        ("f(x).backward()\nprint(next(it))", False),
+    ],
+)
+def test_an_iterator_is_carried_if_the_loss_depends_on_its_place(body: str, expected: bool) -> None:
+    assert carries(body, "it", Kind.ITERATOR) is expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "f(x).backward()\nopt.n += 1\nlog['lr'] = opt.n",
+        "f(x).backward()\nsetattr(opt, 'n', opt.n + 1)",
+        "f(x).backward()\nopt.n += 1\nif opt.n % 10 == 0:\n    evaluate(model)",
+    ],
+)
+def test_an_attribute_that_no_loss_reads_is_not_carried(body: str) -> None:
+    assert not carries(body, "opt.n", Kind.PLAIN, "", "Namespace")
+
+
+def test_a_value_counts_under_each_of_its_names() -> None:
+    before = "class Tracker:\n    def weight(self):\n        return float(self.stats['seen'] > 1000)\n"
+    before += "tracker = Tracker()\nstats = tracker.stats\n"
+    body = "        (f(x) * tracker.weight()).backward()\n        stats['seen'] += 1\n"
+    tree = parse(f"{before}{LOOP}{body}")
+    node = Node(1, Kind.PLAIN, "int")
+    other = Difference("tracker.stats['seen']", node, None, ("Tracker", "dict"))
+    difference = Difference("stats['seen']", node, None, ("dict",))
+    assert Slice([tree], tree).carries(difference._replace(also=(other,)))
+    assert not Slice([tree], tree).carries(difference)
