@@ -135,10 +135,17 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return f"compute it once for all workers: {holder} = run.epoch_begin(lambda: {derived})"
     if node.kind is Kind.MODULE or (owners and _is_part_of_module(difference)):
         return f'register it before prepare(): run.register("{root}", {root})'
+    if node.kind is Kind.ITERATOR and node.type == "count":
+        return f"take run.steps_done in its place, or count in state = run.state({key}=0)"
+    if node.kind is Kind.ITERATOR and node.type == "generator":
+        return f"keep with the job what the generator computes, in place of it: state = run.state({key}=...)"
     if node.kind is Kind.ITERATOR:
         return (
             "keep its place: state = run.state(position=0), and take items[state.position % len(items)] in place of it"
         )
+    if "partial" in owners:  # what it binds
+        name = re.search(r"\['(\w+)'\]$", difference.name)
+        return f"bind what the job keeps in its place: run.state({name[1] if name else root}=...)"
     initial = _initial(difference, holder, sources)
     if _is_of_a_batch(difference, batch_size):
         return (

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from .own_code import directories, own_modules
 from .save_calls import saved_names
-from .syntax import parse
+from .syntax import imports, parse
 
 MUTATING = frozenset(
     """
@@ -260,17 +260,25 @@ class Sources:
         """Return the expression that computes the name in each epoch, outside of the loop over batches; None without
         any.
 
-        An expression that reads the name's previous value does not count.
+        An expression that reads the name's previous value does not count, nor one under a condition on what the loop
+        changes, such as `if accuracy > best:`.
         """
         found: str | None = None
         for source, change in self._changes(name, owners, only_first=True):
             outside = self._is_in_loop(source, change) and not self._is_in_body(source, change)
-            if outside and change.scope is self._scope and change.value is not None:
+            if outside and change.scope is self._scope and change.value is not None and not self._depends(change):
                 text, reads = ast.unparse(change.value), _reads(change.value)
                 found = None if _parts(name)[0] in reads or not reads else text if len(text) <= LONGEST else "…"
         return found
 
     # -- how
+
+    def _depends(self, change: Change) -> bool:
+        """Return whether a change in the loop stands under a condition on a variable that the loop changes."""
+        ifs = [node for node in _within(self._loop) if isinstance(node, ast.If)] if self._loop is not None else []
+        tests = [each.test for each in ifs if _around(each, change.line)]
+        read = {name for test in tests for name in _reads(test)} - self._targets
+        return any(self.is_changed_in_loop(name) for name in read)
 
     def _found(self, name: str, owners: Sequence[str]) -> tuple[Source, Change] | None:
         changes = self._changes(name, owners)
@@ -356,6 +364,8 @@ class Sources:
     ) -> list[tuple[Source, Change]]:
         owner = owners[-1] if owners else None
         written = {path, re.sub(r"\.(\d+)", r"[\1]", path)}  # an item of an nn.Sequential
+        owned, first = path.rpartition(".")[0], self._first
+        written |= {f"{name}.{attribute}" for name, own in imports(first.tree) if own == owned} if first else set()
         found = [(source, change) for source in files for change, text in _all_changes(source.tree) if text in written]
         for source in files:
             classes = _classes(source.tree, owner)

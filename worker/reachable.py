@@ -546,6 +546,8 @@ class _Walk:
         if not module_of(kind).startswith("torch."):
             self._note_class(kind)
             parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)]
+        else:
+            parts += _options_in(inner)
         return self._combine(Kind.MODULE, kind, kind.__qualname__.encode(), parts, name, depth, _a(kind))
 
     def _carried(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -565,9 +567,7 @@ class _Walk:
                     (f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)
                 ]
             else:
-                parts += _attributes_in(
-                    value, kind, "p", "momentum"
-                )  # attributes of dropout and BatchNorm that a schedule may set
+                parts += _options_in(inner)  # that a schedule may set, such as the rate of dropout
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
         if issubclass(kind, torch.Tensor) and (attributes := _of_tensor(value)):
             return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, _a(kind))
@@ -795,6 +795,12 @@ def _attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]
     """Return those of these attributes that exist, in this order."""
     inner = attributes_of(value, kind)
     return [(f".{name}", inner[name]) for name in names if name in inner]
+
+
+def _options_in(inner: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the options of one of torch's modules: attributes with plain values."""
+    plain = [(label, part) for label, part in sorted(inner.items()) if type(part) in _PLAIN]
+    return [(f".{label}", part) for label, part in plain if not _is_of(label, _OF_MODULES)]
 
 
 def _of_tensor(value: Any) -> list[tuple[str, Any]]:

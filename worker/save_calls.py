@@ -162,8 +162,8 @@ def _calls(
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield variables with the values that they or their items are bound to, and with the conditions around the
-    binding.
+    """Yield variables with the values that they or their items are bound to or load, and with the conditions around
+    the binding.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.If):
@@ -175,6 +175,9 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
             for target in node.targets:
                 if path := _path(target):
                     yield path, node.value
+        match node:
+            case ast.Call(func=ast.Attribute(value=owner, attr="load_state_dict"), args=[value, *_]):
+                yield _path(owner), value
 
 
 def is_part(name: str, names: Collection[str]) -> bool:

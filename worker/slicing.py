@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from .assigned import MUTATING
 from .kept import Difference, Kind
+from .syntax import imports
 
 _APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
@@ -83,7 +84,7 @@ class Slice:
         self._places = loop_scope, trees[0]
         self._trees = trees
         self._globals = {tree: _stored(tree.body) for tree in trees}
-        self._imported = dict(pair for tree in trees for pair in _imports(tree))  # the original name of each
+        self._imported = dict(pair for tree in trees for pair in imports(tree))  # the original name of each
         self._iterables: set[ast.AST] = set()  # in headers of loops
         self._changes: dict[Key, list[Change]] = defaultdict(list)
         self._functions: dict[Key, ast.AST] = {}
@@ -583,13 +584,6 @@ def _stored(body: Iterable[ast.stmt]) -> set[str]:
     nodes = [each for node in _statements(body) for each in ast.iter_child_nodes(node)]
     names = [one for each in nodes if isinstance(each, ast.expr | ast.withitem) for one in ast.walk(each)]
     return {each.id for each in names if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the names that a module imports, each with its original name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((each.asname or each.name.partition(".")[0], each.name) for each in node.names)
 
 
 def _bound(function: ast.AST) -> set[str]:

@@ -400,6 +400,7 @@ class Stepping:
             finally:
                 self._reading = False
             if self._current is not None:
+                self._recipe.updates.check_all_stepped(self._step, self._stepped)
                 raise UserError(
                     "the loop asked for the next batch before optimizer.step(): call it once for every batch. To accumulate "
                     "gradients over k batches, do not count them yourself: ask for k times as many virtual workers, whose "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 
 def parse(text: str) -> ast.Module:
@@ -12,6 +13,13 @@ def parse(text: str) -> ast.Module:
     `globals()["b"]` becomes `b`: analyses of the source know one way to read or bind a name.
     """
     return ast.fix_missing_locations(_Plain().visit(ast.parse(text)))  # type: ignore[no-any-return]
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the names that a module imports, each with its original name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((each.asname or each.name.partition(".")[0], each.name) for each in node.names)
 
 
 class _Plain(ast.NodeTransformer):

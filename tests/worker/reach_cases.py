@@ -581,6 +581,23 @@ def offset(label):
 }
 ORDINARY |= CACHES
 KEPT |= {
+    "options of torch's modules and numbers of an iterator": (
+        BEGIN
+        + """
+import itertools
+criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.2)
+numbers = itertools.count()
+"""
+        + LOOP
+        + """
+        setattr(criterion, "label_smoothing", 0.9 * criterion.label_smoothing)
+        number = next(numbers)
+""",
+        {
+            "criterion.label_smoothing": "and 0.2 on new (script.py:25); register it: run.state(label_smoothing=0.2)",
+            "numbers": "(a count, script.py:26) differs between old and new; take run.steps_done in its place",
+        },
+    ),
     "weak mappings": (
         "import weakref\n"
         + BEGIN

@@ -11,6 +11,7 @@ import pytest
 from elasticd.worker import advice
 from elasticd.worker.assigned import Source, Sources
 from elasticd.worker.kept import Difference, Kind, Node
+from elasticd.worker.syntax import parse
 
 
 def sources(text: str, function: str = "<module>") -> Sources:
@@ -202,6 +203,25 @@ def test_what_a_name_begins_with_is_written_as_in_the_script() -> None:
     assert found.at_epochs("teacher") == "copy.deepcopy(model)"
     assert found.at_epochs("labels") == "predict(model, data)"
     assert found.at_epochs("step") is None
+
+
+def test_what_an_epoch_computes_only_if_the_loop_has_improved_is_no_value_of_each_epoch() -> None:
+    tail = "acc = evaluate(model)\nif acc > best:\n    best = acc\n    weights = copy(model)\nif use:\n    teacher = copy(model)"
+    found = body("pass", before="best, weights, use, teacher = 0, copy(model), True, None", tail=tail)
+    assert found.at_epochs("weights") is None
+    assert found.at_epochs("teacher") == "copy(model)"
+
+
+def test_a_name_of_another_module_is_found_under_the_name_by_which_it_is_imported() -> None:
+    found = body("settings.step += 1", before="import shared.settings as settings")
+    place = found.where("shared.settings.step")
+    assert place is not None
+    assert place.line == 4
+
+
+def test_access_by_a_constant_name_is_read_as_plain_access() -> None:
+    text = "setattr(a, 'n', getattr(a, 'n', 0) + vars(b)['m'])\nvars(a)['k'] += globals()['g']\nsetattr(a, key, 1)"
+    assert ast.unparse(parse(text)) == "a.n = a.n + b.m\na.k += g\nsetattr(a, key, 1)"
 
 
 def test_a_script_whose_source_is_not_there_has_neither_lines_nor_temporaries() -> None:

@@ -297,6 +297,17 @@ def test_the_natural_loop_of_a_gan_is_refused_with_the_line_that_is_right(body: 
         Script(several=True, overlap=overlap).train(body)
 
 
+def test_optimizers_that_take_turns_are_refused_with_the_line_that_is_right() -> None:
+    def alternates(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+        script.loss(x, y).backward()
+        script.optimizer[script.number % 2].step()
+
+    with pytest.raises(
+        UserError, match=r"1 of its 2 optimizers had been stepped, but not number 1 .*prepare\(…, updates="
+    ):
+        Script(several=True).train(alternates)
+
+
 def test_an_optimizer_of_another_update_is_not_stepped() -> None:
     with pytest.raises(UserError, match="of the update 'generator' was stepped in the update 'discriminator'"):
         Script(several=True, updates=("discriminator", "generator")).train(wrong_half)

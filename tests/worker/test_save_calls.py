@@ -33,6 +33,10 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
         ("for e in range(3):\n    if bad:\n        break", set()),
         ("if loss < best:\n    kept = shadow\nrun.save(kept, 'x.pt')", {"kept", "loss", "best", "shadow"}),
         ("class T:\n    def end(self):\n        run.save({'h': self.best[0]}, 'x.pt')", {"self.best"}),
+        (
+            "if a > best:\n    kept = copy(model)\nmodel.load_state_dict(kept)\nrun.save(model, 'x.pt')",
+            {"model", "kept", "a", "best"},
+        ),
         ("print(total)", set()),
     ],
 )

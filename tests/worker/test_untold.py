@@ -97,7 +97,9 @@ def test_a_parameter_that_the_body_changes_is_refused_by_name(change: Any, where
 
 @pytest.mark.parametrize("where", ["before", "behind"])
 @pytest.mark.parametrize("first", [3, 4, 5])
-def test_a_parameter_that_the_body_begins_to_change_by_its_data_with_an_epoch_is_refused(where: str, first: int) -> None:
+def test_a_parameter_that_the_body_begins_to_change_by_its_data_with_an_epoch_is_refused(
+    where: str, first: int
+) -> None:
     """As a max-norm constraint that begins late: its bits depend on how many bodies a worker runs."""
     script = Script()
     done = 0

@@ -349,7 +349,7 @@ class Accumulation:
 
     def _was_untouched(self) -> bool:
         """Whether every gradient is as the backward pass left it. In an unexpected order only those in place are known."""
-        if not self._arrived:  # no backward pass: `p.grad = g`, of `torch.autograd.grad` or a formula, is the micro-batch's
+        if not self._arrived:  # `p.grad = g`, of `torch.autograd.grad` or a formula, without a backward pass
             grads = [parameter.grad for parameter in self._layout.parameters]
             return all(grad is None or grad._version == 0 for grad in grads)  # not clipped in place, for example
         known = len(self._versions)

@@ -6,7 +6,7 @@ reduced nor changed, whatever gradients a backward pass leaves with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,17 @@ class Updates:
         groups = [group for position in self.optimizers(step) for group in optimizers[position].param_groups]
         known = {id(parameter) for group in groups for parameter in group["params"]}
         return [parameter for parameter in parameters if id(parameter) in known]
+
+    def check_all_stepped(self, step: int, stepped: Collection[int]) -> None:
+        """Raises UserError if a script has stepped some optimizers for a batch, and others not."""
+        wanted = self.optimizers(step)
+        if stepped and (missing := [position for position in wanted if position not in stepped]):
+            raise UserError(
+                f"the loop asked for the next batch when {len(stepped)} of its {len(wanted)} optimizers had been stepped, but "
+                f"not number {missing[0]} of prepare(): step all of them for each batch. Optimizers that take turns are updates: "
+                "prepare(…, updates={'first': first, 'second': second}), and in the loop `if batches.update == 'first':` with "
+                "one, `else:` with the other; each batch comes once for each update"
+            )
 
     def check_stepped(self, step: int, optimizer: int) -> None:
         """Raises UserError if a script steps an optimizer in another's update."""
