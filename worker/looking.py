@@ -122,11 +122,11 @@ class Looking:
         """Return the names that a loop has changed on one side and that differ on the other side.
 
         A dataset with a method `set_epoch` may derive its own values there, and in a new process it has not received
-        the epoch yet: such values do not count.
+        the epoch yet: such values do not count, unless a line of the loop changes them.
         """
         told = any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
         found = [each for each in differences(theirs, mine) if each.changed]
-        return [each for each in found if not (told and _is_of_data(each))]
+        return [each for each in found if not (told and _is_of_data(each)) or self._is_changed_in_loop(each)]
 
     def undecided(self, lost: Sequence[Difference]) -> list[Difference]:
         """Return those of the names of `lost` that may have an effect, by the script's source: not only a log reads them."""

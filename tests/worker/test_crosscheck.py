@@ -116,6 +116,18 @@ def test_a_newcomer_joins_though_a_cache_and_scratch_memory_of_the_loss_differ(t
     assert outcome.states == dict.fromkeys(range(2), alone(train, tmp_path, "cache_and_scratch_memory"))
 
 
+def test_data_that_the_bodies_of_workers_change_in_different_ways_are_told_while_both_train(
+    tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="changes_the_dataset_later")
+    assert outcome.codes == [0, 0], outcome.told
+    assert re.search(
+        r"data\.weights is .* on w\.0 and .* on w\.1 \(unlike_cases\.py:\d+\); .* Both have trained from the same state, so "
+        r"the result depends on the number of workers",
+        outcome.told,
+    ), outcome.told
+
+
 @pytest.mark.cluster
 def test_a_value_that_acts_some_steps_later_is_found_while_newcomers_host_nothing(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, case="pool_filled_by_another_name", extends_proofs=True)

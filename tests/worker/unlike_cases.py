@@ -147,6 +147,28 @@ def cache_and_scratch_memory(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+class Weighed(Points):
+    """Has weights of its samples, which the loop changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.ones(len(self.x))
+
+
+def changes_the_dataset_later(run: Run) -> list[Any]:
+    """In each worker's copy, for the virtual workers that it hosts; no sample depends on it so far."""
+    data, model = Weighed(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, data, 5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            if run.steps_done >= 7:
+                data.weights[run.virtual_worker] *= 0.5
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
 def moving_baseline(run: Run) -> list[Any]:
     """As REINFORCE with a baseline: the advantage is a reward minus a mean of earlier ones."""
     model, optimizer, batches = prepared(run)

@@ -233,7 +233,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         "plateau_by_hand",
         FOUND,
-        "bad_epochs",
+        "best_loss",
         "state = run.state(best_loss=float('inf'), bad_epochs=0)",
         (
             ('best_loss, bad_epochs = float("inf"), 0\n', ""),
