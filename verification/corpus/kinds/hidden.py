@@ -205,7 +205,11 @@ SCRIPTS: tuple[Script, ...] = (
         "parameter weight",
         "prepare(…, after_update=…)",
         (
-            (_JOIN, "\n\ndef renorm():\n    if epoch >= 2:\n        model.weight.data.mul_(0.99)\n\n\n" + _JOIN),
+            (
+                _JOIN,
+                "\n\ndef renorm():\n    if run.steps_done >= 2 * run.steps_per_epoch:\n        model.weight.data.mul_(0.99)\n\n\n"
+                + _JOIN,
+            ),
             ("batch_size=4)", "batch_size=4, after_update=renorm)"),
             ("        if epoch >= 2:\n            model.weight.data.mul_(0.99)\nrun", "run"),
         ),
