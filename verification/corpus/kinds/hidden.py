@@ -54,7 +54,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         "partial_history",
         FOUND,
-        "calls",
+        "weight",
         "run.state(calls=0)",
         (
             ('    history["calls"] = history.get("calls", 0) + 1\n', "    history.calls += 1\n"),
