@@ -30,7 +30,7 @@ is in `out/corpus.json`.
 | …, alone too | two runs with one worker differ: the script itself is not repeatable |
 
 Scripts with the same verdicts stand together. *Expected* by `verification/corpus/kinds`; *before*: the runtime when the
-corpus was written; *now*: the last run; *with the line*: the last run of the script with the line that the message proposes
+script was written; *now*: the last run; *with the line*: the last run of the script with the line that the message proposes
 (`fix` in the index); *check*: `elasticctl check` on the script (`make verify-corpus ARGS=--desk`).
 
 """
