@@ -358,6 +358,30 @@ def out_of_memory(paths: tuple[str, ...]) -> bool:
     return False
 
 
+def used(paths: tuple[str, ...]) -> tuple[float | None, int | None]:
+    """Return the processor time (core-seconds) that a cgroup has used so far, and the memory (bytes) that it has now, without
+    the cache of files, which the kernel takes back when it is short of memory; None: this kernel does not count it.
+    """
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+    for path in paths:
+        counts = {name: value for name in ("cpu.stat", "cpuacct.usage", "memory.stat") for name, value in _counts(path, name)}
+        if "usage_usec" in counts:
+            cpu_s = counts["usage_usec"] / 1e6
+        elif "cpuacct.usage" in counts:
+            cpu_s = counts["cpuacct.usage"] / 1e9
+        anonymous = counts.get("anon", counts.get("total_rss"))
+        if anonymous is not None:
+            memory_bytes = anonymous + counts.get("shmem", 0) + counts.get("total_swap", 0)
+    return cpu_s, memory_bytes
+
+
+def _counts(path: str, name: str) -> list[tuple[str, int]]:
+    """Return the counts in a file: one a line with its name, or a single one, which gets the name of the file."""
+    words = [line.split() for line in _read(Path(path) / name).splitlines()]
+    return [(each[0] if len(each) > 1 else name, int(each[-1])) for each in words if each and each[-1].isdecimal()]
+
+
 def clear(paths: tuple[str, ...], spare: int | None = None) -> bool:
     """Kill all processes in a cgroup, and wait a little for their end. Return whether none is left, except process
     `spare`.

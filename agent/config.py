@@ -24,6 +24,8 @@ from ..protocol.times import (
     LEAST_HEARTBEAT_INTERVAL_S,
     LEAST_WORKER_SILENCE_S,
     MOST_HEARTBEAT_INTERVAL_S,
+    MOST_USE_INTERVAL_S,
+    USE_INTERVAL_S,
     WORKER_SILENCE_S,
 )
 from ..runtime import config, logs, transport
@@ -143,6 +145,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     heartbeat_interval_s: Annotated[
         float, msgspec.Meta(ge=LEAST_HEARTBEAT_INTERVAL_S, le=MOST_HEARTBEAT_INTERVAL_S)
     ] = HEARTBEAT_INTERVAL_S
+    use_interval_s: Annotated[float, msgspec.Meta(ge=1.0, le=MOST_USE_INTERVAL_S)] = USE_INTERVAL_S
     worker_silence_s: Annotated[float, msgspec.Meta(ge=LEAST_WORKER_SILENCE_S)] = WORKER_SILENCE_S
     warm_start: bool = True
     allow_root_jobs: bool = False

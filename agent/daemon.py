@@ -40,7 +40,7 @@ from ..protocol.messages import (
     ToAgentFromController,
     ToAgentFromWorker,
 )
-from ..protocol.model import CAPTURED_VARIABLES, Server, ServerId
+from ..protocol.model import CAPTURED_VARIABLES, GpuKind, Server, ServerId
 from ..protocol.sparing import SparingBySubject
 from ..protocol.terms import unstamped
 from ..runtime import locks, mounts, readiness, transport
@@ -80,6 +80,7 @@ from .events import (
     StartProcess,
     TakeSnapshotPart,
     TimePassed,
+    UseSampled,
     Warn,
     WarnProcess,
     WorkerStatusReceived,
@@ -97,6 +98,7 @@ from .reach import Reach
 from .renewing import Renewing, fits
 from .scratch import Scratch
 from .snapshots import Snapshots
+from .use import Sampler
 from .visible import Visible
 
 if TYPE_CHECKING:
@@ -248,6 +250,13 @@ class AgentDaemon:
             watching.Owned(self._processes.roots, self._machine.used_gpus),
             self._loop.wake,
         )
+        self._sampler = Sampler(
+            self._processes.present,
+            lambda: all(gpu.kind is GpuKind.CPU for gpu in self._server.gpus),
+            self._watch.driver,
+            options.use_interval_s,
+            self._loop.wake,
+        )
         self._around = around
         self._renewing = None
         if options.cpu_slots is None:
@@ -276,6 +285,7 @@ class AgentDaemon:
         try:
             self._dispatch(self._processes.adopt())
             self._watch.start()
+            self._sampler.start()
             self._isolation.start()
             if self._renewing is not None:
                 self._renewing.start()
@@ -289,6 +299,7 @@ class AgentDaemon:
     def close(self) -> None:
         """Close sockets and helpers; the workers continue."""
         self._watch.close()
+        self._sampler.close()
         if self._renewing is not None:
             self._renewing.close()
         self._checks.close()
@@ -447,6 +458,8 @@ class AgentDaemon:
         self._errands.deliver()
         for seen in (*self._watch.deliver(), *self._isolation.deliver()):
             self._observe(seen)
+        if uses := self._sampler.deliver():
+            self._dispatch(UseSampled(uses))
         if self._renewing is not None and (inventory := self._renewing.deliver()) is not None:
             self._renew(self._renewing, inventory)
         now, over_at = self._clock.now(), self._health.next_deadline()

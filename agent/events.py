@@ -17,6 +17,7 @@ from ..protocol.messages import (
     ToControllerFromAgent,
     ToWorkerFromAgent,
     WorkerExit,
+    WorkerUse,
 )
 from ..protocol.model import Fault, JobId, Server, Trouble, WorkerId, WorkerStatus
 from ..protocol.terms import NO_TERM
@@ -133,6 +134,13 @@ class HealthChanged:
 
 
 @dataclass(frozen=True)
+class UseSampled:
+    """Newest sample of what the workers use."""
+
+    uses: tuple[WorkerUse, ...]
+
+
+@dataclass(frozen=True)
 class TimePassed:
     """The deadline of `next_deadline` may have passed."""
 
@@ -152,6 +160,7 @@ Event = (
     | IdentityWritten
     | HealthChanged
     | ServerChanged
+    | UseSampled
     | TimePassed
 )
 

@@ -58,6 +58,7 @@ from ..protocol.messages import (
     WarnWorker,
     WorkerExit,
     WorkerReport,
+    WorkerUse,
     WriteCheckpoint,
     session_name,
 )
@@ -67,6 +68,7 @@ from ..protocol.times import (
     EVENT_KEPT_S,
     LEAST_SAVE_S,
     ORDER_REPEAT_S,
+    SAMPLES_OF_A_REPORT,
     START_PATIENCE_S,
     STARTING_PATIENCE,
     STATE_RETRY_S,
@@ -99,6 +101,7 @@ from .events import (
     StopSignal,
     TakeSnapshotPart,
     TimePassed,
+    UseSampled,
     Warn,
     WarnProcess,
     WorkerStatusReceived,
@@ -145,6 +148,8 @@ class _Process:
     suspend: Suspend | None = None  # it has been asked to end by itself; no signal yet
     heard_at: float = 0.0  # later by as long as the agent was away since
     hung: str = ""  # why it was killed for its silence
+    use: WorkerUse | None = None  # at its last sample
+    samples: int = 0  # since its use was last reported
 
 
 class AgentMachine:
@@ -281,6 +286,9 @@ class AgentMachine:
                 self._troubles = troubles
                 beat = AgentHeartbeat(server=self._server.server, troubles=troubles)
                 return [self._say(beat)] if self._session.phase is Phase.STANDS else []
+            case UseSampled(uses):
+                self._on_use(uses)
+                return []
             case ServerChanged(server):
                 self._server = server
                 self._session.say_again(now)
@@ -566,6 +574,14 @@ class AgentMachine:
                 actions += self._pass_order(now, status.worker, process)
         return actions
 
+    def _on_use(self, uses: tuple[WorkerUse, ...]) -> None:
+        """What workers use travels with a heartbeat, once in a few samples: it grows, so the newest one tells all."""
+        for use in uses:
+            process = self._running.get(use.worker)
+            if process is not None and process.uid == use.uid:
+                process.use = use
+                process.samples += 1
+
     def _pass_order(self, now: float, worker: WorkerId, process: _Process) -> list[Action]:
         process.ordered_at = now
         return [SendWorker(worker, self._orders[process.job])]
@@ -594,6 +610,7 @@ class AgentMachine:
             fault=fault,
             uid=process.uid,
             log=path,
+            use=process.use.use if process.use is not None else None,
         )
         return self._tell_end((process.uid, worker), record)
 
@@ -632,6 +649,7 @@ class AgentMachine:
             starting=tuple(silent),
             reports=self._progress(),
             troubles=self._troubles,
+            use=self._used(),
         )
 
     def _progress(self) -> tuple[WorkerReport, ...]:
@@ -641,6 +659,15 @@ class AgentMachine:
             if process.unreported and process.status is not None and len(found) < MAX_REPORTS_PER_HEARTBEAT:
                 process.unreported = False
                 found.append(WorkerReport(status=process.status, uid=process.uid))
+        return tuple(found)
+
+    def _used(self) -> tuple[WorkerUse, ...]:
+        """The use of the workers whose turn it is to be reported."""
+        found: list[WorkerUse] = []
+        for process in self._running.values():
+            if process.use is not None and process.samples >= SAMPLES_OF_A_REPORT and len(found) < MAX_REPORTS_PER_HEARTBEAT:
+                process.samples = 0
+                found.append(process.use)
         return tuple(found)
 
     def _ends_to_repeat(self) -> list[WorkerExit]:

@@ -48,6 +48,7 @@ from .errands import NOBODY, Errands
 from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopSignal
 from .forkserver.client import Channel, WarmProcesses
 from .logfiles import JobFiles
+from .use import Present
 
 log = logging.getLogger(__name__)
 
@@ -418,6 +419,15 @@ class Processes:
     def roots(self) -> tuple[int, ...]:
         """Return the processes whose descendants belong to this agent. May be called from other threads."""
         return (os.getpid(), *(watched.pid for watched in list(self._watched.values())))
+
+    def present(self) -> tuple[Present, ...]:
+        """Return the workers that run, for samples of their use. May be called from other threads."""
+        return tuple(
+            Present(worker, record.uid, record.gpus or (record.gpu,), watched.pid, record.cgroups)
+            for worker, watched in list(self._watched.items())
+            if not watched.told
+            for record in (watched.record,)
+        )
 
     def account_of(self, worker: WorkerId) -> Account | None:
         """Return the account of a worker that runs here."""

@@ -260,6 +260,14 @@ def _same_device(a: Path, b: Path) -> bool:
 # -------------------------------------------------------------------------------------------------------------- the driver
 
 
+@dataclass(frozen=True)
+class GpuUse:
+    """What a GPU does. `busy`: part of the time since the last question in which it computed; None: unknown."""
+
+    busy: float | None = None
+    used_bytes: int = 0  # of its memory; 0: unknown
+
+
 class Driver:
     """The driver's library, used by several threads. NVML itself is thread-safe."""
 
@@ -274,10 +282,12 @@ class Driver:
         self._asked_for: frozenset[str] = frozenset()  # GPUs with registered events, or without events
         self._events: Any = None
         self._registered: dict[int, str] = {}  # UUIDs by the addresses of handles
+        self._sampled_us: dict[str, int] = {}  # by UUID: time of the newest sample of its use; of one thread alone
 
     def learn(self, gpus: Sequence[Gpu], wiring: Wiring) -> None:
         """Set the server's GPUs."""
         parents = {each.index: each.parent for each in wiring.gpus if each.parent}
+        self._instances = frozenset(parents)
         numbers: dict[str, tuple[int, ...]] = {}
         for gpu in gpus:
             if uuid := parents.get(gpu.index) or gpu.uuid:
@@ -297,6 +307,30 @@ class Driver:
             for number in numbers:
                 found[number] = reading
         return found
+
+    def use(self, wanted: Iterable[int]) -> dict[int, GpuUse]:
+        """Return the use of these GPUs, by number, as far as it is known: of no MIG instance. Raises DriverFailed."""
+        asked = frozenset(wanted) - self._instances
+        if not asked:
+            return {}
+        handles, _ = self._handles()
+        return {
+            number: GpuUse(self._busy(uuid, handles[uuid]), _used_bytes(handles[uuid]))
+            for uuid, numbers in self.numbers.items()
+            for number in asked.intersection(numbers)
+            if uuid in handles
+        }
+
+    def _busy(self, uuid: str, handle: Any) -> float | None:
+        """Return the mean of the driver's own samples, of which it keeps those of some ten seconds, or its last value."""
+        since_us = self._sampled_us.get(uuid, 0)
+        _, samples = _quiet(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us) or (0, ())
+        fresh = [sample for sample in samples if sample.timeStamp > since_us]
+        if fresh:
+            self._sampled_us[uuid] = max(int(sample.timeStamp) for sample in fresh)
+            return _share(sum(int(sample.sampleValue.uiVal) for sample in fresh) / len(fresh))
+        rates = _quiet(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        return None if rates is None else _share(float(rates.gpu))
 
     def wait_for_event(self) -> list[XidSeen] | None:
         """Wait for events, for a second at most, and return them. None: the driver does not report events, perhaps
@@ -455,6 +489,17 @@ def _reading(handle: Any, own: frozenset[int], occupied: bool) -> GpuReading:
         memory_bytes=memory_bytes,
         used_bytes=used_bytes,
     )
+
+
+def _share(percent: float) -> float | None:
+    return percent / 100 if 0 <= percent <= 100 else None  # others: the driver has no value
+
+
+def _used_bytes(handle: Any) -> int:
+    try:
+        return nvml.memory(handle)[1]
+    except pynvml.NVMLError:
+        return 0
 
 
 def _recovery(handle: Any) -> int | None:

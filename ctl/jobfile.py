@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from ..protocol.durations import duration_s
 from ..protocol.errors import UserError
 from ..protocol.limits import (
     COMPARE_EVERY,
@@ -60,7 +61,6 @@ Wait = TypeVar("Wait", float, None)
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}[T ]")
 TEXT = "tag:yaml.org,2002:str"
 MERGE = "tag:yaml.org,2002:merge"
@@ -381,25 +381,6 @@ def _plainly(found: re.Match[str]) -> str:
     """Return "must be text or a whole number, not a list"."""
     allowed = [KINDS.get(kind, kind) for kind in found["allowed"].split(" | ") if kind != "null"]
     return f"must be {' or '.join(allowed)}, not {KINDS.get(found['got'], found['got'])}"
-
-
-def duration_s(value: str | float, where: str) -> float:
-    """Return the seconds of "90s", "10m", "1h30m", "2d", or of a plain number. Raises UserError naming `where`."""
-    if isinstance(value, int | float):
-        seconds = float(value)
-    else:
-        match = DURATION.fullmatch(value.strip())
-        if match is None or not any(match.groups()):
-            try:
-                seconds = float(value)
-            except ValueError:
-                raise UserError(f"{where}: {value!r} is not a duration such as 90s, 10m or 1h30m") from None
-        else:
-            days, hours, minutes, rest = (float(part or 0) for part in match.groups())
-            seconds = days * 86400 + hours * 3600 + minutes * 60 + rest
-    if not 0 < seconds < 1e9:
-        raise UserError(f"{where}: {value!r} is not a positive duration")
-    return seconds
 
 
 CLOCK = re.compile(r"(?:\d+-)?\d+:\d\d:\d\d")  # of Slurm's forms those that cannot mean minutes

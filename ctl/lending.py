@@ -11,7 +11,7 @@ from ..protocol.messages import EndLoan, GpusLent, LendGpus, LoanEnded
 from ..protocol.texts import gpu_count
 from . import render
 from .context import DECIDED_WITHIN_S, JSON, Context, of, print_json, say
-from .jobfile import duration_s
+from ..protocol.durations import duration_s
 from .promises import moment
 from .waiting import Waiting, limit_s
 

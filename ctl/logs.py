@@ -155,7 +155,7 @@ def follow_job(
 
 def since_s(text: str, now_s: float) -> float:
     """Return the Unix time of `text`: "10m" before now, a time of day (the last such), or a date with a time."""
-    from .jobfile import duration_s
+    from ..protocol.durations import duration_s
 
     try:
         return datetime.datetime.fromisoformat(text).timestamp() if "-" in text else _time_of_day(text, now_s)

@@ -46,7 +46,7 @@ class Waiting:
 
 def limit_s(text: str | None) -> float | None:
     """Return the seconds of `--timeout`; None: not given. Raises UserError."""
-    from .jobfile import duration_s
+    from ..protocol.durations import duration_s
 
     if text is None:
         return None

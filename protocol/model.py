@@ -369,6 +369,33 @@ class Notify(enum.Enum):
     END = "end"  # however it ends
     FAIL = "fail"
     PROMISE = "promise"  # its deadline is endangered, or missed
+    IDLE = "idle"  # its GPUs do nothing, or were taken back for that
+
+
+class Idle(Value, frozen=True, kw_only=True):
+    """Times (s) for which a job's GPUs have done nothing, after which something is done about it; None: never."""
+
+    warn_s: float | None = None  # the user is told
+    shrink_s: float | None = None  # the job has its least number of GPUs, until they do something again
+    suspend_s: float | None = None  # the job is paused, with its state saved
+
+    def __bool__(self) -> bool:
+        return any(each is not None for each in (self.warn_s, self.shrink_s, self.suspend_s))
+
+    def and_(self, other: Idle) -> Idle:
+        """Return the earlier of both times for each."""
+
+        def sooner(a: float | None, b: float | None) -> float | None:
+            return min((each for each in (a, b) if each is not None), default=None)
+
+        return Idle(
+            warn_s=sooner(self.warn_s, other.warn_s),
+            shrink_s=sooner(self.shrink_s, other.shrink_s),
+            suspend_s=sooner(self.suspend_s, other.suspend_s),
+        )
+
+
+NEVER_IDLE = Idle()
 
 
 class JobSpec(Value, frozen=True, kw_only=True):
@@ -506,6 +533,41 @@ class GpuSeconds(Value, frozen=True, kw_only=True):
     def held_gpu_s(self) -> float:
         """Return the sum of all columns."""
         return self.used_gpu_s + self.idle_gpu_s + self.paused_gpu_s + self.lost_gpu_s
+
+
+class Use(Value, frozen=True, kw_only=True, array_like=True):
+    """What workers have used, by samples of their agents. A CPU slot counts as busy while a core computes for it."""
+
+    gpu_s: float = 0.0  # GPU-seconds in which the use was known
+    busy_gpu_s: float = 0.0  # of these, the ones in which the GPUs computed
+    cpu_s: float = 0.0  # core-seconds
+    wall_s: float = 0.0  # seconds of workers in which `cpu_s` was counted
+    memory_bytes: int = 0  # peak of one worker, of the samples; 0: unknown
+    gpu_memory_bytes: int = 0  # peak on one GPU, likewise
+
+    def plus(self, other: Use) -> Use:
+        """Return the use of both."""
+        return Use(
+            gpu_s=self.gpu_s + other.gpu_s,
+            busy_gpu_s=self.busy_gpu_s + other.busy_gpu_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+            wall_s=self.wall_s + other.wall_s,
+            memory_bytes=max(self.memory_bytes, other.memory_bytes),
+            gpu_memory_bytes=max(self.gpu_memory_bytes, other.gpu_memory_bytes),
+        )
+
+    @property
+    def busy(self) -> float | None:
+        """Return the part of the time in which the GPUs computed; None: unknown."""
+        return min(1.0, self.busy_gpu_s / self.gpu_s) if self.gpu_s > 0 else None
+
+    @property
+    def cores(self) -> float | None:
+        """Return the cores that a worker has used on average; None: unknown."""
+        return self.cpu_s / self.wall_s if self.wall_s > 0 else None
+
+
+NO_USE = Use()
 
 
 class Fault(enum.Enum):

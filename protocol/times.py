@@ -135,6 +135,11 @@ LEAST_WORKER_SILENCE_S = 3.0  # least value in the agent's file
 STARTING_PATIENCE = 10.0  # times that silence, for a worker that still loads its model and data
 RECORD_PATIENCE_S = 60.0  # for a worker's shim to record how the worker ended, while the disk is full
 RECORD_RETRY_S = 0.5  # between its attempts
+USE_INTERVAL_S = 10.0  # between two samples of what workers use, unless the agent's file sets another time
+MOST_USE_INTERVAL_S = 60.0  # greatest value in the agent's file
+SAMPLES_OF_A_REPORT = 3  # after which an agent reports what its workers have used
+USE_STALE_S = 300.0  # after a report of a worker's use, from which on the use is unknown
+LEAST_IDLE_S = 10.0  # for GPUs to be idle, before anything is done about it
 STATE_RETRY_S = 10.0  # until an agent tries again to write its own state, after its disk was full
 
 # ------------------------------------------------------------------------------------------------- a worker's communicator
@@ -261,6 +266,9 @@ def check() -> None:
         ),
         "a worker's silence by default may also be set": LEAST_WORKER_SILENCE_S <= WORKER_SILENCE_S,
         "a worker that still loads may be silent for longer": STARTING_PATIENCE > 1.0,
+        "the use of a worker is known from one report to the next": (
+            SAMPLES_OF_A_REPORT * MOST_USE_INTERVAL_S + MOST_HEARTBEAT_INTERVAL_S < USE_STALE_S
+        ),
         "how a worker ended is tried to be written down more than once": 10 * RECORD_RETRY_S < RECORD_PATIENCE_S,
         "a worker's last status can be lost and repeated": 2 * WORKER_HEARTBEAT_S < LAST_REPORT_TIMEOUT_S,
         "a step that is slow for once is not taken for one that hangs": (

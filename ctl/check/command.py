@@ -103,7 +103,7 @@ def _script(
 ) -> tuple[Script, tuple[Path, ...]]:
     """Return the script to check, and its files. Raises UserError."""
     from .. import commands
-    from ..jobfile import duration_s
+    from ...protocol.durations import duration_s
     from .driver import Script
 
     if not arguments:

@@ -411,6 +411,23 @@ PUBLIC int nvmlDeviceGetUtilizationRates(Device device, unsigned out[2]) {
     WHOLE(device);
     return (out[0] = gpu->util, out[1] = gpu->util / 2, SUCCESS);
 }
+typedef struct { Count time_us, value; } Sample;
+/* Of the last second, one each 200 ms. */
+PUBLIC int nvmlDeviceGetSamples(Device device, int which, Count since_us, int *type, unsigned *count, Sample *out) {
+    WHOLE(device);
+    struct timespec now;
+    unsigned found = 0;
+    if (which != 1) return NOT_SUPPORTED;
+    clock_gettime(CLOCK_REALTIME, &now);
+    Count last_us = (now.tv_sec * 1000000ull + now.tv_nsec / 1000) / 200000 * 200000;
+    for (Count time_us = last_us - 800000; time_us <= last_us; time_us += 200000) {
+        if (time_us <= since_us) continue;
+        if (out && found >= *count) return INSUFFICIENT_SIZE;
+        if (out) out[found] = (Sample){time_us, gpu->util};
+        found++;
+    }
+    return (*type = 1, *count = found, found ? SUCCESS : NOT_FOUND);
+}
 PUBLIC int nvmlDeviceGetTemperature(Device device, int sensor, unsigned *out) {
     WHOLE(device);
     return sensor ? INVALID_ARGUMENT : (*out = gpu->temperature, SUCCESS);

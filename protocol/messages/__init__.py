@@ -26,6 +26,7 @@ from .agents import (
     Suspend,
     WorkerExit,
     WorkerReport,
+    WorkerUse,
     session_name,
 )
 from .answers import (
@@ -295,6 +296,7 @@ __all__ = [
     "Withholding",
     "WorkerExit",
     "WorkerReport",
+    "WorkerUse",
     "WorkerStage",
     "WorkerView",
     "WriteCheckpoint",

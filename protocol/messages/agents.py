@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model import Fault, JobId, Server, ServerId, Trouble, WorkerId, WorkerPhase, WorkerStatus
+from ..model import Fault, JobId, Server, ServerId, Trouble, Use, WorkerId, WorkerPhase, WorkerStatus
 from ..streams import Output
 from .base import Message
 
@@ -27,6 +27,7 @@ class WorkerExit(Message, frozen=True, kw_only=True):
     uid: str = ""  # of the job
     log: str = ""  # path of its log on this server, if the agent saw the process end
     begun: bool = True  # False: the start was refused, so the worker has done nothing
+    use: Use | None = None  # by all samples of the agent; None: there are none
 
 
 class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,15 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def all_gpus(self) -> tuple[int, ...]:
         return self.gpus or (self.gpu,)
+
+
+class WorkerUse(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a worker has used since its agent first sampled it, and for how long its GPUs have done nothing."""
+
+    worker: WorkerId
+    uid: str  # of the job
+    use: Use
+    idle_s: float | None = None  # 0: they compute; None: unknown
 
 
 class AgentHello(Message, frozen=True, kw_only=True):
@@ -86,6 +96,7 @@ class AgentHeartbeat(Message, frozen=True, kw_only=True):
     # All present troubles; None: unchanged since the last report of this session
     troubles: tuple[Trouble, ...] | None = None
     clock_s: float = 0.0  # of the server when this was sent (Unix time); 0: unknown
+    use: tuple[WorkerUse, ...] = ()  # of workers sampled since the last report of their use
 
 
 class LogPiece(Message, frozen=True, kw_only=True):
