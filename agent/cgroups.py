@@ -365,7 +365,9 @@ def used(paths: tuple[str, ...]) -> tuple[float | None, int | None]:
     cpu_s: float | None = None
     memory_bytes: int | None = None
     for path in paths:
-        counts = {name: value for name in ("cpu.stat", "cpuacct.usage", "memory.stat") for name, value in _counts(path, name)}
+        counts = {
+            name: value for name in ("cpu.stat", "cpuacct.usage", "memory.stat") for name, value in _counts(path, name)
+        }
         if "usage_usec" in counts:
             cpu_s = counts["usage_usec"] / 1e6
         elif "cpuacct.usage" in counts:

@@ -665,7 +665,11 @@ class AgentMachine:
         """The use of the workers whose turn it is to be reported."""
         found: list[WorkerUse] = []
         for process in self._running.values():
-            if process.use is not None and process.samples >= SAMPLES_OF_A_REPORT and len(found) < MAX_REPORTS_PER_HEARTBEAT:
+            if (
+                process.use is not None
+                and process.samples >= SAMPLES_OF_A_REPORT
+                and len(found) < MAX_REPORTS_PER_HEARTBEAT
+            ):
                 process.samples = 0
                 found.append(process.use)
         return tuple(found)

@@ -324,8 +324,8 @@ class Driver:
     def _busy(self, uuid: str, handle: Any) -> float | None:
         """Return the mean of the driver's own samples, of which it keeps those of some ten seconds, or its last value."""
         since_us = self._sampled_us.get(uuid, 0)
-        _, samples = _quiet(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us) or (0, ())
-        fresh = [sample for sample in samples if sample.timeStamp > since_us]
+        told = _quiet(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
+        fresh = [sample for sample in (told[1] if told is not None else ()) if sample.timeStamp > since_us]
         if fresh:
             self._sampled_us[uuid] = max(int(sample.timeStamp) for sample in fresh)
             return _share(sum(int(sample.sampleValue.uiVal) for sample in fresh) / len(fresh))

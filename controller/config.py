@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .. import __version__
+from ..protocol.durations import idle_of
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.limits import MAX_PRIORITY, PRIORITIES
+from ..protocol.model import NEVER_IDLE, Idle
 from ..protocol.times import (
     DEATHS_IN_VAIN,
     LEADER_LEASE_S,
@@ -93,6 +95,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     reserve_after_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 600.0
     history: HistoryConfig = HistoryConfig()
     notify: NotifyConfig = NotifyConfig()
+    idle: str | None = None
     open_jobs_per_user: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     user_priority: Priority = PRIORITIES["high"]
     operator_priority: Priority = MAX_PRIORITY
@@ -141,6 +144,11 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return Keeping(ended=self.history.jobs, days=self.history.days, usage_days=self.history.usage_days)
 
     @property
+    def idle_rules(self) -> Idle:
+        """What is done about jobs whose GPUs do nothing. Raises UserError."""
+        return NEVER_IDLE if self.idle is None else idle_of(self.idle, "idle")
+
+    @property
     def how_to_measure(self) -> Measuring:
         return Measuring(**msgspec.structs.asdict(self.measuring))
 
@@ -155,6 +163,10 @@ def load(path: Path) -> ControllerConfig:
             except OperatorError as error:
                 raise OperatorError(f"{path}: {field}: {error}") from None
     notifying.check(loaded.notify, f"{path}: notify")
+    try:
+        _ = loaded.idle_rules
+    except UserError as error:
+        raise OperatorError(f"{path}: {error}") from None
     if loaded.metrics_address is not None:
         config.host_and_port(f"{path}: metrics_address", loaded.metrics_address)
     return loaded
@@ -176,6 +188,7 @@ RELOADED = frozenset(
         "reserve_after_s",
         "history",
         "notify",
+        "idle",
         "open_jobs_per_user",
         "user_priority",
         "operator_priority",

@@ -502,6 +502,7 @@ def _settings(present: Configuration, incarnation: str, term: int) -> Settings:
         user_priority=options.user_priority,
         operator_priority=options.operator_priority,
         notifies=options.notify.any,
+        idle=options.idle_rules,
         reserve_after_s=options.reserve_after_s,
     )
 

@@ -39,6 +39,7 @@ from .intake.messages import on_agent_message, server_lost
 from .jobs.job import Job
 from .reconcile import health
 from .reconcile.gangs import note_running, watch_silent
+from .reconcile.idle import reclaim_idle
 from .reconcile.processes import stop_worker
 from .reconcile.settle import settle
 from .reconcile.snapshot import falls_behind, keep_up
@@ -217,6 +218,7 @@ class ControllerMachine:
         tell_again(self._cluster, now, job)
         job.end_avoidances(now)
         keep_time(self._cluster, now, job)
+        reclaim_idle(self._cluster, now, job)
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.workers:

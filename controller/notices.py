@@ -25,6 +25,7 @@ OF_EVENTS: dict[EventKind, tuple[Notify, ...]] = {
     EventKind.FAILED: (Notify.FAIL, Notify.END),
     EventKind.ENDANGERED: (Notify.PROMISE,),
     EventKind.MISSED: (Notify.PROMISE,),
+    EventKind.IDLE: (Notify.IDLE,),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.limits import MAX_PRIORITY, PRIORITIES
+from ..protocol.model import NEVER_IDLE, Idle
 from ..protocol.times import DEATHS_IN_VAIN, SERVER_LEASE_S
 from ..scheduler.measuring import OFF, Measuring
 from .jobs import stored
@@ -41,6 +42,7 @@ class Settings:
     operator_priority: int = MAX_PRIORITY  # the highest priority that an operator may give a job
     notifies: bool = False  # the operator has configured a channel for notices
     reserve_after_s: float = 600.0  # a job that has waited this long gets a reservation
+    idle: Idle = NEVER_IDLE  # what is done about jobs whose GPUs do nothing
     whole_workers: int = stored.WHOLE  # in a job with more workers than this, each worker has a record of its own
 
     @property

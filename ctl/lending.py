@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from ..protocol.durations import duration_s
 from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import EndLoan, GpusLent, LendGpus, LoanEnded
 from ..protocol.texts import gpu_count
 from . import render
 from .context import DECIDED_WITHIN_S, JSON, Context, of, print_json, say
-from ..protocol.durations import duration_s
 from .promises import moment
 from .waiting import Waiting, limit_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from .errors import UserError
@@ -44,9 +45,11 @@ def idle_of(text: str, where: str) -> Idle:
             )
         found[act] = duration_s(after, f"{where}: {act}")
         if found[act] < LEAST_IDLE_S:
-            raise UserError(f"{where}: {part.strip()!r}: use is sampled every few seconds, so {LEAST_IDLE_S:g}s is the least")
+            raise UserError(
+                f"{where}: {part.strip()!r}: use is sampled every few seconds, so {LEAST_IDLE_S:g}s is the least"
+            )
     given = [act for act in IDLE_ACTS if act in found]
-    for earlier, later in zip(given, given[1:], strict=False):
+    for earlier, later in itertools.pairwise(given):
         if found[earlier] >= found[later]:
             raise UserError(f"{where}: {earlier} has to come before {later}: {IDLE_EXAMPLE}")
     return Idle(**{f"{act}_s": seconds for act, seconds in found.items()})

@@ -535,7 +535,7 @@ class GpuSeconds(Value, frozen=True, kw_only=True):
         return self.used_gpu_s + self.idle_gpu_s + self.paused_gpu_s + self.lost_gpu_s
 
 
-class Use(Value, frozen=True, kw_only=True, array_like=True):
+class Use(Value, frozen=True, kw_only=True):
     """What workers have used, by samples of their agents. A CPU slot counts as busy while a core computes for it."""
 
     gpu_s: float = 0.0  # GPU-seconds in which the use was known
@@ -547,6 +547,8 @@ class Use(Value, frozen=True, kw_only=True, array_like=True):
 
     def plus(self, other: Use) -> Use:
         """Return the use of both."""
+        if other is NO_USE:
+            return self
         return Use(
             gpu_s=self.gpu_s + other.gpu_s,
             busy_gpu_s=self.busy_gpu_s + other.busy_gpu_s,

@@ -23,6 +23,7 @@ from ...protocol.messages import (
     ToControllerFromAgent,
     WorkerExit,
     WorkerReport,
+    WorkerUse,
 )
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ...protocol.texts import gpu_count
@@ -39,6 +40,7 @@ from ..jobs.records import OrderKind, WorkerRecord, WorkerState
 from ..reconcile.barring import weigh
 from ..reconcile.gangs import note_running, wait_for_server
 from ..reconcile.health import worked
+from ..reconcile.idle import note_use
 from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.saving import suspend
@@ -58,6 +60,7 @@ from .statuses import (
     exit_within_bounds,
     hello_fault,
     sensible,
+    sensible_use,
     unusable,
     without_odd_figures,
 )
@@ -89,7 +92,7 @@ def on_agent_message(
         return
     cluster.servers.heard_of(now, session)
     match message:
-        case AgentHeartbeat(starting=starting, reports=reports, troubles=troubles, clock_s=clock_s):
+        case AgentHeartbeat(starting=starting, reports=reports, troubles=troubles, clock_s=clock_s, use=uses):
             session.clock.heard(now, clock_s)
             if troubles is not None and troubles != session.troubles:
                 session.troubles = within_bounds(session.server, troubles)
@@ -98,6 +101,8 @@ def on_agent_message(
                 _on_running(cluster, now, session, worker)
             for report in reports:
                 _on_status(cluster, now, session, report.status, report.uid)
+            for told in uses:
+                _on_use(cluster, now, session, told)
             _stop_strays_again(cluster, now, session)
             cluster.servers.send(server, _acknowledged(cluster, session, session.sent))
         case WorkerReport(status=status, uid=uid):
@@ -389,6 +394,13 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
     return True
 
 
+def _on_use(cluster: Cluster, now: float, session: Session, told: WorkerUse) -> None:
+    """Handle a report of what a worker has used. One that no job knows is handled by the worker's other reports."""
+    found = _find(cluster, session, JobId(told.worker.rpartition(".")[0]), told.worker, told.uid)
+    if found is not None and sensible_use(told):
+        note_use(cluster, now, found[0], told)
+
+
 def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str) -> bool:
     """Take over a status at once if it only reports progress in the committed generation; return whether it does.
 
@@ -635,6 +647,8 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
         return False
     if status is not None:
         _on_status(cluster, now, session, status, message.uid)
+    if message.use is not None:
+        _on_use(cluster, now, session, WorkerUse(worker=message.worker, uid=message.uid, use=message.use))
     job, entry = found[0], found[0].worker(message.worker) or found[1]
     path = message.log if len(message.log) <= MAX_PATH else ""
     worker_ended(

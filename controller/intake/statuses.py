@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from ...protocol.batches import wrong_in
 from ...protocol.limits import MAX_BATCH_FACTOR, MAX_PACES, MAX_STRAGGLERS, MOST_PACE
-from ...protocol.messages import AgentHello, WorkerExit
+from ...protocol.messages import AgentHello, WorkerExit, WorkerUse
 from ...protocol.model import Resize, Server, Steady, WorkerStatus
 from ...scheduler.speedup_curve import Measured
 from ..jobs.records import Progress
@@ -85,6 +85,13 @@ def sensible(status: WorkerStatus) -> bool:
         and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
         and max(len(status.note), len(status.news)) <= MAX_TEXT
     )
+
+
+def sensible_use(told: WorkerUse) -> bool:
+    """Return whether all values of a report of a worker's use are in range."""
+    use = told.use
+    counts = (use.gpu_s, use.busy_gpu_s, use.cpu_s, use.wall_s, use.memory_bytes, use.gpu_memory_bytes)
+    return all(_within(count, MAX_COUNT) for count in counts) and _within(told.idle_s or 0.0)
 
 
 def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, ...]]:

@@ -66,6 +66,7 @@ from .reported import STEPS_OF_A_RATE, Reported, counts_for_progress, measured_w
 from .standing import Standing, Statuses, Terms, is_unstarted
 from .table import WorkerTable
 from .throughput import Estimated, fingerprint
+from .used import Uses
 
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
@@ -106,6 +107,7 @@ SCHEDULED = frozenset(
         "manual_share",
         "does_not_grow",
         "expected_steps",
+        "idle_shrunk",
     }
 )
 
@@ -131,6 +133,8 @@ class Job:
     workers: WorkerTable = field(default_factory=WorkerTable)  # workers with processes that may be alive
     statuses: Statuses = field(default_factory=Statuses)  # newest status of each of `workers`
     reported: Reported = field(default_factory=Reported)
+    uses: Uses = field(default_factory=Uses)
+    idle_due_s: float | None = None  # when something is done about idle GPUs (Unix time, `reconcile.idle`)
     profiling: ProfilingRun | None = None
     profiled_shares: set[int] = field(default_factory=set)  # measured in a `ProfilingRun`, or could not be
     estimated: Estimated | None = None
@@ -308,6 +312,8 @@ class Job:
         """Return the most GPUs that the job may have now, also when a user sets its share by hand."""
         if self.keeps_its_size:
             return len(self.record.target)
+        if self.record.idle_shrunk:
+            return self.spec.gpus.min
         return self.room if self.room is not None else max(self.spec.gpus.max, self.spec.virtual_workers)
 
     @property
@@ -451,7 +457,7 @@ class Job:
             self.change_share(now, 0)
             self._note_short_life()
             self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
-            self.restart_at = self.profiling = self.cut_since = None
+            self.restart_at = self.profiling = self.cut_since = self.idle_due_s = None
             self.why_waiting = _nothing
             self.release()
             self.on_reschedule()
@@ -494,7 +500,8 @@ class Job:
             end=self.record.past[-1].end + 1 if self.record.past else 1,
         )
         self.workers.remove(worker)
-        self.update(past=(*self.record.past, ended)[-KEPT_PAST_WORKERS:])
+        use = self.record.use.plus(self.uses.end(worker))
+        self.update(past=(*self.record.past, ended)[-KEPT_PAST_WORKERS:], use=use)
         return entry
 
     def drop_unstarted(self, worker: WorkerId) -> None:
@@ -657,6 +664,8 @@ class Job:
             found["saving"] = self.saving.until_s
         if self.cut_since is not None:
             found["cut off"] = self.cut_since + CUT_OFF_TIMEOUT_S
+        if self.idle_due_s is not None and not self.final:
+            found["its GPUs are idle"] = self.idle_due_s
         if self.hold_until is not None:
             found["hold"] = self.hold_until
         if self.stop_rest_at is not None and self._has_rest:
@@ -721,6 +730,7 @@ class Job:
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
         self.cut_since = _later(self.cut_since, gap_s)
+        self.idle_due_s = _later(self.idle_due_s, gap_s)
         self._leave_out_saving(now, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
         self.silent = {server: due_s + gap_s for server, due_s in self.silent.items()}

@@ -14,6 +14,7 @@ import enum
 
 from ...protocol.messages import Failure, PromiseState, ShareChange, Withheld
 from ...protocol.model import (
+    NO_USE,
     BatchChange,
     Fault,
     GpuAddress,
@@ -22,6 +23,7 @@ from ...protocol.model import (
     JobSpec,
     Resize,
     Roster,
+    Use,
     Value,
     WorkerId,
     held_gpus,
@@ -187,6 +189,9 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     saved_generation: int = 0  # generation of that checkpoint
     saved_file: str = ""  # path of that checkpoint on the server of its writer; "": not known
     gpu_account: Account = Account()  # the job's GPU-seconds
+    use: Use = NO_USE  # of the workers that have ended (`used`)
+    idle_warned: bool = False  # its user was told that its GPUs do nothing (`reconcile.idle`)
+    idle_shrunk: bool = False  # for the same reason it has its least number of GPUs, until they do something again
     joined: bool = False  # a worker has called `elastic.join()`; from then on the job may be resized
     reserved: bool = False  # GPUs are held for the job (`scheduler.reservation`)
     promise: PromiseState | None = None  # state of the deadline's promise when it last changed; None: no deadline

@@ -284,6 +284,8 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
         return None
     if share is not None and share > (job.record.manual_share or 0):
         _check_by_hand(cluster, asked.who, job, share)
+    if job.record.idle_shrunk:
+        job.update(idle_shrunk=False)  # whoever sets a share knows better than its use
     if share != job.record.manual_share:
         job.update(manual_share=share)
         job.profiling = None

@@ -32,9 +32,9 @@ from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.dependencies import ended_with
 from ..reconcile.gangs import may_run_again
-from ..reconcile.promising import not_planned
 from ..reconcile.restarts import end_job
 from ..reconcile.targets import retarget
+from ..reconcile.withholding import stops_whole, withhold
 from .authority import by, check_job
 
 LONGEST_QUIET_S = 600.0
@@ -66,19 +66,6 @@ def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bo
     cluster.clients.audit(now, asked, act, job.id, text)
     withhold(cluster, now, job, withheld, text)
     return Paused(job=job.id, runs=runs)
-
-
-def withhold(cluster: Cluster, now: float, job: Job, withheld: Withheld, why: str) -> None:
-    """Withhold the job from policies, and preempt it if it has GPUs and `withheld` is not a hold.
-
-    `why`: reason in words.
-    """
-    job.update(withheld=withheld)
-    if job.record.target and job.is_withheld:
-        retarget(cluster, now, job, (), why)
-    if job.is_withheld:
-        not_planned(cluster, now, job, why)
-    cluster.jobs.mark_dirty(job)
 
 
 def resume(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
@@ -223,14 +210,6 @@ def check_unfinished(job: Job) -> None:
     withheld = job.record.withheld
     if withheld is not None and withheld.how is Withholding.CANCEL:
         raise RequestRefused(f"{job.id} {job.why_withheld}")
-
-
-def stops_whole(job: Job) -> bool:
-    """Return whether the job can give up its GPUs without losing its work.
-
-    A running command that saves nothing cannot.
-    """
-    return not job.gang or (job.spec.restarts is None and job.record.phase is not JobPhase.RUNNING)
 
 
 def check_stops(job: Job, act: str) -> None:

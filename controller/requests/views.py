@@ -18,7 +18,7 @@ from ...protocol.messages import (
     WorkerStage,
     WorkerView,
 )
-from ...protocol.model import GpuAddress, JobId, JobPhase, Server, ServerId, Trouble
+from ...protocol.model import NO_USE, GpuAddress, JobId, JobPhase, Server, ServerId, Trouble
 from ...protocol.principals import Principal
 from ...protocol.texts import gpu_count
 from ...scheduler.measuring import smaller_shares
@@ -36,6 +36,7 @@ from ..reconcile import dependencies
 from ..reconcile.barring import sentence as leaving
 from ..reconcile.draining import still_there
 from ..reconcile.health import troubles as troubles_told
+from ..reconcile.idle import idle_sentence, idle_since_s
 from ..reconcile.promising import promise_view
 from ..reconcile.snapshot import fewest
 from ..records import Cordon
@@ -100,6 +101,9 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         ran_s=job.executed_s(now),
         saved_step=kept.saved_step,
         saved_file=kept.saved_file,
+        use=used if (used := kept.use.plus(job.uses.total())) != NO_USE else None,
+        busy=job.uses.busy(),
+        idle_since_s=idle_since_s(now, job),
     )
 
 
@@ -199,6 +203,8 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
     elif job.gang and job.spec.expected_to_join:
         yield no_join(job)
     yield from _slow_workers(now, job)
+    if nothing := idle_sentence(now, job):
+        yield nothing
     if job.profiling is not None:
         yield f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
     if leaves := leaving(cluster, job):
@@ -262,7 +268,7 @@ def _saving(now: float, job: Job) -> str:
 
 
 def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
-    status = job.statuses.get(entry.worker)
+    status, used = job.statuses.get(entry.worker), job.uses.reports.get(entry.worker)
     unheard = WorkerStage.ORDERED if entry.state is WorkerState.ORDERED else WorkerStage.STARTING
     if job.gang and job.record.phase is JobPhase.RUNNING:
         unheard = WorkerStage.RUNNING
@@ -275,6 +281,8 @@ def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
         phase=WorkerStage.of(status.phase) if status is not None else unheard,
         pid=status.pid if status is not None else entry.pid,
         reason="is being stopped" if entry.stopping else status.note if status is not None else "",
+        busy=used.busy if used is not None else None,
+        use=used.use if used is not None else None,
     )
 
 
@@ -320,7 +328,21 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         cordons=tuple(map(_cordon_view, cluster.servers.overruled.get(name, NOTHING_OVERRULED).cordons)),
         still_there=still_there(cluster, name),
         forged=cluster.servers.forged[name].count if name in cluster.servers.forged else 0,
+        busy=_busy(cluster, name),
     )
+
+
+def _busy(cluster: Cluster, name: ServerId) -> dict[int, float]:
+    """Return how busy the GPUs of a server are; of those of one process each counts as busy as all of them together."""
+    return {
+        gpu.index: report.busy
+        for job in cluster.jobs.index.on_server(name)
+        for entry in job.workers
+        if entry.gpu.server == name
+        and (report := job.uses.reports.get(entry.worker)) is not None
+        and report.busy is not None
+        for gpu in entry.all_gpus
+    }
 
 
 def _cordon_view(cordon: Cordon) -> CordonView:

@@ -102,8 +102,8 @@ def _script(
     arguments: list[str], virtual_workers: int | None, steps: int | None, limit: str
 ) -> tuple[Script, tuple[Path, ...]]:
     """Return the script to check, and its files. Raises UserError."""
-    from .. import commands
     from ...protocol.durations import duration_s
+    from .. import commands
     from .driver import Script
 
     if not arguments:

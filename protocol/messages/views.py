@@ -19,6 +19,7 @@ from ..model import (
     Server,
     ServerId,
     Trouble,
+    Use,
     WorkerId,
     WorkerPhase,
 )
@@ -57,6 +58,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     gpus: tuple[int, ...] = ()  # indices where its process has several GPUs; empty: `gpu` alone
     attempt: int = 0  # number of the job's attempt, from 1; 0: unknown
+    busy: float | None = None  # part of the last minute or so in which its GPUs computed; None: unknown
+    use: Use | None = None  # by the samples of its agent so far; None: there are none
 
 
 class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +229,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ran_s: float = 0.0  # seconds with any GPUs, in all attempts
     saved_step: int | None = None  # step of the newest known checkpoint; None: there is none
     saved_file: str = ""  # path of that checkpoint on the server of the worker that wrote it; "": unknown
+    use: Use | None = None  # of all its workers, by the samples of agents; None: there are none
+    busy: float | None = None  # as in WorkerView, of all its workers
+    idle_since_s: float | None = None  # since when all its GPUs have done nothing; None: they compute, or it is unknown
 
 
 class ShareStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -338,6 +344,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     # Kept for workers whose jobs have asked for cores and memory, of `server.allocatable`
     asked_cpus: float = 0.0
     asked_memory_bytes: int = 0
+    busy: dict[int, float] = {}  # GPU index -> part of the last minute or so in which it computed, where that is known
 
 
 class EventKind(enum.Enum):
@@ -359,6 +366,7 @@ class EventKind(enum.Enum):
     RESUMED = "resumed"  # by hand
     RELEASED = "released"  # the jobs that the job has waited for are over
     WARNED = "warned"  # the job's processes got SIGUSR1, since its time is nearly up
+    IDLE = "idle"  # the job's GPUs do nothing: a warning, or they are taken back
     TIMED_OUT = "timed-out"  # the job has run for as long as it may, and is over as soon as its state is saved
     REQUEUED = "requeued"  # by hand: the job saves its state, and waits for its turn
     SAVED = "saved"  # by hand: the job writes a checkpoint

@@ -1,0 +1,71 @@
+"""What the workers of a job use, as agents report it, and since when all of its GPUs have done nothing.
+
+Agents repeat sums and peaks of living workers, so only the use of workers that have ended is recorded (`JobRecord.use`): with
+the record of their end, which is written anyway. The next controller hears of the others again. An agent that restarts counts
+from zero; what its workers had used before is then recorded at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...protocol.messages import WorkerUse
+from ...protocol.model import NO_USE, Use, WorkerId
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Last report of one worker's use."""
+
+    use: Use
+    at_s: float  # when it came (Unix time)
+    busy: float | None = None  # part of the time since the report before in which its GPUs computed; None: unknown
+
+
+@dataclass
+class Uses:
+    """Use of the living workers of one job."""
+
+    reports: dict[WorkerId, Reported] = field(default_factory=dict)
+    idle: dict[WorkerId, float] = field(default_factory=dict)  # since when the GPUs of a worker do nothing (Unix time)
+
+    def take(self, now: float, told: WorkerUse) -> Use:
+        """Take a report. Return what is to be recorded: the use that an earlier agent has counted, which this one has not."""
+        worker, before = told.worker, self.reports.get(told.worker)
+        anew = before is not None and (told.use.gpu_s < before.use.gpu_s or told.use.wall_s < before.use.wall_s)
+        earlier = before.use if before is not None and not anew else NO_USE
+        gpu_s = told.use.gpu_s - earlier.gpu_s
+        busy = min(1.0, max(0.0, told.use.busy_gpu_s - earlier.busy_gpu_s) / gpu_s) if gpu_s > 0 else None
+        self.reports[worker] = Reported(told.use, now, busy)
+        if told.idle_s:
+            self.idle[worker] = now - told.idle_s
+        else:
+            self.idle.pop(worker, None)
+        return before.use if before is not None and anew else NO_USE
+
+    def end(self, worker: WorkerId) -> Use:
+        """Forget a worker that has ended, and return what it has used."""
+        self.idle.pop(worker, None)
+        report = self.reports.pop(worker, None)
+        return report.use if report is not None else NO_USE
+
+    def total(self) -> Use:
+        """Return the use of all living workers together."""
+        found = NO_USE
+        for report in self.reports.values():
+            found = found.plus(report.use)
+        return found
+
+    def busy(self) -> float | None:
+        """Return the part of the time in which the GPUs of all living workers computed lately; None: not known of all."""
+        parts = [report.busy for report in self.reports.values()]
+        known = [part for part in parts if part is not None]
+        return sum(known) / len(known) if known and len(known) == len(parts) else None
+
+    def idle_since_s(self, workers: int, at_least_s: float) -> float | None:
+        """Return since when the GPUs of all `workers` have done nothing (Unix time); None: some compute, or are unknown, or
+        have not been reported on since `at_least_s`.
+        """
+        if not workers or len(self.idle) < workers or any(self.reports[each].at_s < at_least_s for each in self.idle):
+            return None
+        return max(self.idle.values())

@@ -1,0 +1,128 @@
+"""Jobs whose GPUs do nothing: their users are told, then the GPUs are taken back (`idle` in the configuration).
+
+The clock of a job runs while it runs undisturbed and its agents report that all of its GPUs are idle. It does not run while the
+job starts, is resized or stops, nor if the use of any GPU is unknown; and each time limit is longer by the duration of a
+checkpoint. A job is shrunk as by a smaller range of GPUs, until its GPUs compute again, and suspended as by `pause`, with its
+state saved. Neither is possible for a command that has not called `elastic.join()`, so its user is told and no more: no job is
+killed for being idle.
+"""
+
+from __future__ import annotations
+
+from ...protocol.messages import EventKind, Withheld, Withholding, WorkerUse
+from ...protocol.model import NO_USE, Idle, JobPhase
+from ...protocol.texts import gpu_count, span
+from ...protocol.times import USE_STALE_S
+from ..cluster import Cluster
+from ..jobs.job import Job
+from .withholding import stops_whole, withhold
+
+NO_WAY_BACK = "it has not called elastic.join(), so its state cannot be saved"
+
+
+def note_use(cluster: Cluster, now: float, job: Job, told: WorkerUse) -> None:
+    """Take a report of what one worker uses."""
+    earlier = job.uses.take(now, told)
+    if earlier is not NO_USE:
+        job.update(use=job.record.use.plus(earlier))
+    if told.idle_s == 0 and (job.record.idle_warned or job.record.idle_shrunk):
+        job.update(idle_warned=False, idle_shrunk=False)
+        cluster.jobs.mark_dirty(job)
+    _set_timer(cluster, now, job)
+
+
+def idle_since_s(now: float, job: Job) -> float | None:
+    """Return since when all GPUs of a job have done nothing (Unix time); None: they do something, or it is not known."""
+    record, withheld, newest = job.record, job.record.withheld, job.newest
+    stops = withheld is not None and withheld.how is not Withholding.HOLD
+    if record.phase is not JobPhase.RUNNING or stops or not record.target or job.workers.stopping:
+        return None
+    if job.elastic and (newest is None or newest.generation > record.committed):
+        return None
+    since_s = job.uses.idle_since_s(len(job.workers), now - USE_STALE_S)
+    return max(since_s, record.phase_since_s or since_s) if since_s is not None else None
+
+
+def reclaim_idle(cluster: Cluster, now: float, job: Job) -> None:
+    """Tell the user of an idle job, or take its GPUs back, if it is time to."""
+    if job.idle_due_s is None or now < job.idle_due_s:
+        return
+    since_s, rules = idle_since_s(now, job), cluster.settings.idle
+    if since_s is not None:
+        dues = _dues(job, rules, since_s)
+        if (at := dues.get("suspend")) is not None and now >= at:
+            _suspend(cluster, now, job, since_s)
+        elif (at := dues.get("shrink")) is not None and now >= at:
+            _shrink(cluster, now, job, since_s)
+        elif (at := dues.get("warn")) is not None and now >= at:
+            _warn(cluster, now, job, since_s, rules)
+    job.idle_due_s = None
+    _set_timer(cluster, now, job)
+
+
+def _set_timer(cluster: Cluster, now: float, job: Job) -> None:
+    rules = cluster.settings.idle
+    since_s = idle_since_s(now, job) if rules else None
+    due_s = min(_dues(job, rules, since_s).values(), default=None) if since_s is not None else None
+    if due_s != job.idle_due_s:
+        job.idle_due_s = due_s
+        cluster.jobs.touch(job)
+
+
+def _dues(job: Job, rules: Idle, since_s: float) -> dict[str, float]:
+    """Return what is to be done about a job that stays idle, and when (Unix time)."""
+    since_s += max((status.saving_s for status in job.statuses.values()), default=0.0)
+    found = {}
+    if stops_whole(job):
+        if rules.suspend_s is not None:
+            found["suspend"] = since_s + rules.suspend_s
+        if rules.shrink_s is not None and _may_shrink(job):
+            found["shrink"] = since_s + rules.shrink_s
+    times_s = [rules.warn_s] if stops_whole(job) else [rules.warn_s, rules.shrink_s, rules.suspend_s]
+    warn_s = min((each for each in times_s if each is not None), default=None)
+    if warn_s is not None and not job.record.idle_warned:
+        found["warn"] = since_s + warn_s
+    return found
+
+
+def _may_shrink(job: Job) -> bool:
+    return job.elastic and not job.record.idle_shrunk and len(job.record.target) > job.spec.gpus.min
+
+
+def idle_sentence(now: float, job: Job) -> str:
+    """Describe what was done about the idle GPUs of a job that still has some; "": nothing was."""
+    if job.record.idle_shrunk:
+        return f"is shrunk to {gpu_count(job.spec.gpus.min)} until its GPUs do something"
+    since_s = idle_since_s(now, job) if job.record.idle_warned else None
+    return _nothing(job, now - since_s) if since_s is not None else ""
+
+
+def _nothing(job: Job, idle_s: float) -> str:
+    return f"its {gpu_count(len(job.record.target))} have done nothing for {span(idle_s)}"
+
+
+def _warn(cluster: Cluster, now: float, job: Job, since_s: float, rules: Idle) -> None:
+    job.update(idle_warned=True)
+    if not stops_whole(job):
+        then = f"{NO_WAY_BACK}: `elasticctl cancel {job.id}` gives them back"
+    else:
+        told = [f"after {span(rules.shrink_s)} it shrinks to {gpu_count(job.spec.gpus.min)}"] if rules.shrink_s else []
+        told += [f"after {span(rules.suspend_s)} it is paused with its state saved"] if rules.suspend_s else []
+        then = ", ".join(told) or f"`elasticctl pause {job.id}` gives them back"
+    cluster.history.add(now, EventKind.IDLE, job.id, f"{_nothing(job, now - since_s)}; {then}")
+
+
+def _shrink(cluster: Cluster, now: float, job: Job, since_s: float) -> None:
+    text = f"{_nothing(job, now - since_s)}: it shrinks to {gpu_count(job.spec.gpus.min)} until they do something"
+    cluster.history.add(now, EventKind.IDLE, job.id, text)
+    job.update(idle_shrunk=True, idle_warned=True)
+    cluster.jobs.mark_dirty(job)
+
+
+def _suspend(cluster: Cluster, now: float, job: Job, since_s: float) -> None:
+    nothing = _nothing(job, now - since_s)
+    text = f"{nothing}: it is paused with its state saved; `elasticctl resume {job.id}` lets it run again"
+    cluster.history.add(now, EventKind.IDLE, job.id, text)
+    job.update(idle_shrunk=False, idle_warned=False)
+    withheld = Withheld(how=Withholding.PAUSE, since_s=now, by=f", as {nothing}")
+    withhold(cluster, now, job, withheld, nothing)
