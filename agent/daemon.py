@@ -468,7 +468,7 @@ class AgentDaemon:
         self._checks.pass_time(now)
         self._snapshots.pass_time()
         if self._exporter is not None and self._exporter.wanted:
-            own = figures(self._machine, self._tally, self._server, self._health.troubles())
+            own = figures(self._machine, self._tally, self._server, self._health.troubles(), self._sampler.gpus)
             self._exporter.publish([*own, *self._workers.floods.figures(self._workers.waiting, "agent_")])
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..protocol.figures import Buckets, Figure, Kind, counter, gauge, histogram, labelled, table
 from ..protocol.messages import Acknowledged, AgentHeartbeat, AgentHello
 from ..protocol.model import Server, Trouble
 from .machine import AgentMachine
+from .watching import GpuUse
 
 
 @dataclass
@@ -40,9 +41,11 @@ class Tally:
             self._asked_s = None
 
 
-def figures(machine: AgentMachine, tally: Tally, server: Server, troubles: Iterable[Trouble]) -> list[Figure]:
-    """Return all metrics of the agent."""
-    return [*_server(server, troubles), *_workers(machine, tally), *_controller(machine, tally)]
+def figures(
+    machine: AgentMachine, tally: Tally, server: Server, troubles: Iterable[Trouble], gpus: Mapping[int, GpuUse]
+) -> list[Figure]:
+    """Return all metrics of the agent. `gpus`: use of those that workers have."""
+    return [*_server(server, troubles), _gpus(gpus), *_workers(machine, tally), *_controller(machine, tally)]
 
 
 def _server(server: Server, troubles: Iterable[Trouble]) -> Iterator[Figure]:
@@ -56,6 +59,12 @@ def _server(server: Server, troubles: Iterable[Trouble]) -> Iterator[Figure]:
         counts[key] = counts.get(key, 0.0) + 1
     text = "What is wrong with the server or its GPUs, by its code and what it means for work."
     yield table(Kind.GAUGE, "agent_troubles", text, ("code", "severity"), counts.items())
+
+
+def _gpus(gpus: Mapping[int, GpuUse]) -> Figure:
+    busy = {str(gpu): use.busy for gpu, use in sorted(gpus.items()) if use.busy is not None}
+    text = "Part of the time since the last sample in which a GPU computed for the worker that has it."
+    return labelled(Kind.GAUGE, "agent_gpu_busy_ratio", text, "gpu", busy)
 
 
 def _workers(machine: AgentMachine, tally: Tally) -> Iterator[Figure]:

@@ -15,6 +15,7 @@ from ..protocol.model import JobPhase, ServerId
 from .cluster import Cluster
 from .jobs.job import Job
 from .jobs.records import WorkerState
+from .reconcile.idle import idle_since_s
 from .turn import Turn
 from .usage import user_of
 
@@ -22,6 +23,7 @@ LEADS = "1: this controller leads; 0: it stands by."
 TERM = "Of the present reign, or the last one that a controller that stands by knows of."
 MOST_USERS = 100  # with a label of their own; all other users share the label OTHERS
 OTHERS = "(others)"
+IDLE_S = 300.0  # without any computation, from which on a job counts as idle
 LIVE = (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RUNNING)
 ENDED = {
     JobPhase.FINISHED: EventKind.FINISHED,
@@ -69,6 +71,7 @@ def figures(turn: Turn, watch: Watch, now: float, most_jobs: int) -> list[Figure
         *_itself(turn, cluster),
         *_jobs(cluster, now),
         *_gpus(cluster),
+        *_use(cluster, now),
         *_servers(cluster, now),
         *_work(cluster, watch),
         *_by_user(cluster),
@@ -189,6 +192,16 @@ def _work(cluster: Cluster, watch: Watch) -> Iterator[Figure]:
     yield histogram("pause_seconds", "How long training stood still in a resize.", cluster.history.tallies.pauses)
 
 
+def _use(cluster: Cluster, now: float) -> Iterator[Figure]:
+    busy, idle = 0.0, 0
+    for job in cluster.jobs.usage.holding:
+        busy += (job.uses.busy() or 0.0) * job.record.gpu_account.holds
+        since_s = idle_since_s(now, job)
+        idle += since_s is not None and now - since_s >= IDLE_S
+    yield gauge("gpus_busy", "GPUs that compute, as far as agents know: parts of the last minute or so, summed.", busy)
+    yield gauge("jobs_idle", "Jobs of which no GPU has computed for five minutes.", idle)
+
+
 def _by_user(cluster: Cluster) -> Iterator[Figure]:
     held: dict[str, int] = {}
     for job in cluster.jobs.usage.holding:
@@ -211,6 +224,10 @@ def _by_job(cluster: Cluster, most: int) -> Iterator[Figure]:
 
     yield each("job_gpus", "GPUs that a job holds.", (float(job.record.gpu_account.holds) for job in jobs))
     yield each("job_steps", "Steps that a job has done.", map(_steps, jobs))
+    known = [(job, busy) for job in jobs if (busy := job.uses.busy()) is not None]
+    rows = tuple(((str(job.id), user_of(job)), busy) for job, busy in known)
+    text = "Part of the last minute or so in which the GPUs of a job computed; only of jobs of which it is known."
+    yield Figure("job_gpu_busy_ratio", Kind.GAUGE, text, rows, labels)
     yield each("job_samples_per_second", "How fast a job trains.", (job.progress().samples_per_s for job in jobs))
 
 

@@ -19,7 +19,7 @@ import typer
 
 from ..protocol.errors import UserError
 from ..protocol.messages import GetEnded, JobView
-from ..protocol.model import JobPhase
+from ..protocol.model import NO_USE, JobPhase, Use
 from ..protocol.principals import LOCAL
 from . import completion, render
 from .client import Client
@@ -134,6 +134,19 @@ FIELDS = {
         words="{} GPU-hours",
         wanted=6,
     ),
+    "use": Field(
+        "USE",
+        lambda view: round(100 * busy, 1) if (busy := _use(view).busy) is not None else "",
+        lambda view: render.percent(busy) if (busy := _use(view).busy) is not None else "-",
+        right=True,
+        words="{} busy",
+        wanted=6,
+    ),
+    "cores": Field(
+        "CORES", lambda view: round(cores, 2) if (cores := _use(view).cores) is not None else "", right=True
+    ),
+    "memory": Field("MEMORY", lambda view: _gib(_use(view).memory_bytes), right=True, words="{} GiB"),
+    "memory_gpu": Field("GPU-MEMORY", lambda view: _gib(_use(view).gpu_memory_bytes), right=True, words="{} GiB"),
     "peak_gpus": Field("PEAK", peak_gpus, right=True, words="peak {}", wanted=4),
     "exit_code": Field("EXIT", exit_code, right=True),
     "ended_by": Field("BY", ended_by, words="ended by {}", wanted=5),
@@ -152,10 +165,19 @@ USUAL = (
     "ended",
     "elapsed_s",
     "gpu_hours",
+    "use",
     "peak_gpus",
     "exit_code",
     "ended_by",
 )
+
+
+def _use(view: JobView) -> Use:
+    return view.use if view.use is not None else NO_USE
+
+
+def _gib(bytes_: int) -> object:
+    return round(bytes_ / (1 << 30), 2) if bytes_ else ""
 
 
 def _person(view: JobView) -> str:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import yaml
 
 from ..protocol.limits import COMPARE_EVERY
-from ..protocol.model import Deadline, JobSpec, OnDivergence, Sharding
+from ..protocol.model import Deadline, Idle, JobSpec, OnDivergence, Sharding
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S
 from . import jobscaling
 from .jobgpus import UNITS
@@ -65,6 +65,7 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "restarts": spec.restarts,
         "time": None if spec.time_limit_s is None else _limit_text(spec.time_limit_s),
         "warn": None if spec.warn_s is None else span_text(spec.warn_s),
+        "idle": _idle_text(spec.idle) or None,
         "notify": [each.value for each in spec.notify] or None,
         "after": [f"{after.job}:any" if after.any else str(after.job) for after in spec.after] or None,
         "start_timeout": span_text(spec.start_timeout_s) if spec.must_join else None,
@@ -102,6 +103,11 @@ def span_text(seconds: float) -> str | float:
 def _limit_text(seconds: float) -> str:
     """Return a duration that a limit may have, which needs units."""
     return f"{seconds}s" if isinstance(span := span_text(seconds), float) else str(span)
+
+
+def _idle_text(idle: Idle) -> str:
+    times = {"warn": idle.warn_s, "shrink": idle.shrink_s, "suspend": idle.suspend_s}
+    return ", ".join(f"{act} {_limit_text(seconds)}" for act, seconds in times.items() if seconds is not None)
 
 
 def memory_text(bytes_: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from ..protocol.durations import duration_s
+from ..protocol.durations import duration_s, idle_of
 from ..protocol.errors import UserError
 from ..protocol.limits import (
     COMPARE_EVERY,
@@ -36,6 +36,7 @@ from ..protocol.limits import (
 )
 from ..protocol.model import (
     CAPTURED_VARIABLES,
+    NEVER_IDLE,
     After,
     BatchChange,
     CheckpointSpec,
@@ -129,6 +130,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     processes: str | None = None
     restarts: int | None = None
     notify: str | list[str] | None = None
+    idle: str | None = None
     after: str | list[str] | None = None
     array: str | int | None = None
     sweep: Any = None
@@ -258,6 +260,7 @@ def build(
         time_limit_s=None if time[1] is None else limit_s(*time),
         warn_s=None if warn[1] is None else duration_s(warn[1], warn[0]),
         notify=_notify(*pick("notify", options.notify, written.notify)),
+        idle=NEVER_IDLE if written.idle is None else idle_of(written.idle, f"{source}: idle"),
         after=_after(*pick("after", options.after or None, written.after)),
         restarts=restarts if restarts is not None or _joins(gpus.range, processes, command, workdir, env) else 0,
         must_join=written.start_timeout is not None,

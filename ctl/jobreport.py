@@ -1,24 +1,35 @@
 """`elasticctl report JOB`: what became of a job's GPUs and of its time, and at most three changes that would help most. Pure.
 
-All numbers are of the whole life of the job, as the controller has recorded them (docs/accounting.md). A note stands only where
+All numbers are of the whole life of the job, as the controller has recorded them (docs/accounting.md); what it really used, by
+samples of the agents. A note stands only where
 it would save a stated part, and the one that would save most comes first.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ..protocol.messages import JobView
 from ..protocol.texts import gpu_count
+from .render import percent, use_texts
 from .words import span
 
+GIB = 1 << 30
 MOST_NOTES = 3
 WORTH = 0.05  # of the GPU-seconds or of the time, from which on something is told
 LONG_IDLE = 0.25  # the same for starting, loading and saving, which nothing does without
 POOR = 0.5  # scaling efficiency below which more GPUs are a waste
 MEASURED = ("measured", "history")  # sources of throughput that are no guess
 OUT_OF_MEMORY = "out of memory"
+BUSY = 0.5  # part of the time in which GPUs compute, below which something is told
+NOTHING = 0.01
+SAMPLED_S = 300.0  # GPU-seconds or worker-seconds that have been sampled, from which on conclusions are drawn
+FAR = 2.0  # times the peak, or the mean, beyond which less could be asked for
+ROOM = 1.25  # times the peak that are proposed
 
 
 @dataclass(frozen=True)
@@ -61,18 +72,21 @@ def _notes(view: JobView, queued_s: float, interrupted_s: float) -> list[tuple[f
             if view.elastic
             else "let it call elastic.join(), or save and load its own state"
         )
-        found.append((lost, f"{_percent(lost)} of its GPU time was done again after {view.restarts} restarts: {often}"))
+        found.append((lost, f"{percent(lost)} of its GPU time was done again after {view.restarts} restarts: {often}"))
     if idle := part(spent.idle_gpu_s, held, LONG_IDLE):
         found.append(
             (
                 idle,
-                f"{_percent(idle)} of its GPU time went into starting, loading, saving and waiting: load less before training",
+                f"{percent(idle)} of its GPU time went into starting, loading, saving and waiting: load less before training",
             )
         )
     if paused := part(spent.paused_gpu_s, held):
         narrow = f"a narrower range than {spec.gpus.min}:{spec.gpus.max} (--gpus) is resized less often"
         found.append(
-            (paused, f"{_percent(paused)} of its GPU time stood still in {len(view.resizes)} or more resizes: {narrow}")
+            (
+                paused,
+                f"{percent(paused)} of its GPU time stood still in {len(view.resizes)} or more resizes: {narrow}",
+            )
         )
     if (queued := part(queued_s, whole_s, LONG_IDLE)) and spec.gpus.min > 1:
         found.append(
@@ -87,12 +101,40 @@ def _notes(view: JobView, queued_s: float, interrupted_s: float) -> list[tuple[f
         )
     if wasted := _wasted(view):
         found.append(wasted)
+    found += _of_use(view)
     ends = [worker for worker in view.past_workers if worker.reason.startswith(OUT_OF_MEMORY)]
     if ends:
         asked = f"{spec.memory_bytes / (1 << 30):.4g} GiB" if spec.memory_bytes else "no amount"
         found.append(
             (1.0, f"{len(ends)} of its workers ran out of memory; each asks for {asked}: ask for more (--memory)")
         )
+    return found
+
+
+def _of_use(view: JobView) -> list[tuple[float, str]]:
+    """Return notes on what the job asked for beside what it used, by the samples of agents."""
+    spec, use = view.spec, view.use
+    if use is None:
+        return []
+    found: list[tuple[float, str]] = []
+    sampled = use.wall_s >= SAMPLED_S
+    if use.busy is not None and use.busy < BUSY and use.gpu_s >= SAMPLED_S:
+        instead = "more workers for its loaders, a larger micro-batch, or fewer GPUs (--gpus)"
+        if use.busy < NOTHING:
+            instead = "does it use them at all?"
+        elif spec.cpus and use.cores is not None and use.cores >= 0.9 * spec.cpus:
+            instead = f"it uses all of its {spec.cpus:g} cores: ask for more (--cpus)"
+        found.append((1 - use.busy, f"its GPUs computed for {percent(use.busy)} of the time: {instead}"))
+    if sampled and use.memory_bytes and spec.memory_bytes - FAR * use.memory_bytes >= GIB:
+        enough = max(1, math.ceil(ROOM * use.memory_bytes / GIB))
+        asked = (
+            f"each worker asked for {spec.memory_bytes / GIB:.4g} GiB and had {use.memory_bytes / GIB:.3g} GiB at most"
+        )
+        found.append((WORTH, f"{asked}: --memory {enough}GiB leaves the rest to others"))
+    if sampled and use.cores is not None and spec.cpus - FAR * use.cores >= 1:
+        enough = max(1, math.ceil(ROOM * use.cores))
+        asked = f"each worker asked for {spec.cpus:g} cores and used {use.cores:.1f} on average"
+        found.append((WORTH, f"{asked}: --cpus {enough} leaves the rest to others"))
     return found
 
 
@@ -113,11 +155,7 @@ def _wasted(view: JobView) -> tuple[float, str] | None:
     return 1 - half * rates[most] / (most * rates[half]), text
 
 
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
-
-
-def lines(view: JobView, found: JobReport) -> list[str]:
+def lines(view: JobView, found: JobReport, now_s: float) -> list[str]:
     """Return the report for people, below the job's outcome."""
     spec, spent = view.spec, view.gpu_seconds
     held = spent.held_gpu_s
@@ -130,9 +168,10 @@ def lines(view: JobView, found: JobReport) -> list[str]:
         ("lost", spent.lost_gpu_s, f"done again after {view.restarts} restarts"),
     ):
         if held > 0:
-            told.append(f"  {name:<11} {_percent(seconds / held):>5}  {seconds / 3600:.2f} GPU-hours: {what}")
+            told.append(f"  {name:<11} {percent(seconds / held):>5}  {seconds / 3600:.2f} GPU-hours: {what}")
     without = f"{span(found.interrupted_s)} without after its start"
     told.append(f"  time        {span(found.queued_s)} in the queue, {span(found.ran_s)} with GPUs, {without}")
+    told += [f"  {name:<10}  {text}" for name, text in use_texts(view, now_s)]
     told += [f"  note        {note}" for note in found.notes]
     return told
 
@@ -152,5 +191,7 @@ def document(view: JobView, found: JobReport) -> dict[str, Any]:
         "idle_gpu_s": view.gpu_seconds.idle_gpu_s,
         "paused_gpu_s": view.gpu_seconds.paused_gpu_s,
         "lost_gpu_s": view.gpu_seconds.lost_gpu_s,
+        "use": msgspec.to_builtins(view.use),
+        "busy": view.use.busy if view.use is not None else None,
         "notes": list(found.notes),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -403,7 +403,7 @@ def _server_row(view: ServerView, now_s: float) -> Row:
     )
     others = (cordon for cordon in view.cordons if cordon is not whole or not view.alive)
     ages = ", ".join(f"{_of_gpu(cordon)}{cordoned(cordon, now_s)}" for cordon in others)
-    return Row(cells, _notes(_used(view.used), view.trouble, ages, *staying_lines(view.still_there)))
+    return Row(cells, _notes(_used(view), view.trouble, ages, *staying_lines(view.still_there)))
 
 
 def _amount_cells(view: ServerView) -> tuple[Cell, Cell]:
@@ -416,7 +416,7 @@ def _amount_cells(view: ServerView) -> tuple[Cell, Cell]:
 
 
 def _gib(bytes_: int) -> str:
-    return f"{bytes_ / (1 << 30):.4g}"
+    return f"{bytes_ / (1 << 30):.3g}" if bytes_ < 100 << 30 else f"{bytes_ / (1 << 30):.4g}"
 
 
 def cordoned(cordon: CordonView, now_s: float) -> str:
@@ -447,11 +447,14 @@ def _notes(*texts: str) -> tuple[str, ...]:
     return tuple(printable(text) for text in texts if text)
 
 
-def _used(used: Mapping[int, JobId]) -> str:
-    """Return "digits-1 (0-3), tabular-2 (5)": the jobs with their GPUs."""
-    return ", ".join(
-        f"{job} ({ranges(gpu for gpu, name in used.items() if name == job)})" for job in dict.fromkeys(used.values())
-    )
+def _used(view: ServerView) -> str:
+    """Return "digits-1 (0-3: 62 %), tabular-2 (5)": the jobs with their GPUs, and how busy these are if that is known."""
+    told = []
+    for job in dict.fromkeys(view.used.values()):
+        gpus = [gpu for gpu, name in view.used.items() if name == job]
+        parts = [view.busy[gpu] for gpu in gpus if gpu in view.busy]
+        told.append(f"{job} ({ranges(gpus)}{f': {percent(sum(parts) / len(parts))}' if parts else ''})")
+    return ", ".join(told)
 
 
 def pushed(losers: Sequence[ShareForecast]) -> str:
@@ -502,12 +505,13 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         lines.append(f"  ETA              {span(left)}")
     if job.gpu_seconds.held_gpu_s:
         lines.append(f"  GPU time         {gpu_time(job.gpu_seconds)}")
+    lines += [f"  {name:<15}  {text}" for name, text in use_texts(job, now_s)]
     if job.metrics or job.odd_metrics:
         lines.append(f"  metrics          {printable(metrics(job))}")
     if job.workers:
         lines.append(f"  workers          generation {job.generation}")
         lines += [
-            f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} {w.phase.value:<9} pid {w.pid or '-'}{note(w)}"
+            f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} {w.phase.value:<9} pid {w.pid or '-'}{_worker_use(w)}{note(w)}"
             for w in job.workers
         ]
     failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None) and worker.reason != RELEASED][
@@ -521,6 +525,35 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         lines.append("  share over time  " + share_line(job, now_s))
     lines += [f"    {describe_resize(job.job, resize)}" for resize in job.resizes[-3:]]
     return lines
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def use_texts(job: JobView, now_s: float) -> list[tuple[str, str]]:
+    """Return what a job has used, by the samples of agents: GPUs, cores and memory, each with its name."""
+    use, found = job.use, []
+    if use is None:
+        return []
+    if use.busy is not None:
+        now = f", {percent(job.busy)} now" if job.busy is not None and not job.phase.final else ""
+        idle = f", nothing for {span(now_s - job.idle_since_s)}" if job.idle_since_s is not None else ""
+        peak = f"; at most {_gib(use.gpu_memory_bytes)} GiB on one" if use.gpu_memory_bytes else ""
+        found.append(("GPU use", f"{percent(use.busy)} of the time{now}{idle}{peak}"))
+    if use.cores is not None:
+        asked = f" of {job.spec.cpus:g}" if job.spec.cpus else ""
+        found.append(("CPU use", f"{use.cores:.1f}{asked} cores for each worker on average"))
+    if use.memory_bytes:
+        asked = f" of {_gib(job.spec.memory_bytes)}" if job.spec.memory_bytes else ""
+        found.append(("memory", f"{_gib(use.memory_bytes)}{asked} GiB at most in one worker"))
+    return found
+
+
+def _worker_use(worker: WorkerView) -> str:
+    busy = f"  GPU {percent(worker.busy)}" if worker.busy is not None else ""
+    memory = f"  {_gib(worker.use.memory_bytes)} GiB" if worker.use is not None and worker.use.memory_bytes else ""
+    return busy + memory
 
 
 def gpu_time(told: GpuSeconds) -> str:

@@ -94,11 +94,12 @@ def report(
 
 def _of_job(context: typer.Context, job: str, as_json: bool) -> None:
     view = of(context).job(job)
-    found = jobreport.report_of(view, time.time())
+    now_s = time.time()
+    found = jobreport.report_of(view, now_s)
     if as_json:
         print_json(jobreport.document(view, found))
     else:
-        print("\n".join([render.outcome(view, "  "), *map(render.printable, jobreport.lines(view, found))]))
+        print("\n".join([render.outcome(view, "  "), *map(render.printable, jobreport.lines(view, found, now_s))]))
 
 
 def _all_pages(context: typer.Context, request: GetUsage) -> UsageReport:

@@ -438,6 +438,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     time_limit_s: float | None = None  # the job ends when it has run for so long, waiting not counted; None: no limit
     warn_s: float | None = None  # so long before that its processes get SIGUSR1; None: not
     notify: tuple[Notify, ...] = ()
+    idle: Idle = NEVER_IDLE  # the earlier of these times and the operator's count
     # Until a worker of the job has called `elastic.join()`:
     restarts: int | None = None  # greatest number of times the command is run again from the start; None: no limit
     # `start_timeout_s` applies, since the user has set it; otherwise a command may run for ever

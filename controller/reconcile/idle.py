@@ -1,4 +1,4 @@
-"""Jobs whose GPUs do nothing: their users are told, then the GPUs are taken back (`idle` in the configuration).
+"""Jobs whose GPUs do nothing: their users are told, then the GPUs are taken back (`idle` in the configuration and in job files).
 
 The clock of a job runs while it runs undisturbed and its agents report that all of its GPUs are idle. It does not run while the
 job starts, is resized or stops, nor if the use of any GPU is unknown; and each time limit is longer by the duration of a
@@ -47,7 +47,7 @@ def reclaim_idle(cluster: Cluster, now: float, job: Job) -> None:
     """Tell the user of an idle job, or take its GPUs back, if it is time to."""
     if job.idle_due_s is None or now < job.idle_due_s:
         return
-    since_s, rules = idle_since_s(now, job), cluster.settings.idle
+    since_s, rules = idle_since_s(now, job), _rules(cluster, job)
     if since_s is not None:
         dues = _dues(job, rules, since_s)
         if (at := dues.get("suspend")) is not None and now >= at:
@@ -61,12 +61,17 @@ def reclaim_idle(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def _set_timer(cluster: Cluster, now: float, job: Job) -> None:
-    rules = cluster.settings.idle
+    rules = _rules(cluster, job)
     since_s = idle_since_s(now, job) if rules else None
     due_s = min(_dues(job, rules, since_s).values(), default=None) if since_s is not None else None
     if due_s != job.idle_due_s:
         job.idle_due_s = due_s
         cluster.jobs.touch(job)
+
+
+def _rules(cluster: Cluster, job: Job) -> Idle:
+    own = job.spec.idle
+    return cluster.settings.idle.and_(own) if own else cluster.settings.idle
 
 
 def _dues(job: Job, rules: Idle, since_s: float) -> dict[str, float]:
@@ -98,17 +103,18 @@ def idle_sentence(now: float, job: Job) -> str:
 
 
 def _nothing(job: Job, idle_s: float) -> str:
-    return f"its {gpu_count(len(job.record.target))} have done nothing for {span(idle_s)}"
+    gpus = len(job.record.target)
+    return f"its {gpu_count(gpus)} {'has' if gpus == 1 else 'have'} done nothing for {span(idle_s)}"
 
 
 def _warn(cluster: Cluster, now: float, job: Job, since_s: float, rules: Idle) -> None:
     job.update(idle_warned=True)
     if not stops_whole(job):
-        then = f"{NO_WAY_BACK}: `elasticctl cancel {job.id}` gives them back"
+        then = f"{NO_WAY_BACK}: `elasticctl cancel {job.id}` ends it"
     else:
         told = [f"after {span(rules.shrink_s)} it shrinks to {gpu_count(job.spec.gpus.min)}"] if rules.shrink_s else []
         told += [f"after {span(rules.suspend_s)} it is paused with its state saved"] if rules.suspend_s else []
-        then = ", ".join(told) or f"`elasticctl pause {job.id}` gives them back"
+        then = ", ".join(told) or f"`elasticctl pause {job.id}` saves its state and gives them back"
     cluster.history.add(now, EventKind.IDLE, job.id, f"{_nothing(job, now - since_s)}; {then}")
 
 

@@ -33,6 +33,7 @@ from ...protocol.limits import (
 )
 from ...protocol.model import JobSpec, ResumeFrom
 from ...protocol.texts import gpu_count
+from ...protocol.times import LEAST_IDLE_S
 
 MAX_NAME = 40
 MAX_USER = 256
@@ -123,6 +124,10 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         "time": spec.time_limit_s,
         "warn": spec.warn_s,
     }
+    idle = {"warn": spec.idle.warn_s, "shrink": spec.idle.shrink_s, "suspend": spec.idle.suspend_s}
+    for act, seconds in idle.items():
+        if seconds is not None and not LEAST_IDLE_S <= seconds <= MAX_WAIT_S:
+            yield f"idle: {act}: {seconds} s is not allowed: {LEAST_IDLE_S:.0f} to {MAX_WAIT_S:.0f} s"
     for field, seconds in waits.items():
         if seconds is not None and not 0 < seconds <= MAX_WAIT_S:
             yield f"{field}: {seconds} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"

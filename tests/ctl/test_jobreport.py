@@ -58,7 +58,7 @@ def test_the_times_add_up_and_a_job_without_losses_has_no_note() -> None:
     found = report_of(view(), 1e9)
     assert (found.queued_s, found.ran_s, found.interrupted_s, found.mean_gpus) == (HOUR_S, 4 * HOUR_S, HOUR_S, 4.0)
     assert found.notes == ()
-    assert "  used        100 %  16.00 GPU-hours: trained, or its command ran" in lines(view(), found)
+    assert "  used        100 %  16.00 GPU-hours: trained, or its command ran" in lines(view(), found, 1e9)
     assert document(view(), found)["interrupted_s"] == HOUR_S
 
 
@@ -74,7 +74,7 @@ def test_a_job_that_never_ran_is_reported_too() -> None:
     )
     found = report_of(waits, 1000.0 + 2 * HOUR_S)
     assert (found.queued_s, found.ran_s, found.mean_gpus, found.notes) == (2 * HOUR_S, 0.0, 0.0, ())
-    assert len(lines(waits, found)) == 2
+    assert len(lines(waits, found, 1e9)) == 2
 
 
 def point(share: int, rate: float, source: str = "measured") -> CurvePoint:
