@@ -163,3 +163,54 @@ def test_before_a_worker_starts_its_gpu_is_looked_at(
     if code not in (None, "gpu-lost"):
         found, _ = server.run(CHECK, str(state), "0", code)
         assert found is None, "an operator trusts it"
+
+
+USE = """
+import json, os, sys, time
+from pathlib import Path
+from elasticd.agent import topology, watching
+inventory = topology.discover(Path(sys.argv[1]), 0.0)
+driver = watching.Driver(inventory.gpus, inventory.wiring, None, watching.Owned(lambda: (os.getpid(),), lambda: ()))
+found = []
+for line in sys.argv[2:]:
+    with open(os.environ["NVML_SERVER"], "a") as file:
+        file.write(line + "\\n")
+    time.sleep(0.3)
+    found.append({number: [use.busy, use.used_bytes] for number, use in driver.use((0, 1)).items()})
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+def used(standin: Callable[..., Any], tmp_path: Path, *lines: str, model: str = "a100") -> list[dict[str, list[Any]]]:
+    state = tmp_path / "state"
+    state.mkdir()
+    found = standin(model).run(USE, str(state), *lines)
+    assert isinstance(found, list)
+    return found
+
+
+def test_the_use_of_gpus_is_the_mean_of_the_driver_s_own_samples(standin: Callable[..., Any], tmp_path: Path) -> None:
+    lines = ("gpu 0 util 100", "gpu 0 util 40", "gpu 1 used 5000")
+    first, second, third = used(standin, tmp_path, *lines)
+    assert first == {"0": [1.0, 0], "1": [0.0, 0]}
+    assert second["0"] == [0.4, 0], "since the question before"
+    assert third == {"0": [0.4, 0], "1": [0.0, 5000]}
+
+
+def test_without_samples_the_last_value_counts_and_without_that_the_use_is_unknown(
+    standin: Callable[..., Any], tmp_path: Path
+) -> None:
+    lines = ("gpu * fails nvmlDeviceGetSamples 3", "gpu 1 fails nvmlDeviceGetUtilizationRates 3", "gpu 0 util 70")
+    assert used(standin, tmp_path, *lines)[-1] == {"0": [0.7, 0], "1": [None, 0]}
+
+
+def test_the_use_of_mig_instances_is_unknown(standin: Callable[..., Any], tmp_path: Path) -> None:
+    (found,) = used(standin, tmp_path, "gpu 0 util 70", model="a100-mig")
+    assert found == {}
+
+
+def test_a_gpu_that_has_fallen_off_the_bus_has_no_use(standin: Callable[..., Any], tmp_path: Path) -> None:
+    before, after = used(standin, tmp_path, "gpu 1 util 50", "gpu 1 error 15")
+    assert before["1"] == [0.5, 0]
+    assert set(after) == {"0"}
