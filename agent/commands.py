@@ -114,6 +114,14 @@ class Commands:
             ),
         )
 
+    def shims(self) -> dict[WorkerId, tuple[int, ...]]:
+        """Return the shims of the commands that run, by their workers. May be called from other threads."""
+        found: dict[WorkerId, tuple[int, ...]] = {}
+        for one in list(self._commands.values()):
+            if one.begun is not None and not one.gone:
+                found[one.worker] = (*found.get(one.worker, ()), one.begun.process.pid)
+        return found
+
     def end(self, worker: WorkerId, then: Callable[[], None]) -> None:
         """Kill the commands beside a worker that has ended, and call `then` when none is left."""
         beside_it = [one for one in self._commands.values() if one.worker == worker]

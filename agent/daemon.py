@@ -98,7 +98,7 @@ from .reach import Reach
 from .renewing import Renewing, fits
 from .scratch import Scratch
 from .snapshots import Snapshots
-from .use import Sampler
+from .use import Present, Sampler
 from .visible import Visible
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class AgentDaemon:
             self._loop.wake,
         )
         self._sampler = Sampler(
-            self._processes.present,
+            self._present,
             lambda: all(gpu.kind is GpuKind.CPU for gpu in self._server.gpus),
             self._watch.driver,
             options.use_interval_s,
@@ -385,6 +385,13 @@ class AgentDaemon:
             except OSError as error:
                 return f"{self._state}: {error.strerror}"
         return self._workers.listen(account)
+
+    def _present(self) -> tuple[Present, ...]:
+        """Return the workers that run, with the commands beside them. Called from another thread."""
+        beside = self._commands.shims()
+        return tuple(
+            replace(each, shims=(*each.shims, *beside.get(each.worker, ()))) for each in self._processes.present()
+        )
 
     def _check(self, start: StartWorker) -> CheckFailed | None:
         least_free_share = self._options.health.least_free_share

@@ -423,7 +423,7 @@ class Processes:
     def present(self) -> tuple[Present, ...]:
         """Return the workers that run, for samples of their use. May be called from other threads."""
         return tuple(
-            Present(worker, record.uid, record.gpus or (record.gpu,), watched.pid, record.cgroups)
+            Present(worker, record.uid, record.gpus or (record.gpu,), (watched.pid,), record.cgroups)
             for worker, watched in list(self._watched.items())
             if not watched.told
             for record in (watched.record,)

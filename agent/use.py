@@ -3,8 +3,9 @@
 Theory of operation
 -------------------
 A thread samples all workers every few seconds (`Sampler`). GPUs are asked through NVML; processor time and memory are read
-from the worker's control group, or else summed over the processes below its shim, all of them found in one pass over
-/proc. A round that takes long is followed by a longer rest, so that sampling never takes more than MOST_SHARE of a core.
+from the worker's control group, or else summed over the processes below its shims, all of them found in one pass over
+/proc. What processes share (a loader's workers their parent's data) counts once; the kernel needs some 30 ms for each GiB to
+tell that, so memory of several processes is sampled less often. Each of both rests after it, for as long as MOST_SHARE says.
 
 `Uses` turns the samples into sums and peaks for each worker, which grow as long as this agent knows the worker. So a report
 that is lost costs nothing: the next one contains it.
@@ -20,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_values
 
 from msgspec.structs import replace
 
@@ -28,13 +30,16 @@ from ..protocol.model import NO_USE, Use, WorkerId
 from . import cgroups, nvml
 from .watching import Driver, GpuUse, Looker
 
-MOST_SHARE = 0.02  # of one core, for all samples
-LONGEST_GAP = 5.0  # intervals between two samples of a worker, beyond which the time between them is left out
+MOST_SHARE = 0.01  # of one core, for the passes over /proc; and as much for memory that processes share
+LONGEST_REST_S = 60.0  # after a pass
+LONGEST_GAP_S = 300.0  # between two samples of a worker, beyond which the time between them is left out
 IDLE_GPU = 0.005  # a GPU that computes for a smaller part of the time is idle
 IDLE_CORES = 0.05  # a worker on CPU slots is idle below: a Python process that only waits takes up to half of that
-MOST_EXACT = 64  # processes of one worker whose shared memory is divided among them; of more, the sum is an upper limit
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+Name = tuple[str, WorkerId]  # the uid of its job, and a worker
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,11 @@ class Present:
     worker: WorkerId
     uid: str  # of its job
     gpus: tuple[int, ...]
-    shim: int  # its number; the processes of the worker descend from it
+    shims: tuple[int, ...]  # its own, and those of commands beside it: all of its processes descend from them
     cgroups: tuple[str, ...] = ()
 
     @property
-    def name(self) -> tuple[str, WorkerId]:
+    def name(self) -> Name:
         return self.uid, self.worker
 
 
@@ -78,11 +83,10 @@ class _Known:
 class Uses:
     """Sums and peaks of all workers. Pure: times are arguments, of any steady clock."""
 
-    def __init__(self, interval_s: float) -> None:
-        self._longest_gap_s = LONGEST_GAP * interval_s
-        self._known: dict[tuple[str, WorkerId], _Known] = {}
+    def __init__(self) -> None:
+        self._known: dict[Name, _Known] = {}
 
-    def take(self, now: float, readings: Mapping[tuple[str, WorkerId], Reading]) -> tuple[WorkerUse, ...]:
+    def take(self, now: float, readings: Mapping[Name, Reading]) -> tuple[WorkerUse, ...]:
         """Take one sample of all workers that run; others are forgotten. Return what each has used so far."""
         self._known = {name: known for name, known in self._known.items() if name in readings}
         found = []
@@ -102,7 +106,7 @@ class Uses:
     def _add(self, now: float, known: _Known, reading: Reading) -> None:
         seconds, before, since = now - known.at, known.last, known.at
         known.at, known.last = now, reading
-        if seconds > self._longest_gap_s:  # this process was stopped: nobody knows what happened meanwhile
+        if seconds > LONGEST_GAP_S:  # this process was stopped: nobody knows what happened meanwhile
             known.idle_since, known.sure = None, False
             return
         use, cpu_s = known.use, None
@@ -147,10 +151,11 @@ class Sampler:
         self._slots = slots
         self._driver = driver
         self._wake = wake
-        self._uses = Uses(interval_s)
+        self._uses = Uses()
         self._found: deque[tuple[WorkerUse, ...]] = deque(maxlen=1)
         self._gpus: dict[int, GpuUse] = {}
-        self._rest_until = 0.0
+        self._rest_until = 0.0  # by `time.monotonic`
+        self._shared_rest_until = 0.0  # likewise, for the memory of several processes
         self._looker = Looker("what workers use", self._look, interval_s)
 
     def start(self) -> None:
@@ -172,15 +177,21 @@ class Sampler:
         began = time.monotonic()
         if began < self._rest_until:
             return
-        spent_s, present = time.thread_time(), tuple(self._present())
-        readings = self._read(present)
-        self._rest_until = began + (time.thread_time() - spent_s) / MOST_SHARE
+        begun_s = time.thread_time()
+        readings, shared = self._read(tuple(self._present()))
+        passed_s = time.thread_time()
+        if shared and began >= self._shared_rest_until:
+            for name, family in shared.items():
+                readings[name] = with_values(readings[name], memory_bytes=shared_memory_of(family))
+            self._shared_rest_until = began + (time.thread_time() - passed_s) / MOST_SHARE
+        self._rest_until = began + min(LONGEST_REST_S, (passed_s - begun_s) / MOST_SHARE)
         uses = self._uses.take(began, readings)
         if uses:
             self._found.append(uses)
             self._wake()
 
-    def _read(self, present: tuple[Present, ...]) -> dict[tuple[str, WorkerId], Reading]:
+    def _read(self, present: tuple[Present, ...]) -> tuple[dict[Name, Reading], dict[Name, list[Counted]]]:
+        """Return the readings, and the processes of those workers whose memory is not known without asking for each."""
         slots = self._slots()
         gpus: dict[int, GpuUse] = {}
         if not slots:
@@ -190,14 +201,19 @@ class Sampler:
                 gpus = {}  # told by `watching`
         self._gpus = gpus
         counted = {each.name: cgroups.used(each.cgroups) for each in present}
-        alone = [each.shim for each in present if None in counted[each.name]]
+        alone = [shim for each in present if None in counted[each.name] for shim in each.shims]
         below = descendants(alone, processes()) if alone else {}
-        found = {}
+        found: dict[Name, Reading] = {}
+        shared: dict[Name, list[Counted]] = {}
         for each in present:
             cpu_s, memory_bytes = counted[each.name]
-            if each.shim in below:
-                cpu_s = sum(one.cpu_s for one in below[each.shim]) if cpu_s is None else cpu_s
-                memory_bytes = memory_of(below[each.shim]) if memory_bytes is None else memory_bytes
+            family = [process for shim in each.shims for process in below.get(shim, ())]
+            if cpu_s is None and family:
+                cpu_s = sum(one.cpu_s for one in family)
+            if memory_bytes is None and len(family) == 1:
+                memory_bytes = family[0].resident_bytes
+            elif memory_bytes is None and family:
+                shared[each.name] = family
             uses = [gpus.get(gpu, GpuUse()) for gpu in each.gpus]
             parts = [use.busy for use in uses if use.busy is not None]
             found[each.name] = Reading(
@@ -208,7 +224,7 @@ class Sampler:
                 gpu_memory_bytes=max((use.used_bytes for use in uses), default=0),
                 slots=slots,
             )
-        return found
+        return found, shared
 
 
 @dataclass(frozen=True)
@@ -252,10 +268,9 @@ def descendants(roots: Iterable[int], every: Iterable[Counted]) -> dict[int, lis
     return found
 
 
-def memory_of(family: list[Counted]) -> int:
+def shared_memory_of(family: list[Counted]) -> int:
     """Return the memory of these processes; what several of them share counts once, as far as the kernel tells."""
-    exact = len(family) <= MOST_EXACT
-    return sum((_proportional_bytes(each.pid) if exact else None) or each.resident_bytes for each in family)
+    return sum(_proportional_bytes(each.pid) or each.resident_bytes for each in family)
 
 
 def _proportional_bytes(pid: int) -> int | None:

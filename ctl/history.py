@@ -177,7 +177,7 @@ def _use(view: JobView) -> Use:
 
 
 def _gib(bytes_: int) -> object:
-    return round(bytes_ / (1 << 30), 2) if bytes_ else ""
+    return round(bytes_ / (1 << 30), 3) if bytes_ else ""
 
 
 def _person(view: JobView) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from ..protocol.messages import JobView
 from ..protocol.texts import gpu_count
-from .render import percent, use_texts
+from .render import memory, percent, use_texts
 from .words import span
 
 GIB = 1 << 30
@@ -127,9 +127,7 @@ def _of_use(view: JobView) -> list[tuple[float, str]]:
         found.append((1 - use.busy, f"its GPUs computed for {percent(use.busy)} of the time: {instead}"))
     if sampled and use.memory_bytes and spec.memory_bytes - FAR * use.memory_bytes >= GIB:
         enough = max(1, math.ceil(ROOM * use.memory_bytes / GIB))
-        asked = (
-            f"each worker asked for {spec.memory_bytes / GIB:.4g} GiB and had {use.memory_bytes / GIB:.3g} GiB at most"
-        )
+        asked = f"each worker asked for {spec.memory_bytes / GIB:.4g} GiB and used {memory(use.memory_bytes)} at most"
         found.append((WORTH, f"{asked}: --memory {enough}GiB leaves the rest to others"))
     if sampled and use.cores is not None and spec.cpus - FAR * use.cores >= 1:
         enough = max(1, math.ceil(ROOM * use.cores))

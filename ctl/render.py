@@ -416,7 +416,7 @@ def _amount_cells(view: ServerView) -> tuple[Cell, Cell]:
 
 
 def _gib(bytes_: int) -> str:
-    return f"{bytes_ / (1 << 30):.3g}" if bytes_ < 100 << 30 else f"{bytes_ / (1 << 30):.4g}"
+    return f"{bytes_ / (1 << 30):.4g}"
 
 
 def cordoned(cordon: CordonView, now_s: float) -> str:
@@ -531,6 +531,11 @@ def percent(part: float) -> str:
     return f"{100 * part:.0f} %"
 
 
+def memory(bytes_: int) -> str:
+    """Return "12.5 GiB", "230 MiB"."""
+    return f"{bytes_ / (1 << 30):.3g} GiB" if bytes_ >= 1 << 30 else f"{max(1, round(bytes_ / (1 << 20)))} MiB"
+
+
 def use_texts(job: JobView, now_s: float) -> list[tuple[str, str]]:
     """Return what a job has used, by the samples of agents: GPUs, cores and memory, each with its name."""
     use, found = job.use, []
@@ -539,21 +544,21 @@ def use_texts(job: JobView, now_s: float) -> list[tuple[str, str]]:
     if use.busy is not None:
         now = f", {percent(job.busy)} now" if job.busy is not None and not job.phase.final else ""
         idle = f", nothing for {span(now_s - job.idle_since_s)}" if job.idle_since_s is not None else ""
-        peak = f"; at most {_gib(use.gpu_memory_bytes)} GiB on one" if use.gpu_memory_bytes else ""
+        peak = f"; at most {memory(use.gpu_memory_bytes)} on one" if use.gpu_memory_bytes else ""
         found.append(("GPU use", f"{percent(use.busy)} of the time{now}{idle}{peak}"))
     if use.cores is not None:
         asked = f" of {job.spec.cpus:g}" if job.spec.cpus else ""
         found.append(("CPU use", f"{use.cores:.1f}{asked} cores for each worker on average"))
     if use.memory_bytes:
-        asked = f" of {_gib(job.spec.memory_bytes)}" if job.spec.memory_bytes else ""
-        found.append(("memory", f"{_gib(use.memory_bytes)}{asked} GiB at most in one worker"))
+        asked = f" of {memory(job.spec.memory_bytes)}" if job.spec.memory_bytes else ""
+        found.append(("memory", f"{memory(use.memory_bytes)}{asked} at most in one worker"))
     return found
 
 
 def _worker_use(worker: WorkerView) -> str:
     busy = f"  GPU {percent(worker.busy)}" if worker.busy is not None else ""
-    memory = f"  {_gib(worker.use.memory_bytes)} GiB" if worker.use is not None and worker.use.memory_bytes else ""
-    return busy + memory
+    peak = f"  {memory(worker.use.memory_bytes)}" if worker.use is not None and worker.use.memory_bytes else ""
+    return busy + peak
 
 
 def gpu_time(told: GpuSeconds) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from elasticd.agent import cgroups
 from elasticd.agent.events import ProcessExited, UseSampled
-from elasticd.agent.use import Counted, Present, Reading, Sampler, Uses, descendants, memory_of, processes
+from elasticd.agent.use import Counted, Present, Reading, Sampler, Uses, descendants, processes, shared_memory_of
 from elasticd.agent.watching import Driver, Owned
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, WorkerExit, WorkerUse
 from elasticd.protocol.model import Use, Wiring, WorkerId
@@ -36,7 +36,7 @@ def one(uses: Uses, now: float, reading: Reading) -> WorkerUse:
 
 
 def test_use_is_summed_from_the_second_sample_on_and_peaks_from_the_first() -> None:
-    uses = Uses(10.0)
+    uses = Uses()
     first = one(uses, 0.0, Reading(2, 1.0, 100.0, memory_bytes=5, gpu_memory_bytes=7))
     assert (first.use, first.idle_s) == (Use(memory_bytes=5, gpu_memory_bytes=7), None)
     one(uses, 10.0, Reading(2, 1.5, 130.0, memory_bytes=9, gpu_memory_bytes=6))
@@ -46,20 +46,20 @@ def test_use_is_summed_from_the_second_sample_on_and_peaks_from_the_first() -> N
 
 
 def test_idle_time_runs_while_nothing_computes_and_begins_anew_afterwards() -> None:
-    uses = Uses(10.0)
+    uses = Uses()
     found = [one(uses, 10.0 * at, Reading(1, busy)).idle_s for at, busy in enumerate((0.0, 0.0, 0.001, 0.2, 0.0))]
     assert found == [None, 10.0, 20.0, 0.0, 10.0]
 
 
 def test_what_is_unknown_is_neither_busy_nor_idle() -> None:
-    uses = Uses(10.0)
+    uses = Uses()
     for at in range(3):
         told = one(uses, 10.0 * at, Reading(1, None, 5.0 * at))
     assert (told.idle_s, told.use.busy, told.use.cores) == (None, None, 0.5)
 
 
 def test_cpu_slots_are_busy_as_far_as_cores_compute_for_them() -> None:
-    uses = Uses(10.0)
+    uses = Uses()
     found = [
         one(uses, 10.0 * at, Reading(2, None, cpu_s, slots=True)) for at, cpu_s in enumerate((0.0, 90.0, 95.0, 95.1))
     ]
@@ -68,7 +68,7 @@ def test_cpu_slots_are_busy_as_far_as_cores_compute_for_them() -> None:
 
 
 def test_time_in_which_the_agent_was_stopped_and_counters_that_go_back_are_left_out() -> None:
-    uses = Uses(10.0)
+    uses = Uses()
     one(uses, 0.0, Reading(1, 0.0, 50.0))
     one(uses, 10.0, Reading(1, 0.0, 40.0))
     told = one(uses, 1000.0, Reading(1, 0.0, 900.0))
@@ -76,7 +76,7 @@ def test_time_in_which_the_agent_was_stopped_and_counters_that_go_back_are_left_
 
 
 def test_workers_that_have_ended_are_forgotten() -> None:
-    uses = Uses(10.0)
+    uses = Uses()
     for at in range(2):
         one(uses, 10.0 * at, Reading(1, 1.0))
     assert uses.take(20.0, {}) == ()
@@ -111,12 +111,12 @@ def test_processes_of_children_that_run_and_have_ended_are_counted() -> None:
             while True:
                 below = descendants((os.getpid(),), processes())[os.getpid()]
                 family = [each for each in below if each.pid == child.pid or each.parent == child.pid]
-                if memory_of(family) >= 64 << 20 or time.monotonic() > give_up_at:
+                if shared_memory_of(family) >= 64 << 20 or time.monotonic() > give_up_at:
                     break
                 time.sleep(0.1)
             assert len(family) == 2
             assert sum(each.cpu_s for each in family) >= 0.55
-            assert 64 << 20 <= memory_of(family) < 200 << 20
+            assert 64 << 20 <= shared_memory_of(family) < 200 << 20
         finally:
             for each in processes():
                 if each.parent == child.pid:
@@ -145,7 +145,7 @@ def test_a_server_of_cpu_slots_is_sampled_by_its_processes() -> None:
     outer = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])"
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as shim:
         driver = Driver((), Wiring(), None, Owned(tuple, tuple))
-        present = Present(WorkerId("digits-1.0"), "uid", (0,), shim.pid)
+        present = Present(WorkerId("digits-1.0"), "uid", (0,), (shim.pid,))
         sampler = Sampler(lambda: (present,), lambda: True, driver, 1.0, lambda: None)
         try:
             assert shim.stdout is not None
