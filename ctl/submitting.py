@@ -177,8 +177,9 @@ def submit(
     notify: Annotated[
         str | None,
         typer.Option(
-            metavar="start,end,fail,promise",
-            help="Send a notice, by the operator's channels; promise: its deadline is endangered or missed.",
+            metavar="start,end,fail,promise,idle",
+            help="Send a notice, by the operator's channels; promise: its deadline is endangered or missed; idle: its GPUs do "
+            "nothing.",
             show_default=False,
         ),
     ] = None,

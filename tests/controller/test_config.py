@@ -34,6 +34,9 @@ def test_how_jobs_are_measured_is_configured(tmp_path: Path) -> None:
         ("measuring: {longest_s: 0}", "measuring.longest_s"),
         ("measuring: {stesp: 20}", "stesp"),
         ("profiles: table.csv", "profiles"),
+        ("idle: warn 10", "idle"),
+        ("idle: {warn: 10m}", "idle"),
+        ("idle: warn 2h, suspend 1h", "warn has to come before suspend"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_file(tmp_path: Path, text: str, words: str) -> None:
@@ -92,3 +95,11 @@ def test_an_etcd_that_would_not_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="add `store: etcd`"):
         config.etcd_of(config.load(file), file)
     assert config.etcd_of(config.load(written(tmp_path, "store: sqlite")), file) is None
+
+
+def test_what_is_done_about_idle_jobs_is_configured(tmp_path: Path) -> None:
+    assert not config.load(written(tmp_path, "")).idle_rules
+    rules = config.load(written(tmp_path, "idle: warn 10m, suspend 1h")).idle_rules
+    assert (rules.warn_s, rules.shrink_s, rules.suspend_s) == (600.0, None, 3600.0)
+    (told,) = config.mistakes(written(tmp_path, "cluster: lab\nidle: warn 10m, kill 1h"))
+    assert told.startswith(f"{tmp_path}/controller.yaml: line 2: idle: 'kill 1h' is not one of")

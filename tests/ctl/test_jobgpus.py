@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.ctl.jobdocument import text_of
+from elasticd.ctl.jobdocument import document_of, text_of
 from elasticd.ctl.jobfile import Overrides, build
 from elasticd.ctl.jobgpus import GpuOptions
 from elasticd.protocol.errors import UserError
-from elasticd.protocol.model import GpuRange, JobSpec, Notify
+from elasticd.protocol.model import GpuRange, Idle, JobSpec, Notify
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -138,5 +138,13 @@ def test_notices_are_named_and_written_back(tmp_path: Path) -> None:
         Notify.START,
         Notify.END,
     )
-    with pytest.raises(UserError, match="--notify: 'ends' is none of start, end, fail, promise"):
+    with pytest.raises(UserError, match="--notify: 'ends' is none of start, end, fail, promise, idle"):
         build(tmp_path / "job.yaml", Overrides(notify="ends"), tmp_path, ENVIRON)
+
+
+def test_a_job_file_may_say_what_is_done_about_its_idle_gpus(tmp_path: Path) -> None:
+    spec = built(tmp_path, "idle: warn 10m, suspend 1h30m")
+    assert spec.idle == Idle(warn_s=600.0, suspend_s=5400.0)
+    assert document_of(spec)["idle"] == "warn 10m, suspend 1h30m"
+    with pytest.raises(UserError, match=r"job.yaml: idle: 'kill 10m' is not one of warn, shrink, suspend"):
+        built(tmp_path, "idle: kill 10m")

@@ -8,12 +8,23 @@ import pytest
 
 from elasticd.ctl.jobreport import document, lines, report_of
 from elasticd.protocol.messages import CurvePoint, JobView, ShareChange, WorkerStage, WorkerView
-from elasticd.protocol.model import GpuRange, GpuSeconds, JobId, JobPhase, JobSpec, ServerId, WorkerId
+from elasticd.protocol.model import GpuRange, GpuSeconds, JobId, JobPhase, JobSpec, ServerId, Use, WorkerId
 
 HOUR_S = 3600.0
 
 
-def view(low: int = 1, high: int = 8, memory_bytes: int = 0, **fields: Any) -> JobView:
+def used(busy: float, cores: float = 1.0, memory_gib: int = 4, sampled_s: float = HOUR_S) -> Use:
+    return Use(
+        gpu_s=sampled_s,
+        busy_gpu_s=busy * sampled_s,
+        cpu_s=cores * sampled_s,
+        wall_s=sampled_s,
+        memory_bytes=memory_gib << 30,
+        gpu_memory_bytes=30 << 30,
+    )
+
+
+def view(low: int = 1, high: int = 8, memory_bytes: int = 0, cpus: float = 0.0, **fields: Any) -> JobView:
     spec = JobSpec(
         name="digits",
         command=("python", "train.py"),
@@ -21,6 +32,7 @@ def view(low: int = 1, high: int = 8, memory_bytes: int = 0, **fields: Any) -> J
         virtual_workers=8,
         workdir="/tmp",
         memory_bytes=memory_bytes,
+        cpus=cpus,
     )
     usual: dict[str, Any] = {
         "job": JobId("digits-1"),
@@ -108,6 +120,23 @@ LATE = (ShareChange(time_s=1000.0 + 5 * HOUR_S, share=4, generation=1),)
             "4 GPUs trained 1.10 times as fast as 2: with --gpus 1:2 others have the rest",
         ),
         (
+            {"use": used(0.3)},
+            "its GPUs computed for 30 % of the time: more workers for its loaders, a larger micro-batch",
+        ),
+        (
+            {"use": used(0.3, cores=3.9), "cpus": 4.0},
+            "its GPUs computed for 30 % of the time: it uses all of its 4 cores",
+        ),
+        ({"use": used(0.001)}, "its GPUs computed for 0 % of the time: does it use them at all?"),
+        (
+            {"use": used(0.9, memory_gib=10), "memory_bytes": 64 << 30},
+            "each worker asked for 64 GiB and used 10 GiB at most: --memory 13GiB leaves the rest to others",
+        ),
+        (
+            {"use": used(0.9, cores=1.5), "cpus": 8.0},
+            "each worker asked for 8 cores and used 1.5 on average: --cpus 2 leaves the rest to others",
+        ),
+        (
             {"memory_bytes": 1 << 30, "past_workers": (OUT_OF_MEMORY,)},
             "1 of its workers ran out of memory; each asks for 1 GiB: ask for more (--memory)",
         ),
@@ -134,3 +163,17 @@ def test_at_most_three_notes_and_the_worst_first() -> None:
 def test_gpus_that_are_held_before_a_job_trains_do_not_raise_its_average() -> None:
     found = report_of(view(gpu_seconds=GpuSeconds(used_gpu_s=16 * HOUR_S, idle_gpu_s=2 * HOUR_S)), 1e9)
     assert found.mean_gpus == 4.0
+
+
+def test_use_stands_beside_allocation_and_good_use_and_short_jobs_have_no_note() -> None:
+    shown = view(use=used(0.62, cores=3.1, memory_gib=11), memory_bytes=16 << 30, cpus=4.0)
+    found = report_of(shown, 1e9)
+    assert found.notes == ()
+    assert lines(shown, found, 1e9)[-3:] == [
+        "  GPU use     62 % of the time; at most 30 GiB on one",
+        "  CPU use     3.1 of 4 cores for each worker on average",
+        "  memory      11 GiB of 16 GiB at most in one worker",
+    ]
+    assert document(shown, found)["use"]["busy_gpu_s"] == 0.62 * HOUR_S
+    assert document(view(), report_of(view(), 1e9))["busy"] is None
+    assert report_of(view(use=used(0.0, sampled_s=60.0), memory_bytes=1 << 40), 1e9).notes == ()
