@@ -39,7 +39,7 @@ from .intake.messages import on_agent_message, server_lost
 from .jobs.job import Job
 from .reconcile import health
 from .reconcile.gangs import note_running, watch_silent
-from .reconcile.idle import reclaim_idle
+from .reconcile.idle import reclaim_idle, rules_changed
 from .reconcile.processes import stop_worker
 from .reconcile.settle import settle
 from .reconcile.snapshot import falls_behind, keep_up
@@ -116,7 +116,9 @@ class ControllerMachine:
             case NoticeDone(number):
                 self._cluster.notices.done(number)
             case Reconfigured(settings, configured):
-                self._cluster.settings = settings
+                changed, self._cluster.settings = settings.idle != self._cluster.settings.idle, settings
+                if changed:
+                    rules_changed(self._cluster)
                 reconfigured(self._cluster, now, configured)
         if not self._cluster.servers.awaited or isinstance(
             event, TimePassed

@@ -17,18 +17,23 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from .withholding import stops_whole, withhold
 
+SAME_S = 1.0  # between the starts of two idle times that are taken for one
 NO_WAY_BACK = "it has not called elastic.join(), so its state cannot be saved"
 
 
 def note_use(cluster: Cluster, now: float, job: Job, told: WorkerUse) -> None:
     """Take a report of what one worker uses."""
+    before_s = job.uses.idle.get(told.worker)
     earlier = job.uses.take(now, told)
     if earlier is not NO_USE:
         job.update(use=job.record.use.plus(earlier))
     if told.idle_s == 0 and (job.record.idle_warned or job.record.idle_shrunk):
         job.update(idle_warned=False, idle_shrunk=False)
         cluster.jobs.mark_dirty(job)
-    _set_timer(cluster, now, job)
+    after_s = job.uses.idle.get(told.worker)
+    same = before_s is not None and after_s is not None and abs(after_s - before_s) < SAME_S
+    if not (same and job.idle_due_s is not None):  # a report of one of many idle workers rarely changes anything
+        _set_timer(cluster, now, job)
 
 
 def idle_since_s(now: float, job: Job) -> float | None:
@@ -49,21 +54,28 @@ def reclaim_idle(cluster: Cluster, now: float, job: Job) -> None:
         return
     since_s, rules = idle_since_s(now, job), _rules(cluster, job)
     if since_s is not None:
-        dues = _dues(job, rules, since_s)
-        if (at := dues.get("suspend")) is not None and now >= at:
+        begun_s = _begun_s(job, since_s)
+        due = {act for act, after_s in _acts(job, rules).items() if now >= begun_s + after_s}
+        if "suspend" in due:
             _suspend(cluster, now, job, since_s)
-        elif (at := dues.get("shrink")) is not None and now >= at:
+        elif "shrink" in due:
             _shrink(cluster, now, job, since_s)
-        elif (at := dues.get("warn")) is not None and now >= at:
+        elif "warn" in due:
             _warn(cluster, now, job, since_s, rules)
     job.idle_due_s = None
     _set_timer(cluster, now, job)
 
 
+def rules_changed(cluster: Cluster) -> None:
+    """Have the next report of each idle job judged by other rules than before."""
+    for job in cluster.jobs.index.live.values():
+        job.idle_due_s = None
+
+
 def _set_timer(cluster: Cluster, now: float, job: Job) -> None:
-    rules = _rules(cluster, job)
-    since_s = idle_since_s(now, job) if rules else None
-    due_s = min(_dues(job, rules, since_s).values(), default=None) if since_s is not None else None
+    acts = _acts(job, _rules(cluster, job))
+    since_s = idle_since_s(now, job) if acts else None
+    due_s = _begun_s(job, since_s) + min(acts.values()) if since_s is not None else None
     if due_s != job.idle_due_s:
         job.idle_due_s = due_s
         cluster.jobs.touch(job)
@@ -74,20 +86,26 @@ def _rules(cluster: Cluster, job: Job) -> Idle:
     return cluster.settings.idle.and_(own) if own else cluster.settings.idle
 
 
-def _dues(job: Job, rules: Idle, since_s: float) -> dict[str, float]:
-    """Return what is to be done about a job that stays idle, and when (Unix time)."""
-    since_s += max((status.saving_s for status in job.statuses.values()), default=0.0)
-    found = {}
-    if stops_whole(job):
-        if rules.suspend_s is not None:
-            found["suspend"] = since_s + rules.suspend_s
-        if rules.shrink_s is not None and _may_shrink(job):
-            found["shrink"] = since_s + rules.shrink_s
-    times_s = [rules.warn_s] if stops_whole(job) else [rules.warn_s, rules.shrink_s, rules.suspend_s]
+def _acts(job: Job, rules: Idle) -> dict[str, float]:
+    """Return what is to be done about the job if it stays idle, and after how many seconds."""
+    found: dict[str, float] = {}
+    if not rules:
+        return found
+    stops = stops_whole(job)
+    if stops and rules.suspend_s is not None:
+        found["suspend"] = rules.suspend_s
+    if stops and rules.shrink_s is not None and _may_shrink(job):
+        found["shrink"] = rules.shrink_s
+    times_s = [rules.warn_s] if stops else [rules.warn_s, rules.shrink_s, rules.suspend_s]
     warn_s = min((each for each in times_s if each is not None), default=None)
     if warn_s is not None and not job.record.idle_warned:
-        found["warn"] = since_s + warn_s
+        found["warn"] = warn_s
     return found
+
+
+def _begun_s(job: Job, since_s: float) -> float:
+    """Return when the clock of an idle job has begun: the job may have written a checkpoint first."""
+    return since_s + max((status.saving_s for status in job.statuses.values()), default=0.0)
 
 
 def _may_shrink(job: Job) -> bool:

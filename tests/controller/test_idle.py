@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from elasticd.controller.events import AgentMessage
+from elasticd.controller.events import AgentMessage, Reconfigured
 from elasticd.protocol.durations import idle_of
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import (
@@ -216,6 +217,16 @@ def test_without_rules_nothing_is_done_and_a_job_may_have_its_own() -> None:
     assert len(told(world, strict)) == 1
     answer = World({"s1": 1}).ask(Submit(spec=job_spec(idle=Idle(warn_s=float("nan")))))
     assert answer.reason.startswith("idle: warn: nan s is not allowed")
+
+
+def test_rules_that_are_read_again_count_from_the_next_report_on() -> None:
+    world = World({"s1": 1}, idle=Idle(suspend_s=10_000.0))
+    job = one_running(world)
+    idles(world, job, 100)
+    settings = replace(world.machine.cluster.settings, idle=Idle(warn_s=30.0))
+    world.feed(Reconfigured(settings, world.machine.cluster.planning.decider.scheduler))
+    idles(world, job, 10, 110.0)
+    assert len(told(world, job)) == 1
 
 
 def test_a_job_that_is_being_cancelled_is_not_idle() -> None:
