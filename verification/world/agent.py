@@ -35,6 +35,7 @@ from elasticd.agent.events import (
     StopSignal,
     TakeSnapshotPart,
     TimePassed,
+    UseSampled,
     Warn,
     WarnProcess,
     WorkerStatusReceived,
@@ -48,6 +49,7 @@ from elasticd.protocol.messages import (
     Order,
     StartWorker,
     ToAgentFromController,
+    WorkerUse,
     session_name,
 )
 from elasticd.protocol.model import (
@@ -59,6 +61,7 @@ from elasticd.protocol.model import (
     Server,
     ServerId,
     Trouble,
+    Use,
     WorkerId,
     WorkerStatus,
     job_number,
@@ -79,6 +82,9 @@ T = TypeVar("T")
 START_S = 0.05  # to start a process
 NOTICE_S = 0.002  # until an agent notices that a process has ended
 HANG_LOOK_S = 0.5  # between two checks whether a file system still hangs
+SAMPLED_EACH_S = 0.3
+IDLE_STRETCH_S = 40.0
+IDLE_PART = 0.4  # of the stretches
 RESTART_S = 3.0  # until systemd restarts an agent that has crashed
 KEPT_WORDS = 10_000  # statuses of workers, buffered while their agent is away
 
@@ -136,6 +142,7 @@ class Agent(Process):
         self._words: list[WorkerStatus] = []  # statuses of workers, sent while the agent was away
         self._kept_term = 0  # the highest term that is written to disk
         self.highest_term = 0  # the highest term heard since the start, or read from disk at it
+        self._sample_at = 0.0  # when its workers' use is sampled next
         self._unwritten: Identity | None = None  # an identity that waits for a hanging file system
         self._kept_in_vain = False  # the last attempt to write the identity failed
         self._doubles = random.Random(f"{world.seed}/doubles/{name}")
@@ -178,7 +185,18 @@ class Agent(Process):
         return self._machine.next_deadline()
 
     def turn(self) -> None:
+        if self.timeline.now >= self._sample_at:
+            self._sample_at = self.timeline.now + SAMPLED_EACH_S
+            self._dispatch(UseSampled(tuple(self._use_of(name, worker) for name, worker in self.workers.items())))
         self._dispatch(TimePassed())
+
+    def _use_of(self, name: WorkerId, worker: Worker) -> WorkerUse:
+        """The GPUs of a job do nothing for some stretches of time, the same on all servers, whatever its workers do."""
+        now = self.timeline.now
+        idle_s = now % IDLE_STRETCH_S
+        chance = random.Random(f"{self._world.seed}/idle/{worker.job}/{now // IDLE_STRETCH_S}").random()
+        use = Use(gpu_s=now, busy_gpu_s=now / 2, cpu_s=now, wall_s=now)
+        return WorkerUse(worker=name, uid=worker.uid, use=use, idle_s=idle_s if chance < IDLE_PART else 0.0)
 
     def go_on(self, life: int) -> None:
         if self.state is State.STOPPED:  # a stopped agent does not watch its starts

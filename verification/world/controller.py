@@ -33,7 +33,7 @@ from elasticd.protocol.messages import (
     ToAgentFromController,
     ToControllerFromAgent,
 )
-from elasticd.protocol.model import ServerId, Severity
+from elasticd.protocol.model import Idle, ServerId, Severity
 from elasticd.protocol.principals import Principal
 from elasticd.scheduler.scheduler import Scheduler
 
@@ -51,6 +51,7 @@ COMPARE_EVERY = 50  # commits
 RESERVE_AFTER_S = 20.0  # short, since histories last minutes
 # workers up to which the state of a job is one record; so few that most jobs cross the limit in both directions
 WHOLE_WORKERS = 1
+IDLE_RULES = Idle(warn_s=4.0, shrink_s=8.0)  # as short, and without `suspend`: nobody would resume the jobs
 RECENT = 1  # finished jobs kept in memory; so few that archived jobs occur in histories
 KEPT_SAID = 40  # messages to agents
 RESTART_S = 3.0  # until systemd restarts a controller that has crashed
@@ -170,6 +171,7 @@ class Controller(Process):
             keeping=Keeping(recent=RECENT),
             reserve_after_s=RESERVE_AFTER_S,
             whole_workers=WHOLE_WORKERS,
+            idle=IDLE_RULES,
         )
         chance = random.Random(f"{self._world.seed}/{settings.incarnation}")
         return ControllerMachine(settings, self._scheduler, chance, now, records)
