@@ -83,8 +83,7 @@ START_S = 0.05  # to start a process
 NOTICE_S = 0.002  # until an agent notices that a process has ended
 HANG_LOOK_S = 0.5  # between two checks whether a file system still hangs
 SAMPLED_EACH_S = 0.3
-IDLE_STRETCH_S = 40.0
-IDLE_PART = 0.4  # of the stretches
+IDLE_STRETCH_S = 40.0  # in which the GPUs of a job either compute or do nothing
 RESTART_S = 3.0  # until systemd restarts an agent that has crashed
 KEPT_WORDS = 10_000  # statuses of workers, buffered while their agent is away
 
@@ -196,7 +195,7 @@ class Agent(Process):
         idle_s = now % IDLE_STRETCH_S
         chance = random.Random(f"{self._world.seed}/idle/{worker.job}/{now // IDLE_STRETCH_S}").random()
         use = Use(gpu_s=now, busy_gpu_s=now / 2, cpu_s=now, wall_s=now)
-        return WorkerUse(worker=name, uid=worker.uid, use=use, idle_s=idle_s if chance < IDLE_PART else 0.0)
+        return WorkerUse(worker=name, uid=worker.uid, use=use, idle_s=idle_s if chance < self._world.plan.idle else 0.0)
 
     def go_on(self, life: int) -> None:
         if self.state is State.STOPPED:  # a stopped agent does not watch its starts

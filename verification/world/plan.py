@@ -20,6 +20,7 @@ from .people import USERS
 
 STORM_S = 600.0  # how long the weather lasts
 SLOWER = 8.0  # factor on all durations of a slow server
+IDLE = 0.4  # part of the time in which the GPUs of a job do nothing in a drawn history
 CONNECT_S = 0.02
 POLICIES = (
     "max-min", "fifo", "backfill", "elastic-fifo", "elastic-backfill", "srtf", "srsf", "srtf-e", "srsf-e", "optimus",
@@ -526,6 +527,7 @@ class Plan:
     types: tuple[str, ...] = ()  # GPU model of each server; empty: all have CPU slots
     cores: int = 0  # of each server, with as many GiB of memory; 0: its agent does not tell
     users: tuple[str, ...] = ()  # besides an operator; empty: only the administrator
+    idle: float = 0.0  # part of the time in which the GPUs of a job do nothing, by the reports of agents
 
     @property
     def entries(self) -> tuple[JobPlan | Fault, ...]:
@@ -623,6 +625,7 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         cores = 2 * gpus
         jobs = [_with_amounts(random.Random(f"{seed}/amounts/{i}"), job, cores) for i, job in enumerate(jobs)]
     return Plan(
+        idle=IDLE,
         types=types,
         cores=cores,
         seed=seed,
