@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated
 
@@ -25,6 +26,15 @@ CHANGES = 8  # of its share
 REMEDIES = 8
 HOLDERS = 6
 TAKEN = 6
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an explanation. `label`: ""; the part belongs to the one before. `command`: the text is a command line."""
+
+    label: str
+    text: str
+    command: bool = False
 
 
 def add_to(app: typer.Typer) -> None:
@@ -81,14 +91,20 @@ def document(job: JobView, why: Explanation, now_s: float) -> dict[str, object]:
 def lines(job: JobView, why: Explanation, now_s: float, width: int | None, everything: bool = False) -> Iterator[str]:
     """Yield the explanation's lines for a terminal of `width` columns; None: for a program, each part in one line."""
     page = _Page(width)
-    yield from page.part("", _state(job, why, now_s))
+    for part in parts(job, why, now_s, everything):
+        yield from page.whole(part.text) if part.command else page.part(part.label, part.text)
+
+
+def parts(job: JobView, why: Explanation, now_s: float, everything: bool = False) -> Iterator[Part]:
+    """Yield the parts of the explanation. Their texts may come from a job or an operator."""
+    yield Part("", _state(job, why, now_s))
     for at, reason in enumerate(why.reasons or _last_reason(job)):
-        yield from page.part("why" if not at else "", reason)
-    yield from _decision(page, job, why)
+        yield Part("why" if not at else "", reason)
+    yield from _decision(job, why)
     if job.promise is not None:
-        yield from _deadline(page, job, now_s)
-    yield from _changes(page, job.shares, now_s, everything)
-    yield from _remedies(page, job, why, now_s, everything)
+        yield from _deadline(job, now_s)
+    yield from _changes(job.shares, now_s, everything)
+    yield from _remedies(job, why, now_s, everything)
 
 
 def _state(job: JobView, why: Explanation, now_s: float) -> str:
@@ -114,35 +130,35 @@ def _last_reason(job: JobView) -> Sequence[str]:
     return (job.shares[-1].reason,) if job.shares[-1].reason else ()
 
 
-def _decision(page: _Page, job: JobView, why: Explanation) -> Iterator[str]:
+def _decision(job: JobView, why: Explanation) -> Iterator[Part]:
     """Yield the scheduler's decision as of now, and the GPUs that it divides."""
     if job.phase.final or not why.policy:
         return
     if why.decided_gpus is None:
-        yield from page.part("decided", "no policy decides about it as it is now")
+        yield Part("decided", "no policy decides about it as it is now")
         return
     told = [f"{_stage(step.stage, why.policy)}: {gpu_count(step.gpus)}" for step in why.steps]
-    yield from page.part("decided", "; then ".join(told))
+    yield Part("decided", "; then ".join(told))
     if why.rule:
-        yield from page.part("policy", f"{why.policy}: {why.rule}")
+        yield Part("policy", f"{why.policy}: {why.rule}")
     idle = f"{why.free_gpus} idle that it may use" if why.free_gpus else "none idle that it may use"
     jobs = f"{why.among_jobs} job{'s' if why.among_jobs != 1 else ''}"
     divided = f"{why.policy} divides {why.divided_gpus} of {gpu_count(why.known_gpus)} among {jobs}, and leaves {idle}"
     needs = f"; it needs {why.least_gpus} to start" if not job.share_gpus else ""
-    yield from page.part("GPUs", divided + needs)
+    yield Part("GPUs", divided + needs)
     for taken in why.taken[:TAKEN]:
-        yield from page.part("", f"{_where(taken.gpus)}: {taken.why}")
+        yield Part("", f"{_where(taken.gpus)}: {taken.why}")
     if len(why.taken) > TAKEN:
-        yield from page.part("", f"and others for {len(why.taken) - TAKEN} more reasons (--json)")
+        yield Part("", f"and others for {len(why.taken) - TAKEN} more reasons (--json)")
     if why.holders:
         told = [f"{one.job} {max(one.before_gpus, one.after_gpus)}" for one in why.holders[:HOLDERS]]
         more = len(why.holders) - len(told)
-        yield from page.part("held by", ", ".join([*told, *([f"{more} more jobs"] if more else [])]))
+        yield Part("held by", ", ".join([*told, *([f"{more} more jobs"] if more else [])]))
     if why.before:
         told = list(why.before[:HOLDERS])
         more = len(why.before) - len(told)
         names = ", ".join([*told, *([f"{more} more"] if more else [])])
-        yield from page.part("before it", f"{names}, if GPUs come free")
+        yield Part("before it", f"{names}, if GPUs come free")
 
 
 def _stage(stage: str, policy: str) -> str:
@@ -154,15 +170,15 @@ def _where(gpus: Sequence[GpuAddress]) -> str:
     return ", ".join(f"{server}:{ranges(gpu.index for gpu in here)}" for server, here in by_server)
 
 
-def _deadline(page: _Page, job: JobView, now_s: float) -> Iterator[str]:
+def _deadline(job: JobView, now_s: float) -> Iterator[Part]:
     assert job.promise is not None
     eta_s = render.eta_s(job)
-    yield from page.part("deadline", deadline_line(job.promise, now_s, eta_s, with_ways=False))
+    yield Part("deadline", deadline_line(job.promise, now_s, eta_s, with_ways=False))
     least = f"; minimum satisfactory share {gpu_count(job.promise.least_gpus)}" if job.promise.least_gpus else ""
-    yield from page.part("slack", f"{slack(job.promise, now_s, eta_s).text}{least}")
+    yield Part("slack", f"{slack(job.promise, now_s, eta_s).text}{least}")
 
 
-def _changes(page: _Page, shares: Sequence[ShareChange], now_s: float, everything: bool) -> Iterator[str]:
+def _changes(shares: Sequence[ShareChange], now_s: float, everything: bool) -> Iterator[Part]:
     """Yield the last changes of the share, the newest last."""
     first = 0 if everything else max(0, len(shares) - CHANGES)
     for at in range(first, len(shares)):
@@ -170,32 +186,32 @@ def _changes(page: _Page, shares: Sequence[ShareChange], now_s: float, everythin
         change = shares[at]
         how = f"{before} -> {change.share}" if before != change.share else f"{gpu_count(change.share)}, others"
         text = f"{moment(change.time_s, now_s)}  {how:<8}  {change.reason or '-'}"
-        yield from page.part("changes" if at == first else "", text)
+        yield Part("changes" if at == first else "", text)
 
 
-def _remedies(page: _Page, job: JobView, why: Explanation, now_s: float, everything: bool) -> Iterator[str]:
+def _remedies(job: JobView, why: Explanation, now_s: float, everything: bool) -> Iterator[Part]:
     """Yield the changes that would give the job other GPUs, and those that would keep its deadline."""
     saves = saves_deadline(job.promise, now_s) if job.promise is not None else ""
     if saves:
-        yield from page.part("changes it", f"its deadline: {saves}")
+        yield Part("changes it", f"its deadline: {saves}")
     if job.phase.final or not why.policy:
         return
     shown = why.remedies if everything else _chosen(why.remedies)
     if not shown and (why.tried or not saves):
         nothing = f"nothing of {why.tried} things that were tried" if why.tried else "nothing that is known here"
-        yield from page.part("" if saves else "changes it", f"its GPUs: {nothing}" if saves else nothing)
+        yield Part("" if saves else "changes it", f"its GPUs: {nothing}" if saves else nothing)
     for at, remedy in enumerate(shown):
         verb = "has" if job.share_gpus else "starts with"
         who = f" ({remedy.by})" if remedy.by else ""
         loses = f"; {render.pushed(remedy.pushed)} would lose by it" if remedy.pushed else ""
         text = f"it {verb} {gpu_count(remedy.share_gpus)} if {remedy.text}{who}{loses}"
-        yield from page.part("" if at or saves else "changes it", text)
+        yield Part("" if at or saves else "changes it", text)
         if remedy.command:
-            yield from page.whole(remedy.command)
+            yield Part("", remedy.command, command=True)
     more = len(why.remedies) - len(shown)
     if more or why.untried:
         untried = f"; {why.untried} more were not tried" if why.untried else ""
-        yield from page.part("", f"and {more} more (--all){untried}" if more else untried.strip("; "))
+        yield Part("", f"and {more} more (--all){untried}" if more else untried.strip("; "))
 
 
 def _chosen(remedies: Sequence[Remedy]) -> Sequence[Remedy]:

@@ -56,7 +56,7 @@ class _Reader:
     offset: int = 0
     ended: bool = False
     last_s: float = 0.0
-    complained: bool = False
+    trouble: str = ""  # why the log cannot be read now
 
 
 @dataclass(frozen=True)
@@ -127,30 +127,57 @@ def follow_job(
 
     `look`: called with each view of the job. With it, what the job wrote to stderr goes to stderr.
     """
-    readers: dict[WorkerId, _Reader] = {}
-    begun = False
+    follower = Follower(shared, wanted)
     while True:
         view = shared.job(job)
         if look is not None:
             look(view)
-        for reader in _readers(view, wanted):
-            readers.setdefault(reader.worker, reader)
-        tail = None if begun else wanted.tail
-        read = _read if tail is None else functools.partial(_read_wanted, tail=tail)
-        lines = [line for reader in readers.values() if not reader.ended for line in read(shared, view, reader)]
-        chosen = _in_order(lines, wanted.after_s)
-        if not begun:
-            chosen, begun = wanted.last(chosen), True
+        lines, came = follower.more(view)
         if as_json:
-            for line in chosen:
+            for line in lines:
                 print(json.dumps(line.document()))  # a stream: one document a line
             sys.stdout.flush()
         else:
-            _print(chosen, several=len(readers) > 1, apart=look is not None)
-        if view.phase.final and not lines:
+            _print(lines, several=follower.several, apart=look is not None)
+        if view.phase.final and not came:
             return
-        if not lines:
+        if not came:
             time.sleep(FOLLOW_S)
+
+
+class Follower:
+    """Reading the output of a job's workers as it grows."""
+
+    def __init__(self, shared: Context, wanted: Wanted = EVERYTHING) -> None:
+        self._shared = shared
+        self._wanted = wanted
+        self._readers: dict[WorkerId, _Reader] = {}
+        self._begun = False
+
+    @property
+    def several(self) -> bool:
+        """Return whether more than one worker has written."""
+        return len(self._readers) > 1
+
+    @property
+    def troubles(self) -> list[str]:
+        """Return why some logs cannot be read now."""
+        return [f"log of {each.worker}: {each.trouble}" for each in self._readers.values() if each.trouble]
+
+    def more(self, view: JobView) -> tuple[list[Line], bool]:
+        """Return the wanted ones of the lines that have come since the last call, and whether any lines have come.
+        `view`: the job as it is now.
+        """
+        for reader in _readers(view, self._wanted):
+            self._readers.setdefault(reader.worker, reader)
+        tail = None if self._begun else self._wanted.tail
+        read = _read if tail is None else functools.partial(_read_wanted, tail=tail)
+        unended = [reader for reader in self._readers.values() if not reader.ended]
+        lines = [line for reader in unended for line in read(self._shared, view, reader)]
+        chosen = _in_order(lines, self._wanted.after_s)
+        if not self._begun:
+            chosen, self._begun = self._wanted.last(chosen), True
+        return chosen, bool(lines)
 
 
 def since_s(text: str, now_s: float) -> float:
@@ -222,11 +249,11 @@ def _read(shared: Context, view: JobView, reader: _Reader) -> list[Line]:
         request = GetLog(job=view.job, worker=reader.worker, offset=reader.offset, limit=PIECE_BYTES)
         piece = shared.ask(request, Log)
     except RequestRefused as error:
-        if not reader.complained:  # following goes on: the server may come back
+        if not reader.trouble:  # following goes on: the server may come back
             say(f"elasticctl: log of {reader.worker}: {error}")
-        reader.complained = True
+        reader.trouble = str(error)
         return []
-    reader.offset, reader.ended = piece.next_offset, piece.end
+    reader.offset, reader.ended, reader.trouble = piece.next_offset, piece.end, ""
     return [_parsed(line, reader) for line in piece.data.split(b"\n")[:-1]]
 
 

@@ -46,7 +46,7 @@ def quota(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> Non
         print_json({name: render.plain(getattr(found, name)) for name in QuotasFound.__struct_fields__})
         return
     if found.quotas:
-        show(Table(COLUMNS, [_row(view) for view in found.quotas]))
+        show(quota_table(found))
     else:
         command = shared.command("policy set FILE")
         print(f"There are no quotas: each user may use all {gpu_count(found.total_gpus)}. Set some: {command}")
@@ -54,7 +54,17 @@ def quota(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> Non
         say(f"{found.left_out} users more have jobs, and no quota of their own")
     if found.reservations:
         print()
-        show(Table(RESERVATION_COLUMNS, [_reserved(view, found.time_s) for view in found.reservations]))
+        show(reservation_table(found))
+
+
+def quota_table(found: QuotasFound) -> Table:
+    """Return the users and groups with quotas or jobs, one a row."""
+    return Table(COLUMNS, [_row(view) for view in found.quotas])
+
+
+def reservation_table(found: QuotasFound) -> Table:
+    """Return the reservations that are not over, one a row."""
+    return Table(RESERVATION_COLUMNS, [_reserved(view, found.time_s) for view in found.reservations])
 
 
 def _row(view: QuotaView) -> Row:

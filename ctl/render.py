@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ from ..protocol.messages import (
     CordonView,
     CurvePoint,
     EventView,
-    Failure,
     JobLength,
     JobView,
     LengthSource,
@@ -48,6 +47,15 @@ PHASE_STYLES = {
     JobPhase.FAILED: "red",
     JobPhase.CANCELLED: "dim",
 }
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A labelled part of the description of a job. `below`: lines of details."""
+
+    label: str
+    text: str
+    below: tuple[str, ...] = ()
 
 
 MOST_PUSHED_TOLD = 10
@@ -231,27 +239,34 @@ def goes_on_from(resume: ResumeFrom) -> str:
 
 def failure_lines(job: JobView) -> list[str]:
     """Return where a failed job has failed, and where to read more; empty for any other job."""
+    return list(_fact_lines(_failure(job)))
+
+
+def _failure(job: JobView) -> Iterator[Fact]:
     failed = job.failure
     if failed is None:
-        return []
+        return
     if not job.elastic:
-        return [f"  failed in        attempt {failed.attempt}", *_what_failed(job, failed)]
-    steps = f"{failed.steps_done} step{'s' if failed.steps_done != 1 else ''}" if failed.steps_done else "no step"
-    of = f" of {job.total_steps}" if job.total_steps and failed.steps_done else ""
-    return [f"  failed after     {steps}{of}, in attempt {failed.attempt}", *_what_failed(job, failed)]
-
-
-def _what_failed(job: JobView, failed: Failure) -> list[str]:
-    lines = []
+        yield Fact("failed in", f"attempt {failed.attempt}")
+    else:
+        steps = f"{failed.steps_done} step{'s' if failed.steps_done != 1 else ''}" if failed.steps_done else "no step"
+        of = f" of {job.total_steps}" if job.total_steps and failed.steps_done else ""
+        yield Fact("failed after", f"{steps}{of}, in attempt {failed.attempt}")
     if failed.worker is not None:
-        lines.append(f"  worker           {failed.worker} on {failed.server}")
+        yield Fact("worker", f"{failed.worker} on {failed.server}")
     if failed.error:
-        lines.append(f"  error            {printable(failed.error)}")
+        yield Fact("error", printable(failed.error))
     if failed.worker is not None:
-        lines.append(f"  log              elasticctl logs {job.job} --worker {failed.worker.rpartition('.')[2]}")
+        yield Fact("log", f"elasticctl logs {job.job} --worker {failed.worker.rpartition('.')[2]}")
     if failed.log:
-        lines.append(f"                   {failed.server}:{printable(failed.log)}")
-    return lines
+        yield Fact("", f"{failed.server}:{printable(failed.log)}")
+
+
+def _fact_lines(facts: Iterable[Fact]) -> Iterator[str]:
+    for fact in facts:
+        if fact.label or fact.text:
+            yield f"  {fact.label:<16} {fact.text}".rstrip()
+        yield from (f"    {line}" for line in fact.below)
 
 
 def note(worker: WorkerView) -> str:
@@ -473,58 +488,69 @@ def event_line(event: EventView) -> str:
 
 def job_lines(job: JobView, now_s: float) -> list[str]:
     """Return one job in full."""
+    return [outcome(job, "  "), *_fact_lines(job_facts(job, now_s))]
+
+
+def job_facts(job: JobView, now_s: float) -> Iterator[Fact]:
+    """Yield all that is shown of one job, beside its outcome."""
     spec = job.spec
     age = span((job.finished_s or now_s) - job.submitted_s)
     since = f"over after {age}" if job.phase.final else f"{age} ago"
     by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
-    lines = [
-        outcome(job, "  "),
-        *failure_lines(job),
-        f"  owner            {printable(owner(job))}",
-        f"  command          {printable(shlex.join(spec.command))}",
-        f"  workdir          {printable(spec.workdir)}",
-        *([f"  goes on from     {goes_on_from(spec.resume)}"] if spec.resume is not None else []),
-        f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",
-        *([f"  each worker      {asked.each}"] if (asked := Need.of(spec)) else []),
-        f"  resizing         {resizing(job)}",
-        f"  virtual workers  {spec.virtual_workers}, determinism {spec.determinism.value}",
-        *([f"  global batch     {batch(job)}"] if job.elastic else []),
-        f"  step             {step(job)}, epoch {job.epoch}, {job.samples_per_s:.0f} samples/s",
-        f"  time             submitted {clock(job.submitted_s)}, {since}, restarts {job.restarts}",
-    ]
-    if job.length is not None and job.elastic:
-        lines.append(f"  length           {length(job, job.length)}")
-    if spec.time_limit_s is not None:
-        left_s = max(0.0, spec.time_limit_s - job.ran_s)
-        rest = "" if job.phase.final else f", {span(left_s)} left"
-        lines.append(f"  time limit       has run {span(job.ran_s)} of {span(spec.time_limit_s)}{rest}")
-    if job.promise is not None:
-        lines.append(f"  deadline         {deadline_line(job.promise, now_s, eta_s(job))}")
-    left = eta_s(job)
-    if left is not None:
-        lines.append(f"  ETA              {span(left)}")
+    yield from _failure(job)
+    yield Fact("owner", printable(owner(job)))
+    yield Fact("command", printable(shlex.join(spec.command)))
+    yield Fact("workdir", printable(spec.workdir))
+    if spec.resume is not None:
+        yield Fact("goes on from", goes_on_from(spec.resume))
+    yield Fact("GPUs", f"{gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})")
+    if asked := Need.of(spec):
+        yield Fact("each worker", asked.each)
+    yield Fact("resizing", resizing(job))
+    yield Fact("virtual workers", f"{spec.virtual_workers}, determinism {spec.determinism.value}")
+    if job.elastic:
+        yield Fact("global batch", batch(job))
+    yield Fact("step", f"{step(job)}, epoch {job.epoch}, {job.samples_per_s:.0f} samples/s")
+    yield Fact("time", f"submitted {clock(job.submitted_s)}, {since}, restarts {job.restarts}")
+    yield from _prospects(job, now_s)
     if job.gpu_seconds.held_gpu_s:
-        lines.append(f"  GPU time         {gpu_time(job.gpu_seconds)}")
-    lines += [f"  {name:<15}  {text}" for name, text in use_texts(job, now_s)]
+        yield Fact("GPU time", gpu_time(job.gpu_seconds))
+    yield from (Fact(name, text) for name, text in use_texts(job, now_s))
     if job.metrics or job.odd_metrics:
-        lines.append(f"  metrics          {printable(metrics(job))}")
-    if job.workers:
-        lines.append(f"  workers          generation {job.generation}")
-        lines += [
-            f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} {w.phase.value:<9} pid {w.pid or '-'}{_worker_use(w)}{note(w)}"
-            for w in job.workers
-        ]
-    failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None) and worker.reason != RELEASED][
-        -3:
-    ]
-    lines += [f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} ended     {printable(w.reason)}" for w in failed]
+        yield Fact("metrics", printable(metrics(job)))
+    yield from _workers(job)
     if job.curve:
-        lines.append("  throughput")
-        lines += [f"    {point_line(point)}" for point in job.curve]
+        yield Fact("throughput", "", tuple(point_line(point) for point in job.curve))
     if job.shares:
-        lines.append("  share over time  " + share_line(job, now_s))
-    lines += [f"    {describe_resize(job.job, resize)}" for resize in job.resizes[-3:]]
-    return lines
+        yield Fact("share over time", share_line(job, now_s))
+    yield Fact("", "", tuple(describe_resize(job.job, resize) for resize in job.resizes[-3:]))
+
+
+def _prospects(job: JobView, now_s: float) -> Iterator[Fact]:
+    """Yield the job's length, its limits of time and the time that is left."""
+    if job.length is not None and job.elastic:
+        yield Fact("length", length(job, job.length))
+    if job.spec.time_limit_s is not None:
+        left_s = max(0.0, job.spec.time_limit_s - job.ran_s)
+        rest = "" if job.phase.final else f", {span(left_s)} left"
+        yield Fact("time limit", f"has run {span(job.ran_s)} of {span(job.spec.time_limit_s)}{rest}")
+    if job.promise is not None:
+        yield Fact("deadline", deadline_line(job.promise, now_s, eta_s(job)))
+    if (left := eta_s(job)) is not None:
+        yield Fact("ETA", span(left))
+
+
+def _workers(job: JobView) -> Iterator[Fact]:
+    """Yield the workers, and the last of those that have failed."""
+    if job.workers:
+        told = (
+            f"{w.worker:<16} {w.server}:{gpus_of(w):<3} {w.phase.value:<9} pid {w.pid or '-'}{_worker_use(w)}{note(w)}"
+            for w in job.workers
+        )
+        yield Fact("workers", f"generation {job.generation}", tuple(told))
+    failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None) and worker.reason != RELEASED]
+    ended = (f"{w.worker:<16} {w.server}:{gpus_of(w):<3} ended     {printable(w.reason)}" for w in failed[-3:])
+    yield Fact("", "", tuple(ended))
 
 
 def percent(part: float) -> str:
