@@ -61,9 +61,7 @@ class Cluster:
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
-        if self._context._client is not None:
-            self._context._client.close()
-            self._context._client = None
+        self._context.close()
 
     def job(self, job: str) -> JobView:
         """Return all that is known of a job."""

@@ -65,6 +65,12 @@ class Context:
             self._client = Client(address, key, self._diagnosis, cache())
         return self._client
 
+    def close(self) -> None:
+        """Close the connection; the next request opens another one."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
     def command(self, what: str) -> str:
         """Return the command line for `what` that addresses the same cluster."""
         if self.directory in (default_directory(), _absolute(os.environ.get("ELASTICCTL_DIR"))):

@@ -8,6 +8,7 @@ it would save a stated part, and the one that would save most comes first.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,12 +154,12 @@ def _wasted(view: JobView) -> tuple[float, str] | None:
     return 1 - half * rates[most] / (most * rates[half]), text
 
 
-def lines(view: JobView, found: JobReport, now_s: float) -> list[str]:
-    """Return the report for people, below the job's outcome."""
+def facts(view: JobView, found: JobReport, now_s: float) -> Iterator[tuple[str, str]]:
+    """Yield the parts of the report for people, each with its label."""
     spec, spent = view.spec, view.gpu_seconds
     held = spent.held_gpu_s
     asked = f"asked for {spec.gpus.min} to {spec.gpus.max}"
-    told = [f"  allocation  {found.mean_gpus:.1f} GPUs on average, {view.peak_gpus} at most; {asked}"]
+    yield "allocation", f"{found.mean_gpus:.1f} GPUs on average, {view.peak_gpus} at most; {asked}"
     for name, seconds, what in (
         ("used", spent.used_gpu_s, "trained, or its command ran"),
         ("idle", spent.idle_gpu_s, "started, loaded, saved, waited"),
@@ -166,12 +167,17 @@ def lines(view: JobView, found: JobReport, now_s: float) -> list[str]:
         ("lost", spent.lost_gpu_s, f"done again after {view.restarts} restarts"),
     ):
         if held > 0:
-            told.append(f"  {name:<11} {percent(seconds / held):>5}  {seconds / 3600:.2f} GPU-hours: {what}")
+            yield name, f"{percent(seconds / held):>5}  {seconds / 3600:.2f} GPU-hours: {what}"
     without = f"{span(found.interrupted_s)} without after its start"
-    told.append(f"  time        {span(found.queued_s)} in the queue, {span(found.ran_s)} with GPUs, {without}")
-    told += [f"  {name:<10}  {text}" for name, text in use_texts(view, now_s)]
-    told += [f"  note        {note}" for note in found.notes]
-    return told
+    yield "time", f"{span(found.queued_s)} in the queue, {span(found.ran_s)} with GPUs, {without}"
+    yield from use_texts(view, now_s)
+    for note in found.notes:
+        yield "note", note
+
+
+def lines(view: JobView, found: JobReport, now_s: float) -> list[str]:
+    """Return the report for people, below the job's outcome."""
+    return [f"  {label:<11} {text}" for label, text in facts(view, found, now_s)]
 
 
 def document(view: JobView, found: JobReport) -> dict[str, Any]:

@@ -127,12 +127,12 @@ def follow_job(
 
     `look`: called with each view of the job. With it, what the job wrote to stderr goes to stderr.
     """
-    follower = Follower(shared, wanted)
+    follower = Follower(wanted)
     while True:
         view = shared.job(job)
         if look is not None:
             look(view)
-        lines, came = follower.more(view)
+        lines, came = follower.more(shared, view)
         if as_json:
             for line in lines:
                 print(json.dumps(line.document()))  # a stream: one document a line
@@ -148,8 +148,7 @@ def follow_job(
 class Follower:
     """Reading the output of a job's workers as it grows."""
 
-    def __init__(self, shared: Context, wanted: Wanted = EVERYTHING) -> None:
-        self._shared = shared
+    def __init__(self, wanted: Wanted = EVERYTHING) -> None:
         self._wanted = wanted
         self._readers: dict[WorkerId, _Reader] = {}
         self._begun = False
@@ -164,7 +163,7 @@ class Follower:
         """Return why some logs cannot be read now."""
         return [f"log of {each.worker}: {each.trouble}" for each in self._readers.values() if each.trouble]
 
-    def more(self, view: JobView) -> tuple[list[Line], bool]:
+    def more(self, shared: Context, view: JobView) -> tuple[list[Line], bool]:
         """Return the wanted ones of the lines that have come since the last call, and whether any lines have come.
         `view`: the job as it is now.
         """
@@ -173,7 +172,7 @@ class Follower:
         tail = None if self._begun else self._wanted.tail
         read = _read if tail is None else functools.partial(_read_wanted, tail=tail)
         unended = [reader for reader in self._readers.values() if not reader.ended]
-        lines = [line for reader in unended for line in read(self._shared, view, reader)]
+        lines = [line for reader in unended for line in read(shared, view, reader)]
         chosen = _in_order(lines, self._wanted.after_s)
         if not self._begun:
             chosen, self._begun = self._wanted.last(chosen), True

@@ -82,6 +82,7 @@ ROOMS = {
     "exec": ("exec",),
     "events": ("events",),
     "report": ("report",),
+    "web.command": ("web",),
     "policy": ("policy",),
     "quota": ("quota",),
     "config": ("config",),

@@ -146,7 +146,7 @@ GROUPS = (
     Group(
         "Cluster",
         {"up": "a whole cluster on this machine, for a try; down stops it", "doctor": "what is wrong on this machine"},
-        ("down", "servers", "topology", "policy", "quota", "report", "simulate", "login", "version"),
+        ("down", "servers", "topology", "policy", "quota", "report", "web", "simulate", "login", "version"),
     ),
     Group(
         "For operators",

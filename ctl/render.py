@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -505,7 +505,7 @@ def job_facts(job: JobView, now_s: float) -> Iterator[Fact]:
         yield Fact("goes on from", goes_on_from(spec.resume))
     yield Fact("GPUs", f"{gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})")
     if asked := Need.of(spec):
-        yield Fact("each worker", asked.each)
+        yield Fact("each worker", f"{asked.each}")
     yield Fact("resizing", resizing(job))
     yield Fact("virtual workers", f"{spec.virtual_workers}, determinism {spec.determinism.value}")
     if job.elastic:

@@ -1,0 +1,186 @@
+"""The documents of the pages, from the controller's answers. Pure.
+
+Texts and tables are those of the commands: `status`, `servers`, `history`, `quota`, `controllers`, `explain`, `report`,
+`events`. A job's environment is in none of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...protocol.messages import (
+    Controllers,
+    EventView,
+    JobFound,
+    Jobs,
+    JobView,
+    PolicyInUse,
+    QuotasFound,
+    Servers,
+    ServerState,
+    ServerView,
+)
+from ...protocol.texts import gpu_count
+from .. import explain, history, jobreport, quota, render
+from ..promises import moment
+from ..tables import Row, Table
+from ..words import printable
+
+
+def table(found: Table, links: Sequence[str] = (), users: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a table of a command. `links`: the page that each row leads to; `users`: whose each row is."""
+    return {
+        "columns": [[column.title, column.right] for column in found.columns],
+        "note": found.note_title,
+        "rows": [_row(row) for row in found.rows],
+        "links": list(links),
+        "users": list(users),
+    }
+
+
+def _row(row: Row) -> list[Any]:
+    return [[[cell.text, cell.style] if cell.style else cell.text for cell in row.cells], list(row.notes)]
+
+
+def cluster(jobs: Jobs, servers: Servers) -> dict[str, Any]:
+    """Return the document of the first page: GPUs by server, and the unfinished jobs."""
+    phases = Counter(render.phase(job) for job in jobs.jobs)
+    total = sum(len(view.server.gpus) for view in servers.servers)
+    used = sum(len(view.used) for view in servers.servers)
+    told = [f"{count:,} {phase}" for phase, count in phases.most_common()]
+    return {
+        "summary": [
+            f"{gpu_count(total)}, {used:,} in use",
+            f"{len(jobs.jobs):,} unfinished job{'' if len(jobs.jobs) == 1 else 's'}{': ' if told else ''}{', '.join(told)}",
+            f"policy {printable(jobs.policy)}",
+        ],
+        "time": moment(jobs.time_s, jobs.time_s),
+        "servers": _gpus(servers),
+        "jobs": job_table(jobs),
+        "refused": [render.refused_job(each) for each in jobs.refused],
+    }
+
+
+def job_table(jobs: Jobs) -> dict[str, Any]:
+    return table(
+        render.job_table(jobs.jobs, jobs.time_s),
+        [job.job for job in jobs.jobs],
+        [printable(render.user(job)) for job in jobs.jobs],
+    )
+
+
+def _gpus(servers: Servers) -> list[dict[str, Any]]:
+    rows = render.server_table(servers.servers, servers.time_s).rows
+    return [_server(view, row) for view, row in zip(servers.servers, rows, strict=True)]
+
+
+def _server(view: ServerView, row: Row) -> dict[str, Any]:
+    """Return a server with its GPUs: neighbours with the same job, or barred for the same reason, together."""
+    parts: list[dict[str, Any]] = []
+    for gpu in view.server.gpus:
+        job, why = view.used.get(gpu.index, ""), printable(view.barred.get(gpu.index, ""))
+        if parts and (parts[-1]["job"], parts[-1]["why"]) == (job, why):
+            parts[-1]["count"] += 1
+        else:
+            parts.append({"first": gpu.index, "count": 1, "job": job, "why": why})
+    state = row.cells[1]
+    return {
+        "server": view.server.server,
+        "state": [state.text, state.style],
+        "free": row.cells[3].text,
+        "kind": row.cells[6].text,
+        "parts": parts,
+        "notes": list(row.notes[1:] if view.used else row.notes),  # the first one names the jobs, as `parts` does
+    }
+
+
+def job(found: JobFound, events: Iterable[EventView]) -> dict[str, Any]:
+    """Return the document of a job's page."""
+    view, now_s = found.job, found.time_s
+    report = jobreport.report_of(view, now_s)
+    return {
+        "job": view.job,
+        "outcome": printable(render.outcome(view, "  ").removeprefix(view.job).strip()),
+        "style": render.PHASE_STYLES[view.phase],
+        "final": view.phase.final,
+        "user": printable(render.user(view)),
+        "facts": [[fact.label, fact.text, list(fact.below)] for fact in render.job_facts(view, now_s)],
+        "report": [[label, printable(text)] for label, text in jobreport.facts(view, report)],
+        "begin_s": view.submitted_s,
+        "end_s": view.finished_s or now_s,
+        "asked": [view.spec.gpus.min, view.spec.gpus.max],
+        "shares": [
+            [change.time_s, change.share, moment(change.time_s, now_s), printable(change.reason)]
+            for change in view.shares
+        ],
+        "resizes": _resizes(view),
+        "events": event_rows(events, now_s),
+    }
+
+
+def _resizes(view: JobView) -> list[dict[str, Any]]:
+    """Return the measured resizes, each with the time of the share that it led to, if that is known."""
+    times = {change.generation: change.time_s for change in view.shares}
+    return [
+        {
+            "time_s": times.get(resize.generation),
+            "before": resize.workers_before,
+            "after": resize.workers_after,
+            "paused_s": resize.paused_s,
+            "recovery": resize.recovery,
+            "text": render.describe_resize(view.job, resize).partition(": ")[2],
+        }
+        for resize in view.resizes
+    ]
+
+
+def explanation(found: JobFound) -> dict[str, Any]:
+    """Return the reasons for a job's GPUs, and what would change them."""
+    if found.explanation is None:
+        return {"parts": [["", "the controller is of an older version, which explains nothing", False]]}
+    parts = explain.parts(found.job, found.explanation, found.time_s)
+    return {"parts": [[part.label, printable(part.text), part.command] for part in parts]}
+
+
+def ended(jobs: Jobs) -> dict[str, Any]:
+    """Return finished jobs, the latest first."""
+    views = jobs.jobs
+    users = [printable(render.user(view)) for view in views]
+    found = table(history.table(views, history.USUAL), [view.job for view in views], users)
+    return {"jobs": found, "next": jobs.next}
+
+
+def quotas(found: QuotasFound) -> dict[str, Any]:
+    """Return guarantees, limits and use of users and groups, and reservations."""
+    without = f"There are no quotas: each user may use all {gpu_count(found.total_gpus)}."
+    return {
+        "quotas": table(quota.quota_table(found)) if found.quotas else None,
+        "remark": "" if found.quotas else without,
+        "left_out": f"{found.left_out} users more have jobs, and no quota of their own" if found.left_out else "",
+        "reservations": table(quota.reservation_table(found)) if found.reservations else None,
+    }
+
+
+def health(
+    servers: Servers, controllers: Controllers, policy: PolicyInUse, events: Iterable[EventView]
+) -> dict[str, Any]:
+    """Return the state of servers, controllers and policy, and the last events. Servers with a trouble come first."""
+    views = sorted(servers.servers, key=_is_well)
+    return {
+        "servers": table(render.server_table(views, servers.time_s)),
+        "controllers": table(render.controller_table(controllers)),
+        "troubles": [printable(text) for text in (controllers.trouble, policy.trouble) if text],
+        "events": event_rows(events, servers.time_s),
+    }
+
+
+def _is_well(view: ServerView) -> bool:
+    return view.state is ServerState.ALIVE and not view.trouble and not view.barred
+
+
+def event_rows(events: Iterable[EventView], now_s: float) -> list[list[str]]:
+    """Return events, the latest first."""
+    rows = [[moment(event.time_s, now_s), event.kind.value, event.job or "", printable(event.text)] for event in events]
+    return rows[::-1]

@@ -1,0 +1,126 @@
+"""The last lines of jobs' output, numbered, for all who follow it; and the last events."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Any
+
+from ...protocol.messages import Events, EventView, GetEvents
+from ..context import Context
+from ..logs import Follower, Line, Wanted
+from ..words import printable
+
+MOST_LINES = 2000  # kept of a job
+MOST_CHARACTERS = 4000  # shown of a line
+MOST_KEPT = 16  # jobs whose logs or events are kept
+LAST_EVENTS = 200
+EVENTS_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The kept lines of a tail. The first one has the number `first`."""
+
+    tail: str  # random: numbers of another tail mean nothing here
+    first: int
+    lines: tuple[list[Any], ...]  # [time_s, worker, stream, text]
+    several: bool
+    ended: bool
+    troubles: tuple[str, ...]
+
+    def after(self, tail: str, number: int) -> dict[str, Any]:
+        """Return the lines from `number` on, where a viewer of this tail has ended; all lines for another viewer."""
+        known = tail == self.tail and self.first <= number
+        skipped = max(0, number - self.first) if known else 0
+        return {
+            "tail": self.tail,
+            "anew": not known,
+            "next": self.first + len(self.lines),
+            "lines": self.lines[skipped:],
+            "several": self.several,
+            "ended": self.ended,
+            "troubles": self.troubles,
+        }
+
+
+class Tail:
+    """Progress of reading a job's output. Its calls belong to one thread."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._begin(None)
+
+    def _begin(self, shared: Context | None) -> None:
+        self._shared = shared
+        self._name = secrets.token_hex(4)
+        self._follower = Follower(Wanted(tail=MOST_LINES))
+        self._lines: deque[list[Any]] = deque(maxlen=MOST_LINES)
+        self._count = 0
+
+    def read(self, shared: Context) -> Piece:
+        """Read on, and return the kept lines. Another connection may lead to another cluster, whose logs are read from their
+        beginning. Raises what `Context.ask` raises.
+        """
+        if shared is not self._shared:
+            self._begin(shared)
+        view = shared.job(self._job)
+        lines, came = self._follower.more(shared, view)
+        self._lines.extend(map(_shown, lines))
+        self._count += len(lines)
+        return Piece(
+            self._name,
+            self._count - len(self._lines),
+            tuple(self._lines),
+            self._follower.several,
+            view.phase.final and not came,
+            tuple(map(printable, self._follower.troubles)),
+        )
+
+
+def _shown(line: Line) -> list[Any]:
+    text = printable(line.text)
+    more = len(text) - MOST_CHARACTERS
+    shown = f"{text[:MOST_CHARACTERS]} … {more:,} characters more" if more > 0 else text
+    return [line.time_s, line.worker.rpartition(".")[2], line.stream, shown]
+
+
+class Tails:
+    """The tails that were asked for last."""
+
+    def __init__(self) -> None:
+        self._tails: OrderedDict[str, Tail] = OrderedDict()
+
+    def of(self, job: str) -> Tail:
+        found = self._tails.setdefault(job, Tail(job))
+        self._tails.move_to_end(job)
+        while len(self._tails) > MOST_KEPT:
+            self._tails.popitem(last=False)
+        return found
+
+
+class Stories:
+    """The last events of the jobs that were asked for last, or of the cluster (None). Its calls belong to one thread."""
+
+    def __init__(self) -> None:
+        self._shared: Context | None = None
+        self._stories: OrderedDict[str | None, tuple[int, deque[EventView]]] = OrderedDict()
+
+    def of(self, shared: Context, job: str | None) -> tuple[EventView, ...]:
+        """Return the last events. Another connection may lead to another cluster, which counts from 1."""
+        if shared is not self._shared:
+            self._shared = shared
+            self._stories.clear()
+        last, events = self._stories.get(job, (0, deque[EventView](maxlen=LAST_EVENTS)))
+        while True:
+            page = shared.ask(GetEvents(after=last, job=job, limit=EVENTS_PAGE), Events).events
+            events.extend(page)
+            last = page[-1].number if page else last
+            self._stories[job] = last, events
+            if len(page) < EVENTS_PAGE:
+                break
+        self._stories.move_to_end(job)
+        while len(self._stories) > MOST_KEPT:
+            self._stories.popitem(last=False)
+        return tuple(events)

@@ -1,0 +1,143 @@
+"""Answers of the controller, shared by all viewers.
+
+Each thing is asked for at most once in an interval, however many viewers want it, and never while none does. While no controller
+answers, viewers get the last answer with its age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from ...protocol.errors import ClusterUnreachable, ElasticError, NotAllowed, RequestRefused, UserError
+from ..context import Context
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[Context], T]
+
+INTERVAL_S = 2.0  # between two requests for the same thing
+STALE_AFTER_S = 1.0  # a viewer who waits longer than this gets the answer before
+MOST_WAITING = 64  # requests of one lane
+MOST_KEPT = 256  # answers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Seen(Generic[T]):
+    """An answer, its age, and why there is no newer one; "": there is no reason."""
+
+    value: T
+    age_s: float
+    trouble: str
+
+
+class Lane:
+    """A connection to the controller with a thread of its own: sockets of ZeroMQ belong to one thread, and a log that is slow to
+    read must not hold up the rest.
+    """
+
+    def __init__(self, name: str, connect: Callable[[], Context]) -> None:
+        """`connect`: returns a context without a connection yet."""
+        self._connect = connect
+        self._waiting: queue.Queue[tuple[Work[Any], asyncio.Future[Any]]] = queue.Queue(MOST_WAITING)
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def run(self, work: Work[T]) -> asyncio.Future[T]:
+        """Return the outcome of `work` in the thread. Raises ClusterUnreachable if too much waits for the thread."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            self._waiting.put_nowait((work, future))
+        except queue.Full:
+            raise ClusterUnreachable(f"{MOST_WAITING} requests wait for the controller already") from None
+        return future
+
+    def _serve(self) -> None:
+        context: Context | None = None
+        while True:
+            work, future = self._waiting.get()
+            try:
+                context = context or self._connect()
+                outcome, error = work(context), None
+            except Exception as raised:  # the edge of the thread: whoever waits for the outcome gets the error
+                outcome, error = None, raised
+            if context is not None and isinstance(error, ClusterUnreachable):
+                context.close()  # addresses and keys may have changed
+                context = None
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: the process ends
+                future.get_loop().call_soon_threadsafe(_settle, future, outcome, error)
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(outcome)
+    else:
+        future.set_exception(error)
+
+
+@dataclass
+class _Kept:
+    """What is known of one thing."""
+
+    value: Any = None
+    taken_s: float | None = None  # time of the value; None: there is no value
+    asked_s: float = float("-inf")
+    trouble: str = ""
+    refused: ElasticError | None = None  # the controller's last answer is a refusal
+    running: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Upstream:
+    """The last answers of the controller by what they are about."""
+
+    def __init__(self, connect: Callable[[], Context], clock: Callable[[], float] = time.monotonic) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._lanes: dict[str, Lane] = {}
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    async def get(self, lane: str, key: Hashable, work: Work[T], interval_s: float = INTERVAL_S) -> Seen[T]:
+        """Return the outcome of `work`, at most `interval_s` old if the controller answers.
+
+        Raises UserError, RequestRefused and NotAllowed of the controller, and ClusterUnreachable if it has never answered.
+        """
+        kept = self._kept.setdefault(key, _Kept())
+        self._kept.move_to_end(key)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        if kept.running is None and self._clock() - kept.asked_s >= interval_s:
+            kept.asked_s = self._clock()
+            kept.running = asyncio.ensure_future(self._ask(kept, lane, work))
+        if kept.running is not None:
+            await asyncio.wait({kept.running}, timeout=None if kept.taken_s is None else STALE_AFTER_S)
+        if kept.refused is not None:
+            raise kept.refused
+        if kept.taken_s is None:
+            raise ClusterUnreachable(kept.trouble)
+        return Seen(kept.value, max(0.0, self._clock() - kept.taken_s), kept.trouble)
+
+    async def _ask(self, kept: _Kept, lane: str, work: Work[Any]) -> None:
+        try:
+            if lane not in self._lanes:
+                self._lanes[lane] = Lane(lane, self._connect)
+            kept.value = await self._lanes[lane].run(work)
+            kept.taken_s, kept.trouble, kept.refused = self._clock(), "", None
+        except (UserError, RequestRefused, NotAllowed) as error:
+            kept.refused, kept.trouble = error, ""
+        except ElasticError as error:
+            kept.trouble = str(error)
+        except Exception:
+            log.exception("a request to the controller failed")
+            kept.trouble = "a fault of elasticctl web, which its log shows"
+        finally:
+            kept.running = None
