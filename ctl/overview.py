@@ -17,6 +17,7 @@ WIDTH = 80
 OTHER_TOOLS = {
     "apply": "submit",
     "create": "submit",
+    "dashboard": "web",
     "delete": "cancel",
     "describe": "status JOB",
     "get": "status",

@@ -50,7 +50,8 @@ def served(app: Any) -> Iterator[Site]:
     thread.start()
     deadline = time.monotonic() + PATIENCE_S
     while not server.started:
-        assert time.monotonic() < deadline and thread.is_alive(), "the server does not start"
+        assert thread.is_alive()
+        assert time.monotonic() < deadline, "the server does not start"
         time.sleep(0.01)
     yield Site(server.servers[0].sockets[0].getsockname()[1])
     server.should_exit = True

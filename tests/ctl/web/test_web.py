@@ -38,7 +38,7 @@ HOSTILE = (
     "<script>alert(1)</script>",
     '</td></table><img src=x onerror="alert(1)">',
     "\x1b]0;title\x07\x1b[31mred\x1b[0m",
-    "right‮to left⁦",
+    "right\u202eto left\u2066",
     "javascript:alert(1)",
     "line\nanother\r\n",
 )
@@ -130,7 +130,7 @@ def test_hostile_texts_are_data_without_control_characters(serve: Serve, world: 
         assert answer.getheader("X-Content-Type-Options") == "nosniff"
         told = json.dumps(json.loads(answer.body), ensure_ascii=False)  # type: ignore[attr-defined]
         assert json.dumps(kept, ensure_ascii=False)[1:-1] in told
-        for character in ("\\u001b", "‮", "⁦"):
+        for character in ("\\u001b", "\u202e", "\u2066"):
             assert character not in told, path
     page = site.get("/jobs/" + "%3Cscript%3Ealert(1)%3C%2Fscript%3E")
     assert page.status in (200, 404)
@@ -139,8 +139,9 @@ def test_hostile_texts_are_data_without_control_characters(serve: Serve, world: 
 
 def test_the_pages_own_script_makes_no_markup_of_data() -> None:
     code = (STATIC / "app.js").read_text()
-    forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|srcdoc|setAttribute\(\"(?:on|style)|DOMParser"
-    assert re.findall(forbidden, code) == []
+    makes_markup = r"innerHTML|outerHTML|insertAdjacent|document\.write|srcdoc|DOMParser|createContextualFragment"
+    runs_text = r"\beval\b|new Function|setAttribute\(\"(?:on|style)"
+    assert re.findall(f"{makes_markup}|{runs_text}", code) == []
     page = (STATIC / "index.html").read_text()
     assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\bon[a-z]+=|style=|https?://", page) == []
     assert sum(len(path.read_bytes()) for path in STATIC.glob("*.js")) <= 60_000
@@ -368,7 +369,7 @@ def web(directory: Path, *options: str) -> Iterator[Web]:
 
 
 @pytest.mark.cluster
-def test_a_real_cluster_is_shown_and_comes_back_after_the_controllers_death(tmp_path: Path) -> None:
+def test_a_real_cluster_is_shown_and_its_return_after_a_stop_is_noticed(tmp_path: Path) -> None:
     directory = tmp_path / "cluster"
 
     def elasticctl(*words: str) -> str:
@@ -391,10 +392,6 @@ def test_a_real_cluster_is_shown_and_comes_back_after_the_controllers_death(tmp_
             for path in ("/api/history", "/api/quota", "/api/health"):
                 assert pages.json(path)["head"]["trouble"] == ""
             assert "s3cr3t" not in json.dumps(pages.json(f"/api/jobs/{name}"))
-            record = (
-                json.loads((directory / "cluster.json").read_text()) if (directory / "cluster.json").exists() else None
-            )
-            del record
             elasticctl("down")
             pages.until("/api/cluster", lambda told: told["head"]["trouble"])
             elasticctl("up", "--gpus", "2")
