@@ -170,7 +170,27 @@ class Rows {
 }
 
 const section = (id, title, ...children) => el("section", { id, "aria-label": title }, el("h2", {}, title), ...children);
-const failed = (error) => el("p", { class: "trouble" }, error.message);
+
+// Pairs of a label and a text, [label, text, kind]. Only what differs is touched, so that a selection stays.
+function showFacts(list, facts) {
+  while (list.children.length > 2 * facts.length) list.lastChild.remove();
+  while (list.children.length < 2 * facts.length) list.append(el(list.children.length % 2 ? "dd" : "dt"));
+  facts.forEach(([label, text, kind], at) => {
+    const [name, value] = [list.children[2 * at], list.children[2 * at + 1]];
+    setText(name, label);
+    setText(value, text);
+    if (value.className !== (kind || "")) value.className = kind || "";
+  });
+}
+
+// Makes the children of a node anew if the data that they show has changed.
+const shownData = new WeakMap();
+function redraw(node, data, make) {
+  const text = JSON.stringify(data);
+  if (shownData.get(node) === text) return;
+  shownData.set(node, text);
+  node.replaceChildren(...make(data));
+}
 
 // --- filter, and whose jobs come first; both are part of the address
 
@@ -209,7 +229,7 @@ function clusterPage(main) {
   poll("/cluster", POLL_MS, (data, head, error) => {
     if (error) return;
     again = () => rows.show(data.jobs, user());
-    summary.replaceChildren(...[...data.summary, `as of ${data.time}`].map((text) => el("li", {}, text)));
+    redraw(summary, [...data.summary, `as of ${data.time}`], (texts) => texts.map((text) => el("li", {}, text)));
     drawServers(servers, data.servers);
     offerUsers(data.jobs.users);
     rows.show(data.jobs, user());
@@ -219,30 +239,40 @@ function clusterPage(main) {
   }, true);
 }
 
+const cards = new Map(); // by server, with the data that each shows: a card that has not changed keeps the keyboard's focus
 function drawServers(list, servers) {
-  list.replaceChildren(...servers.map((server) => {
-    const gpus = el("div", { class: "gpus" });
-    for (const part of server.parts) {
-      const last = part.first + part.count - 1, where = part.count > 1 ? `GPUs ${part.first} to ${last}` : `GPU ${part.first}`;
-      let box;
-      if (part.job) {
-        const mark = markOf(part.job), why = part.why ? `; no new work: ${part.why}` : "";
-        box = el("a", { href: jobPage(part.job), class: mark.colour, title: `${where}: ${part.job}${why}` },
-          el("b", {}, (part.why ? "×" : "") + mark.letters), el("span", {}, part.job));
-      } else {
-        box = el("span", { class: part.why ? "shut" : "", title: `${where}: ${part.why || "free"}` }, part.why ? "×" : "·");
-      }
-      box.setAttribute("aria-label", box.title);
-      box.style.gridColumn = `span ${part.count}`;
-      gpus.append(box);
-    }
-    const head = el("div", { class: "head" }, el("b", { title: server.kind }, server.server), el("span", { class: "state " + server.state[1] }, server.state[0]),
-      el("span", { class: "free" }, server.free === "-" ? "" : `${server.free} free`));
-    const item = el("li", {}, head, server.parts.length ? gpus : null, server.notes.length ? el("p", { class: "notes" }, server.notes.join("; ")) : null);
-    item.dataset.text = [server.server, server.state[0], server.kind, ...server.parts.map((part) => part.job), ...server.notes].join(" ").toLowerCase();
-    return item;
-  }));
+  const wanted = servers.map((server) => {
+    const text = JSON.stringify(server), known = cards.get(server.server);
+    if (known?.text === text) return known.card;
+    const card = drawServer(server);
+    cards.set(server.server, { text, card });
+    return card;
+  });
+  if (list.children.length !== wanted.length || wanted.some((card, at) => list.children[at] !== card)) list.replaceChildren(...wanted);
   filterRows();
+}
+
+function drawServer(server) {
+  const gpus = el("div", { class: "gpus" });
+  for (const part of server.parts) {
+    const last = part.first + part.count - 1, where = part.count > 1 ? `GPUs ${part.first} to ${last}` : `GPU ${part.first}`;
+    let box;
+    if (part.job) {
+      const mark = markOf(part.job), why = part.why ? `; no new work: ${part.why}` : "";
+      box = el("a", { href: jobPage(part.job), class: mark.colour, title: `${where}: ${part.job}${why}` },
+        el("b", {}, (part.why ? "×" : "") + mark.letters), el("span", {}, part.job));
+    } else {
+      box = el("span", { class: part.why ? "shut" : "", title: `${where}: ${part.why || "free"}` }, part.why ? "×" : "·");
+    }
+    box.setAttribute("aria-label", box.title);
+    box.style.gridColumn = `span ${part.count}`;
+    gpus.append(box);
+  }
+  const head = el("div", { class: "head" }, el("b", { title: server.kind }, server.server), el("span", { class: "state " + server.state[1] }, server.state[0]),
+    el("span", { class: "free" }, server.free === "-" ? "" : `${server.free} free`));
+  const item = el("li", {}, head, server.parts.length ? gpus : null, server.notes.length ? el("p", { class: "notes" }, server.notes.join("; ")) : null);
+  item.dataset.text = [server.server, server.state[0], server.kind, ...server.parts.map((part) => part.job), ...server.notes].join(" ").toLowerCase();
+  return item;
 }
 
 function jobView(main, job) {
@@ -261,22 +291,22 @@ function jobView(main, job) {
     if (error) return;
     setText(outcome, data.outcome);
     outcome.className = data.style;
-    facts.replaceChildren(...data.facts.flatMap(([label, text, below]) => fact(label, [text, ...below].filter(Boolean).join("\n"))));
-    report.replaceChildren(...data.report.flatMap(([label, text]) => fact(label, text.trim())));
+    const whole = data.facts.filter(([label, text, below]) => label || text || below.length);
+    showFacts(facts, whole.map(([label, text, below]) => [label, [text, ...below].filter(Boolean).join("\n"), below.length || label === "share over time" ? "mono" : ""]));
+    showFacts(report, data.report.map(([label, text]) => [label, text.trim()]));
     drawn = () => drawShares(picture, data);
     drawn();
     const last = data.shares.slice(-12).reverse();
-    changes.replaceChildren(...last.flatMap(([, share, when, reason]) => fact(when, `${count(share, "GPU")}${reason ? ": " + reason : ""}`)));
+    showFacts(changes, last.map(([, share, when, reason]) => [when, `${count(share, "GPU")}${reason ? ": " + reason : ""}`]));
     drawResizes(bars, resized, data.resizes);
     const columns = [["TIME", false], ["EVENT", false], ["TEXT", false]];
     events.show({ columns, note: "", rows: data.events.map(([when, kind, , text]) => [[when, kind, text], []]), links: [], users: [] }, "");
   }, true);
   poll(jobPage(job) + "/explain", EXPLAIN_MS, (data, head, error) => {
-    if (error) { if (error.refused) why.replaceChildren(...fact("", error.message)); return; }
-    why.replaceChildren(...data.parts.flatMap(([label, text, command]) => [el("dt", {}, label), el("dd", {}, command ? el("code", {}, text) : text)]));
+    if (error) { if (error.refused) showFacts(why, [["", error.message]]); return; }
+    showFacts(why, data.parts.map(([label, text, command]) => [label, text, command ? "command mono" : ""]));
   });
 }
-const fact = (label, text) => [el("dt", {}, label), el("dd", { class: /\n/.test(text) || label === "share over time" ? "mono" : "" }, text)];
 
 // The share as steps, with each resize's pause in its true width, but at least a line.
 function drawShares(box, data) {
@@ -309,7 +339,7 @@ function drawShares(box, data) {
 function drawResizes(box, remark, resizes) {
   const shown = resizes.slice(-20).reverse(), longest = Math.max(0.001, ...shown.map((each) => each.paused_s));
   setText(remark, shown.length ? "Each bar is how long training stood still; the red marks above are the same pauses." : "no resize has been measured");
-  box.replaceChildren(...shown.flatMap((each) => {
+  redraw(box, shown, (all) => all.flatMap((each) => {
     const svg = shape("svg", { viewBox: "0 0 100 10", height: 12, preserveAspectRatio: "none", role: "img", "aria-label": `${(each.paused_s * 1000).toFixed(0)} ms` });
     svg.append(shape("rect", { class: "gap", x: 0, y: 0, height: 10, width: Math.max(1, (100 * each.paused_s) / longest) }));
     return [el("span", {}, `${each.before} → ${each.after}${each.recovery ? " after a loss" : ""}`), svg, el("span", {}, each.text)];
