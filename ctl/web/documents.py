@@ -6,25 +6,14 @@ Texts and tables are those of the commands: `status`, `servers`, `history`, `quo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...protocol.messages import (
-    Controllers,
-    EventView,
-    JobFound,
-    Jobs,
-    JobView,
-    PolicyInUse,
-    QuotasFound,
-    Servers,
-    ServerState,
-    ServerView,
-)
+from ...protocol.messages import EventView, JobFound, Jobs, JobView, QuotasFound, Servers, ServerView
 from ...protocol.texts import gpu_count
 from .. import explain, history, jobreport, quota, render
 from ..promises import moment
+from ..screens.sources import Cluster, Health, explanation_of, gpu_runs
 from ..tables import Row, Table
 from ..words import printable
 
@@ -44,20 +33,13 @@ def _row(row: Row) -> list[Any]:
     return [[[cell.text, cell.style] if cell.style else cell.text for cell in row.cells], list(row.notes)]
 
 
-def cluster(jobs: Jobs, servers: Servers) -> dict[str, Any]:
+def cluster(found: Cluster) -> dict[str, Any]:
     """Return the document of the first page: GPUs by server, and the unfinished jobs."""
-    phases = Counter(render.phase(job) for job in jobs.jobs)
-    total = sum(len(view.server.gpus) for view in servers.servers)
-    used = sum(len(view.used) for view in servers.servers)
-    told = [f"{count:,} {phase}" for phase, count in phases.most_common()]
+    jobs = found.jobs
     return {
-        "summary": [
-            f"{gpu_count(total)}, {used:,} in use",
-            f"{len(jobs.jobs):,} unfinished job{'' if len(jobs.jobs) == 1 else 's'}{': ' if told else ''}{', '.join(told)}",
-            f"policy {printable(jobs.policy)}",
-        ],
+        "summary": found.summary(),
         "time": moment(jobs.time_s, jobs.time_s),
-        "servers": _gpus(servers),
+        "servers": _gpus(found.servers),
         "jobs": job_table(jobs),
         "refused": [render.refused_job(each) for each in jobs.refused],
     }
@@ -77,22 +59,16 @@ def _gpus(servers: Servers) -> list[dict[str, Any]]:
 
 
 def _server(view: ServerView, row: Row) -> dict[str, Any]:
-    """Return a server with its GPUs: neighbours with the same job, or barred for the same reason, together."""
-    parts: list[dict[str, Any]] = []
-    for gpu in view.server.gpus:
-        job, why = view.used.get(gpu.index, ""), printable(view.barred.get(gpu.index, ""))
-        if parts and (parts[-1]["job"], parts[-1]["why"]) == (job, why):
-            parts[-1]["count"] += 1
-        else:
-            parts.append({"first": gpu.index, "count": 1, "job": job, "why": why})
+    """Return a server with its GPUs. The first note of a server in use names its jobs, and how busy their GPUs are."""
     state = row.cells[1]
     return {
         "server": view.server.server,
         "state": [state.text, state.style],
         "free": row.cells[3].text,
         "kind": row.cells[6].text,
-        "parts": parts,
-        "notes": list(row.notes[1:] if view.used else row.notes),  # the first one names the jobs, as `parts` does
+        "parts": [[run.first, run.count, run.job, run.why] for run in gpu_runs(view)],
+        "used": row.notes[0] if view.used else "",
+        "notes": list(row.notes[1:] if view.used else row.notes),
     }
 
 
@@ -138,9 +114,7 @@ def _resizes(view: JobView) -> list[dict[str, Any]]:
 
 def explanation(found: JobFound) -> dict[str, Any]:
     """Return the reasons for a job's GPUs, and what would change them."""
-    if found.explanation is None:
-        return {"parts": [["", "the controller is of an older version, which explains nothing", False]]}
-    parts = explain.parts(found.job, found.explanation, found.time_s)
+    parts = explain.parts(*explanation_of(found), found.time_s)
     return {"parts": [[part.label, printable(part.text), part.command] for part in parts]}
 
 
@@ -163,21 +137,15 @@ def quotas(found: QuotasFound) -> dict[str, Any]:
     }
 
 
-def health(
-    servers: Servers, controllers: Controllers, policy: PolicyInUse, events: Iterable[EventView]
-) -> dict[str, Any]:
-    """Return the state of servers, controllers and policy, and the last events. Servers with a trouble come first."""
-    views = sorted(servers.servers, key=_is_well)
+def health(found: Health) -> dict[str, Any]:
+    """Return the state of servers, controllers and policy, and the last events."""
+    now_s = found.servers.time_s
     return {
-        "servers": table(render.server_table(views, servers.time_s)),
-        "controllers": table(render.controller_table(controllers)),
-        "troubles": [printable(text) for text in (controllers.trouble, policy.trouble) if text],
-        "events": event_rows(events, servers.time_s),
+        "servers": table(render.server_table(found.servers_by_trouble(), now_s)),
+        "controllers": table(render.controller_table(found.controllers)),
+        "troubles": found.troubles(),
+        "events": event_rows(found.events, now_s),
     }
-
-
-def _is_well(view: ServerView) -> bool:
-    return view.state is ServerState.ALIVE and not view.trouble and not view.barred
 
 
 def event_rows(events: Iterable[EventView], now_s: float) -> list[list[str]]:

@@ -16,30 +16,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ...protocol.errors import ClusterUnreachable, ElasticError, NotAllowed, RequestRefused, UserError
-from ...protocol.messages import (
-    Controllers,
-    GetControllers,
-    GetEnded,
-    GetJob,
-    GetJobs,
-    GetPolicy,
-    GetQuotas,
-    JobFound,
-    PolicyInUse,
-    QuotasFound,
-)
-from ..context import DECIDED_WITHIN_S, Context
+from ..context import Context
+from ..screens import sources
+from ..screens.tails import Stories, Tails
+from ..screens.upstream import INTERVAL_S, Upstream
 from . import documents
-from .tails import Stories, Tails
-from .upstream import Upstream
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 PAGES = ("/", "/jobs/{job}", "/history", "/quota", "/health")
 STATUS = {UserError: 404, NotAllowed: 403, RequestRefused: 409, ClusterUnreachable: 503}
-EXPLAINED_S = 10.0  # an explanation costs the controller many decisions
-LOG_S = 1.0
-HISTORY_PAGE = 200
 LONGEST_NAME = 256  # characters of a job's name or of the mark of a page
 
 
@@ -95,69 +81,51 @@ class Pages:
         self._stories = {lane: Stories() for lane in ("cluster", "jobs")}
 
     async def cluster(self, request: Request) -> Response:
-        def work(shared: Context) -> bytes:
-            return _encoded(documents.cluster(shared.client.jobs(GetJobs()), shared.client.servers()))
-
-        return await self._answer("cluster", ("cluster",), work)
+        return await self._answer("cluster", ("cluster",), lambda shared: documents.cluster(sources.cluster(shared)))
 
     async def job(self, request: Request) -> Response:
-        job = _name(request)
-
-        def work(shared: Context) -> bytes:
-            found = shared.ask(GetJob(job=job), JobFound)
-            return _encoded(documents.job(found, self._stories["jobs"].of(shared, found.job.job)))
-
-        return await self._answer("jobs", ("job", job), work)
+        job, stories = _name(request), self._stories["jobs"]
+        return await self._answer(
+            "jobs", ("job", job), lambda shared: documents.job(*sources.job(shared, job, stories))
+        )
 
     async def explain(self, request: Request) -> Response:
         job = _name(request)
-
-        def work(shared: Context) -> bytes:
-            found = shared.ask(GetJob(job=job, explain=True), JobFound, DECIDED_WITHIN_S)
-            return _encoded(documents.explanation(found))
-
-        return await self._answer("explain", ("explain", job), work, EXPLAINED_S)
+        return await self._answer(
+            "explain",
+            ("explain", job),
+            lambda shared: documents.explanation(sources.explained(shared, job)),
+            sources.EXPLAINED_S,
+        )
 
     async def log(self, request: Request) -> Response:
         job = _name(request)
         tail = request.query_params.get("tail", "")
         after = request.query_params.get("after", "0")
         number = int(after) if after.isascii() and after.isdecimal() and len(after) < 16 else 0
-        seen = await self._upstream.get("logs", ("log", job), lambda shared: self._tails.of(job).read(shared), LOG_S)
+        seen = await self._upstream.get("logs", ("log", job), self._tails.of(job).read, sources.LOG_S)
         return self._response(seen.age_s, seen.trouble, _encoded(seen.value.after(tail, number)))
 
     async def history(self, request: Request) -> Response:
         after = request.query_params.get("after", "")[:LONGEST_NAME]
-
-        def work(shared: Context) -> bytes:
-            return _encoded(documents.ended(shared.client.jobs(GetEnded(after=after), HISTORY_PAGE)))
-
-        return await self._answer("jobs", ("history", after), work)
+        return await self._answer(
+            "jobs", ("history", after), lambda shared: documents.ended(sources.ended(shared, after))
+        )
 
     async def quota(self, request: Request) -> Response:
-        def work(shared: Context) -> bytes:
-            return _encoded(documents.quotas(shared.ask(GetQuotas(), QuotasFound)))
-
-        return await self._answer("cluster", ("quota",), work)
+        return await self._answer("cluster", ("quota",), lambda shared: documents.quotas(sources.quotas(shared)))
 
     async def health(self, request: Request) -> Response:
-        def work(shared: Context) -> bytes:
-            controllers = shared.ask(GetControllers(), Controllers)
-            policy = shared.ask(GetPolicy(), PolicyInUse)
-            events = self._stories["cluster"].of(shared, None)
-            return _encoded(documents.health(shared.client.servers(), controllers, policy, events))
-
-        return await self._answer("cluster", ("health",), work)
+        stories = self._stories["cluster"]
+        return await self._answer(
+            "cluster", ("health",), lambda shared: documents.health(sources.health(shared, stories))
+        )
 
     async def _answer(
-        self, lane: str, key: Hashable, work: Callable[[Context], bytes], interval_s: float | None = None
+        self, lane: str, key: Hashable, work: Callable[[Context], dict[str, Any]], interval_s: float = INTERVAL_S
     ) -> Response:
-        """Return a document. Each lane has a connection of its own."""
-        seen = await (
-            self._upstream.get(lane, key, work)
-            if interval_s is None
-            else self._upstream.get(lane, key, work, interval_s)
-        )
+        """Return a document, which is encoded once for all viewers. Each lane has a connection of its own."""
+        seen = await self._upstream.get(lane, key, lambda shared: _encoded(work(shared)), interval_s)
         return self._response(seen.age_s, seen.trouble, seen.value)
 
     def _response(self, age_s: float, trouble: str, document: bytes) -> Response:

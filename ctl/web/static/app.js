@@ -254,24 +254,23 @@ function drawServers(list, servers) {
 
 function drawServer(server) {
   const gpus = el("div", { class: "gpus" });
-  for (const part of server.parts) {
-    const last = part.first + part.count - 1, where = part.count > 1 ? `GPUs ${part.first} to ${last}` : `GPU ${part.first}`;
+  for (const [first, many, job, barred] of server.parts) {
+    const where = many > 1 ? `GPUs ${first} to ${first + many - 1}` : `GPU ${first}`;
     let box;
-    if (part.job) {
-      const mark = markOf(part.job), why = part.why ? `; no new work: ${part.why}` : "";
-      box = el("a", { href: jobPage(part.job), class: mark.colour, title: `${where}: ${part.job}${why}` },
-        el("b", {}, (part.why ? "×" : "") + mark.letters), el("span", {}, part.job));
+    if (job) {
+      const mark = markOf(job), why = barred ? `; no new work: ${barred}` : "";
+      box = el("a", { href: jobPage(job), class: mark.colour, title: `${where}: ${job}${why}` }, el("b", {}, (barred ? "×" : "") + mark.letters), el("span", {}, job));
     } else {
-      box = el("span", { class: part.why ? "shut" : "", title: `${where}: ${part.why || "free"}` }, part.why ? "×" : "·");
+      box = el("span", { class: barred ? "shut" : "", title: `${where}: ${barred || "free"}` }, barred ? "×" : "·");
     }
     box.setAttribute("aria-label", box.title);
-    box.style.gridColumn = `span ${part.count}`;
+    box.style.gridColumn = `span ${many}`;
     gpus.append(box);
   }
   const head = el("div", { class: "head" }, el("b", { title: server.kind }, server.server), el("span", { class: "state " + server.state[1] }, server.state[0]),
     el("span", { class: "free" }, server.free === "-" ? "" : `${server.free} free`));
-  const item = el("li", {}, head, server.parts.length ? gpus : null, server.notes.length ? el("p", { class: "notes" }, server.notes.join("; ")) : null);
-  item.dataset.text = [server.server, server.state[0], server.kind, ...server.parts.map((part) => part.job), ...server.notes].join(" ").toLowerCase();
+  const item = el("li", { title: server.used }, head, server.parts.length ? gpus : null, server.notes.length ? el("p", { class: "notes" }, server.notes.join("; ")) : null);
+  item.dataset.text = [server.server, server.state[0], server.kind, server.used, ...server.notes].join(" ").toLowerCase();
   return item;
 }
 

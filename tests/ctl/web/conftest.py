@@ -14,9 +14,6 @@ import pytest
 
 from ..screens_world import World
 
-uvicorn = pytest.importorskip("uvicorn", reason="elasticctl[web] is not installed")
-pytest.importorskip("starlette", reason="elasticctl[web] is not installed")
-
 PATIENCE_S = 60.0
 
 
@@ -45,6 +42,8 @@ class Site:
 
 @contextmanager
 def served(app: Any) -> Iterator[Site]:
+    import uvicorn
+
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off", ws="none", http="h11"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
