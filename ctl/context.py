@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,6 +65,18 @@ class Context:
             address, key = self.reached_by()
             self._client = Client(address, key, self._diagnosis, cache())
         return self._client
+
+    def another(self) -> Context:
+        """Return a context of the same options without a connection, for another thread."""
+        return replace(self, _client=None)
+
+    def viewer(self) -> tuple[str, str]:
+        """Return the user whose jobs are the caller's own, and in words as whom the controller is asked."""
+        _, key = self.reached_by()
+        if key is None:
+            name = getpass.getuser()
+            return name, f"the account {name}"
+        return key.name, f"{key.role.value}:{key.name}"
 
     def close(self) -> None:
         """Close the connection; the next request opens another one."""

@@ -83,6 +83,7 @@ ROOMS = {
     "events": ("events",),
     "report": ("report",),
     "web.command": ("web",),
+    "top.command": ("top",),
     "policy": ("policy",),
     "quota": ("quota",),
     "config": ("config",),

@@ -49,7 +49,6 @@ OTHER_TOOLS = {
     "stop": "cancel",
     "suspend": "pause",
     "tail": "logs",
-    "top": "status -w",
     "undrain": "uncordon",
     "shell": "exec JOB -- bash",
     "watch": "status -w",
@@ -147,7 +146,7 @@ GROUPS = (
     Group(
         "Cluster",
         {"up": "a whole cluster on this machine, for a try; down stops it", "doctor": "what is wrong on this machine"},
-        ("down", "servers", "topology", "policy", "quota", "report", "web", "simulate", "login", "version"),
+        ("down", "servers", "topology", "policy", "quota", "report", "top", "web", "simulate", "login", "version"),
     ),
     Group(
         "For operators",

@@ -74,8 +74,8 @@ def lines(table: Table, width: int | None, colour: bool) -> Iterator[str]:
         yield from part
 
 
-def parts(table: Table, width: int | None, colour: bool) -> Iterator[list[str]]:
-    """Yield the lines of the table's head, then those of each row."""
+def parts(table: Table, width: int | None, colour: bool) -> Iterator[Iterator[str]]:
+    """Yield the lines of the table's head, then those of each row, which are made when they are asked for."""
     widths = [
         max([cell_len(column.title), *(cell_len(row.cells[at].text) for row in table.rows)])
         for at, column in enumerate(table.columns)
@@ -84,9 +84,9 @@ def parts(table: Table, width: int | None, colour: bool) -> Iterator[list[str]]:
     used = sum(widths) + len(GAP) * (len(widths) - 1) + (len(GAP) + min(note, NARROW_NOTE) if note else 0)
     beside = width is None or used <= width
     shown = list(range(len(widths))) if width is None or beside else _fitted(table.columns, widths, width)
-    yield [_head(table, shown, widths, beside and note > 0, colour)]
+    yield iter([_head(table, shown, widths, beside and note > 0, colour)])
     for row in table.rows:
-        yield list(_row(table, row, shown, widths, width, beside, colour))
+        yield _row(table, row, shown, widths, width, beside, colour)
 
 
 def _fitted(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:

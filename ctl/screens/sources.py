@@ -70,10 +70,11 @@ class Health:
         return [printable(text) for text in (self.controllers.trouble, self.policy.trouble) if text]
 
     def servers_by_trouble(self) -> list[ServerView]:
-        return sorted(self.servers.servers, key=_is_well)
+        return sorted(self.servers.servers, key=is_well)
 
 
-def _is_well(view: ServerView) -> bool:
+def is_well(view: ServerView) -> bool:
+    """Return whether a server and all its GPUs take new work."""
     return view.state is ServerState.ALIVE and not view.trouble and not view.barred
 
 

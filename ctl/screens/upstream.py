@@ -21,6 +21,7 @@ from ...protocol.errors import ClusterUnreachable, ElasticError, NotAllowed, Req
 from ..context import Context
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Work: TypeAlias = Callable[[Context], T]
 
 INTERVAL_S = 2.0  # between two requests for the same thing
@@ -32,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Seen(Generic[T]):
+class Seen(Generic[T_co]):
     """An answer, its age, and why there is no newer one; "": there is no reason."""
 
-    value: T
+    value: T_co
     age_s: float
     trouble: str
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import ipaddress
 import secrets
 import socket
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +12,7 @@ import typer
 
 from ...protocol.errors import UserError
 from ...runtime.directories import read_secret
-from ..context import Context, of, say
+from ..context import of, say
 
 PORT = 7780
 SHORTEST_TOKEN = 16
@@ -55,13 +52,13 @@ def web(
         raise UserError("web: starlette and uvicorn are not installed: pip install 'elasticctl[web]'") from None
     _check(host, cert, key, behind_proxy)
     shared = of(context)
-    viewer, who = _viewer(shared)
+    viewer, who = shared.viewer()
     token = _token(token_file, behind_proxy)
     listener = _listener(host, port)
     port = listener.getsockname()[1]
     names = {"localhost", socket.gethostname(), *([] if _is_address(host) else [host]), *(name or [])}
     secure = cert is not None
-    app = Guard(application(_connect(shared), viewer), names, token, f"elasticctl-{port}", secure)
+    app = Guard(application(shared.another, viewer), names, token, f"elasticctl-{port}", secure)
     config = uvicorn.Config(
         app,
         ssl_certfile=cert,
@@ -125,18 +122,6 @@ def _token(path: Path | None, behind_proxy: bool) -> str | None:
     ):
         raise UserError(f"{path}: a token has at least {SHORTEST_TOKEN} letters, digits, '-' and '_'")
     return token
-
-
-def _viewer(shared: Context) -> tuple[str, str]:
-    """Return the user whose jobs come first, and the principal as whom the controller is asked."""
-    _, key = shared.reached_by()
-    if key is None:
-        return getpass.getuser(), f"the account {getpass.getuser()}"
-    return key.name, f"{key.role.value}:{key.name}"
-
-
-def _connect(shared: Context) -> Callable[[], Context]:
-    return lambda: replace(shared, _client=None)
 
 
 def _listener(host: str, port: int) -> socket.socket:
