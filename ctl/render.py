@@ -239,7 +239,7 @@ def goes_on_from(resume: ResumeFrom) -> str:
 
 def failure_lines(job: JobView) -> list[str]:
     """Return where a failed job has failed, and where to read more; empty for any other job."""
-    return list(_fact_lines(_failure(job)))
+    return list(fact_lines(_failure(job)))
 
 
 def _failure(job: JobView) -> Iterator[Fact]:
@@ -262,7 +262,8 @@ def _failure(job: JobView) -> Iterator[Fact]:
         yield Fact("", f"{failed.server}:{printable(failed.log)}")
 
 
-def _fact_lines(facts: Iterable[Fact]) -> Iterator[str]:
+def fact_lines(facts: Iterable[Fact]) -> Iterator[str]:
+    """Yield facts as lines, each text beside its label."""
     for fact in facts:
         if fact.label or fact.text:
             yield f"  {fact.label:<16} {fact.text}".rstrip()
@@ -488,7 +489,7 @@ def event_line(event: EventView) -> str:
 
 def job_lines(job: JobView, now_s: float) -> list[str]:
     """Return one job in full."""
-    return [outcome(job, "  "), *_fact_lines(job_facts(job, now_s))]
+    return [outcome(job, "  "), *fact_lines(job_facts(job, now_s))]
 
 
 def job_facts(job: JobView, now_s: float) -> Iterator[Fact]:

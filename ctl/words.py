@@ -17,6 +17,8 @@ CONTROL = re.compile(
 
 def printable(text: str) -> str:
     """Return `text` on one line, without control sequences for the terminal: a reason may quote a job's output."""
+    if text.isprintable():  # none of those characters is; most texts have none
+        return text
     return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else "", text)
 
 

@@ -29,8 +29,8 @@ LEAST_SERVERS = 4  # whose GPUs are shown above the jobs, however low the termin
 WORDS_HINT = "words that lines have"
 PLACES_HINT = "jobs, history, quota, health, JOB, log JOB, why JOB, user NAME"
 HELP = """\
-j k, arrows   next and previous job; PgUp, PgDn, g, G: by screens, first, last
-Enter, d      the job's page: GPUs over time, pauses of resizes, facts, events
+j k, arrows   next, previous job; PgUp, PgDn: by screens; g, G: first, last
+Enter, d      the job's page: GPUs over time, pauses of resizes, facts
 l             the job's log, followed at its end
 w             why the job has its GPUs, and what would change that
 m             only my jobs; all jobs
@@ -108,6 +108,11 @@ class Top(App[None]):
         self, connect: Callable[[], Context], viewer: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(ansi_color=True)
+        self._head = Static(id="head", markup=False)
+        self._banner = Static(id="banner", markup=False)
+        self.lines = Lines()
+        self._prompt = Input(id="prompt", compact=True)
+        self._keys = Static(KEYS, id="keys", markup=False)
         self._upstream = Upstream(connect, clock)
         self._viewer = viewer
         self._clock = clock
@@ -118,21 +123,14 @@ class Top(App[None]):
         self._mine = False
         self._asks = ""  # the prompt that is open: "/" or ":"
         self._filter = ""
+        self._left = ""  # job of the page that was left last
         self._built: Built | None = None
         self._seen_s: float | None = None  # time of the shown data
         self._trouble = ""
         self._said = ""  # the first line of the screen
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head", markup=False)
-        yield Static(id="banner", markup=False)
-        yield Lines()
-        yield Input(id="prompt", compact=True)
-        yield Static(KEYS, id="keys", markup=False)
-
-    @property
-    def lines(self) -> Lines:
-        return self.query_one(Lines)
+        yield from (self._head, self._banner, self.lines, self._prompt, self._keys)
 
     @property
     def page(self) -> Page:
@@ -212,19 +210,20 @@ class Top(App[None]):
         self._tell()
         if self._built is not None:
             self.lines.points = self.page.points
-            self.lines.put(list(self._built(self.lines.room)), anew, ends=self.page.kind == "log")
+            self.lines.put(
+                list(self._built(self.lines.room)), anew, self.page.kind == "log", self._left if anew else ""
+            )
 
     def _tell(self) -> None:
         """Show the first line, and a banner while there is no new data."""
-        said = f"{self._said} · filter: {self._filter}" if self._filter and self._asks != "/" else self._said
-        self.query_one("#head", Static).update(Text(cut(said, max(20, self.size.width - 1))))
+        said = f"filter: {self._filter} · {self._said}" if self._filter and self._asks != "/" else self._said
+        self._head.update(Text(cut(said, max(20, self.size.width - 1))))
         age_s = None if self._seen_s is None else self._clock() - self._seen_s
         late = age_s is not None and age_s > max(STALE_S, 2 * self.page.every_s)
         why = self._trouble or ("no newer answer has come" if late else "")
         old = "" if age_s is None else f"This is {age_s:.0f} s old: "
-        banner = self.query_one("#banner", Static)
-        banner.update(Text(f"{old}{printable(why)}" if why else ""))
-        banner.display = bool(why)
+        self._banner.update(Text(f"{old}{printable(why)}" if why else ""))
+        self._banner.display = bool(why)
 
     # -- keys
 
@@ -258,7 +257,7 @@ class Top(App[None]):
         elif self._filter:
             self._set_filter("")
         elif len(self._pages) > 1:
-            self._pages.pop()
+            self._left = self._pages.pop().job
             self._load(anew=True)
 
     def _go(self, page: Page) -> None:
@@ -271,12 +270,12 @@ class Top(App[None]):
     # -- prompts
 
     def action_ask(self, sign: str) -> None:
-        prompt = self.query_one("#prompt", Input)
+        prompt = self._prompt
         self._asks = sign
         prompt.value = self._filter if sign == "/" else ""
         prompt.placeholder = WORDS_HINT if sign == "/" else PLACES_HINT
         prompt.display = True
-        self.query_one("#keys", Static).update(f"{sign}  Enter: done  Esc: {'all lines' if sign == '/' else 'back'}")
+        self._keys.update(f"{sign}  Enter: done  Esc: {'all lines' if sign == '/' else 'back'}")
         prompt.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -293,8 +292,8 @@ class Top(App[None]):
         if self._asks == "/" and not keep:
             self._set_filter("")
         self._asks = ""
-        self.query_one("#prompt", Input).display = False
-        self.query_one("#keys", Static).update(KEYS)
+        self._prompt.display = False
+        self._keys.update(KEYS)
         self.lines.focus()
         self._tell()
 

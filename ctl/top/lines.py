@@ -42,29 +42,34 @@ class Lines(ScrollView, can_focus=True):
     def current(self) -> Item | None:
         return self._shown[self._current] if self.points and self._current < len(self._shown) else None
 
-    def put(self, items: Sequence[Item], anew: bool, ends: bool = False) -> None:
-        """Show other items. `anew`: of another page. `ends`: go on showing the last line if it is shown now."""
+    def put(self, items: Sequence[Item], anew: bool, ends: bool = False, at: str = "") -> None:
+        """Show other items. `anew`: of another page, with the job `at` as the current one. `ends`: go on showing the last
+        line if it is shown now.
+        """
         at_end = ends and (anew or self.scroll_offset.y >= self.max_scroll_y)
-        before = None if anew else self.current
+        job = at if anew else self.current.job if self.current is not None else ""
+        if anew:
+            self._current = 0
         self._items = items
-        self._arrange(before)
+        self._arrange(job)
         if anew:
             self.scroll_to(y=0, animate=False)
+            if at:
+                self.call_after_refresh(self._reveal)
         if at_end:
             self.call_after_refresh(self.scroll_to, y=len(self._rows), animate=False)
 
     def filter(self, text: str) -> None:
         """Show only items with all words of `text`, and titles."""
         self._words = tuple(text.lower().split())
-        self._arrange(self.current)
+        self._arrange(self.current.job if self.current is not None else "")
 
-    def _arrange(self, before: Item | None) -> None:
+    def _arrange(self, job: str) -> None:
+        """Choose the shown items. The one of `job` stays the current one, wherever it is now."""
         self._shown = [item for item in self._items if item.fixed or not self._words or self._matches(item)]
-        if before is not None and before.job:
-            same = (at for at, item in enumerate(self._shown) if item.job == before.job and not item.fixed)
+        if job:
+            same = (at for at, item in enumerate(self._shown) if item.job == job)
             self._current = next(same, self._current)
-        elif before is None:
-            self._current = 0
         self._choosable = [at for at, item in enumerate(self._shown) if item.job and not item.fixed]
         if self._choosable:
             self._current = min(self._choosable, key=lambda at: (abs(at - self._current), at))

@@ -151,7 +151,7 @@ def cut(text: str, width: int) -> str:
 
 def text_items(lines: Iterable[str], width: int) -> Iterator[Item]:
     for line in lines:
-        yield Item(hung(printable(line), width))
+        yield Item(_fitted(printable(line), width))
 
 
 # -- a job
@@ -167,7 +167,8 @@ def job_page(found: JobFound, events: Sequence[EventView], width: int) -> Iterat
         yield title("pauses of resizes", width)
         yield Item(pause_lines(view.resizes, width))
     yield title("facts", width)
-    yield from text_items(render.job_lines(view, now_s)[1:], width)
+    facts = (fact for fact in render.job_facts(view, now_s) if fact.label != "share over time")
+    yield from text_items(render.fact_lines(facts), width)
     yield title("events", width)
     yield from event_items(events[::-1], now_s, width)
 
@@ -221,7 +222,7 @@ def pause_lines(resizes: Sequence[Resize], width: int) -> Iterator[str]:
 def why(found: JobFound, width: int) -> Iterator[Item]:
     """Yield the reasons for a job's GPUs, and what would change them."""
     for line in explain.lines(*explanation_of(found), found.time_s, width):
-        yield Item((line,))
+        yield Item(_folded(line, width))
 
 
 def log(piece: Piece, width: int) -> Iterator[Item]:
@@ -237,9 +238,15 @@ def log(piece: Piece, width: int) -> Iterator[Item]:
         yield Item((painted("── the log has ended", "bold", True),), fixed=True)
 
 
+def _fitted(line: str, width: int) -> Iterator[str]:
+    """Yield a line of columns, broken between words where that is possible."""
+    for part in hung(line, width):
+        yield from _folded(part, width)
+
+
 def _folded(text: str, width: int) -> Iterator[str]:
-    """Yield a line of output in pieces of the terminal's width."""
-    step = width if text.isascii() else max(1, width // 2)
+    """Yield a text in pieces of the terminal's width."""
+    step = width if cell_len(text) <= width or text.isascii() else max(1, width // 2)
     yield from (text[at : at + step] for at in range(0, max(1, len(text)), step))
 
 
@@ -274,4 +281,4 @@ def health(found: Health, width: int) -> Iterator[Item]:
 def event_items(events: Sequence[EventView], now_s: float, width: int) -> Iterator[Item]:
     for event in events:
         line = f"{moment(event.time_s, now_s)}  {event.kind.value:<14}  {printable(event.text)}"
-        yield Item(hung(line, width), event.job or "")
+        yield Item(_fitted(line, width), event.job or "")
