@@ -262,6 +262,7 @@ class Top(App[None]):
 
     def _go(self, page: Page) -> None:
         self._set_filter("")
+        self._left = ""
         self._pages = [HOME, page] if page.kind in PAGES.values() or not self.page.job else [*self._pages[:-1], page]
         if page == HOME:
             self._pages = [HOME]
