@@ -139,6 +139,8 @@ GROUPS = (
             "exec",
             "wait",
             "events",
+            "top",
+            "web",
             "profile",
             "check",
         ),
@@ -146,7 +148,7 @@ GROUPS = (
     Group(
         "Cluster",
         {"up": "a whole cluster on this machine, for a try; down stops it", "doctor": "what is wrong on this machine"},
-        ("down", "servers", "topology", "policy", "quota", "report", "top", "web", "simulate", "login", "version"),
+        ("down", "servers", "topology", "policy", "quota", "report", "simulate", "login", "version"),
     ),
     Group(
         "For operators",
