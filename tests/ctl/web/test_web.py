@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import msgspec
@@ -342,11 +345,34 @@ def test_what_would_expose_the_pages_is_refused_in_one_sentence(
     assert words in line
 
 
-class Web:
-    """A running `elasticctl web`."""
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_pages_are_served_by_tls_to_who_has_the_token_of_the_file(tmp_path: Path) -> None:
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run([*made, *names], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    (tmp_path / "token").chmod(0o600)
+    files = [f"--{option}={tmp_path / name}" for option, name in (("cert", "cert.pem"), ("key", "key.pem"))]
+    where = ["--controller", "ipc:///nowhere/at/all"]
+    with web(where, "--host", "0.0.0.0", "--name", "localhost", *files, f"--token-file={tmp_path / 'token'}") as pages:
+        assert (pages.url.partition(":")[0], pages.token) == ("https", TOKEN)
+        trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        asked = Request(pages.url, headers={"Authorization": f"Bearer {TOKEN}"})
+        with urlopen(asked, timeout=PATIENCE_S, context=trusted) as answer:
+            assert answer.status == 200
+            assert b"elasticctl" in answer.read()
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(pages.url, timeout=PATIENCE_S, context=trusted)
+        asked.full_url = f"{pages.url}api/cluster"
+        with pytest.raises(HTTPError, match="503"):  # no controller is there
+            urlopen(asked, timeout=PATIENCE_S, context=trusted)
 
-    def __init__(self, directory: Path, *options: str) -> None:
-        command = [ELASTICCTL, "--dir", str(directory), "web", "--port", "0", *options]
+
+class Web:
+    """A running `elasticctl web`. `where`: options that name the cluster."""
+
+    def __init__(self, where: Sequence[str], *options: str) -> None:
+        command = [ELASTICCTL, *where, "web", "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         self.url, _, self.token = self.process.stdout.readline().strip().partition("?token=")
@@ -365,11 +391,13 @@ class Web:
 
 
 @contextlib.contextmanager
-def web(directory: Path, *options: str) -> Iterator[Web]:
-    running = Web(directory, *options)
-    yield running
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(timeout=30) == 130
+def web(where: Sequence[str], *options: str) -> Iterator[Web]:
+    running = Web(where, *options)
+    try:
+        yield running
+    finally:
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=PATIENCE_S) == 130
 
 
 @pytest.mark.cluster
@@ -386,7 +414,7 @@ def test_a_real_cluster_is_shown_and_its_return_after_a_stop_is_noticed(tmp_path
         hostile = "<script>alert(1)</script> \x1b[31mred"
         code = f"import time; print({hostile!r}, flush=True); time.sleep(600)"
         name = elasticctl("submit", "--gpus", "1", "--env", "SECRET=s3cr3t", "--", sys.executable, "-c", code)
-        with web(directory) as pages:
+        with web(["--dir", str(directory)]) as pages:
             assert pages.url.startswith("http://127.0.0.1:")
             pages.until("/api/cluster", lambda told: "running" in str(told["data"]["jobs"]["rows"]))
             told = pages.until(f"/api/jobs/{name}/log", lambda told: told["data"]["lines"])
