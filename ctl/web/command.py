@@ -76,8 +76,10 @@ def web(
     )
     at = (name or [host])[0]
     shown = f"[{at}]" if ":" in at else at
-    print(f"{'https' if secure else 'http'}://{shown}:{port}/{f'?token={token}' if token else ''}", flush=True)
-    say(f"elasticctl: whoever opens this address sees what {who} sees; Ctrl-C ends it")
+    new = f"?token={token}" if token and token_file is None else ""  # one that is kept belongs into no journal
+    print(f"{'https' if secure else 'http'}://{shown}:{port}/{new}", flush=True)
+    wants = f", with ?token= and the token of {token_file}," if token_file is not None else ""
+    say(f"elasticctl: whoever opens this address{wants} sees what {who} sees; Ctrl-C ends it")
     uvicorn.Server(config).run(sockets=[listener])
 
 
