@@ -25,6 +25,7 @@ import pytest
 from elasticd.ctl import render
 from elasticd.ctl import web as pages_of_web
 from elasticd.ctl.explain import lines as explained
+from elasticd.ctl.screens import upstream
 from elasticd.ctl.screens.tails import MOST_CHARACTERS, MOST_LINES
 from elasticd.ctl.tables import lines
 from elasticd.protocol.errors import ClusterUnreachable
