@@ -83,7 +83,7 @@ def job(found: JobFound, events: Iterable[EventView]) -> dict[str, Any]:
         "final": view.phase.final,
         "user": printable(render.user(view)),
         "facts": [[fact.label, fact.text, list(fact.below)] for fact in render.job_facts(view, now_s)],
-        "report": [[label, printable(text)] for label, text in jobreport.facts(view, report)],
+        "report": [[label, printable(text)] for label, text in jobreport.facts(view, report, now_s)],
         "begin_s": view.submitted_s,
         "end_s": view.finished_s or now_s,
         "asked": [view.spec.gpus.min, view.spec.gpus.max],
