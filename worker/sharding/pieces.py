@@ -202,8 +202,8 @@ def trade(
             device = torch.device("cpu") if host else layout.kinds[flat][1]
             for key, dtype, value, on_host in described:
                 if dtype is None:
-                    place = torch.device("cpu") if on_host else device
-                    piece.state[key] = unpack(value, lambda content, _, place=place: restored(content).to(place))
+                    plain = unpack(value, lambda content, _: restored(content))
+                    piece.state[key] = plain if on_host else plain.to(device)
                     continue
                 tensor = torch.empty(end - begin, dtype=getattr(torch, dtype))
                 communicator.wait(communicator.receive(tensor, source, tag))
