@@ -64,9 +64,10 @@ class Code:
             text = sys.orig_argv[sys.orig_argv.index("-c") + 1 :][:1]
             self._files.setdefault(TEXT, _digest("".join(text).encode()))
         for module in list(sys.modules.values()):
-            path = _file_of(module)
-            if path is None or not is_own_file(path, own):
+            file = _file_of(module)
+            if file is None or not is_own_file(file, own):
                 continue
+            path = os.path.abspath(file)
             name = self._name(path, here, own)
             if name not in self._files and len(self._files) < MOST_FILES and (digest := _digest_of(path)):
                 self._files[name], self._paths[name] = digest, path
@@ -164,7 +165,7 @@ def _file_of(module: Any) -> str | None:
         path = vars(module).get("__file__")
     except TypeError:  # `sys.modules` may contain objects that are no modules
         return None
-    return os.path.abspath(path) if isinstance(path, str) and path else None
+    return path if isinstance(path, str) and path else None
 
 
 def _digest(content: bytes) -> str:

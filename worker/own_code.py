@@ -5,6 +5,7 @@ package.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import sysconfig
@@ -35,7 +36,9 @@ def loop_frame(frame: FrameType | None, code: CodeType | None = None) -> FrameTy
 
 
 def _normal(path: str) -> str:
-    return os.path.normcase(os.path.abspath(path))
+    """Return the absolute path in its normal form. Nearly all of the 2,000 files of a worker have it already."""
+    unusual = any(part in f"{path}/" for part in ("//", "/./", "/../"))
+    return path if path.startswith("/") and not unusual else os.path.abspath(path)
 
 
 # In a development install the package is a directory of links.
@@ -69,8 +72,10 @@ def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
     if f"{os.sep}ipykernel_" in path:
         return True
     root = _nearest(path, directories)
+    if not root:
+        return False
     hidden = any(part.startswith(".") for part in path[len(root) :].split(os.sep)[:-1])
-    return bool(root) and not hidden and not is_installed(path, directories)
+    return not hidden and not is_installed(path, directories)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -120,15 +125,40 @@ def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> dict[
 
     apart: the variables of a module to leave out.
     """
+    found = _own_modules(_Imported(), directories)
+    return {name: variables for name, variables in found if variables is not apart}
+
+
+class _Imported:
+    """All imported modules. Equal if the same modules have the same names: a worker looks at them dozens of times, and
+    between most looks none is imported.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[Any, Any] = dict(sys.modules)
+
+    def __hash__(self) -> int:
+        return len(self.modules)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare identities, which runs no code of the script."""
+        if not isinstance(other, _Imported) or len(self.modules) != len(other.modules):
+            return False
+        mine, theirs = self.modules, other.modules
+        return all(map(operator.is_, mine, theirs)) and all(map(operator.is_, mine.values(), theirs.values()))
+
+
+@functools.lru_cache(maxsize=1)
+def _own_modules(imported: _Imported, directories: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
     found: dict[str, dict[str, Any]] = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in imported.modules.items():
         if type(name) is not str or not issubclass(type(module), types.ModuleType) or name in MAIN:
             continue
         variables = variables_of(module)
         file = variables.get("__file__")
-        if variables is not apart and type(file) is str and is_own_file(file, directories):
+        if type(file) is str and is_own_file(file, directories):
             found[name] = variables
-    return {name: found[name] for name in sorted(found)}
+    return sorted(found.items())
 
 
 def own_names(directories: tuple[str, ...]) -> frozenset[str]:
