@@ -236,6 +236,12 @@ class Sources:
         found = self._found(name, owners)
         return found is not None and self._is_in_loop(*found)
 
+    def reads(self, owner: str, attribute: str) -> bool:
+        """Return whether a class, or one of its bases, reads this attribute; True if the class is not the script's own."""
+        kinds = [kind for source in self._files(owner) for kind in _classes(source.tree, owner)]
+        nodes = [node for kind in kinds for node in ast.walk(kind) if isinstance(node, ast.Attribute)]
+        return not kinds or any(node.attr == attribute and isinstance(node.ctx, ast.Load) for node in nodes)
+
     def is_changed_outside(self, name: str, owners: Sequence[str], methods: Collection[str]) -> bool:
         """Return whether a line outside of functions with these names changes this name."""
         return any(getattr(each.scope, "name", "") not in methods for _, each in self._changes(name, owners))

@@ -168,8 +168,16 @@ class Looking:
         return any(map(_is_of_data, difference.by_each_name)) and not self._is_changed_in_loop(difference)
 
     def is_changed_data(self, difference: Difference) -> bool:
-        """Return whether a line of the loop changes this value of the dataset, so that samples differ from now on."""
-        return any(map(_is_of_data, difference.by_each_name)) and self._is_changed_in_loop(difference)
+        """Return whether a line of the loop changes this value of the dataset, and samples depend on it."""
+        return any(map(self._is_read_by_data, difference.by_each_name)) and self._is_changed_in_loop(difference)
+
+    def _is_read_by_data(self, difference: Difference) -> bool:
+        """Return whether the value belongs to a dataset that reads it, as far as its class is the script's own."""
+        if not difference.in_data:
+            return difference.node.kind is Kind.DATA
+        depth = difference.holders.index(Kind.DATA)
+        attributes = re.sub(r"\[[^\]]*\]", "", difference.name).split(".")[1:]
+        return depth >= len(attributes) or self._sources.reads(difference.owners[depth], attributes[depth])
 
     def _is_changed_in_loop(self, difference: Difference) -> bool:
         return any(self._sources.is_changed_in_loop(each.name, each.owners) for each in difference.by_each_name)

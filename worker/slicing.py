@@ -38,8 +38,8 @@ _Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 class Key(NamedTuple):
-    """A variable (owner: its function or module), or an attribute (owner: the name of its class, one of the script's own, or
-    else the source of the object, with a dot).
+    """A variable (owner: its function or module; name with "()": what a call of it runs), or an attribute (owner: the name
+    of its class, one of the script's own, or else the source of the object, with a dot).
     """
 
     owner: ast.AST | str
@@ -57,6 +57,7 @@ class Change(NamedTuple):
     is_item: bool = False  # only an item is bound, of which the source does not show whether it had a value
     repeats: bool = True  # it may run in several loop bodies
     line: int = 0
+    of_part: bool = False  # only an attribute of the object is bound
 
 
 @dataclass(frozen=True)
@@ -106,19 +107,29 @@ class Slice:
             self._block(scope.node.body, scope, ())  # type: ignore[attr-defined]
         for call, scope, tests in self._calls:
             self._bind_arguments(call, scope, tests)
+        for key, changes in list(
+            self._changes.items()
+        ):  # attributes of an object of others' class are not read by a call
+            self._changes[key._replace(name=f"{key.name}()")] = [each for each in changes if not each.of_part]
         self._of_gradient = self._follow(self._sinks)  # with the first line that reads the key
         self._of_end = self._follow(self._leaves)
 
     def carries(self, difference: Difference) -> bool:
         """Return whether the gradient depends on this value, and a loop body makes the value from its previous one."""
-        return self._is_kept(difference, self._of_gradient)
+        return self._is_kept(difference, self._of_gradient, self._sinks)
 
     def ends(self, difference: Difference) -> bool:
         """Return whether the same holds for the end of the loop: it is left under a condition that depends on the value."""
-        return self._is_kept(difference, self._of_end)
+        return self._is_kept(difference, self._of_end, self._leaves)
 
-    def _is_kept(self, difference: Difference, found: Mapping[Key, int]) -> bool:
+    def _is_kept(self, difference: Difference, found: Mapping[Key, int], sinks: Sequence[Change]) -> bool:
+        """found: the slice that begins at the sinks."""
         keys = [key for each in difference.by_each_name for key in self._keys_of_name(each)]
+        foreign = all(isinstance(key.owner, str) and key.owner.endswith(".") for key in keys)
+        if foreign and None in (difference.ones, difference.others):
+            found = self._follow(
+                sinks, parts=False
+            )  # the script has added the attribute, which others' code does not know
         kind = difference.node.kind
         if found.keys().isdisjoint(keys) or difference.in_data or kind not in _KEPT:
             return False
@@ -351,7 +362,7 @@ class Slice:
         while isinstance(stem, ast.Attribute) and not self._kinds(stem.value, scope):
             stem = _stem(stem.value)  # an attribute of an object of another's class is a part of that object
             if isinstance(stem, ast.Name):
-                self._changes[scope.key(stem.id)].append(change)
+                self._changes[scope.key(stem.id)].append(change._replace(of_part=True))
 
     def _repeats(self, scope: _Scope, tests: tuple[ast.expr, ...]) -> bool:
         """Return whether a statement may run in several loop bodies: in a loop, or in a function that one calls."""
@@ -437,8 +448,10 @@ class Slice:
 
     # -- the slice
 
-    def _follow(self, sinks: Sequence[Change]) -> dict[Key, int]:
-        """Return the keys on which these depend, with the first line of the slice that reads each."""
+    def _follow(self, sinks: Sequence[Change], parts: bool = True) -> dict[Key, int]:
+        """Return the keys on which these depend, with the first line of the slice that reads each. parts: an object of
+        others' class depends on its attributes.
+        """
         found: dict[Key, int] = {}
         returned: set[ast.AST] = set()
         changes = list(sinks)
@@ -451,7 +464,8 @@ class Slice:
                         changes += self._returns.get(each, ()) if each not in returned else ()
                         returned.add(each)
                         continue
-                    changes += self._changes.get(each, ()) if each not in found else ()
+                    more = self._changes.get(each, ()) if each not in found else ()
+                    changes += [one for one in more if parts or not one.of_part]
                     found[each] = min(found.get(each, line), line)
         return found
 
@@ -478,7 +492,10 @@ class Slice:
             own = isinstance(node.func, ast.Name) and scope.key(node.func.id) in self._functions
             if isinstance(node.func, ast.Attribute):
                 yield from self._read(node.func.value, scope)
-            elif not own:
+            elif called and isinstance(node.func, ast.Name):
+                key = scope.key(node.func.id)
+                yield from (() if own else (key._replace(name=f"{key.name}()"),))
+            else:
                 yield from self._read(node.func, scope)
             if called and own:
                 return  # the arguments count where the function reads its parameters

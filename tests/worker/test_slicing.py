@@ -346,6 +346,15 @@ def test_an_attribute_that_no_loss_reads_is_not_carried(body: str) -> None:
     assert not carries(body, "opt.n", Kind.PLAIN, "", "Namespace")
 
 
+def test_a_counter_that_is_an_attribute_of_another_s_module_is_not_carried_by_a_call_of_it() -> None:
+    own = (
+        "class Own(nn.Module):\n    def forward(self, x):\n        return x\ndef build():\n    return nn.Linear(2, 2)\n"
+    )
+    body = "f(model(x)).backward()\nmodel.calls = getattr(model, 'calls', 0) + 1"
+    for before in ("", f"{own}model = build()\n"):
+        assert not carries(body, "model.calls", Kind.PLAIN, before, "Linear")
+
+
 def test_a_value_counts_under_each_of_its_names() -> None:
     before = "class Tracker:\n    def weight(self):\n        return float(self.stats['seen'] > 1000)\n"
     before += "tracker = Tracker()\nstats = tracker.stats\n"

@@ -154,9 +154,13 @@ class Weighed(Points):
         super().__init__()
         self.weights = torch.ones(len(self.x))
 
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = super().__getitem__(index)
+        return x * self.weights[index], y
+
 
 def changes_the_dataset_later(run: Run) -> list[Any]:
-    """In each worker's copy, for the virtual workers that it hosts; no sample depends on it so far."""
+    """In each worker's copy, for the virtual workers that it hosts; few samples depend on it."""
     data, model = Weighed(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer, batches = run.prepare(model, optimizer, data, 5)
