@@ -1,4 +1,4 @@
-"""A byte-pair tokenizer that caches its words and an `lru_cache` over letters, as GPT-2's and CLIP's `encoder.py`."""
+"""A byte-pair tokenizer that caches its words and an `lru_cache` over letters, as those of GPT-2 and CLIP."""
 
 from functools import lru_cache
 
