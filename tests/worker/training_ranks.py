@@ -21,6 +21,7 @@ The process imports a training script's modules once, and stays single-threaded,
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import hashlib
 import importlib
@@ -238,6 +239,7 @@ def carry_out(case: str, address: str, timetable: list[Any], directory: str, **n
 
 
 def main() -> None:
+    faulthandler.enable()  # a rank that dies by a signal says where
     torch.set_num_threads(1)
     warm.prepare()
     gc.freeze()  # objects of this process are not the ranks' garbage

@@ -20,6 +20,7 @@ have applied the step, it makes up for the update of its pieces.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,13 +56,34 @@ NO_STATE = -2  # the step of whose state a new worker has pieces
 NO_OPTIMIZER = -1  # position of the optimizer of a parameter that none updates
 
 
-@dataclass
-class _Pending:
-    """The division and the pieces that hold from the update of `step` on."""
+@dataclass(frozen=True)
+class _Block:
+    """The part of the gather that is made at once."""
 
-    step: int
+    flat: int
+    longest: int  # elements that a worker sends
+    sent: list[tuple[Piece, Interval, int]]  # owned parts of pieces, and their places among the elements sent
+    taken: list[
+        tuple[Interval, int]
+    ]  # parts that this worker does not keep, and their places among all elements received
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A division, this worker's pieces of it in ascending order, and what follows from them for each step."""
+
     division: Division
     pieces: list[Piece]
+    blocks: list[_Block]
+    others: list[tuple[int, Interval]]  # parts that this worker does not keep, with their parameters' positions
+
+
+@dataclass
+class _Pending:
+    """The plan that holds from the update of `step` on."""
+
+    step: int
+    plan: _Plan
     gradient: Gradient  # and the new values of elements that this worker does not keep
 
 
@@ -96,13 +118,11 @@ class DividedState:
         self._division: Division | None = None
         self._sole: str | None = None  # without a division: the worker that has all there is; None: there is none yet
         self._loaded: dict[torch.Tensor, dict[str, Any]] = {}  # a whole state that was loaded, by parameter
-        self._pieces: list[Piece] = []
+        self._plan: _Plan | None = None  # of the last update in which this worker took part
         self._step = NO_STATE  # the applied step of which this worker has its pieces
         self._pending: _Pending | None = None
         self._log: _Log | None = None
-        self._others: list[
-            Piece
-        ] = []  # pieces of other workers, after a step of which this worker wants the whole state
+        self._others: list[Piece] = []  # other workers' pieces, where this worker wants the whole state
         self._work_due: list[Work] = []  # of the update in progress
 
     # -- generations, and states of others
@@ -115,8 +135,11 @@ class DividedState:
     @property
     def nbytes(self) -> int:
         """Bytes of the state that this worker keeps."""
-        values = [value for piece in self._pieces for value in piece.state.values()]
+        values = [value for piece in self._pieces() for value in piece.state.values()]
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+    def _pieces(self) -> list[Piece]:
+        return [] if self._plan is None else self._plan.pieces
 
     def plain(self) -> dict[str, Any]:
         """Return the division of the present state as plain values, equal on all workers."""
@@ -131,7 +154,7 @@ class DividedState:
         if log is not None and log.pending.step == applied:
             self._make_up(log)
         if self._step != applied:
-            self._pieces, self._step, self._loaded = [], NO_STATE, {}
+            self._plan, self._step, self._loaded = None, NO_STATE, {}
         if "owners" in values:
             self._division, self._sole = Division.of_plain(values), None
         else:
@@ -140,7 +163,7 @@ class DividedState:
     def take_whole(self, applied: int) -> None:
         """Take the whole state from the optimizers, into which it was loaded. It is that after the step `applied`."""
         self._division, self._sole = None, self._workers[self._rank]
-        self._pieces, self._log, self._step = [], None, applied
+        self._plan, self._log, self._step = None, None, applied
         self._loaded = {parameter: state for each in self.optimizers for parameter, state in each.state.items()}
         for each in self.optimizers:
             each.state.clear()
@@ -155,17 +178,17 @@ class DividedState:
         self._log = None
         check_hooks(self.optimizers)
         grid = self._lay_out(layout)
-        division, pieces = self._division, self._pieces
-        if self._begins or division is None:
-            division, pieces = self._divide(communicator, grid, layout, applied)
-        self._pending = _Pending(applied + 1, division, pieces, gradient)
+        plan = self._plan
+        if self._begins or plan is None:
+            plan = self._new_plan(grid, *self._divide(communicator, grid, layout, applied))
+        self._pending = _Pending(applied + 1, plan, gradient)
         if communicator.size == 1:
             return
-        self._gather(communicator, grid, division, gradient)
+        self._gather(communicator, plan, gradient)
         try:
             self._confirm(communicator)
         except CommunicatorBroken:
-            gradients = [_part(gradient, each.interval).clone() for each in pieces]
+            gradients = [_part(gradient, each.interval).clone() for each in plan.pieces]
             self._log = _Log(self._pending, gradients, _options(self.optimizers))
             raise
 
@@ -221,7 +244,7 @@ class DividedState:
             raise StateLost(f"no worker has the optimizer state of step {applied}")
         own: list[Piece] = []
         if me in having:
-            own = self._of_whole(self._loaded) if "owners" not in plain else self._pieces
+            own = self._of_whole(self._loaded) if "owners" not in plain else self._pieces()
         target = next_division(grid, surviving(present, having), self._workers, self._servers)
         outgoing = [
             (self._workers.index(move.target), cut(piece, part))
@@ -266,41 +289,68 @@ class DividedState:
 
     # -- gathering the parameters' new values
 
-    def _gather(self, communicator: Communicator, grid: Grid, division: Division, gradient: Gradient) -> None:
+    def _new_plan(self, grid: Grid, division: Division, pieces: list[Piece]) -> _Plan:
         me = self._workers[self._rank]
+        rank_of = {worker: rank for rank, worker in enumerate(self._workers)}
+        begins = [each.interval for each in pieces]
+        blocks: list[_Block] = []
+        first = 0  # of the owners' intervals that may reach into the block
         for block in grid.blocks:
-            owned = [(each, part) for each in division.owners if (part := common(each.interval, block)) is not None]
-            shares: dict[str, list[Interval]] = {worker: [] for worker in self._workers}
-            for each, part in owned:
-                shares[each.owner].append(part)
-            longest = max(sum(part.size for part in parts) for parts in shares.values())
-            dtype, device = gradient.flats[block.flat].dtype, gradient.flats[block.flat].device
-            own = torch.zeros(longest, dtype=dtype, device=device)
-            for values, position in self._new_values(shares[me], gradient):
-                own[position : position + values.numel()] = values
-            table = torch.zeros(len(self._workers) * longest, dtype=dtype, device=device)
-            communicator.wait(communicator.all_gather(table, own))
-            for rank, (worker, parts) in enumerate(shares.items()):
-                position = rank * longest
-                for part in parts:
-                    if me not in (worker, division.mirrors.get(worker)):
-                        target = gradient.flats[part.flat][part.begin : part.end]
-                        target.copy_(table[position : position + part.size])
-                    position += part.size
+            while common(division.owners[first].interval, block) is None:
+                first += 1
+            sizes = dict.fromkeys(self._workers, 0)
+            sent: list[tuple[Piece, Interval, int]] = []
+            taken: list[tuple[Interval, int, int]] = []
+            number = first
+            while number < len(division.owners):
+                owned = division.owners[number]
+                if (part := common(owned.interval, block)) is None:
+                    break
+                if owned.owner == me:
+                    for piece in pieces[max(0, bisect_right(begins, part) - 1) :]:
+                        if piece.interval > part and common(piece.interval, part) is None:
+                            break
+                        if (own := common(piece.interval, part)) is not None:
+                            sent.append((piece, own, sizes[me] + own.begin - part.begin))
+                elif me not in division.holders(owned):
+                    taken.append((part, rank_of[owned.owner], sizes[owned.owner]))
+                sizes[owned.owner] += part.size
+                number += 1
+            longest = max(sizes.values())
+            blocks.append(_Block(block.flat, longest, sent, [(each, rank * longest + at) for each, rank, at in taken]))
+        return _Plan(division, pieces, blocks, self._elsewhere(begins))
 
-    def _new_values(self, parts: Sequence[Interval], gradient: Gradient) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the new values of owned elements, and the number of elements before them; nothing is changed."""
-        assert self._pending is not None
-        work: list[Work] = []
-        before, places = 0, []
-        for part in parts:
-            for piece in self._pending.pieces:
-                if (own := common(piece.interval, part)) is not None:
-                    work.append(self._work(copied(piece, own), _part(gradient, own), copies=True))
-                    places.append(before + own.begin - part.begin)
-            before += part.size
-        self._update(work, _options(self.optimizers))
-        yield from ((each.values, place) for each, place in zip(work, places, strict=True))
+    def _elsewhere(self, kept: Sequence[Interval]) -> list[tuple[int, Interval]]:
+        """Return the parts of parameters that are in none of `kept`, in ascending order."""
+        assert self._layout is not None
+        found: list[tuple[int, Interval]] = []
+        for position in range(len(self._layout.parameters)):
+            span = self._span(position)
+            begin = span.begin
+            for each in kept[max(0, bisect_right(kept, span) - 1) :]:
+                if (part := common(each, span)) is not None:
+                    found += [(position, Interval(span.flat, begin, part.begin))] * (part.begin > begin)
+                    begin = part.end
+                elif each > span:
+                    break
+            found += [(position, Interval(span.flat, begin, span.end))] * (span.end > begin)
+        return found
+
+    def _gather(self, communicator: Communicator, plan: _Plan, gradient: Gradient) -> None:
+        options = _options(self.optimizers)
+        for block in plan.blocks:
+            memory = gradient.flats[block.flat]
+            own = torch.zeros(block.longest, dtype=memory.dtype, device=memory.device)
+            work = [
+                self._work(copied(piece, part), _part(gradient, part), copies=True) for piece, part, _ in block.sent
+            ]
+            self._update(work, options)
+            for each, (_, part, place) in zip(work, block.sent, strict=True):
+                own[place : place + part.size] = each.values
+            table = torch.zeros(communicator.size * block.longest, dtype=memory.dtype, device=memory.device)
+            communicator.wait(communicator.all_gather(table, own))
+            for part, place in block.taken:
+                memory[part.begin : part.end] = table[place : place + part.size]
 
     def _work(self, piece: Piece, gradient: torch.Tensor, copies: bool = False) -> Work:
         assert self._grid is not None
@@ -324,15 +374,14 @@ class DividedState:
         """Copy the new values of the parameters that this worker does not update."""
         assert self._pending is not None
         assert self._layout is not None
-        kept, gradient = self._pending.pieces, self._pending.gradient
+        plan, gradient = self._pending.plan, self._pending.gradient
+        for parameter in self._layout.parameters:
+            parameter.grad = None  # its memory has new values of parameters
         with torch.no_grad():
-            for position, parameter in enumerate(self._layout.parameters):
-                parameter.grad = None  # its memory has new values of parameters
-                span, memory = self._span(position), memory_of(parameter)
-                for part in _without(span, [each.interval for each in kept]):
-                    begin = part.begin - span.begin
-                    memory[begin : begin + part.size] = gradient.flats[part.flat][part.begin : part.end]
-        self._work_due = [self._work(each, _part(gradient, each.interval)) for each in kept]
+            for position, part in plan.others:
+                begin = part.begin - self._span(position).begin
+                memory_of(self._layout.parameters[position])[begin : begin + part.size] = _part(gradient, part)
+        self._work_due = [self._work(each, _part(gradient, each.interval)) for each in plan.pieces]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Update this worker's pieces of one optimizer, in place of its `step`."""
@@ -346,15 +395,15 @@ class DividedState:
         self._work_due = []
 
     def _hold(self, pending: _Pending) -> None:
-        self._division, self._sole = pending.division, None
-        self._pieces, self._step = pending.pieces, pending.step
+        self._division, self._sole = pending.plan.division, None
+        self._plan, self._step = pending.plan, pending.step
         self._begins, self._loaded, self._others, self.whole_at = False, {}, [], None
         for each in self.optimizers:
             each.state.clear()
 
     def _make_up(self, log: _Log) -> None:
         """Make the update of a step that was given up; the parameters come with the others' state."""
-        pairs = zip(log.pending.pieces, log.gradients, strict=True)
+        pairs = zip(log.pending.plan.pieces, log.gradients, strict=True)
         self._update([self._work(piece, gradient, copies=True) for piece, gradient in pairs], log.options)
         self._hold(log.pending)
         self._begins = True
@@ -394,7 +443,7 @@ class DividedState:
             cut(piece, part)
             for each in self._division.owners
             if each.owner == me
-            for piece in self._pieces
+            for piece in self._pieces()
             if (part := common(each.interval, piece.interval)) is not None
         ]
 
@@ -463,17 +512,3 @@ def _options(optimizers: Sequence[torch.optim.Optimizer]) -> Options:
         ]
         for each in optimizers
     ]
-
-
-def _without(whole: Interval, kept: Sequence[Interval]) -> list[Interval]:
-    """Return the parts of an interval that are in none of `kept`, which are disjoint."""
-    parts: list[Interval] = []
-    begin = whole.begin
-    for each in sorted(kept):
-        if (part := common(each, whole)) is not None:
-            if part.begin > begin:
-                parts.append(Interval(whole.flat, begin, part.begin))
-            begin = part.end
-    if begin < whole.end:
-        parts.append(Interval(whole.flat, begin, whole.end))
-    return parts
