@@ -127,9 +127,7 @@ def test_sigterm_ends_the_whole_group_and_the_worker_may_say_its_last_words(star
 
 
 def test_a_warning_reaches_the_processes_that_handle_it_and_ends_no_other(start: Callable[..., Shimmed]) -> None:
-    handles = (
-        "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'warned\\n')); print('up', flush=True)"
-    )
+    handles = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'warned\\n')); print('up', flush=True)"
     shimmed = start("bash", "-c", f'{sys.executable} -c "{handles}; signal.pause()"; echo after')
     eventually(lambda: b"o up" in shimmed.log())
     shimmed.process.send_signal(signal.SIGUSR1)
