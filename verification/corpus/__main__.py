@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     chosen = arguments()
-    names = chosen.only.split(",") if chosen.only else list(BY_NAME)
+    names = list(dict.fromkeys(chosen.only.split(",") if chosen.only else BY_NAME))
     if unknown := set(names) - set(BY_NAME):
         print(f"there is no script {', '.join(sorted(unknown))}; --list shows all", file=sys.stderr)
         return 2
