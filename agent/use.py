@@ -1,4 +1,4 @@
-"""What the workers of this server use: GPUs by the driver's counters, processor time, memory; and since when GPUs are idle.
+"""Samples of what workers use: GPUs by the driver's counters, processor time, memory; and since when GPUs are idle.
 
 Theory of operation
 -------------------
@@ -106,7 +106,7 @@ class Uses:
     def _add(self, now: float, known: _Known, reading: Reading) -> None:
         seconds, before, since = now - known.at, known.last, known.at
         known.at, known.last = now, reading
-        if seconds > LONGEST_GAP_S:  # this process was stopped: nobody knows what happened meanwhile
+        if seconds > LONGEST_GAP_S:  # this process was stopped: use in that time is unknown
             known.idle_since, known.sure = None, False
             return
         use, cpu_s = known.use, None
@@ -198,7 +198,7 @@ class Sampler:
             try:
                 gpus = self._driver.use(gpu for each in present for gpu in each.gpus)
             except nvml.DriverFailed:
-                gpus = {}  # told by `watching`
+                gpus = {}  # `watching` reports the failure
         self._gpus = gpus
         counted = {each.name: cgroups.used(each.cgroups) for each in present}
         alone = [shim for each in present if None in counted[each.name] for shim in each.shims]

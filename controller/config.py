@@ -145,7 +145,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def idle_rules(self) -> Idle:
-        """What is done about jobs whose GPUs do nothing. Raises UserError."""
+        """Rules for jobs with idle GPUs. Raises UserError."""
         return NEVER_IDLE if self.idle is None else idle_of(self.idle, "idle")
 
     @property

@@ -42,7 +42,7 @@ class Settings:
     operator_priority: int = MAX_PRIORITY  # the highest priority that an operator may give a job
     notifies: bool = False  # the operator has configured a channel for notices
     reserve_after_s: float = 600.0  # a job that has waited this long gets a reservation
-    idle: Idle = NEVER_IDLE  # what is done about jobs whose GPUs do nothing
+    idle: Idle = NEVER_IDLE  # rules for jobs with idle GPUs
     whole_workers: int = stored.WHOLE  # in a job with more workers than this, each worker has a record of its own
 
     @property

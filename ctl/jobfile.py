@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import enum
 import math
 import os
 import pwd
@@ -58,6 +59,7 @@ from .batchscripts import slurm_time_s
 from .jobgpus import GpuOptions, amounts, wanted_gpus
 from .jobscaling import wanted_scaling
 
+E = TypeVar("E", bound=enum.Enum)
 Wait = TypeVar("Wait", float, None)
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -243,10 +245,10 @@ def build(
             keep=_within(f"{source}: checkpoint.keep", checkpoint.keep, 1, MAX_KEPT_CHECKPOINTS) or 2,
             save_timeout_s=wait_s("checkpoint.save_timeout", checkpoint.save_timeout, None),
         ),
-        determinism=_determinism(*pick("determinism", options.determinism, written.determinism)),
+        determinism=_one_of(*pick("determinism", options.determinism, written.determinism), Determinism.ELASTIC),
         compare_every=_within(f"{source}: compare_every", written.compare_every, 1, MAX_COMPARE_EVERY) or COMPARE_EVERY,
-        on_divergence=_on_divergence(f"{source}: on_divergence", written.on_divergence),
-        sharding=_sharding(f"{source}: sharding", written.sharding),
+        on_divergence=_one_of(f"{source}: on_divergence", written.on_divergence, OnDivergence.REPLACE),
+        sharding=_one_of(f"{source}: sharding", written.sharding, Sharding.NONE),
         priority=_priority(*pick("priority", options.priority, written.priority)),
         model=_model(f"{source}: model", written.model),
         throughput=_throughput(f"{source}: throughput", written.throughput),
@@ -514,13 +516,8 @@ def _after(where: str, given: str | Sequence[str] | None) -> tuple[After, ...]:
 
 
 def _processes(where: str, given: str | None, command: Sequence[str]) -> Processes:
-    if given is None:
-        return Processes.PER_SERVER if commands.mpi(command) else commands.look_at(command).processes
-    try:
-        return Processes(given)
-    except ValueError:
-        known = ", ".join(each.value for each in Processes)
-        raise UserError(f"{where}: {given!r} is not one of {known}") from None
+    usual = Processes.PER_SERVER if commands.mpi(command) else commands.look_at(command).processes
+    return _one_of(where, given, usual)
 
 
 def _joins(gpus: GpuRange, processes: Processes, command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> bool:
@@ -547,33 +544,13 @@ def _within(where: str, value: int | None, least: int, most: int) -> int | None:
     return value
 
 
-def _determinism(where: str, given: str | None) -> Determinism:
-    if given is None:
-        return Determinism.ELASTIC
+def _one_of(where: str, given: str | None, usual: E) -> E:
+    """Return the member of an enumeration that has this value; `usual` if none is given."""
+    kind = type(usual)
     try:
-        return Determinism(given)
+        return usual if given is None else kind(given)
     except ValueError:
-        known = ", ".join(level.value for level in Determinism)
-        raise UserError(f"{where}: {given!r} is not one of {known}") from None
-
-
-def _on_divergence(where: str, given: str | None) -> OnDivergence:
-    if given is None:
-        return OnDivergence.REPLACE
-    try:
-        return OnDivergence(given)
-    except ValueError:
-        known = ", ".join(each.value for each in OnDivergence)
-        raise UserError(f"{where}: {given!r} is not one of {known}") from None
-
-
-def _sharding(where: str, given: str | None) -> Sharding:
-    if given is None:
-        return Sharding.NONE
-    try:
-        return Sharding(given)
-    except ValueError:
-        known = ", ".join(each.value for each in Sharding)
+        known = ", ".join(str(each.value) for each in kind)
         raise UserError(f"{where}: {given!r} is not one of {known}") from None
 
 

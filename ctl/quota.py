@@ -49,12 +49,17 @@ def quota(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> Non
         show(quota_table(found))
     else:
         command = shared.command("policy set FILE")
-        print(f"There are no quotas: each user may use all {gpu_count(found.total_gpus)}. Set some: {command}")
+        print(f"{without_quotas(found)} Set some: {command}")
     if found.left_out:
         say(f"{found.left_out} users more have jobs, and no quota of their own")
     if found.reservations:
         print()
         show(reservation_table(found))
+
+
+def without_quotas(found: QuotasFound) -> str:
+    """Return the sentence that stands in place of a table of quotas."""
+    return f"There are no quotas: each user may use all {gpu_count(found.total_gpus)}."
 
 
 def quota_table(found: QuotasFound) -> Table:

@@ -1,4 +1,4 @@
-"""Durations as people write them: "90s", "10m", "1h30m", "2d"; and what is done about idle GPUs after some."""
+"""Durations as people write them: "90s", "10m", "1h30m", "2d"; and rules for idle GPUs, which have some."""
 
 from __future__ import annotations
 

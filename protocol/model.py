@@ -373,9 +373,9 @@ class Notify(enum.Enum):
 
 
 class Idle(Value, frozen=True, kw_only=True):
-    """Times (s) for which a job's GPUs have done nothing, after which something is done about it; None: never."""
+    """Rules for a job with idle GPUs: for how long (s) they have been idle before each act; None: never."""
 
-    warn_s: float | None = None  # the user is told
+    warn_s: float | None = None  # an event and a notice for the user
     shrink_s: float | None = None  # the job has its least number of GPUs, until they do something again
     suspend_s: float | None = None  # the job is paused, with its state saved
 

@@ -143,7 +143,7 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return (
             "keep its place: state = run.state(position=0), and take items[state.position % len(items)] in place of it"
         )
-    if "partial" in owners:  # what it binds
+    if "partial" in owners:  # an argument that `functools.partial` binds
         name = re.search(r"\['(\w+)'\]$", difference.name)
         return f"bind what the job keeps in its place: run.state({name[1] if name else root}=...)"
     initial = _initial(difference, holder, sources)

@@ -458,7 +458,6 @@ class Stepping:
             self._held.parts.extra_state.restore()
             self._held.parts.registered.state.restore()
         self.evaluations.begin()
-        self._update.give_up()
         if self._divided is not None:
             self._divided.given_up()
         self._lanes.give_up()
@@ -809,6 +808,7 @@ class Stepping:
                 self._scale,
                 self._items(),
                 self._held.results,
+                processed=self._divided is not None,
             )
             self._following.applied()
         finally:
@@ -831,12 +831,10 @@ class Stepping:
         if self.finished:
             self._comparison.at_the_end(self._communicator, part)
         goes_on = self._cross_check is not None and self._cross_check.proof_goes_on
-        whole = self._assemble(self._divided) if self._divided is not None else Whole.TO_END
+        whole = Whole.TO_END
+        if self._divided is not None:
+            whole = self._divided.assemble(self._communicator, self.finished, self._leads)
         self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))
-
-    def _assemble(self, divided: DividedState) -> Whole:
-        """Bring the whole of a divided state, after the step, to where it will be saved."""
-        return divided.assemble(self._communicator, self.finished, self._leads, self._step)
 
     def _next_epoch(self, step: int) -> int:
         """That of `step`, the one to come."""

@@ -139,6 +139,6 @@ class Upstream:
             kept.trouble = str(error)
         except Exception:
             log.exception("a request to the controller failed")
-            kept.trouble = "a fault of elasticctl web, which its log shows"
+            kept.trouble = "a fault of elasticctl, which its log shows"
         finally:
             kept.running = None

@@ -261,7 +261,7 @@ def quotas(found: QuotasFound, width: int) -> Iterator[Item]:
     if found.quotas:
         yield from table_items(quota.quota_table(found), width)
     else:
-        yield Item((f"There are no quotas: each user may use all {found.total_gpus} GPUs.",))
+        yield Item((quota.without_quotas(found),))
     if found.reservations:
         yield title("reservations", width)
         yield from table_items(quota.reservation_table(found), width)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...protocol.messages import EventView, JobFound, Jobs, JobView, QuotasFound, Servers, ServerView
-from ...protocol.texts import gpu_count
 from .. import explain, history, jobreport, quota, render
 from ..promises import moment
 from ..screens.sources import Cluster, Health, explanation_of, gpu_runs
@@ -128,10 +127,9 @@ def ended(jobs: Jobs) -> dict[str, Any]:
 
 def quotas(found: QuotasFound) -> dict[str, Any]:
     """Return guarantees, limits and use of users and groups, and reservations."""
-    without = f"There are no quotas: each user may use all {gpu_count(found.total_gpus)}."
     return {
         "quotas": table(quota.quota_table(found)) if found.quotas else None,
-        "remark": "" if found.quotas else without,
+        "remark": "" if found.quotas else quota.without_quotas(found),
         "left_out": f"{found.left_out} users more have jobs, and no quota of their own" if found.left_out else "",
         "reservations": table(quota.reservation_table(found)) if found.reservations else None,
     }

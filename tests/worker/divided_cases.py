@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import training_cases
 from torch import nn
 from torch.nn import functional
-from training_cases import EPOCHS, Points, network
+from training_cases import network
 
 from elasticd.worker.run import Run
 
-
-def train(
-    run: Run,
-    model: nn.Module,
-    optimizers: Any,
-    before_epoch: Callable[[int], None] = lambda epoch: None,
-    **options: Any,
-) -> list[Any]:
-    single = isinstance(optimizers, torch.optim.Optimizer)
-    model, prepared, batches = run.prepare(model, optimizers, Points(), 5, **options)
-    for epoch in run.epochs(EPOCHS):
-        before_epoch(epoch)
-        for x, y in batches:
-            functional.cross_entropy(model(x), y).backward()
-            for optimizer in [prepared] if single else prepared:
-                optimizer.step()
-                optimizer.zero_grad()
-    run.finish()
-    return [model.state_dict()]
+train = partial(training_cases.train, states=False)
 
 
 def plain(run: Run) -> list[Any]:

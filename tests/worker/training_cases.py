@@ -58,9 +58,10 @@ def train(
     optimizers: Any,
     before_epoch: Any = lambda epoch: None,
     data: torch.utils.data.DataLoader[Any] | None = None,
+    states: bool = True,
     **options: Any,
 ) -> list[Any]:
-    """The ordinary loop."""
+    """The ordinary loop. states: return those of the optimizers, too."""
     single = isinstance(optimizers, torch.optim.Optimizer)
     source: Any = (Points(), 5) if data is None else (data,)
     model, prepared, batches = run.prepare(model, optimizers, *source, **options)
@@ -72,7 +73,8 @@ def train(
                 optimizer.step()
                 optimizer.zero_grad()
     run.finish()
-    return [model.state_dict(), *(each.state_dict() for each in ([optimizers] if single else optimizers))]
+    kept = [] if not states else [optimizers] if single else optimizers
+    return [model.state_dict(), *(each.state_dict() for each in kept)]
 
 
 def plain(run: Run) -> list[Any]:

@@ -43,7 +43,6 @@ class Update:
         self._scheduler_frequency = scheduler_frequency
         self._before_update = before_update
         self._after_update = after_update
-        self._processed = False  # the gradient of the step in progress is that of its update
 
     def apply(
         self,
@@ -52,17 +51,18 @@ class Update:
         scale: Scale,
         items: float,
         results: Results,
+        processed: bool = False,
     ) -> None:
         """Update the parameters from their `grad`, the mean over all micro-batches, or over `items` if not 0. stepped:
-        positions of the optimizers that do it. scale: of the step. results: are told the gradient's norm and the rates."""
+        positions of the optimizers that do it. scale: of the step. results: are told the gradient's norm and the rates.
+        processed: `process` has been called for this gradient."""
         optimizers = [self.optimizers[position] for position in stepped]
         acts = [optimizer._act for optimizer in optimizers if isinstance(optimizer, ElasticOptimizer)]
         for act in acts:
             act.acting = True
         try:
-            if not self._processed:
+            if not processed:
                 self.process(parameters, optimizers, scale, items, results)
-            self._processed = False
             self._apply(optimizers, scale, results)
         finally:
             for act in acts:
@@ -76,7 +76,7 @@ class Update:
         items: float,
         results: Results,
     ) -> None:
-        """Make the update's gradient of the step's, in the parameters' `grad`. `apply` does, unless it has been done."""
+        """Unscale, average and clip the step's gradient, in the parameters' `grad`."""
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
@@ -85,11 +85,6 @@ class Update:
             results.measured(norm)
         if self._before_update is not None:
             self._before_update()
-        self._processed = True
-
-    def give_up(self) -> None:
-        """Forget the gradient of the step in progress."""
-        self._processed = False
 
     def _apply(self, optimizers: Sequence[torch.optim.Optimizer], scale: Scale, results: Results) -> None:
         with at_rate(optimizers, scale.rate):

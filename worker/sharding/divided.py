@@ -363,10 +363,9 @@ class DividedState:
         group = self._groups.get(id(parameter), (NO_OPTIMIZER, 0))
         return Work(*group, piece, values.clone() if copies else values, gradient)
 
-    def _update(self, work: Sequence[Work], options: Options, only: int | None = None) -> None:
+    def _update(self, work: Sequence[Work], options: Options) -> None:
         for number, optimizer in enumerate(self.optimizers):
-            if only in (None, number):
-                update(optimizer, options[number], [each for each in work if each.optimizer == number])
+            update(optimizer, options[number], [each for each in work if each.optimizer == number])
 
     # -- a step that all can apply
 
@@ -385,7 +384,8 @@ class DividedState:
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Update this worker's pieces of one optimizer, in place of its `step`."""
-        self._update(self._work_due, _options(self.optimizers), self.optimizers.index(optimizer))
+        number = self.optimizers.index(optimizer)
+        update(optimizer, optimizer.param_groups, [each for each in self._work_due if each.optimizer == number])
 
     def committed(self) -> None:
         """The step's update has been made."""
@@ -410,7 +410,7 @@ class DividedState:
 
     # -- the whole state, for a checkpoint
 
-    def assemble(self, communicator: Communicator, finished: bool, leads: bool, applied: int) -> Whole:
+    def assemble(self, communicator: Communicator, finished: bool, leads: bool) -> Whole:
         """Send the owned pieces to the workers that want the whole state, which keep it in the host's memory.
 
         A collective if there is a wish, or if the job is over: then the leader saves its state. Returns for what the state
@@ -419,7 +419,7 @@ class DividedState:
         wanted = (finished and leads) or self.wish is not Whole.NOT
         self.wish = Whole.NOT
         if communicator.size == 1:
-            self.whole_at, self._others = applied, []
+            self.whole_at, self._others = self._step, []
             return Whole.TO_END
         greatest = Whole.TO_END if finished else self.greatest_wish
         if greatest is Whole.NOT:
@@ -433,7 +433,7 @@ class DividedState:
         except CommunicatorBroken:  # the next step finds that, too
             return Whole.NOT
         if wanted:
-            self.whole_at = applied
+            self.whole_at = self._step
         return greatest
 
     def _owned(self) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""Who has the optimizer state of which elements, and what moves when the workers change. Pure.
+"""Division of the optimizer state among workers: owners, mirrors, and moves when the workers change. Pure.
 
 Each interval has an *owner*, and its owner's *mirror* keeps the same state (Rajbhandari et al., 2020, ZeRO-1, has
 owners alone). Both make the same update from the same gradient, so a mirror costs no message. After the loss of a

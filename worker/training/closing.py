@@ -44,7 +44,7 @@ class Closing:
         membership: ms.Membership,
         reporting: Reporting,
         follow: Callable[[float, list[ms.Action]], list[Action]],
-        is_whole: Callable[[], bool] = lambda: True,
+        is_whole: Callable[[], bool],
     ) -> None:
         self._activity = activity
         self._position = position

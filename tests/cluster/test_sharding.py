@@ -1,0 +1,76 @@
+"""A divided optimizer state with real processes: lost workers, also an owner with its mirror; a pause, and an export."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticd.protocol.model import Sharding
+from tests.cluster.test_stopping import Desk, digest
+
+pytestmark = pytest.mark.cluster
+
+SCRIPT = """
+import sys, time
+import torch
+import elasticd as elastic
+
+run = elastic.join()
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(160, 32), torch.randint(0, 8, (160,)))
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=5, max_grad_norm=1.0)
+for epoch in run.epochs(12):
+    for x, y in batches:
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(float(sys.argv[2]))
+run.save({"model": model.state_dict()}, sys.argv[1])
+"""
+
+
+def test_losses_resizes_and_a_pause_change_no_bit(make_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    alone, divided, out = (tmp_path / name for name in ("alone.pt", "divided.pt", "exported.pt"))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTIC")}
+    environment["ELASTIC_VIRTUAL_WORKERS"] = "4"
+    subprocess.run([sys.executable, str(script), str(alone), "0"], env=environment, check=True, cwd=tmp_path)
+
+    cluster = make_cluster(servers=2, slots=2)
+    desk = Desk(cluster)
+    job = cluster.submit(
+        str(divided), "0.05", script=script, checkpoint_every_s=1.0, sharding=Sharding.OPTIMIZER, name="divided"
+    )
+    cluster.until_share(job, 4)
+    cluster.until_step(job, 5)
+    os.kill(next(iter(cluster.pids(job).values())), signal.SIGKILL)
+    cluster.until_step(job, 10)
+    cluster.scale(job, 3)
+    cluster.until_step(job, cluster.job(job).step + 3)
+    desk("pause", job)
+    view = cluster.job(job)
+    assert view.saved_step == view.step, "no step is lost"
+    desk("export", job, str(out))
+    states = torch.load(out, weights_only=True)["optimizer"]["state"]
+    assert [state["exp_avg"].numel() for state in states.values()] == [32 * 256, 256, 256 * 8, 8], "it is whole"
+    desk("resume", job)
+    cluster.until_step(job, view.step + 3)
+    for pid in {
+        worker.server: worker.pid for worker in cluster.job(job).workers
+    }.values():  # mirrors are on the other server
+        os.kill(pid, signal.SIGKILL)
+    view = cluster.until_final(job)
+    assert view.restarts == 1
+    assert view.step == view.total_steps - 1
+    assert digest(divided) == digest(alone)
