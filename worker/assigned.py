@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
+from .kept import is_function_type, path_of_function
 from .own_code import directories, own_modules
 from .save_calls import saved_names
 from .syntax import imports, parse
@@ -384,8 +385,10 @@ class Sources:
                     for change, text in _all_changes(kind)
                     if text == attribute and change.scope is kind
                 ]
-            if not found and owner == "function":
-                found += [(source, each) for each, text in _all_changes(source.tree) if text == attribute]
+            if not found and owner is not None and is_function_type(owner):
+                outermost = path_of_function(owner)[0]
+                around = [node for node in ast.walk(source.tree) if getattr(node, "name", None) == outermost]
+                found += [(source, each) for node in around for each, text in _all_changes(node) if text == attribute]
             if not found and owner in ("Parameter", "Tensor"):  # of a variable with another name
                 found += [(source, each) for each, text in _all_changes(source.tree) if text.endswith(f".{attribute}")]
         if not found and len(files) > 1 and "." in path:  # a name of another module

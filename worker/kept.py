@@ -38,7 +38,7 @@ class Node:
 
     digest: int | None  # 63 bits; None: the value was not read completely
     kind: Kind
-    type: str  # name of its class
+    type: str  # name of its class; of a function: `function_type`
     shown: str = ""
     shape: tuple[int, ...] | None = None  # of a tensor or array; of the first item of a short list
     again: bool = False  # the value has another name, too, which precedes this one
@@ -113,6 +113,20 @@ class Reach:
         return replace(self, names={name: kept(name, node) for name, node in self.names.items() if not names(name)})
 
 
+def function_type(qualified_name: str) -> str:
+    """Return the type of a function's node: `train.<locals>.step()`."""
+    return f"{qualified_name}()"
+
+
+def is_function_type(type_: str) -> bool:
+    return type_.endswith("()")
+
+
+def path_of_function(type_: str) -> tuple[str, ...]:
+    """Return the names of the functions and classes around a function, the outermost first, and its own."""
+    return tuple(name for name in type_.removesuffix("()").split(".") if name != "<locals>")
+
+
 class Difference(NamedTuple):
     """A name under which the scripts of two workers keep different values."""
 
@@ -172,9 +186,28 @@ def differences(ones: Reach, others: Reach) -> list[Difference]:
     found = _with_other_names(found, pairs)
     order = list(Kind)
     found.sort(key=lambda each: (not each.changed, order.index(each.node.kind), each.name.count("."), each.name))
-    # A variable's plain value may have been found in two ways, such as a function's variable through an inner function.
-    same = {(each.name.rpartition(".")[2], _digest(each.ones), _digest(each.others)): each for each in reversed(found)}
-    return [each for each in found if any(each is kept for kept in same.values())]
+    return _without_closures_of_variables(found)
+
+
+def _without_closures_of_variables(found: Sequence[Difference]) -> list[Difference]:
+    """Return the differences, where a function's variable that inner functions have, too, is one with several names.
+
+    Such a variable has no identity: its plain values are equal in both looks.
+    """
+    kept: dict[tuple[Any, ...], Difference] = {}
+    for each in found:
+        variable = each.name.rpartition(".")[2]
+        functions = [path_of_function(owner) for owner in each.owners[-1:] if is_function_type(owner)]
+        is_variable = bool(functions) or not each.owners
+        outermost = functions[0][0] if functions else ""
+        same: list[Any] = [variable, _digest(each.ones), _digest(each.others)]
+        keys = [(*same, outermost), (*same, "")] if is_variable else [(each.name,)]
+        first = next((key for key in keys if key in kept), None)
+        if first is None:
+            kept[keys[0]] = each
+        else:
+            kept[first] = kept[first]._replace(also=(*kept[first].also, each)[:MOST_NAMES])
+    return list(kept.values())
 
 
 class _Pair(NamedTuple):
@@ -253,7 +286,7 @@ def _between(
         for part in parts:
             mine, theirs = one.parts.get(part), other.parts.get(part)
             if mine is None or theirs is None:
-                if differ and one.parts and other.parts:
+                if differ and (one.kind is Kind.OBJECT or (one.parts and other.parts)):
                     inner.append(Difference(name + part, mine, theirs, *inside))
                     count += 1
                 continue

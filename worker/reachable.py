@@ -70,7 +70,7 @@ from typing import Any
 import numpy
 import torch
 
-from .kept import NAMED_DEPTH, Kind, Node, Reach
+from .kept import NAMED_DEPTH, Kind, Node, Reach, function_type
 from .own_code import (
     attributes_of,
     directories,
@@ -653,7 +653,8 @@ class _Walk:
             parts.append(("", decorated))
         if not parts:
             return self._constant(kind, head, head)
-        return self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"{value.__name__}()")
+        node = self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"{value.__name__}()")
+        return replace(node, type=function_type(code.co_qualname))
 
     def _builtin(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         return self._constant(kind, value.__qualname__, value.__name__)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .assigned import MUTATING
-from .kept import Difference, Kind
+from .kept import Difference, Kind, is_function_type, path_of_function
 from .syntax import imports
 
 _APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
@@ -69,6 +69,7 @@ class _Scope:
     outer: _Scope | None = None
     of_class: str | None = None  # a method's class
     own: str = ""  # a method's name for its object
+    path: tuple[str, ...] = ()  # names of the functions and classes around it, the outermost first, and its own
 
     def key(self, name: str) -> Key:
         scope: _Scope = self
@@ -170,9 +171,21 @@ class Slice:
             return [Key(tree, attribute) for tree in self._trees if attribute in self._globals[tree]]
         owners = difference.owners[name.count(".") - 1 : name.count(".")]
         keys = [Key(kind, attribute) for owner in owners for kind in self._with_bases([owner]) or (f"{root}.",)]
-        if "function" in owners:  # a variable of the function around it
-            keys += [Key(scope.node, attribute) for scope in self._scopes.values() if attribute in scope.names]
+        for owner in owners:
+            if is_function_type(owner):
+                keys += self._keys_of_closure(path_of_function(owner), attribute)
         return keys
+
+    def _keys_of_closure(self, path: tuple[str, ...], name: str) -> list[Key]:
+        """Return the keys of a variable that a function with this path has from the functions around it.
+
+        A lambda expression has no scope of its own: its path without the last names is the one of a function.
+        """
+        for length in range(len(path), 0, -1):
+            found = [scope.key(name) for scope in self._scopes.values() if scope.path == path[:length]]
+            if found:
+                return found
+        return []
 
     def _keys_of_argument(self, root: str, argument: str, item: str | None) -> list[Key]:
         """Return the parameters for a default value `root(argument)`, or for what a `functools.partial` binds:
@@ -210,7 +223,8 @@ class Slice:
             elif isinstance(node, _Function):
                 arguments = [each.arg for each in _arguments(node)]
                 own = arguments[0] if of_class and arguments else ""
-                inner = _Scope(node, frozenset(_bound(node)), scope, of_class or scope.of_class, own or scope.own)
+                path = (*scope.path, *([of_class] if of_class else ()), node.name)
+                inner = _Scope(node, frozenset(_bound(node)), scope, of_class or scope.of_class, own or scope.own, path)
                 self._scopes[node] = inner
                 if of_class:
                     self._methods[node.name].append((of_class, inner))

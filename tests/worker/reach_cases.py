@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+NAMESAKES = "functions whose variables have the same name"
 BODIES = 13  # run before the second look
 
 BEGIN = """
@@ -394,6 +395,41 @@ step = counter()
         + "        step()\n",
         {"step.count": "is 13 on old and 0 on new (script.py:17); register it: run.state(count=0)"},
     ),
+    NAMESAKES: (
+        BEGIN
+        + """
+def counted():
+    count = 0
+    def step():
+        nonlocal count
+        count += 1
+    return step
+def delayed():
+    count = 0
+    def gate():
+        nonlocal count
+        count += 1
+        return float(count > 1000)
+    return gate
+step, gate = counted(), delayed()
+sampled = (lambda seen: lambda: seen.append(0))([])
+class Meter:
+    def __init__(self):
+        self.number = 0
+class Schedule:
+    number = 0  # an instance has the attribute from the first loop body on
+meter, schedule = Meter(), Schedule()
+"""
+        + LOOP.replace("loss.backward()", "(loss * gate() / (1 + schedule.number)).backward()")
+        + "        step(), sampled()\n        meter.number += 1\n        schedule.number += 1\n",
+        {
+            "gate.count": "is 13 on old and 0 on new (script.py:23); register it: run.state(count=0)",
+            "step.count": "is 13 on old and 0 on new (script.py:17); register it: run.state(count=0)",
+            "sampled.seen": "",
+            "meter.number": "(script.py:43)",
+            "schedule.number": "(script.py:44)",
+        },
+    ),
     "a function's own": (
         BEGIN
         + """
@@ -688,6 +724,7 @@ def main() -> None:
                     sources = Sources.of(frame)
                     answer["told"] = {each.name: advice.sentence(each, ("old", "new"), sources) for each in found}
                     answer["all"] = text
+                    answer["carried"] = [each.name for each in found if answer["looking"].carries(each)]
                 yield batch
 
         with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
@@ -700,6 +737,7 @@ def main() -> None:
             "now": answer["now"].plain(),
             "told": answer["told"],
             "all": answer["all"],
+            "carried": answer["carried"],
         }
     json.dump(answers, sys.stdout)
     sys.stdout.flush()

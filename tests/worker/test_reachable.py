@@ -29,7 +29,7 @@ from elasticd.worker.kept import Kind, Reach, differences
 from elasticd.worker.local_names import LocalNames
 from elasticd.worker.reachable import Limits, leave_out, look, names_bound
 from tests.worker import reach_cases
-from tests.worker.reach_cases import CACHES, KEPT, ORDINARY
+from tests.worker.reach_cases import CACHES, KEPT, NAMESAKES, ORDINARY
 
 ROOT = Path(__file__).parents[2]
 Answers = dict[str, Any]
@@ -94,6 +94,12 @@ def test_what_a_script_keeps_differs_by_name_with_the_line_to_write(seen: tuple[
         assert words in one["told"][each]
     first = [one["told"][each.name] for each in found if each.changed][:3]
     assert one["all"] == "; ".join([*first, *([f"and {len(expected) - 3} more"] if len(expected) > 3 else [])])
+
+
+def test_a_function_s_variable_is_not_taken_for_another_function_s_of_the_same_name(
+    seen: tuple[Answers, Answers],
+) -> None:
+    assert seen[0][NAMESAKES]["carried"] == ["gate.count", "schedule.number"]
 
 
 def test_times_at_which_processes_began_differ_from_the_beginning_and_are_told_as_such(

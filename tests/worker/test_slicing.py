@@ -264,7 +264,7 @@ REMEMBERS = "def weigh(x, seen=[0]):\n    seen[0] += 1\n    return x if seen[0] 
 @pytest.mark.parametrize(
     ("before", "body", "name", "owner"),
     [
-        (GATE, "(f(x) * gate()).backward()", "gate.done", "function"),
+        (GATE, "(f(x) * gate()).backward()", "gate.done", "make.<locals>.gate()"),
         (
             f"{COUNTS}weight = partial(weigh, {{}})\n",
             "(f(x) * weight(0.1)).backward()",
