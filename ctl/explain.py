@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated
@@ -16,7 +16,7 @@ from ..protocol.errors import RequestRefused
 from ..protocol.messages import Explanation, GetJob, JobFound, JobView, Remedy, ShareChange
 from ..protocol.model import GpuAddress
 from ..protocol.texts import gpu_count, ranges
-from . import completion, render
+from . import completion, render, starting
 from .context import DECIDED_WITHIN_S, JSON, of, print_json
 from .promises import deadline_line, moment, saves_deadline, slack
 from .words import printable, span
@@ -48,22 +48,29 @@ def explain(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="All that would change it, and all changes, not the first few.")
     ] = False,
+    forecast: Annotated[bool, typer.Option(help="Simulate when a waiting job starts.")] = True,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Explain why a job waits, was shrunk, or has the GPUs that it has; and list changes that would alter this.
 
     The controller asks its scheduler about clusters that differ in one point each. So each listed change would help
-    now.
+    now. When a waiting job starts is simulated here, some dozen times, with lengths of jobs like those that have ended.
     """
-    found = of(context).ask(GetJob(job=job, explain=True), JobFound, DECIDED_WITHIN_S)
+    shared = of(context)
+    found = shared.ask(GetJob(job=job, explain=True), JobFound, DECIDED_WITHIN_S)
     if found.explanation is None:
         raise RequestRefused("the controller is of an older version, which explains nothing: `elasticctl status JOB`")
     if as_json:
-        print_json(document(found.job, found.explanation, found.time_s))
+        told = starting.of_job(shared, found.job) if forecast else None
+        starts = None if told is None else told[1]
+        print_json({**document(found.job, found.explanation, found.time_s), "starts": starts})
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in lines(found.job, found.explanation, found.time_s, width, everything):
-        print(line)
+    page = _Page(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    for line in page.lines(parts(found.job, found.explanation, found.time_s, everything)):
+        print(line, flush=True)  # a simulation takes seconds
+    if forecast and (told := starting.of_job(shared, found.job)) is not None:
+        for line in page.lines([Part("starts", told[0])]):
+            print(line)
 
 
 def document(job: JobView, why: Explanation, now_s: float) -> dict[str, object]:
@@ -90,9 +97,7 @@ def document(job: JobView, why: Explanation, now_s: float) -> dict[str, object]:
 
 def lines(job: JobView, why: Explanation, now_s: float, width: int | None, everything: bool = False) -> Iterator[str]:
     """Yield the explanation's lines for a terminal of `width` columns; None: for a program, each part in one line."""
-    page = _Page(width)
-    for part in parts(job, why, now_s, everything):
-        yield from page.whole(part.text) if part.command else page.part(part.label, part.text)
+    yield from _Page(width).lines(parts(job, why, now_s, everything))
 
 
 def parts(job: JobView, why: Explanation, now_s: float, everything: bool = False) -> Iterator[Part]:
@@ -230,6 +235,10 @@ class _Page:
 
     def __init__(self, width: int | None) -> None:
         self._width = width
+
+    def lines(self, parts: Iterable[Part]) -> Iterator[str]:
+        for part in parts:
+            yield from self.whole(part.text) if part.command else self.part(part.label, part.text)
 
     def part(self, label: str, text: str) -> Iterator[str]:
         """Yield the lines of one part. `text` may come from a job or an operator."""

@@ -15,7 +15,7 @@ from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, 
 from ..protocol.messages import Forecast, Forecasted, Submit, Submitted
 from ..protocol.model import JobId, JobSpec
 from ..protocol.texts import many
-from . import completion, render
+from . import completion, render, starting
 from .arrays import Array, awaited, unused
 from .context import JSON, Context, agreed, of, print_json, say
 from .following import end, follow_to_end
@@ -405,6 +405,7 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool, array: Array | None
         _show_spec(spec, as_json, more)
         say(f"elasticctl: whether the job would be admitted is not known: {answer}")
         return
+    starts = starting.of_spec(shared, spec) if not answer.reason else None
     if as_json:
         told = {
             "reason": answer.reason,
@@ -412,6 +413,7 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool, array: Array | None
             "offer": answer.offer,
             "notes": answer.notes,
             "time_s": answer.time_s,
+            "starts": None if starts is None else starts[1],
         }
         filled = msgspec.structs.replace(spec, resume=answer.resume or spec.resume)
         print_json({**render.plain(filled), **more, "forecast": render.plain(told)})
@@ -422,6 +424,8 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool, array: Array | None
         if answer.promise is not None:
             say(f"elasticctl: deadline {deadline_line(answer.promise, answer.time_s)}")
         _say_all(answer.notes)
+        if starts is not None:
+            say(f"elasticctl: starts {starts[0]}")
     if answer.reason:
         raise RequestRefused(answer.reason)
 

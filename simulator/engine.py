@@ -55,7 +55,7 @@ from .learning import MeasuredCurves
 from .outcome import Blocking, Outcome
 from .progress import Progress
 from .typed import Typed, differs
-from .workload import Workload
+from .workload import Begun, Workload
 
 IDLE_REVIEWS = 10_000  # in a row; a policy that only waits for a time asks once
 
@@ -76,10 +76,12 @@ class Simulation:
         watch: Callable[[ClusterView, Decision], None] | None = None,
         measuring: Measuring | None = None,
         failures: Rates | Table | None = None,
+        begun: Begun | None = None,
     ) -> None:
         """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
 
         `watch`: called with each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
+        `begun`: the state from which the simulation goes on; None: an empty cluster.
         """
         policy, admission = covering(policy, costs), covering(admission, costs)
         self._outages = None if failures is None else Outages(failures, cluster, seed)
@@ -105,19 +107,27 @@ class Simulation:
         self._schedules = NO_SCHEDULES  # the plan of the jobs with promises
         self._used = 0  # number of GPUs
         self._now = 0.0
-        self._submit_s: list[float] = [*workload.submit_s.tolist(), math.inf]
+        self._submit_s: list[float] = [*np.maximum(workload.submit_s, 0.0).tolist(), math.inf]
+        self._begun = begun
         self._review_s = math.inf
         self._idle_reviews = 0  # in a row, without an arrival or a running job
         self._blocking = Blocking()
         self.outcome = Outcome.of(len(workload))
 
-    def run(self, progress: Callable[[int], None] = lambda _: None) -> Outcome:
-        """Run until all jobs that fit into the cluster are over. `progress`: called with the number of ended jobs."""
+    def run(self, progress: Callable[[int], None] = lambda _: None, until_started: int | None = None) -> Outcome:
+        """Run until all jobs that fit into the cluster are over, or until the job of this number has started.
+
+        `progress`: called with the number of ended jobs.
+        """
         began = time.perf_counter()
         ended = 0
         while (at := self._next_event()) < math.inf:
+            if until_started is not None and not math.isnan(self.outcome.start_s[until_started]):
+                break
             self._advance(at)
             arrived = self._arrive()
+            if self._begun is not None and not self.outcome.events:
+                self._go_on(self._begun)
             self._progress.switch()
             learned = self._knowledge.learn(self._jobs.run, at)
             over = self._end()
@@ -140,6 +150,25 @@ class Simulation:
         self.outcome.changes += self._jobs.changes  # in addition to those for measurements
         self.outcome.wall_s = time.perf_counter() - began
         return self.outcome
+
+    def _go_on(self, begun: Begun) -> None:
+        """Take over the state of the jobs that have begun, at the simulation's first moment."""
+        jobs, columns = self._jobs, self._jobs.columns
+        for name in ("left_s", "executed_s", "attained_gpu_s", "waiting_since_s", "changes"):
+            getattr(columns, name)[:] = getattr(begun, name)
+        numbers = begun.share.nonzero()[0]
+        if not len(numbers):
+            return
+        shares = begun.share[numbers]
+        places = jobs.places(numbers)
+        self._standing.change(dict(zip(numbers.tolist(), shares.tolist(), strict=True)))
+        self._progress.works_with[numbers] = shares
+        jobs.give(places, shares, places, stops=False)
+        self._knowledge.given(numbers, shares)
+        self.outcome.start_s[numbers] = self._now
+        self._progress.work(numbers, places, np.zeros(len(numbers)))
+        self._progress.refresh()
+        self._used = int(shares.sum())
 
     # -- events
 
@@ -294,9 +323,20 @@ class Simulation:
 
     def _view(self, table: JobTable, present: Mapping[int, Gpus]) -> ClusterView:
         limits, limit_of = ((), None) if self._typed is None else self._typed.limits(table)
-        view = ClusterView(self._now, table, self._cluster, present, limits=limits, limit_of=limit_of)
+        by_hand = {} if self._begun is None else self._shares_by_hand(self._begun, table)
+        view = ClusterView(self._now, table, self._cluster, present, by_hand, limits=limits, limit_of=limit_of)
         vars(view)["total_gpus"] = self._gpus  # avoids a count at each decision
         return view
+
+    def _shares_by_hand(self, begun: Begun, table: JobTable) -> dict[int, int]:
+        """Return the shares that no policy decides about, by row: also those of fixed jobs with GPUs."""
+        found: dict[int, int] = {}
+        for row, (number, share) in enumerate(zip(table.rows.tolist(), table.share.tolist(), strict=True)):
+            if number in begun.fixed and share:
+                found[row] = share
+            elif number in begun.by_hand:
+                found[row] = begun.by_hand[number]
+        return found
 
     def _by_row(self) -> dict[int, Gpus]:
         """Return the placements by row, as policies know them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..protocol.model import JobId, ServerId
@@ -36,6 +36,22 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.submit_s)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """State of the first jobs of a workload, all submitted by now, where a simulation runs forward from a real cluster.
+    Columns have an entry per job of the workload.
+    """
+
+    share: Ints
+    left_s: Floats  # of `Workload.work_s`
+    executed_s: Floats
+    attained_gpu_s: Floats
+    waiting_since_s: Floats  # nan while the job has GPUs
+    changes: Ints
+    fixed: frozenset[int]  # numbers of jobs that cannot be resized or preempted once they have GPUs
+    by_hand: Mapping[int, int]  # shares that were set by hand, by number
 
 
 def servers(count: int, gpus: int) -> tuple[ServerInView, ...]:

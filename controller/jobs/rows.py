@@ -466,13 +466,14 @@ class Rows:
         """The jobs that no policy decides about: ending jobs and gangs. They keep their GPUs."""
         return {**self.ending, **self.gangs}
 
-    def jobs(self, without: frozenset[JobId]) -> tuple[tuple[Job, ...], Ints]:
+    def jobs(self, without: frozenset[JobId], with_fixed: bool = False) -> tuple[tuple[Job, ...], Ints]:
         """Return the jobs to decide about and their rows, in the order of submission.
 
-        Fixed jobs, withheld jobs and the jobs `without` are left out.
+        Withheld jobs and the jobs `without` are left out, and fixed jobs unless `with_fixed`.
         """
         rows = np.flatnonzero(self._kept.live[: len(self._jobs)])
-        hidden = [self._row[name] for name in (*self.fixed, *self.withheld, *without) if name in self._row]
+        fixed = () if with_fixed else self.fixed
+        hidden = [self._row[name] for name in (*fixed, *self.withheld, *without) if name in self._row]
         if hidden:
             rows = np.setdiff1d(rows, hidden, assume_unique=False)
         return cast("tuple[Job, ...]", tuple(map(self._jobs.__getitem__, rows.tolist()))), rows  # a live row has a job

@@ -33,6 +33,7 @@ from ...protocol.messages import (
     GetJob,
     GetJobs,
     GetLog,
+    GetOutlook,
     GetPolicy,
     GetQuotas,
     GetServers,
@@ -70,6 +71,7 @@ from .authority import by, check, check_job
 from .explaining import explanation
 from .finding import find_id, find_job
 from .lending import end_loan, lend
+from .outlook import outlook
 from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .pending import pass_on
 from .policy import in_use, set_policy
@@ -266,6 +268,8 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return in_use(cluster)
         case SetPolicy() as request:
             return set_policy(cluster, now, asked, request)
+        case GetOutlook():
+            return outlook(cluster, now)
         case GetQuotas():
             return quotas_found(cluster, now)
         case GetUsage() as request:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ..model import CordonKind, GpuAddress, JobId, ResumeFrom, ServerId, WorkerId
 from ..streams import Output
 from .base import Message
@@ -41,6 +43,42 @@ class Forecasted(Message, frozen=True, kw_only=True):
     # The checkpoint that the job would go on from, with all that the controller knows of it; None from older controllers
     resume: ResumeFrom | None = None
     notes: tuple[str, ...] = ()  # as those of `Submitted`
+
+
+class OutlookJob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An unfinished job in an `Outlook`. Lengths are seconds on one GPU, times are Unix times in seconds."""
+
+    job: JobId
+    min_gpus: int
+    max_gpus: int  # at most the share with the greatest throughput
+    requested_gpus: int
+    priority: int
+    curve: int  # row of `Outlook.speedups`
+    submitted_s: float
+    waiting_since_s: float | None  # None: the job has GPUs
+    executed_s: float
+    attained_gpu_s: float
+    changes: int
+    done_s: float
+    left_s: float | None  # None: unknown
+    share: int
+    fixed: bool  # the job cannot be resized or preempted once it has GPUs
+    by_hand: int | None  # its share, if that was set by hand
+    time_left_s: float | None  # with GPUs, until its time limit; None: no limit
+
+
+class Outlook(Message, frozen=True, kw_only=True):
+    """The facts from which a simulation can run forward, or why none can."""
+
+    time_s: float
+    obstacle: str = ""  # why a simulation would be wrong: "quotas divide the GPUs"; "": it can be made
+    policy: dict[str, Any] = {}  # a policy file
+    servers: tuple[tuple[ServerId, int], ...] = ()  # connected servers, with their numbers of usable GPUs
+    jobs: tuple[OutlookJob, ...] = ()  # in the order of submission, without those that may not have GPUs now
+    speedups: tuple[tuple[float, ...], ...] = ()  # T(n) / T(1) for n = 0, 1, ...
+    lengths: tuple[tuple[int, ...], ...] = ()  # numbers of ended jobs by kind and length (`scheduler.ended`)
+    arrivals: tuple[tuple[int, int], ...] = ()  # smallest and largest share of the jobs submitted lately
+    arrivals_s: float = 0.0  # in so many seconds
 
 
 class Jobs(Message, frozen=True, kw_only=True):
@@ -332,6 +370,7 @@ Answer = (
     | ExecOutput
     | PolicyInUse
     | PolicySet
+    | Outlook
     | QuotasFound
     | UsageReport
     | Controllers

@@ -20,6 +20,10 @@ class Forecast(Message, frozen=True, kw_only=True):
     spec: JobSpec
 
 
+class GetOutlook(Message, frozen=True, kw_only=True):
+    """Request for the facts from which a simulation can run forward: when does a waiting job start?"""
+
+
 class OfferSnapshot(Message, frozen=True, kw_only=True):
     """Request for the parts of the caller's own snapshot (`protocol.snapshots`) that the controller lacks."""
 
@@ -302,6 +306,7 @@ Request = (
     | ExecIO
     | GetPolicy
     | SetPolicy
+    | GetOutlook
     | GetQuotas
     | GetUsage
     | GetControllers

@@ -76,12 +76,35 @@ def likely_s(ended: Ended, requested_gpus: int, done_s: float) -> tuple[float, .
     return tuple(found[:, 0].tolist())
 
 
-def _untold_s(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Floats, Floats]:
+def at_quantiles_s(ended: Ended, requested_gpus: Ints, done_s: Floats, quantiles: Floats) -> Floats:
+    """Return the remaining work of jobs without a report, in seconds on one GPU: each at its own quantile, in [0, 1), of
+    the distribution for a job that has come as far.
+    """
+    kind, at, hazard = _hazards(ended, requested_gpus, done_s)
+    found = np.empty(len(done_s))
+    for number, (begin, falls) in enumerate(zip(at.tolist(), (1.0 - hazard[kind]).tolist(), strict=True)):
+        place, reach, wanted = begin, 1.0, 1.0 - float(quantiles[number])
+        while place < len(falls) - 1 and reach * falls[place] > wanted:
+            reach *= falls[place]
+            place += 1
+        ends = reach * (1.0 - falls[place])
+        part = min(1.0, (reach - wanted) / ends) if ends > 0 else 1.0
+        first_s = max(float(LENGTHS_S[place]), float(done_s[number]))
+        found[number] = first_s + part * (float(_ENDS_S[place]) - first_s) - float(done_s[number])
+    return found
+
+
+def _hazards(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Ints, Ints, Floats]:
+    """Return the kind and the present bin of each job, and the hazards by kind and bin."""
     kind, at = kinds(requested_gpus), bins(LENGTHS_S, done_s * (1 + 1e-9))
     here = np.bincount(kind * len(LENGTHS_S) + at, minlength=KINDS * len(LENGTHS_S)).reshape(KINDS, -1)
     left = _survivors(ended.lengths, here)
     of_all = (ended.lengths.sum(0) + PRIOR * NO_LENGTH) / (left.sum(0) + PRIOR)
-    hazard = (ended.lengths + SHRINK * of_all) / (left + SHRINK)
+    return kind, at, (ended.lengths + SHRINK * of_all) / (left + SHRINK)
+
+
+def _untold_s(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Floats, Floats]:
+    kind, at, hazard = _hazards(ended, requested_gpus, done_s)
     some = np.bincount(kind, minlength=KINDS).nonzero()[0]
     ends = _ENDS_S[_ends_in(hazard[some])[:, some.searchsorted(kind), at]] - LENGTHS_S[at]
     return ends, LENGTHS_S[np.minimum(at + 1, len(LENGTHS_S) - 1)] - done_s

@@ -25,6 +25,7 @@ from elasticd.protocol.messages import (
     GetJob,
     GetJobs,
     GetLog,
+    GetOutlook,
     GetPolicy,
     GetQuotas,
     GetServers,
@@ -134,7 +135,17 @@ def test_a_name_is_that_of_a_user_only_if_it_is_the_whole_of_it():
 def test_servers_and_who_has_no_name_of_his_own_may_ask_for_nothing(who: Principal):
     world = World()
     job = running(world, Principal(role=Role.USER, name="s1"))
-    reads = [GetJobs(), GetEnded(), GetJob(job=job.id), GetServers(), GetEvents(), GetPolicy(), GetQuotas(), Ping()]
+    reads = [
+        GetJobs(),
+        GetEnded(),
+        GetJob(job=job.id),
+        GetServers(),
+        GetEvents(),
+        GetPolicy(),
+        GetQuotas(),
+        GetOutlook(),
+        Ping(),
+    ]
     for request in [*reads, *acts_on(job), POLICY, Submit(spec=job_spec())]:
         assert not_allowed(world.ask(request, who=who)), request
     assert len(world.machine.cluster.jobs) == 1

@@ -1,0 +1,212 @@
+"""When a waiting job starts: the simulator runs forward from a cluster's present state, several times.
+
+Each run draws the lengths of the jobs that have not stated theirs, from ended jobs (`scheduler.policies.expected`), and
+the jobs that arrive meanwhile, from those of the last day: at the same rate, with the same numbers of GPUs. Nothing else
+is random. So the share of runs in which a job starts between two times estimates the probability of that, as far as
+later jobs are like earlier ones.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..protocol.errors import UserError
+from ..protocol.messages import Outlook, OutlookJob
+from ..protocol.model import JobId
+from ..scheduler.arrays import Floats, Ints
+from ..scheduler.curves import Curves
+from ..scheduler.ended import NOTHING_ENDED, Ended
+from ..scheduler.policies.expected import at_quantiles_s
+from ..scheduler.scheduler import Scheduler, load_scheduler
+from ..scheduler.view import ServerInView
+from .costs import BACKGROUND
+from .engine import Simulation
+from .workload import Begun, Workload
+
+RUNS, FEWEST_RUNS = 40, 10
+TIME_S, MOST_S = 3.0, 15.0  # of the processor: no more runs are begun; a run is given up
+MOST_ARRIVALS = 300
+CERTAIN = 0.8  # of the runs lie in the interval that is shown
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Times from now at which a job starts, one for each run (s), ascending; inf: it never starts in that run."""
+
+    after_s: tuple[float, ...]
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Return the times between which `CERTAIN` of the runs lie, with as many before as after them."""
+        tail = (1.0 - CERTAIN) / 2.0
+        return self._quantile_s(tail), self._quantile_s(1.0 - tail)
+
+    def _quantile_s(self, part: float) -> float:
+        place = part * (len(self.after_s) - 1)
+        low, high = self.after_s[math.floor(place)], self.after_s[math.ceil(place)]
+        return low if low == high else low + (place - math.floor(place)) * (high - low)
+
+
+class TooLong(UserError):
+    """A forecast takes too long, since there are too many jobs."""
+
+
+def starts(outlook: Outlook, job: JobId, seed: int = 0) -> Starts:
+    """Return when this waiting job of the outlook starts.
+
+    Raises KeyError if the outlook does not have the job; TooLong.
+    """
+    target = next((number for number, each in enumerate(outlook.jobs) if each.job == job), None)
+    if target is None:
+        raise KeyError(job)
+    scheduler = load_scheduler(outlook.policy, "the cluster's policy")
+    ended = Ended(np.array(outlook.lengths, dtype=np.int64), NOTHING_ENDED.errors) if outlook.lengths else NOTHING_ENDED
+    found: list[float] = []
+    began_s = time.process_time()
+
+    def check_time(_: int) -> None:
+        if time.process_time() - began_s > MOST_S and len(found) < FEWEST_RUNS:
+            raise TooLong(f"a forecast with {len(outlook.jobs)} jobs takes more than {MOST_S:.0f} s of processor time")
+
+    for run in range(RUNS):
+        if len(found) >= FEWEST_RUNS and time.process_time() - began_s > TIME_S:
+            break
+        found.append(_run(outlook, target, scheduler, ended, random.Random(f"{seed} {run}"), check_time))
+    return Starts(tuple(sorted(found)))
+
+
+def with_job(outlook: Outlook, job: JobId, least: int, most: int, priority: int, fixed: bool) -> Outlook:
+    """Return the outlook in which a job with so many GPUs has just been submitted. fixed: as in `OutlookJob`."""
+    total = sum(gpus for _, gpus in outlook.servers)
+    linear = tuple(float(gpus) for gpus in range(total + 1))
+    new = OutlookJob(
+        job=job,
+        min_gpus=least,
+        max_gpus=max(least, min(most, total)),
+        requested_gpus=max(least, min(most, total)),
+        priority=priority,
+        curve=len(outlook.speedups),
+        submitted_s=outlook.time_s,
+        waiting_since_s=outlook.time_s,
+        executed_s=0.0,
+        attained_gpu_s=0.0,
+        changes=0,
+        done_s=0.0,
+        left_s=None,
+        share=0,
+        fixed=fixed,
+        by_hand=None,
+        time_left_s=None,
+    )
+    return Outlook(
+        time_s=outlook.time_s,
+        policy=outlook.policy,
+        servers=outlook.servers,
+        jobs=(*outlook.jobs, new),
+        speedups=(*outlook.speedups, linear),
+        lengths=outlook.lengths,
+        arrivals=outlook.arrivals,
+        arrivals_s=outlook.arrivals_s,
+    )
+
+
+def _run(
+    outlook: Outlook,
+    target: int,
+    scheduler: Scheduler,
+    ended: Ended,
+    rng: random.Random,
+    check_time: Callable[[int], None],
+) -> float:
+    """Return when the target starts in one run (s from now)."""
+    arrivals = _arrivals(outlook, rng)
+    table = _Table(outlook, arrivals, ended, rng)
+    stages = scheduler.stages
+    cluster = tuple(ServerInView(server, tuple(range(gpus))) for server, gpus in outlook.servers if gpus)
+    simulation = Simulation(
+        table.workload,
+        cluster,
+        scheduler.policy,
+        BACKGROUND,
+        seed=rng.randrange(1 << 30),
+        packing=stages.packing,
+        placement=stages.placement,
+        begun=table.begun,
+    )
+    start_s = float(simulation.run(check_time, until_started=target).start_s[target])
+    return math.inf if math.isnan(start_s) else start_s
+
+
+def _arrivals(outlook: Outlook, rng: random.Random) -> list[tuple[float, tuple[int, int]]]:
+    """Return when jobs arrive (s from now), with their smallest and largest shares."""
+    found: list[tuple[float, tuple[int, int]]] = []
+    at_s = 0.0
+    while outlook.arrivals and outlook.arrivals_s > 0 and len(found) < MOST_ARRIVALS:
+        at_s += rng.expovariate(len(outlook.arrivals) / outlook.arrivals_s)
+        found.append((at_s, rng.choice(outlook.arrivals)))
+    return found
+
+
+class _Table:
+    """The workload of one run: the outlook's jobs, and those that arrive."""
+
+    def __init__(
+        self, outlook: Outlook, arrivals: Sequence[tuple[float, tuple[int, int]]], ended: Ended, rng: random.Random
+    ) -> None:
+        total = sum(gpus for _, gpus in outlook.servers)
+        jobs, now = outlook.jobs, outlook.time_s
+        new = len(arrivals)
+
+        def of(name: str, later: Sequence[float] = ()) -> Floats:
+            return np.array([*(getattr(job, name) for job in jobs), *(later or [0.0] * new)], dtype=np.float64)
+
+        least = [min(some, total) for _, (some, _) in arrivals]
+        most = [max(1, min(many, total)) for _, (_, many) in arrivals]
+        requested = of("requested_gpus", most).astype(np.int64)
+        done_s = of("done_s")
+        known_s = np.array([math.nan if job.left_s is None else job.left_s for job in jobs] + [math.nan] * new)
+        drawn_s = at_quantiles_s(ended, requested, done_s, np.array([rng.random() for _ in requested]))
+        speedups = np.array([*outlook.speedups, [float(gpus) for gpus in range(total + 1)]], dtype=np.float64)
+        curve = of("curve", [len(speedups) - 1] * new).astype(np.int64)
+        left_s = np.where(np.isnan(known_s), drawn_s, known_s)
+        limit_s = np.array(
+            [math.inf if job.time_left_s is None else job.time_left_s for job in jobs] + [math.inf] * new
+        )
+        share = of("share").astype(np.int64)
+        rate = speedups[curve, np.minimum(np.where(share > 0, share, requested), total)]
+        left_s = np.maximum(np.minimum(left_s, limit_s * np.where(rate > 0, rate, 1.0)), 1.0)
+        submit_s = of("submitted_s", [now + at for at, _ in arrivals]) - now
+        since_s = np.array([math.nan if job.waiting_since_s is None else job.waiting_since_s - now for job in jobs])
+        self.workload = Workload(
+            names=[*(job.job for job in jobs), *(JobId(f"arrival-{number}") for number in range(new))],
+            submit_s=submit_s,
+            min_gpus=_ints(of("min_gpus", least)),
+            max_gpus=_ints(of("max_gpus", most)),
+            requested_gpus=requested,
+            work_s=done_s + left_s,
+            curve=curve,
+            curves=Curves(speedups),
+            models=("",) * len(speedups),
+            told_s=np.where(np.isnan(known_s), math.nan, done_s + left_s),
+            priority=_ints(of("priority")),
+        )
+        self.begun = Begun(
+            share=share,
+            left_s=left_s,
+            executed_s=of("executed_s"),
+            attained_gpu_s=of("attained_gpu_s"),
+            waiting_since_s=np.concatenate((since_s, submit_s[len(jobs) :])),
+            changes=_ints(of("changes")),
+            fixed=frozenset(number for number, job in enumerate(jobs) if job.fixed),
+            by_hand={number: job.by_hand for number, job in enumerate(jobs) if job.by_hand is not None},
+        )
+
+
+def _ints(values: Floats) -> Ints:
+    return values.astype(np.int64)

@@ -1,0 +1,91 @@
+"""The facts from which clients simulate when a waiting job starts, and starts that they predict."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.protocol.messages import GetOutlook, Outlook, Pause, Scale
+from elasticd.protocol.principals import Principal, Role
+from elasticd.scheduler.quotas.terms import Quota, Quotas
+from elasticd.scheduler.scheduler import Stages
+from elasticd.simulator.forecast import starts
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+ALICE = Principal(role=Role.USER, name="alice")
+
+
+def outlook(world: Any, who: Principal = ALICE) -> Outlook:
+    found: Outlook = world.ask(GetOutlook(), who=who)
+    return found
+
+
+def test_the_outlook_has_running_waiting_and_fixed_jobs_with_their_gpus() -> None:
+    world = World({"s1": 4, "s2": 4})
+    elastic = world.submit(job_spec("elastic", 1, 2))
+    world.settle(elastic.id, 3)
+    gang = world.submit(job_spec("gang", 4, 4))
+    world.settle(gang.id, 3)
+    waiting = world.submit(job_spec("waiting", 8, 8), who=ALICE)
+    world.settle(waiting.id, 3)
+    found = outlook(world)
+    assert found.obstacle == ""
+    assert found.servers == (("s1", 4), ("s2", 4))
+    by_name = {each.job: each for each in found.jobs}
+    assert list(by_name) == [elastic.id, gang.id, waiting.id]
+    assert (by_name[elastic.id].share, by_name[gang.id].share, by_name[waiting.id].share) == (
+        len(elastic.own_gpus),
+        len(gang.own_gpus),
+        0,
+    )
+    assert by_name[waiting.id].waiting_since_s is not None
+    assert by_name[elastic.id].waiting_since_s is None
+    assert all(len(each) == 9 for each in found.speedups)
+    assert all(0 <= each.curve < len(found.speedups) for each in found.jobs)
+    assert found.arrivals == ((1, 2), (4, 4), (8, 8))
+    told = starts(found, waiting.id)
+    assert 0.0 < told.interval_s[0] <= told.interval_s[1]
+
+
+def test_a_job_that_may_have_no_gpus_is_left_out_and_a_share_by_hand_is_there() -> None:
+    world = World({"s1": 4})
+    first = world.submit(job_spec("first", 1, 4))
+    world.settle(first.id, 3)
+    world.ask(Scale(job=first.id, share=4), "scale")
+    held = world.submit(job_spec("held", 1, 1))
+    world.ask(Pause(job=held.id, hold=True), "hold")
+    world.ask(Scale(job=first.id, share=2), "again")
+    (found,) = outlook(world).jobs
+    assert (found.job, found.by_hand) == (first.id, 2)
+
+
+def test_a_job_with_a_time_limit_has_the_time_that_is_left() -> None:
+    world = World({"s1": 2})
+    job = world.submit(job_spec("limited", 1, 2, time_limit_s=600.0))
+    world.settle(job.id, 3)
+    began_s = outlook(world).jobs[0].time_left_s
+    world.settle(job.id, 20)
+    left_s = outlook(world).jobs[0].time_left_s
+    assert began_s is not None
+    assert left_s is not None
+    assert left_s < began_s <= 600.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "obstacle"),
+    [(Stages(quotas=Quotas(users={"alice": Quota(gpus=2)})), "quotas divide the GPUs")],
+)
+def test_without_a_simulation_that_decides_alike_the_outlook_has_an_obstacle(stages: Stages, obstacle: str) -> None:
+    found = outlook(World({"s1": 4}, stages=stages))
+    assert (found.obstacle, found.jobs) == (obstacle, ())

@@ -1,0 +1,142 @@
+"""Forecasts of starts: simulations that go on from a cluster's present state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticd.protocol.messages import Outlook, OutlookJob
+from elasticd.protocol.model import JobId, ServerId
+from elasticd.scheduler.ended import NOTHING_ENDED, Ended
+from elasticd.scheduler.policies import NAMES
+from elasticd.scheduler.policies.expected import at_quantiles_s
+from elasticd.simulator.costs import START_S
+from elasticd.simulator.forecast import Starts, TooLong, starts, with_job
+
+NOW = 1_790_000_000.0
+GPUS = 4
+LINEAR = tuple(float(gpus) for gpus in range(GPUS + 1))
+
+
+def job(name: str, **facts: Any) -> OutlookJob:
+    """A job with one to four GPUs that needs `left_s` seconds on one."""
+    given: dict[str, Any] = {"min_gpus": 1, "max_gpus": GPUS, "requested_gpus": GPUS, "priority": 0, "curve": 0}
+    given |= {"submitted_s": NOW - 100.0, "executed_s": 0.0, "attained_gpu_s": 0.0, "changes": 0, "done_s": 0.0}
+    given |= {"left_s": 400.0, "share": 0, "fixed": False, "by_hand": None, "time_left_s": None}
+    given |= facts
+    given.setdefault("waiting_since_s", None if given["share"] else given["submitted_s"])
+    return OutlookJob(job=JobId(name), **given)
+
+
+def outlook(*jobs: OutlookJob, policy: str = "fifo", **more: Any) -> Outlook:
+    servers = ((ServerId("s-0"), GPUS),)
+    return Outlook(time_s=NOW, policy={"policy": policy}, servers=servers, jobs=jobs, speedups=(LINEAR,), **more)
+
+
+def gang(name: str, gpus: int, **facts: Any) -> OutlookJob:
+    return job(name, min_gpus=gpus, max_gpus=gpus, requested_gpus=gpus, fixed=True, **facts)
+
+
+def test_a_job_starts_when_the_job_that_holds_the_gpus_ends() -> None:
+    found = starts(outlook(job("a", share=4), job("b")), JobId("b"))
+    assert found.after_s == pytest.approx([100.0] * len(found.after_s), abs=1e-6)
+
+
+def test_jobs_go_on_from_what_they_have_done_and_with_the_gpus_that_they_have() -> None:
+    held = job("a", share=2, max_gpus=2, requested_gpus=2, done_s=1000.0, left_s=200.0, executed_s=500.0)
+    waiting = gang("b", 4)
+    assert starts(outlook(held, waiting), JobId("b")).interval_s == pytest.approx((100.0, 100.0))
+
+
+def test_a_gang_with_gpus_is_never_resized_whatever_the_policy() -> None:
+    for policy in NAMES:
+        held = gang("a", 3, share=3, left_s=300.0)
+        later = gang("b", 2, left_s=200.0)
+        found = starts(outlook(held, later, policy=policy), JobId("b"))
+        assert found.interval_s == pytest.approx((100.0, 100.0)), policy
+
+
+def test_a_share_that_was_set_by_hand_stays() -> None:
+    held = job("a", share=4, by_hand=4, left_s=400.0)
+    for policy in ("fifo", "afs-l", "elastic"):
+        assert starts(outlook(held, job("b"), policy=policy), JobId("b")).interval_s[0] == pytest.approx(100.0)
+    shared = starts(outlook(job("a", share=4), job("b"), policy="max-min"), JobId("b"))
+    assert shared.interval_s[1] < 100.0  # without the hand the policy would share
+
+
+def test_a_job_beyond_the_cluster_never_starts() -> None:
+    found = starts(outlook(gang("big", GPUS + 1)), JobId("big"))
+    assert found.interval_s == (math.inf, math.inf)
+
+
+def test_a_time_limit_bounds_a_length_that_is_not_known() -> None:
+    held = gang("a", 4, share=4, left_s=None, time_left_s=60.0)
+    found = starts(outlook(held, gang("b", 4)), JobId("b"))
+    assert found.interval_s[1] <= 60.0 + 1e-6
+    free = starts(outlook(gang("a", 4, share=4, left_s=None), gang("b", 4)), JobId("b"))
+    assert free.interval_s[1] > 600.0  # nothing is known of such jobs
+
+
+def test_lengths_are_drawn_from_those_of_ended_jobs() -> None:
+    ended = NOTHING_ENDED
+    for _ in range(200):
+        ended = ended.and_one(GPUS, 4000.0, math.nan)
+    lengths = tuple(map(tuple, ended.lengths.tolist()))
+    held = job("a", share=4, left_s=None, done_s=400.0)
+    low_s, high_s = starts(outlook(held, job("b"), lengths=lengths), JobId("b")).interval_s
+    assert 600.0 < low_s <= 1000.0 <= high_s < 1400.0  # (4000 - 400) / 4 s, and the width of a bin
+
+
+def test_jobs_that_arrive_later_count_where_they_go_first() -> None:
+    held, waiting = job("a", share=4, left_s=4000.0), job("b", priority=-1)
+    arrivals = {"arrivals": ((4, 4),) * 8, "arrivals_s": 3600.0}
+    ended = NOTHING_ENDED
+    for _ in range(200):
+        ended = ended.and_one(4, 1000.0, math.nan)
+    lengths = tuple(map(tuple, ended.lengths.tolist()))
+    alone = starts(outlook(held, waiting, policy="fifo"), JobId("b"))
+    beside = starts(outlook(held, waiting, policy="fifo", lengths=lengths, **arrivals), JobId("b"))
+    assert alone.interval_s[0] == pytest.approx(1000.0)
+    assert beside.after_s[len(beside.after_s) // 2] > 1000.0 + START_S
+
+
+def test_a_new_job_is_the_last_in_the_queue() -> None:
+    before = outlook(job("a", share=4), job("b"), policy="fifo")
+    after = with_job(before, JobId("new"), least=1, most=2, priority=0, fixed=False)
+    assert [each.job for each in after.jobs] == ["a", "b", "new"]
+    assert starts(after, JobId("new")).interval_s == pytest.approx((200.0 + START_S, 200.0 + START_S))
+
+
+def test_a_job_that_the_outlook_does_not_have_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        starts(outlook(job("a")), JobId("b"))
+
+
+def test_a_forecast_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticd.simulator.forecast.MOST_S", -1.0)
+    with pytest.raises(TooLong, match="2 jobs"):
+        starts(outlook(job("a", share=4), job("b")), JobId("b"))
+
+
+def test_the_interval_holds_eight_of_ten_runs() -> None:
+    found = Starts(tuple(float(number) for number in range(101)))
+    assert found.interval_s == pytest.approx((10.0, 90.0))
+
+
+def test_quantiles_of_remaining_work_ascend_and_agree_with_the_ended_jobs() -> None:
+    ended = NOTHING_ENDED
+    for number in range(1000):
+        ended = ended.and_one(1, 100.0 * 1.01**number if number < 400 else 500.0, math.nan)
+    count = 500
+    one = np.ones(count, dtype=np.int64)
+    found = at_quantiles_s(
+        Ended(ended.lengths, ended.errors), one, np.full(count, 300.0), (np.arange(count) + 0.5) / count
+    )
+    assert (np.diff(found) >= 0).all()
+    assert (found > 0).all()
+    above = np.array([100.0 * 1.01**number for number in range(400)])
+    longer = [*above[above > 300.0].tolist(), *[500.0] * 600]
+    assert float(np.median(found)) + 300.0 == pytest.approx(float(np.median(longer)), rel=0.35)
