@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 390 tests with real processes: 30 to 45 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-transient bench-deadlines bench-gpu bench-sharded bench-hybrid bench-policies conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-transient bench-deadlines bench-gpu bench-sharded bench-hybrid bench-policies bench-forecasts conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -109,6 +109,9 @@ bench-hybrid: $(STAMP)  ## accuracy with batches that grow, beside fixed ones: t
 
 bench-policies: $(STAMP)  ## our policy beside AFS on Philly's clusters (ARGS="--cluster e13805": a minute)
 	@$(BIN)/python -m benchmarks.policies $(ARGS)
+
+bench-forecasts: $(STAMP)  ## how often waiting jobs start when explain says: an hour (ARGS="--cluster e13805 --samples 20": minutes)
+	@$(BIN)/python -m benchmarks.forecasts $(ARGS)
 
 conformance: $(STAMP)  ## the simulator against a real cluster, with the same jobs: a quarter of an hour (ARGS=--quick: 5 minutes)
 	@$(BIN)/python -m benchmarks.conformance $(ARGS)

@@ -323,20 +323,19 @@ class Simulation:
 
     def _view(self, table: JobTable, present: Mapping[int, Gpus]) -> ClusterView:
         limits, limit_of = ((), None) if self._typed is None else self._typed.limits(table)
-        by_hand = {} if self._begun is None else self._shares_by_hand(self._begun, table)
+        by_hand = self._shares_by_hand(table) if self._begun is not None else {}
         view = ClusterView(self._now, table, self._cluster, present, by_hand, limits=limits, limit_of=limit_of)
         vars(view)["total_gpus"] = self._gpus  # avoids a count at each decision
         return view
 
-    def _shares_by_hand(self, begun: Begun, table: JobTable) -> dict[int, int]:
+    def _shares_by_hand(self, table: JobTable) -> dict[int, int]:
         """Return the shares that no policy decides about, by row: also those of fixed jobs with GPUs."""
-        found: dict[int, int] = {}
-        for row, (number, share) in enumerate(zip(table.rows.tolist(), table.share.tolist(), strict=True)):
-            if number in begun.fixed and share:
-                found[row] = share
-            elif number in begun.by_hand:
-                found[row] = begun.by_hand[number]
-        return found
+        assert self._begun is not None
+        numbers, share = table.rows, table.share
+        by_hand = self._begun.by_hand[numbers]
+        given = np.where((self._begun.fixed[numbers] > 0) & (share > 0), share, by_hand)
+        rows = given.nonzero()[0]
+        return dict(zip(rows.tolist(), given[rows].tolist(), strict=True))
 
     def _by_row(self) -> dict[int, Gpus]:
         """Return the placements by row, as policies know them."""

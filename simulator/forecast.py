@@ -203,8 +203,8 @@ class _Table:
             attained_gpu_s=of("attained_gpu_s"),
             waiting_since_s=np.concatenate((since_s, submit_s[len(jobs) :])),
             changes=_ints(of("changes")),
-            fixed=frozenset(number for number, job in enumerate(jobs) if job.fixed),
-            by_hand={number: job.by_hand for number, job in enumerate(jobs) if job.by_hand is not None},
+            fixed=_ints(of("fixed")),
+            by_hand=np.array([job.by_hand or 0 for job in jobs] + [0] * new, dtype=np.int64),
         )
 
 

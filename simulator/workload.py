@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..protocol.model import JobId, ServerId
@@ -50,8 +50,8 @@ class Begun:
     attained_gpu_s: Floats
     waiting_since_s: Floats  # nan while the job has GPUs
     changes: Ints
-    fixed: frozenset[int]  # numbers of jobs that cannot be resized or preempted once they have GPUs
-    by_hand: Mapping[int, int]  # shares that were set by hand, by number
+    fixed: Ints  # 1: the job cannot be resized or preempted once it has GPUs
+    by_hand: Ints  # shares that were set by hand; 0: none
 
 
 def servers(count: int, gpus: int) -> tuple[ServerInView, ...]:

@@ -5,16 +5,19 @@ The controller does not simulate: its loop must stay free. Every principal that 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from ...protocol.messages import Outlook, OutlookJob
 from ...protocol.model import GpuAddress
+from ...scheduler.ended import Ended
 from ...scheduler.own import FromFile
 from ...scheduler.scheduler import document
 from ...scheduler.view import UNKNOWN_S, ClusterView
 from ..cluster import Cluster
 from ..reconcile.snapshot import snapshot
 
+MOST_GANGS = 500
 LATELY_S = 24 * 3600.0
 MOST_ARRIVALS = 500  # from which arrivals are drawn
 
@@ -65,10 +68,19 @@ def outlook(cluster: Cluster, now: float) -> Outlook | None:
         servers=tuple(sorted(usable.items())),
         jobs=tuple(found),
         speedups=tuple(tuple(curves.speedup[curve, : total + 1].tolist()) for curve in used),
-        lengths=tuple(map(tuple, cluster.experience.lengths.lengths.tolist())),
+        lengths=tuple(map(tuple, _lengths(cluster).lengths.tolist())),
         arrivals=tuple((job.spec.gpus.min, job.spec.gpus.max) for job in lately),
         arrivals_s=min(LATELY_S, now - first_s),
     )
+
+
+def _lengths(cluster: Cluster) -> Ended:
+    """Return the lengths of ended jobs, with those of the latest gangs, whose GPU-seconds stand for work on one GPU."""
+    found = cluster.experience.lengths
+    gangs = [job for job in cluster.jobs.values() if job.final and not job.elastic and job.record.attained_gpu_s > 0]
+    for job in gangs[-MOST_GANGS:]:
+        found = found.and_one(job.spec.gpus.max, job.record.attained_gpu_s, math.nan)
+    return found
 
 
 def _obstacle(cluster: Cluster) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elasticd.protocol.messages import GetOutlook, Outlook, Pause, Scale
+from elasticd.protocol.model import JobPhase
 from elasticd.protocol.principals import Principal, Role
 from elasticd.scheduler.quotas.terms import Quota, Quotas
 from elasticd.scheduler.scheduler import Stages
@@ -80,6 +81,19 @@ def test_a_job_with_a_time_limit_has_the_time_that_is_left() -> None:
     assert began_s is not None
     assert left_s is not None
     assert left_s < began_s <= 600.0
+
+
+def test_a_command_with_gpus_is_fixed_and_its_length_counts_when_it_has_ended() -> None:
+    world = World()
+    gang = world.submit(job_spec("gang", 2, 2, restarts=0))
+    world.pass_time(300)
+    (runs,) = outlook(world).jobs
+    assert (runs.fixed, runs.share, runs.left_s) == (True, 2, None)
+    before = sum(map(sum, outlook(world).lengths))
+    for worker in ("gang-1.0", "gang-1.1"):
+        world.exit(worker, 0)
+    assert gang.record.phase is JobPhase.FINISHED
+    assert sum(map(sum, outlook(world).lengths)) == before + 1
 
 
 @pytest.mark.parametrize(
