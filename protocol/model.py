@@ -252,6 +252,11 @@ class Determinism(enum.Enum):
     ELASTIC = "elastic"
     HETEROGENEOUS = "heterogeneous"
 
+    @property
+    def has_equal_gradients(self) -> bool:
+        """Return whether all workers of a job get a step's gradient with the same bits, however many they are."""
+        return self in (Determinism.ELASTIC, Determinism.HETEROGENEOUS)
+
 
 class OnDivergence(enum.Enum):
     """Reaction to a worker with a training state that differs from that of the others."""

@@ -185,7 +185,7 @@ def check_divided(
     gathers: bool,
 ) -> None:
     """Raise UserError for a job whose optimizer state cannot be divided among its workers (`sharding`)."""
-    if determinism not in (Determinism.ELASTIC, Determinism.HETEROGENEOUS):
+    if not determinism.has_equal_gradients:
         raise UserError(
             f"sharding: optimizer needs equal gradients on all workers, and the job's determinism is {determinism.value}: "
             "leave one of them out"

@@ -31,7 +31,7 @@ from ...protocol.limits import (
     MIN_MEMORY_BYTES,
     MIN_STEPS_PER_S,
 )
-from ...protocol.model import JobSpec, ResumeFrom
+from ...protocol.model import JobSpec, ResumeFrom, Sharding
 from ...protocol.texts import gpu_count
 from ...protocol.times import LEAST_IDLE_S
 
@@ -111,6 +111,8 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     yield from _array(spec)
     yield from _until(spec)
     yield from _scaling(spec)
+    if spec.sharding is Sharding.OPTIMIZER and not spec.determinism.has_equal_gradients:
+        yield f"sharding: optimizer needs equal gradients on all workers, unlike determinism: {spec.determinism.value}"
     if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
         yield f"compare_every: {spec.compare_every} is not allowed: 1 to {MAX_COMPARE_EVERY}"
     if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:
