@@ -65,6 +65,8 @@ def starts(outlook: Outlook, job: JobId, seed: int = 0) -> Starts:
     target = next((number for number, each in enumerate(outlook.jobs) if each.job == job), None)
     if target is None:
         raise KeyError(job)
+    if not any(gpus for _, gpus in outlook.servers):
+        return Starts((math.inf,))
     scheduler = load_scheduler(outlook.policy, "the cluster's policy")
     ended = Ended(np.array(outlook.lengths, dtype=np.int64), NOTHING_ENDED.errors) if outlook.lengths else NOTHING_ENDED
     found: list[float] = []
@@ -172,7 +174,9 @@ class _Table:
         done_s = of("done_s")
         known_s = np.array([math.nan if job.left_s is None else job.left_s for job in jobs] + [math.nan] * new)
         drawn_s = at_quantiles_s(ended, requested, done_s, np.array([rng.random() for _ in requested]))
-        speedups = np.array([*outlook.speedups, [float(gpus) for gpus in range(total + 1)]], dtype=np.float64)
+        linear = tuple(float(gpus) for gpus in range(total + 1))
+        rows = [each[: total + 1] for each in (*outlook.speedups, linear)]
+        speedups = np.array([[*each, *[each[-1]] * (total + 1 - len(each))] for each in rows])
         curve = of("curve", [len(speedups) - 1] * new).astype(np.int64)
         left_s = np.where(np.isnan(known_s), drawn_s, known_s)
         limit_s = np.array(

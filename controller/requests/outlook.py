@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from ...protocol.messages import Outlook, OutlookJob
 from ...protocol.model import GpuAddress
 from ...scheduler.ended import Ended
 from ...scheduler.own import FromFile
 from ...scheduler.scheduler import document
-from ...scheduler.view import UNKNOWN_S, ClusterView
+from ...scheduler.view import UNKNOWN_S, ClusterView, Columns
 from ..cluster import Cluster
+from ..jobs.job import Job
 from ..reconcile.snapshot import snapshot
 
+MOST_JOBS = 5_000  # in an answer, all of which lasts as long as a decision
+MOST_RATES = 500_000  # in an answer, which has to fit into a message
 MOST_GANGS = 500
 LATELY_S = 24 * 3600.0
 MOST_ARRIVALS = 500  # from which arrivals are drawn
@@ -30,47 +34,63 @@ def outlook(cluster: Cluster, now: float) -> Outlook | None:
         return Outlook(time_s=now, obstacle=obstacle)
     view = snapshot(cluster, now).view
     jobs, rows = cluster.jobs.rows.jobs(frozenset(), with_fixed=True)
+    if len(jobs) > MOST_JOBS:
+        return Outlook(time_s=now, obstacle=f"there are more than {MOST_JOBS} jobs")
     if cluster.jobs.rows.limits(rows, view.servers)[1] is not None:
         return Outlook(time_s=now, obstacle="some jobs may not use all GPUs")
     usable = Counter(gpu.server for gpu in _usable(cluster, view))
-    total = usable.total()
-    columns, curves = cluster.jobs.rows.columns(rows, now, total, (), None)
-    used = sorted(set(columns.curve.tolist()))
-    curve_of = {curve: number for number, curve in enumerate(used)}
+    there = tuple(session.whole for _, session in sorted(cluster.servers.sessions.items()) if session.alive)
+    columns, curves = cluster.jobs.rows.columns(rows, now, usable.total(), there, None)
+    most = _most(columns, usable.total())
+    if sum(most.values()) > MOST_RATES:
+        return Outlook(time_s=now, obstacle=f"{len(jobs)} jobs scale in too many ways")
+    curve_of = {curve: number for number, curve in enumerate(most)}
     never_join = cluster.jobs.rows.unjoined(rows, expected=False).tolist()
-    found = [
-        OutlookJob(
-            job=job.id,
-            min_gpus=int(columns.min_gpus[row]),
-            max_gpus=int(columns.max_gpus[row]),
-            requested_gpus=min(max(int(columns.requested_gpus[row]), job.spec.gpus.min), job.spec.gpus.max),
-            priority=job.spec.priority,
-            curve=curve_of[int(columns.curve[row])],
-            submitted_s=float(columns.submitted_s[row]),
-            waiting_since_s=None if job.own_gpus else float(columns.waiting_since_s[row]),
-            executed_s=(executed_s := float(columns.executed_s[row])),
-            attained_gpu_s=float(columns.attained_gpu_s[row]),
-            changes=int(columns.changes[row]),
-            done_s=float(columns.done_s[row]),
-            left_s=None if columns.left_s[row] >= UNKNOWN_S else float(columns.left_s[row]),
-            share=len(job.own_gpus),
-            fixed=never_join[row] or job.gang,
-            by_hand=job.record.manual_share,
-            time_left_s=None if (limit_s := job.spec.time_limit_s) is None else max(0.0, limit_s - executed_s),
-        )
-        for row, job in enumerate(jobs)
-    ]
     lately = [job for job in cluster.jobs.values() if job.submission.submitted_s > now - LATELY_S][-MOST_ARRIVALS:]
     first_s = min((job.submission.submitted_s for job in cluster.jobs.values()), default=now)
     return Outlook(
         time_s=now,
         policy=document(cluster.planning.decider.scheduler),
         servers=tuple(sorted(usable.items())),
-        jobs=tuple(found),
-        speedups=tuple(tuple(curves.speedup[curve, : total + 1].tolist()) for curve in used),
+        jobs=tuple(_view(job, columns, row, curve_of, never_join[row]) for row, job in enumerate(jobs)),
+        speedups=tuple(tuple(curves.speedup[curve, : largest + 1].tolist()) for curve, largest in most.items()),
         lengths=tuple(map(tuple, _lengths(cluster).lengths.tolist())),
         arrivals=tuple((job.spec.gpus.min, job.spec.gpus.max) for job in lately),
         arrivals_s=min(LATELY_S, now - first_s),
+    )
+
+
+def _most(columns: Columns, total: int) -> dict[int, int]:
+    """Return the largest share of any job by curve, at most `total`."""
+    found: dict[int, int] = {}
+    for curve, *shares in zip(
+        *(getattr(columns, name).tolist() for name in ("curve", "max_gpus", "requested_gpus", "share")), strict=True
+    ):
+        found[curve] = max(found.get(curve, 1), min(max(shares), total))
+    return found
+
+
+def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], never_joins: bool) -> OutlookJob:
+    """Return the facts about the job of this row. curve_of: places of the curves in the outlook."""
+    limit_s, executed_s = job.spec.time_limit_s, float(columns.executed_s[row])
+    return OutlookJob(
+        job=job.id,
+        min_gpus=int(columns.min_gpus[row]),
+        max_gpus=int(columns.max_gpus[row]),
+        requested_gpus=int(columns.requested_gpus[row]),
+        priority=job.spec.priority,
+        curve=curve_of[int(columns.curve[row])],
+        submitted_s=float(columns.submitted_s[row]),
+        waiting_since_s=None if job.own_gpus else float(columns.waiting_since_s[row]),
+        executed_s=executed_s,
+        attained_gpu_s=float(columns.attained_gpu_s[row]),
+        changes=int(columns.changes[row]),
+        done_s=float(columns.done_s[row]),
+        left_s=None if columns.left_s[row] >= UNKNOWN_S else float(columns.left_s[row]),
+        share=len(job.own_gpus),
+        fixed=never_joins or job.gang,
+        by_hand=job.record.manual_share,
+        time_left_s=None if limit_s is None else max(0.0, limit_s - executed_s),
     )
 
 
@@ -92,8 +112,8 @@ def _obstacle(cluster: Cluster) -> str:
         return "quotas divide the GPUs"
     if scheduler.stages.reservations:
         return "some GPUs are reserved for a period"
-    if cluster.jobs.rows.any_promise:
-        return "GPUs are kept for promised deadlines"
+    if cluster.jobs.rows.any_deadline:
+        return "some jobs have deadlines"
     return ""
 
 

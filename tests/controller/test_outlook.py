@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticd.protocol.messages import GetOutlook, Outlook, Pause, Scale
-from elasticd.protocol.model import JobPhase
+from elasticd.protocol.model import Deadline, JobPhase
 from elasticd.protocol.principals import Principal, Role
 from elasticd.scheduler.quotas.terms import Quota, Quotas
 from elasticd.scheduler.scheduler import Stages
@@ -52,7 +52,8 @@ def test_the_outlook_has_running_waiting_and_fixed_jobs_with_their_gpus() -> Non
     )
     assert by_name[waiting.id].waiting_since_s is not None
     assert by_name[elastic.id].waiting_since_s is None
-    assert all(len(each) == 9 for each in found.speedups)
+    assert sorted(len(each) for each in found.speedups) == [5, 9]  # up to the largest share of each kind of jobs
+    assert [each.requested_gpus for each in found.jobs] == [2, 4, 8]
     assert all(0 <= each.curve < len(found.speedups) for each in found.jobs)
     assert found.arrivals == ((1, 2), (4, 4), (8, 8))
     told = starts(found, waiting.id)
@@ -96,10 +97,15 @@ def test_a_command_with_gpus_is_fixed_and_its_length_counts_when_it_has_ended() 
     assert sum(map(sum, outlook(world).lengths)) == before + 1
 
 
-@pytest.mark.parametrize(
-    ("stages", "obstacle"),
-    [(Stages(quotas=Quotas(users={"alice": Quota(gpus=2)})), "quotas divide the GPUs")],
-)
-def test_without_a_simulation_that_decides_alike_the_outlook_has_an_obstacle(stages: Stages, obstacle: str) -> None:
-    found = outlook(World({"s1": 4}, stages=stages))
-    assert (found.obstacle, found.jobs) == (obstacle, ())
+def test_where_the_simulator_would_decide_otherwise_the_outlook_has_an_obstacle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = outlook(World({"s1": 4}, stages=Stages(quotas=Quotas(users={"alice": Quota(gpus=2)}))))
+    assert (found.obstacle, found.jobs) == ("quotas divide the GPUs", ())
+    world = World({"s1": 4})
+    world.submit(job_spec("due", 1, 4, deadline=Deadline(in_s=3600.0, soft=True)))
+    assert outlook(world).obstacle == "some jobs have deadlines"
+    crowded = World({"s1": 4})
+    crowded.submit(job_spec("one", 1, 4))
+    monkeypatch.setattr("elasticd.controller.requests.outlook.MOST_JOBS", 0)
+    assert outlook(crowded).obstacle == "there are more than 0 jobs"

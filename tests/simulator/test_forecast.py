@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -70,6 +71,11 @@ def test_a_share_that_was_set_by_hand_stays() -> None:
 def test_a_job_beyond_the_cluster_never_starts() -> None:
     found = starts(outlook(gang("big", GPUS + 1)), JobId("big"))
     assert found.interval_s == (math.inf, math.inf)
+
+
+def test_without_a_server_no_job_starts() -> None:
+    found = msgspec.structs.replace(outlook(job("a")), servers=())
+    assert starts(found, JobId("a")).after_s == (math.inf,)
 
 
 def test_a_time_limit_bounds_a_length_that_is_not_known() -> None:
