@@ -113,7 +113,7 @@ def outlook(view: ClusterView, decision: Decision, workload: Workload, policy: s
 def run(workload: Workload, policy: str, gpus: int, told: float, samples: int) -> dict[str, float]:
     """Return the coverage of forecasts under one policy. told: part of the jobs that tell their length, truly."""
     load = Workload(**{**vars(workload), "told_s": Telling(told).told_s(workload.work_s, 0)})
-    watch = Watch(policy, load, every=max(1, 2 * len(load) // (3 * samples)))
+    watch = Watch(policy, load, every=max(1, 2 * len(load) // samples))
     made = load_policy({"policy": policy}, policy)
     cluster = servers(gpus // PER_SERVER, PER_SERVER)
     outcome = Simulation(load, cluster, made, BACKGROUND, watch=watch).run()
