@@ -188,9 +188,7 @@ class ControllerMachine:
         keep_reservations(cluster, now)
         for due_job in cluster.jobs.timers.due(now) if not cluster.servers.awaited else ():
             self._pass_time_of(now, cluster.jobs[due_job])
-        if now >= cluster.planning.review_s:
-            cluster.planning.review_s = math.inf
-            cluster.planning.request()
+        cluster.planning.pass_time(now)
         answer_newcomers(cluster, now)
         settle(cluster, now)
         answer_undecided(cluster)

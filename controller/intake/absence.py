@@ -68,5 +68,5 @@ def _shift(cluster: Cluster, before: float, now: float) -> bool:
             job.leave_out(before, now)
             cluster.jobs.touch(job)
             waits = True
-    cluster.planning.review_s += now - before
+    cluster.planning.leave_out(now - before)
     return waits

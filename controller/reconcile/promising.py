@@ -195,7 +195,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
     if kept is None or terms is None:
         _note_by_pace(cluster, now, wide, range(len(wide.jobs)))
         return
-    cluster.planning.schedules = kept.schedules
+    cluster.planning.note_schedules(kept.schedules)
     hours = Hours(cluster.planning.decider.scheduler.stages.quotas)
     for row, filled in kept.plan.found.items():
         if _is_new(job := wide.jobs[row]):
@@ -240,7 +240,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         _note(cluster, now, job, PromiseState.PROVISIONAL, Planned(waits_for=waits_for, final_by_s=final_by_s))
     planned_for = {*kept.plan.found, *(one.key for one in kept.plan.broken), *kept.unkept, *kept.unknown}
     _note_by_pace(cluster, now, wide, [row for row in range(len(wide.jobs)) if row not in planned_for])
-    cluster.planning.review_s = min(cluster.planning.review_s, now + REVIEW_S, *_last_looks(now, kept, terms))
+    cluster.planning.review_by(now + REVIEW_S, *_last_looks(now, kept, terms))
 
 
 def _is_new(job: Job) -> bool:
@@ -276,7 +276,7 @@ def _note_by_pace(cluster: Cluster, now: float, wide: _Wide, rows: Iterable[int]
             end_s = _end_s(wide.view, row, int(jobs.share[row] or jobs.max_gpus[row]))  # without GPUs: the earliest end
             late = end_s is None or end_s > job.deadline_s
             _note(cluster, now, job, PromiseState.BREAKS if late else PromiseState.HOLDS, Planned(end_s))
-        cluster.planning.review_s = min(cluster.planning.review_s, now + REVIEW_S)
+        cluster.planning.review_by(now + REVIEW_S)
 
 
 def promise_view(job: Job) -> PromiseView | None:

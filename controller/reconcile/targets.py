@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
 from ...protocol.messages import EventKind, ShareForecast
 from ...protocol.model import GpuAddress, JobId
-from ...protocol.times import POLICY_RETRY_S
 from ...scheduler.placement.fewest_servers import in_order
 from ...scheduler.plan import standstill
 from ...scheduler.sets import union
@@ -27,7 +25,6 @@ from .snapshot import snapshot
 from .transience import note_borrowed
 from .weighing import weighed
 
-KEPT_POLICY_FAILURES = 64
 MOST_TOLD = 3  # jobs, in the text of an event
 
 
@@ -38,10 +35,9 @@ def set_targets(cluster: Cluster, now: float) -> None:
     """
     cluster.planning.begin_decision(now)
     note_borrowed(cluster, now)
-    for job in cluster.planning.cramped:
+    for job in cluster.planning.take_cramped():
         job.room = None  # the decision finds the limit again
         cluster.jobs.rows.changed(job)
-    cluster.planning.cramped = ()
     seen = snapshot(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
@@ -52,19 +48,16 @@ def set_targets(cluster: Cluster, now: float) -> None:
         _keep_plan(cluster, now, seen, failure)
         return
     seen, found = outcome.seen, outcome.found
-    cluster.planning.policy_trouble, cluster.planning.cornered = "", outcome.staying
-    review_s = min(found.decision.review_s, seen.review_s)
-    cluster.planning.review_s = review_s if review_s > now else math.inf
+    cluster.planning.policy_decided(now, min(found.decision.review_s, seen.review_s), outcome.staying)
     reservation = seen.view.reservation
     cluster.jobs.reserve(seen.jobs[reservation.row] if reservation is not None else None)
     if seen.view.manual_shares:
-        cluster.planning.pushes.append((cluster.planning.decisions, partial(_pushed, found, seen)))
+        cluster.planning.note_push(partial(_pushed, found, seen))
     reasons = partial(_reason, found, seen)
     for job in seen.jobs:
         job.why_waiting = reasons
-    cluster.planning.unfinished = found.unfinished
     for_whom = _for_whom(found, seen)
-    causes = Causes(cluster, cluster.planning.last_seen, seen, found)
+    causes = Causes(cluster, cluster.planning.note_plan(seen, found.unfinished), seen, found)
     for change in found.changes:
         job = seen.jobs[change.row]
         if change.row in found.again:
@@ -72,25 +65,19 @@ def set_targets(cluster: Cluster, now: float) -> None:
             continue
         target = in_order(change.gpus, seen.gpus, job.record.target)
         retarget(cluster, now, job, target, causes.of(change.row, len(target)), for_whom)
-    cluster.planning.last_seen = seen
     profile_jobs(cluster, now, seen, found.decision)
     note_promises(cluster, now, seen, found.decision.kept)
 
 
 def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFailed) -> None:
     """Keep all jobs on their GPUs; the policy decides again after a change, or after POLICY_RETRY_S seconds."""
-    cluster.planning.policy_trouble = f"{failure}; the last plan is kept"
-    cluster.planning.review_s = now + POLICY_RETRY_S
-    cluster.planning.unfinished = False
+    trouble = f"{failure}; the last plan is kept"
+    is_new = cluster.planning.policy_failed(now, trouble, failure.where)
     for job in seen.jobs:
-        job.why_waiting = partial(_trouble, cluster.planning.policy_trouble if not job.record.target else "")
-    if (
-        failure.where not in cluster.planning.policy_failures
-        and len(cluster.planning.policy_failures) < KEPT_POLICY_FAILURES
-    ):
-        cluster.planning.policy_failures.add(failure.where)
-        cluster.history.add(now, EventKind.POLICY_FAILED, None, cluster.planning.policy_trouble)
-        cluster.warn(cluster.planning.policy_trouble)
+        job.why_waiting = partial(_trouble, trouble if not job.record.target else "")
+    if is_new:
+        cluster.history.add(now, EventKind.POLICY_FAILED, None, trouble)
+        cluster.warn(trouble)
 
 
 def _reason(found: Decided, seen: Snapshot, job: JobId) -> str:

@@ -39,7 +39,8 @@ def weighed(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job],
     while (stays := _staying(cluster, seen, found, staying)) or found.stuck or found.cramped:
         staying.update(stays)
         for job, most in found.cramped:
-            job.room, cluster.planning.cramped = most, (*cluster.planning.cramped, job)
+            job.room = most
+            cluster.planning.note_cramped(job)
             cluster.jobs.rows.changed(job)
         for job in found.stuck:
             without[job.id] = None

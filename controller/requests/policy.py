@@ -69,7 +69,7 @@ def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetP
 def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:
     """Use a policy that was set at run time again; return why this version cannot use it, or ""."""
     try:
-        cluster.planning.decider = Decider(_load(cluster, record), record.since_s, record)
+        cluster.planning.recover(Decider(_load(cluster, record), record.since_s, record))
     except UserError as error:
         return f"the policy that was set at run time cannot be used, the configured one decides: {error}"
     return ""
@@ -80,7 +80,7 @@ def reconfigured(cluster: Cluster, now: float, configured: Scheduler) -> None:
 
     A policy set at run time stays. Only the stages that it leaves to the configuration change.
     """
-    cluster.planning.configured = configured
+    cluster.planning.configure(configured)
     decider = Decider(configured, now)
     if (record := cluster.planning.decider.record) is not None:
         decider = Decider(_load(cluster, record), cluster.planning.decider.since_s, record)

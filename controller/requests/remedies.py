@@ -339,8 +339,7 @@ def _mended(server: ServerId, gpu: int | None) -> Change:
 
 def _stages(**changes: Any) -> Change:
     def change(cluster: Cluster) -> None:
-        before = cluster.planning.decider
-        stages = replace(before.scheduler.stages, **changes)
-        cluster.planning.decider = replace(before, scheduler=replace(before.scheduler, stages=stages))
+        before = cluster.planning.decider.scheduler
+        cluster.planning.suppose(replace(before, stages=replace(before.stages, **changes)))
 
     return change

@@ -27,7 +27,7 @@ def keep_reservations(cluster: Cluster, now: float) -> None:
     reservations = cluster.planning.decider.scheduler.stages.reservations
     if cluster.servers.awaited:
         return
-    cluster.planning.reservations_s = now
+    cluster.planning.examined_reservations(now)
     if not reservations and not any(True for _ in _taken(cluster)):
         return
     due = {RESERVATION + one.name: one for one in reservations if one.from_s <= now < one.to_s}

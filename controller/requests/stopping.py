@@ -185,7 +185,7 @@ def save_all(cluster: Cluster, now: float, asked: ClientRequest, for_s: float) -
         raise UserError(f"for_s: 0 to {LONGEST_QUIET_S:g} seconds, not {for_s:g}")
     if cluster.servers.awaited:
         return None
-    cluster.planning.quiet_until_s = now + for_s
+    cluster.planning.give_nothing_until(now + for_s)
     for job in list(cluster.jobs.index.live.values()):
         if job.record.target and stops_whole(job):
             retarget(cluster, now, job, (), STOPPED, f", since {STOPPED}{by(asked.who)}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...protocol.messages import ShareForecast
 from ...protocol.model import GpuAddress, JobId
+from ...protocol.times import POLICY_RETRY_S
 from ...scheduler.placement.fewest_servers import addresses
 from ...scheduler.policies import Policy
 from ...scheduler.quotas.dividing import Tenancy
@@ -18,6 +19,8 @@ from ...scheduler.view import NO_SCHEDULES, ClusterView, Gpus, Schedules
 from ..jobs.job import Job
 from ..records import POLICY_KEY, PolicyRecord
 from .effects import Effects
+
+KEPT_POLICY_FAILURES = 64
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,95 @@ class Planning:
         self.due, self.decided_s = False, now
         self.decisions += 1
 
+    # -- the last decision
+
+    def note_cramped(self, job: Job) -> None:
+        """Note that the decision at hand has found the `room` of `job`."""
+        self.cramped = (*self.cramped, job)
+
+    def take_cramped(self) -> tuple[Job, ...]:
+        """Return the jobs of which the last decision found the `room`; the next decision finds it again."""
+        found, self.cramped = self.cramped, ()
+        return found
+
+    def policy_decided(self, now: float, review_s: float, cornered: dict[JobId, str]) -> None:
+        """Note that the policy has decided. `review_s`: when it wants to be asked again, if that is after `now`."""
+        self.policy_trouble, self.cornered = "", cornered
+        self.review_s = review_s if review_s > now else math.inf
+
+    def policy_failed(self, now: float, trouble: str, where: str) -> bool:
+        """Note the exception `trouble` of the policy's line `where`; the policy is asked again after POLICY_RETRY_S seconds.
+
+        Returns whether the failure has to be reported: it is the first one of that line.
+        """
+        self.policy_trouble, self.review_s, self.unfinished = trouble, now + POLICY_RETRY_S, False
+        if where in self.policy_failures or len(self.policy_failures) >= KEPT_POLICY_FAILURES:
+            return False
+        self.policy_failures.add(where)
+        return True
+
+    def note_push(self, losers: Callable[[], Iterator[ShareForecast]]) -> None:
+        """Note the jobs that lose GPUs by this decision, which has manual shares."""
+        self.pushes.append((self.decisions, losers))
+
+    def note_plan(self, seen: Snapshot, unfinished: bool) -> Snapshot | None:
+        """Note the decision's input, and whether part of its plan has to wait; return the input of the decision before."""
+        before, self.last_seen = self.last_seen, seen
+        self.unfinished = unfinished
+        return before
+
+    def note_schedules(self, schedules: Schedules) -> None:
+        """Note the plan with which all promises hold."""
+        self.schedules = schedules
+
+    # -- when the next one is due
+
+    def review_by(self, *times_s: float) -> None:
+        """Have a decision made by the earliest of these times (Unix time, s)."""
+        self.review_s = min(self.review_s, *times_s)
+
+    def pass_time(self, now: float) -> None:
+        """Request a decision if the policy's review is due."""
+        if now >= self.review_s:
+            self.review_s = math.inf
+            self.request()
+
+    def leave_out(self, gap_s: float) -> None:
+        """Postpone the review by `gap_s` seconds, in which the controller was absent."""
+        self.review_s += gap_s
+
+    def give_nothing_until(self, until_s: float) -> None:
+        """Give no job GPUs before `until_s` (Unix time), as the cluster is being stopped."""
+        self.quiet_until_s = until_s
+
+    # -- the scheduler in use
+
     @property
     def policy(self) -> Policy:
         """The policy in use."""
         return self.decider.scheduler.policy
+
+    def configure(self, configured: Scheduler) -> None:
+        """Take in the scheduler of a configuration that was read again; `use` makes it decide."""
+        self.configured = configured
+
+    def recover(self, decider: Decider) -> None:
+        """Let the scheduler of the store's policy record decide."""
+        self.decider = decider
+
+    def suppose(self, scheduler: Scheduler) -> None:
+        """Let another scheduler decide in a copy for a trial decision."""
+        self.decider = replace(self.decider, scheduler=scheduler)
 
     def use(self, decider: Decider) -> None:
         """Let another scheduler decide from now on."""
         self.decider = decider
         self.reservations_s = -math.inf
         self.request()
+
+    def examined_reservations(self, now: float) -> None:
+        """Note that reservations by time were examined at `now`."""
+        self.reservations_s = now
 
     def record_policy(self, record: PolicyRecord | None) -> None:
         """Record the policy set at run time. None: the configuration's policy decides again."""
