@@ -99,8 +99,27 @@ class Cluster:
     def record(self) -> ClusterRecord:
         return ClusterRecord(id=self.id, first_job=self.jobs.first_number)
 
+    def identify(self, known: str) -> None:
+        """Take the id that the store holds; empty: draw one, and record it."""
+        self.id = known or f"{self.rng.getrandbits(128):032x}"
+        if not known:
+            self.record_itself()
+
     def record_itself(self) -> None:
         self._effects.put(CLUSTER_KEY, self.record)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Apply a configuration that was read again."""
+        self.settings = settings
+
+    def refuse_records(self, jobs: tuple[RefusedJob, ...]) -> None:
+        """Note the jobs with records in the store that no controller has written."""
+        self.refused_jobs = jobs
+
+    def find_store_old(self) -> bool:
+        """Note that the store is behind its agents; return whether that is new, and has to be reported."""
+        is_new, self.store_is_old = not self.store_is_old, True
+        return is_new
 
     def skip_jobs(self, first: int) -> None:
         """Give no new job a number below `first`."""

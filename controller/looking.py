@@ -67,9 +67,8 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
                     cluster.jobs.drop(name)
             elif key.startswith(OVERRULED):
                 server, value = ServerId(key.removeprefix(OVERRULED)), read(key)
-                cluster.servers.overruled.pop(server, None)
-                if value is not None:
-                    cluster.servers.overruled[server] = msgspec.msgpack.decode(value, type=OverruleRecord)
+                record = msgspec.msgpack.decode(value, type=OverruleRecord) if value is not None else None
+                cluster.servers.recover_overruled(server, record)
                 cluster.servers.update_bars(server)
         for name in changed:
             job, head = cluster.jobs.get(name), read(state_key(name))

@@ -110,13 +110,14 @@ class ControllerMachine:
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
                 self._cluster.history.add(now, EventKind.STORE_BACK, None, text)
             case RecordsRefused(text, jobs):
-                self._cluster.refused_jobs = jobs
+                self._cluster.refuse_records(jobs)
                 if text:
                     self._cluster.history.add(now, EventKind.RECORDS_REFUSED, None, text)
             case NoticeDone(number):
                 self._cluster.notices.done(number)
             case Reconfigured(settings, configured):
-                changed, self._cluster.settings = settings.idle != self._cluster.settings.idle, settings
+                changed = settings.idle != self._cluster.settings.idle
+                self._cluster.reconfigure(settings)
                 if changed:
                     rules_changed(self._cluster)
                 reconfigured(self._cluster, now, configured)

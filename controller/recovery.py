@@ -13,7 +13,7 @@ from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
 from ..scheduler.ended import NOTHING_ENDED
-from ..scheduler.transient import Idle, Past
+from ..scheduler.transient import Idle
 from . import snapshots, usage
 from .cluster import Cluster
 from .intake.statuses import mended_progress, usable_measurement, usable_resize
@@ -78,6 +78,8 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     notices: list[Notice] = []
     policy: PolicyRecord | None = None
     leader = LeaderRecord(term=0)
+    itself = ClusterRecord(id="")
+    ended: lengths.LengthsRecord | None = None
     for key, value in records:
         try:
             if key.startswith(snapshots.PREFIX):
@@ -107,19 +109,16 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 cluster.jobs.usage.recover(key, usage.DECODER.decode(value))
             elif key == CLUSTER_KEY:
                 itself = msgspec.msgpack.decode(value, type=ClusterRecord)
-                cluster.id, cluster.jobs.first_number = itself.id, itself.first_job
             elif key == LEADER_KEY:
                 leader = msgspec.msgpack.decode(value, type=LeaderRecord)
             elif key.startswith(ADOPTED):
                 adopted = msgspec.msgpack.decode(value, type=AdoptionRecord)
-                cluster.servers.adopted[ServerId(key.removeprefix(ADOPTED))] = adopted.agent
+                cluster.servers.recover_adoption(ServerId(key.removeprefix(ADOPTED)), adopted.agent)
             elif key.startswith(OVERRULED):
                 overruled = msgspec.msgpack.decode(value, type=OverruleRecord)
-                cluster.servers.overruled[ServerId(key.removeprefix(OVERRULED))] = overruled
+                cluster.servers.recover_overruled(ServerId(key.removeprefix(OVERRULED)), overruled)
             elif key == lengths.KEY:
-                cluster.experience.lengths = lengths.recovered(
-                    msgspec.msgpack.decode(value, type=lengths.LengthsRecord)
-                )
+                ended = msgspec.msgpack.decode(value, type=lengths.LengthsRecord)
             elif key.startswith(idle.PREFIX):
                 idle_times[ServerId(key.removeprefix(idle.PREFIX))] = idle.recovered(
                     msgspec.msgpack.decode(value, type=idle.IdleRecord)
@@ -133,15 +132,12 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
     cluster.begin_reign(leader)
-    cluster.servers.removed = dict(sorted(removals.items(), key=lambda one: one[1].since_s))
+    cluster.servers.recover_removals(removals)
     for name in cluster.servers.overruled:
         cluster.servers.update_bars(name)
-    if not cluster.id:
-        cluster.id = f"{cluster.rng.getrandbits(128):032x}"
-        cluster.record_itself()
-    cluster.experience.throughput.recover(kinds)
-    cluster.experience.idle = Past(idle_times)
-    cluster.jobs.archive = archive.Archive(archived)
+    cluster.jobs.recover(itself.first_job, archived)
+    cluster.identify(itself.id)
+    cluster.experience.recover(kinds, ended, idle_times)
     for request, job in sorted(answered.items(), key=lambda known: job_number(known[1])):
         cluster.clients.remember(request, Submitted(job=job), recorded=True)
     for submission in sorted(submitted.values(), key=lambda one: job_number(one.job)):
@@ -153,10 +149,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             _recover_job(cluster, now, submission, states.get(submission.job), True)
     cluster.history.recover(events)
     cluster.notices.recover(notices)
-    cluster.jobs.next_number = max(
-        cluster.jobs.first_number, max(map(job_number, (*submitted, *states)), default=0) + 1
-    )
-    cluster.jobs.next_number = max(cluster.jobs.next_number, cluster.jobs.archive.highest_number + 1)
+    cluster.jobs.begin_after(max(map(job_number, (*submitted, *states)), default=0))
     cluster.jobs.clock_goes_since(trusted_since(cluster.history.events, now))
     if policy is not None and (trouble := recover_policy(cluster, policy)):
         cluster.history.add(now, EventKind.POLICY, None, trouble)

@@ -8,11 +8,14 @@ from functools import cached_property
 from ..protocol.messages import LocalWorker, StopWorker, session_name
 from ..protocol.model import GpuAddress, JobId, Server, Trouble, WorkerId
 from ..protocol.sparing import Sparing
+from ..protocol.times import STOP_AGAIN_S
 from ..scheduler.view import ServerInView
 
 CLOCK_INTERVAL_S = 60.0
 MAX_CLOCK_S = 1e11  # Unix time; later times are invalid
 FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # log lines per server: first a burst, then one per interval
+MAX_ENDED = 4096  # ended workers of a guest that its hello did not name
+KEPT_DOUBTS = 16
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,43 @@ class Session:
         """Return the uid of the job of a worker in the last hello; "" if the hello does not list the worker."""
         return self.places[worker].uid if worker in self.places else ""
 
+    def has_troubles(self, troubles: tuple[Trouble, ...]) -> None:
+        """Take in the troubles of the server, as its agent has found them."""
+        self.troubles = troubles
+
+    def lost(self) -> None:
+        """End the session, as the server's lease has expired: nothing is known of its processes any more."""
+        self.alive, self.strays, self.unknown = False, {}, {}
+
+    def sends(self) -> None:
+        """Count one message to the agent."""
+        self.sent += 1
+
+    # -- processes that belong to no order
+
+    def stop_stray(self, now: float, worker: WorkerId, stray: Stray) -> None:
+        """Note a process that the agent is ordered to stop."""
+        self.strays[worker], self.strays_told_s = stray, now
+
+    def stops_due(self, now: float) -> list[StopWorker]:
+        """Return the stop orders to repeat: if one or its answer were lost, the GPU would never become free."""
+        if not self.strays or now - self.strays_told_s < STOP_AGAIN_S:
+            return []
+        self.strays_told_s = now
+        return [stray.stop for stray in self.strays.values()]
+
+    def stray_ended(self, worker: WorkerId) -> bool:
+        """Take in the end of a process; return whether it was a stray."""
+        return self.strays.pop(worker, None) is not None
+
+    def runs_unknown(self, local: LocalWorker) -> None:
+        """Note a process of a job that is not in the store."""
+        self.unknown[local.worker] = local
+
+    def unknown_ended(self, worker: WorkerId) -> bool:
+        """Take in the end of a process; return whether it was one of an unknown job."""
+        return self.unknown.pop(worker, None) is not None
+
 
 @dataclass
 class Guest:
@@ -94,6 +134,25 @@ class Guest:
     sent: int = 0
     running: dict[WorkerId, LocalWorker] = field(default_factory=dict)
     ended: dict[WorkerId, str] = field(default_factory=dict)  # uids of their jobs
+
+    def heard(self, now: float) -> None:
+        """Renew the lease at `now`."""
+        self.last_heard_s = now
+
+    def sends(self) -> None:
+        """Count one message to the agent."""
+        self.sent += 1
+
+    def worker_ended(self, worker: WorkerId, uid: str) -> None:
+        """Take in the end of a worker; of workers that the hello did not name, at most MAX_ENDED are noted."""
+        known = self.running.pop(worker, None) is not None or worker in self.ended
+        if known or len(self.ended) < MAX_ENDED:
+            self.ended[worker] = uid
+
+    def take_ended(self) -> dict[WorkerId, str]:
+        """Return the ended workers, which the agent is told to forget, with the uids of their jobs."""
+        found, self.ended = self.ended, {}
+        return found
 
 
 @dataclass(frozen=True)
@@ -115,6 +174,30 @@ class Health:
     suspected: bool = False  # the server is suspected to cause the scripts' exit codes
     doubts: dict[JobId, Doubt] = field(default_factory=dict)  # jobs whose scripts failed at their start; newest last
 
+    def doubt(self, job: JobId, kind: str, owner: str) -> None:
+        """Count a failure of a job's script at its start."""
+        before = self.doubts.pop(job, None)
+        self.doubts[job] = Doubt((before.times if before is not None else 0) + 1, kind, owner)
+        while len(self.doubts) > KEPT_DOUBTS:
+            del self.doubts[next(iter(self.doubts))]
+
+    def back_off(self, until_s: float, suspected: bool) -> None:
+        """Count a failed start by the server's fault, and start nothing before `until_s`."""
+        self.failures += 1
+        self.suspected, self.until_s = suspected, until_s
+
+    def end_back_off(self, now: float) -> bool:
+        """Return whether a back-off has expired by `now`, and end it."""
+        if self.until_s is None or now < self.until_s:
+            return False
+        self.until_s = None
+        return True
+
+    def leave_out(self, gap_s: float) -> None:
+        """Postpone the end of a back-off by `gap_s` seconds, in which the controller was absent."""
+        if self.until_s is not None:
+            self.until_s += gap_s
+
     def sentence(self, now: float) -> str:
         """Return why and for how long (seconds) no start is tried; the text follows the server's name and a colon."""
         what = "workers of jobs that run elsewhere fail at their start" if self.suspected else "cannot start workers"
@@ -128,3 +211,8 @@ class Forgeries:
     count: int = 0
     last: str = ""  # subject of the last refused report, in words
     told: Sparing = field(default_factory=lambda: Sparing(FORGERIES_AT_ONCE, FORGERY_INTERVAL_S))
+
+    def refused(self, what: str) -> None:
+        """Count a refused report about `what`."""
+        self.count += 1
+        self.last = what

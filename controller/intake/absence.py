@@ -52,17 +52,8 @@ def _sentence(gap_s: float, before: int) -> str:
 
 def _shift(cluster: Cluster, before: float, now: float) -> bool:
     """Exclude the time from `before` to `now` from all timers; return whether there are any."""
-    waits = False
-    for name, session in cluster.servers.sessions.items():
-        if session.alive or name in cluster.servers.awaited:
-            session.last_heard_s = now  # all sessions, so the order by silence stays as it is
-            waits = True
-    for guest in cluster.servers.guests.values():
-        guest.last_heard_s += now - before
+    waits = cluster.servers.leave_out(before, now)
     waits = cluster.clients.postpone(now - before) or waits
-    for health in (*cluster.servers.health.values(), *cluster.servers.gpu_health.values()):
-        if health.until_s is not None:
-            health.until_s += now - before
     for job in cluster.jobs.values():
         if job.share_gpus or job.id in cluster.jobs.timers or job.workers or job.timers():  # one may not be settled yet
             job.leave_out(before, now)

@@ -15,8 +15,6 @@ check.
 
 from __future__ import annotations
 
-import itertools
-
 from ...protocol.messages import AgentHello, EventKind
 from ...protocol.model import JobId, ServerId, WorkerId, WorkerStatus, worker_number
 from ...protocol.principals import Principal, Role
@@ -26,16 +24,13 @@ from ..sessions import Forgeries, Session
 from .restored import ahead
 from .statuses import MAX_NAME
 
-KEPT_MET = 4096  # noted workers of a server
 MOST_TOLD = 80  # characters of a name that a bad server may have invented
 
 
 def note_meeting(cluster: Cluster, server: ServerId, hello: AgentHello) -> None:
     """Note the workers in a server's first hello to this controller; they may be older than the controller."""
-    if server in cluster.servers.met:
-        return
     told = {local.worker: local.uid for local in hello.processes} | {ended.worker: ended.uid for ended in hello.exited}
-    cluster.servers.met[server] = dict(itertools.islice(told.items(), KEPT_MET))
+    cluster.servers.meet(server, told)
 
 
 def may_be_ahead(cluster: Cluster, session: Session, job: Job, worker: WorkerId, uid: str) -> bool:
@@ -69,9 +64,7 @@ def fault_of(
 
 def refuse(cluster: Cluster, now: float, server: ServerId, what: str) -> None:
     """Count a refused report of the agent of `server` about `what`, and show some of many such reports."""
-    found = cluster.servers.forged.setdefault(server, Forgeries())
-    found.count += 1
-    found.last = what
+    found = cluster.servers.refuse_report(server, what)
     if not found.told.lets(now):
         return
     text = f"server {server} {sentence(found)}"

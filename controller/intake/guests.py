@@ -32,8 +32,6 @@ from ..sessions import Guest, Session
 
 JOBS_TOLD, MOST_TOLD = 8, 80  # jobs named in a message, and characters of each
 
-MAX_ENDED = 4096  # ended workers that a server had not named before
-
 
 def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:
     """Return whether this agent keeps workers, or their ends, of another cluster."""
@@ -52,7 +50,6 @@ def present(cluster: Cluster, now: float, server: ServerId) -> Guest | None:
 def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
     """Handle the hello of a server of another cluster."""
     name = hello.server.server
-    before = cluster.servers.guests.get(name)
     guest = Guest(
         server=hello.server,
         cluster=hello.cluster,
@@ -64,7 +61,7 @@ def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
         running={local.worker: local for local in hello.processes},
         ended={ended.worker: ended.uid for ended in hello.exited},
     )
-    cluster.servers.guests[name] = guest
+    before = cluster.servers.put_guest(guest)
     if before is None or before.agent != guest.agent or not set(guest.running) <= set(before.running):
         cluster.history.add(now, EventKind.SERVER_FOREIGN, None, f"server {name} {sentence(guest)}")
     cluster.servers.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
@@ -74,13 +71,11 @@ def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
 
 def on_message(cluster: Cluster, now: float, guest: Guest, message: ToControllerFromAgent) -> None:
     """Handle a message from the agent of a guest server."""
-    guest.last_heard_s = now
+    guest.heard(now)
     if isinstance(message, AgentHeartbeat):
         cluster.servers.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=guest.sent))
     elif isinstance(message, WorkerExit):
-        known = guest.running.pop(message.worker, None) is not None or message.worker in guest.ended
-        if known or len(guest.ended) < MAX_ENDED:
-            guest.ended[message.worker] = message.uid
+        guest.worker_ended(message.worker, message.uid)
         if cluster.servers.adopted.get(guest.server.server) == guest.agent:
             _forget(cluster, guest)
 
@@ -93,9 +88,8 @@ def _clear(cluster: Cluster, guest: Guest) -> None:
 
 
 def _forget(cluster: Cluster, guest: Guest) -> None:
-    if guest.ended:
-        cluster.servers.send_guest(guest, ForgetWorkers(workers=tuple(guest.ended), uids=dict(guest.ended)))
-        guest.ended.clear()
+    if ended := guest.take_ended():
+        cluster.servers.send_guest(guest, ForgetWorkers(workers=tuple(ended), uids=ended))
     if not guest.running:  # its next hello will come from an agent that has nothing to lose
         cluster.servers.ask_for_hello(guest.server.server, guest.agent)
 
@@ -125,7 +119,7 @@ def stop_unknown(cluster: Cluster, session: Session) -> None:
 
 def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool:
     """Handle the end of a worker; return whether it was one of an unknown job."""
-    if session.unknown.pop(ended.worker, None) is None:
+    if not session.unknown_ended(ended.worker):
         return False
     if not session.unknown:
         cluster.servers.record_adoption(session.server.server, None)

@@ -23,8 +23,6 @@ from ..cluster import Cluster
 from ..sessions import Guest, Session
 from .guests import present
 
-KEPT_REFUSED = 1000  # agents whose refusal is remembered; the refusal of a forgotten one is reported again
-
 
 def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
     """Return whether `hello` is not newer than the last one of its agent."""
@@ -49,7 +47,7 @@ def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -
     if reason:
         _refuse(cluster, now, server, hello, reason)
     else:
-        cluster.servers.refused.pop((server, hello.agent), None)  # a later refusal is reported again
+        cluster.servers.admit(server, hello.agent)
     return bool(reason)
 
 
@@ -103,10 +101,7 @@ def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHel
 
 def _refuse(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, reason: str) -> None:
     cluster.servers.refuse_agent(server, hello.agent, reason)
-    if (server, hello.agent) not in cluster.servers.refused:
-        cluster.servers.refused[server, hello.agent] = None
-        if len(cluster.servers.refused) > KEPT_REFUSED:
-            cluster.servers.refused.popitem(last=False)
+    if cluster.servers.refuse(server, hello.agent):
         cluster.history.add(now, EventKind.SERVER_REFUSED, None, f"refused an agent: {reason}")
 
 

@@ -27,7 +27,7 @@ from ...protocol.messages import (
 )
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ...protocol.texts import gpu_count
-from ...protocol.times import STOP_AGAIN_S, STOP_GRACE_S, paced_interval_s
+from ...protocol.times import STOP_GRACE_S, paced_interval_s
 from .. import accounting
 from ..bars import within_bounds
 from ..cluster import Cluster
@@ -95,7 +95,7 @@ def on_agent_message(
         case AgentHeartbeat(starting=starting, reports=reports, troubles=troubles, clock_s=clock_s, use=uses):
             session.clock.heard(now, clock_s)
             if troubles is not None and troubles != session.troubles:
-                session.troubles = within_bounds(session.server, troubles)
+                session.has_troubles(within_bounds(session.server, troubles))
                 weigh(cluster, now, server)
             for worker in starting:
                 _on_running(cluster, now, session, worker)
@@ -103,7 +103,8 @@ def on_agent_message(
                 _on_status(cluster, now, session, report.status, report.uid)
             for told in uses:
                 _on_use(cluster, now, session, told)
-            _stop_strays_again(cluster, now, session)
+            for stop in session.stops_due(now):
+                cluster.servers.send(server, stop)
             cluster.servers.send(server, _acknowledged(cluster, session, session.sent))
         case WorkerReport(status=status, uid=uid):
             _on_status(cluster, now, session, status, uid)
@@ -148,7 +149,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     if belongs_elsewhere(cluster, hello):
         receive(cluster, now, hello)
         return
-    cluster.servers.guests.pop(server, None)
+    cluster.servers.drop_guest(server)
     cluster.servers.record_removal(server, None)
     session = Session(
         server=hello.server,
@@ -207,8 +208,7 @@ def _forget(cluster: Cluster, server: ServerId, ends: tuple[WorkerExit, ...]) ->
 
 def _greet(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
     name = session.server.server
-    expected = name in cluster.servers.awaited
-    cluster.servers.awaited.discard(name)
+    expected = cluster.servers.greet(name)
     if before is None or (before.server, before.agent) != (session.server, session.agent):
         cluster.servers.record(session)
     if before is None:
@@ -307,7 +307,7 @@ def _unwanted(
         return False
     if known is None or not known.has_uid(local.uid):
         if len(session.unknown) < MAX_STRAYS:
-            session.unknown[worker] = local
+            session.runs_unknown(local)
         return False
     entry, here = known.worker(worker), GpuAddress(server=session.server.server, index=local.gpu)
     gpu = entry.gpu if entry is not None else here
@@ -338,17 +338,8 @@ def _stop_stray(
     server = session.server.server
     told = tuple(GpuAddress(server=server, index=index) for index in local.all_gpus if index != NOWHERE)
     stop = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
-    session.strays[worker] = Stray(told or (known.all_gpus if known is not None else ()), stop)
-    session.strays_told_s = now
+    session.stop_stray(now, worker, Stray(told or (known.all_gpus if known is not None else ()), stop))
     cluster.servers.send(server, stop)
-
-
-def _stop_strays_again(cluster: Cluster, now: float, session: Session) -> None:
-    """Repeat the stop requests for strays. If a request or its answer were lost, the GPU would never become free."""
-    if session.strays and now - session.strays_told_s >= STOP_AGAIN_S:
-        session.strays_told_s = now
-        for stray in session.strays.values():
-            cluster.servers.send(session.server.server, stray.stop)
 
 
 def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
@@ -634,7 +625,7 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     """Handle the end of a worker; return whether the worker is recorded."""
     if unknown_ended(cluster, session, message):
         return False
-    if session.strays.pop(message.worker, None) is not None:
+    if session.stray_ended(message.worker):
         cluster.jobs.mark_waiting_dirty()
     found = _find(cluster, session, message.job, message.worker, message.uid)
     status = message.status if message.status is not None and message.status.worker == message.worker else None

@@ -115,9 +115,8 @@ def _lift(job: Job, generation: int, worker: int) -> None:
 
 
 def _is_old(cluster: Cluster, now: float, evidence: str) -> None:
-    if cluster.store_is_old:
+    if not cluster.find_store_old():
         return
-    cluster.store_is_old = True
     text = f"the store is older than the cluster: {evidence}. Requests since then may be lost"
     cluster.history.add(now, EventKind.STORE_OLD, None, text)
     cluster.warn(text)

@@ -21,7 +21,6 @@ from msgspec import structs
 
 from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobId, ServerId
-from ...protocol.sparing import Sparing
 from ...scheduler.pipeline import Decision
 from ...scheduler.sets import some, union
 from ..bars import sentences
@@ -29,8 +28,6 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from ..state.planning import Snapshot
 from .avoiding import instead, seats
-
-TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # rate limit for events of one server: burst, then one per interval (seconds)
 
 
 def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) -> None:
@@ -46,10 +43,9 @@ def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) ->
     better = sorted(before.keys() - after.keys())
     if told:
         return
-    sparing = cluster.servers.told_troubles.setdefault(server, Sparing(TOLD_AT_ONCE, TELL_INTERVAL_S))
-    if after and sparing.lets(now):
+    if after and cluster.servers.may_tell(now, server):
         cluster.history.add(now, EventKind.TROUBLE, None, f"{server}: {'; '.join(sentences(gpus, after))}"[:1000])
-    if better and sparing.lets(now):
+    if better and cluster.servers.may_tell(now, server):
         which = "it" if len(better) == gpus else f"GPU{'s' if len(better) > 1 else ''} {', '.join(map(str, better))}"
         cluster.history.add(now, EventKind.RECOVERED, None, f"{server}: {which} may be used again")
 

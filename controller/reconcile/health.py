@@ -31,7 +31,7 @@ from ..jobs.generations import arrived
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 from ..loans import use_of
-from ..sessions import Doubt, Health
+from ..sessions import Health
 from .barring import weigh
 
 FAILURES_OF_A_JOB = 2  # failures on one server of a job that has run on another one, until the server is to blame
@@ -41,7 +41,6 @@ TRIES_ON_ONE_SERVER = 4  # tries of a job that gets no other server, until the j
 TRIES_IF_LATE = 1  # likewise if each try takes the longest time that a start may take
 TRIES_IN_DOUBT = 7  # likewise if other kinds of jobs fail on the server, too: five minutes with the back-offs between
 OWNERS_THAT_AGREE = 2  # users with failed jobs until a server or GPU is to blame, if several users have active jobs
-KEPT_DOUBTS = 16
 DIVERGED_BACK_OFF_S = 60.0  # first back-off from a GPU on which the state of a worker diverged
 SERVERS_TOLD = 8
 LONGEST_TOLD = 1000  # characters per server
@@ -64,8 +63,8 @@ def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, su
 
 def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) -> None:
     """Back off from `gpu`, which may be faulty: the state of `worker` there diverged, while the other workers agree."""
-    health = cluster.servers.gpu_health.setdefault(gpu, Health())
-    health.reason = f"the state of {worker} there came to differ from that of the other workers"
+    reason = f"the state of {worker} there came to differ from that of the other workers"
+    health = cluster.servers.start_failed(gpu, reason)
     if health.until_s is None:
         cluster.servers.back_off(now, health, suspected=False, first_s=DIVERGED_BACK_OFF_S)
         weigh(cluster, now, gpu.server)
@@ -87,14 +86,14 @@ def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
 def worked(cluster: Cluster, now: float, gpu: GpuAddress) -> None:
     """Clear `gpu` and its server: a worker has reached its training loop there."""
     cluster.servers.clear(gpu.server)
-    if cluster.servers.gpu_health.pop(gpu, None) is not None:
+    if cluster.servers.clear_gpu(gpu):
         weigh(cluster, now, gpu.server)
 
 
 def forgive(cluster: Cluster, now: float, server: ServerId, gpus: Iterable[GpuAddress]) -> None:
     """Clear `server` and these GPUs of it at once, as an operator has requested."""
     for gpu in gpus:
-        cluster.servers.gpu_health.pop(gpu, None)
+        cluster.servers.clear_gpu(gpu)
     cluster.servers.clear(server)
     weigh(cluster, now, server)
 
@@ -168,8 +167,7 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     server = entry.gpu.server
     if _gpu_is_to_blame(cluster, now, job, entry, reason):
         return True
-    health = cluster.servers.health.setdefault(server, Health())
-    _doubt(health, job)
+    health = cluster.servers.doubt(server, job.id, job.kind, job.submission.owner)
     if not any(
         session.alive and other != server and cluster.servers.fit(other)
         for other, session in cluster.servers.sessions.items()
@@ -193,13 +191,6 @@ def _agree(cluster: Cluster, health: Health, jobs: Sequence[JobId], enough: int)
     return len(jobs) >= enough and (len(owners) >= OWNERS_THAT_AGREE or not cluster.jobs.index.others_than(owners))
 
 
-def _doubt(health: Health, job: Job) -> None:
-    before = health.doubts.pop(job.id, None)
-    health.doubts[job.id] = Doubt((before.times if before is not None else 0) + 1, job.kind, job.submission.owner)
-    while len(health.doubts) > KEPT_DOUBTS:
-        del health.doubts[next(iter(health.doubts))]
-
-
 def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
     """Return whether the worker failed by its GPU alone; if so, the controller backs off from the GPU, or the job avoids it.
 
@@ -217,9 +208,8 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     if entry.gpus:  # the worker has several GPUs, and the faulty one is not known
         return False
     gpu = entry.gpu
-    health = cluster.servers.gpu_health.setdefault(gpu, Health())
-    _doubt(health, job)
-    health.reason = reason
+    cluster.servers.start_failed(gpu, reason)
+    health = cluster.servers.doubt(gpu, job.id, job.kind, job.submission.owner)
     if health.until_s is not None:
         return True  # several workers started together fail together: they count once
     beside = {job.id for job, _ in _at_work(cluster, gpu)}
@@ -240,7 +230,9 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     if not comparable and not agreed:
         return False
     cluster.servers.back_off(now, health, suspected=True)
-    health.reason = f"workers fail at their start there, while other GPUs of the server work: {reason}"
+    cluster.servers.start_failed(
+        gpu, f"workers fail at their start there, while other GPUs of the server work: {reason}"
+    )
     weigh(cluster, now, gpu.server)
     return True
 

@@ -7,18 +7,17 @@ that is predicted to alter a share does so, by the same rules, unless something 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace as replace_in
 
-from ...protocol.model import Allocatable, GpuAddress, GpuPlace, JobId, JobPhase, Server, ServerId
+from ...protocol.model import Allocatable, GpuPlace, JobId, JobPhase, Server, ServerId
 from ...scheduler.placement.fewest_servers import in_order
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import Submission
 from ..jobs.rows import demand_of
-from ..sessions import Session
 from .deciding import PolicyFailed
 from .snapshot import snapshot
 from .weighing import Outcome, weighed
@@ -95,28 +94,9 @@ def share_of(found: Outcome | None, job: JobId) -> int:
 
 def without_cordons(cluster: Cluster, server: ServerId, away: Callable[[int | None, str], bool]) -> None:
     """Remove from a copy the cordons of a server for which `away(gpu, loan)` holds."""
-    before = cluster.servers.overruled[server]
-    kept = tuple(cordon for cordon in before.cordons if not away(cordon.gpu, cordon.loan))
-    cluster.servers.overruled[server] = msgspec.structs.replace(before, cordons=kept)
-    cluster.servers.update_bars(server)
-
-
-def mended(cluster: Cluster, server: ServerId, gpu: int | None) -> None:
-    """Clear in a copy the faults and start failures of a GPU, or of the server as a whole (None)."""
-    session = cluster.servers.sessions[server]
-    kept = tuple(trouble for trouble in session.troubles if trouble.gpu != gpu)
-    cluster.servers.sessions[server] = replace(session, troubles=kept)
-    if gpu is None:
-        cluster.servers.health.pop(server, None)
-    else:
-        cluster.servers.gpu_health.pop(GpuAddress(server=server, index=gpu), None)
-    cluster.servers.update_bars(server)
-
-
-def back(cluster: Cluster, server: ServerId) -> None:
-    """Reconnect a lost server in a copy, with no processes on it."""
-    cluster.servers.sessions[server] = replace(cluster.servers.sessions[server], alive=True, unknown={}, strays={})
-    cluster.servers.update_bars(server)
+    cordons = cluster.servers.overruled[server].cordons
+    kept = tuple(cordon for cordon in cordons if not away(cordon.gpu, cordon.loan))
+    cluster.servers.suppose_cordons(server, kept)
 
 
 def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
@@ -138,5 +118,5 @@ def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
         )
         enough = Allocatable(cpus=job.spec.cpus * len(gpus), memory_bytes=job.spec.memory_bytes * len(gpus))
         more = Server(server=ServerId(f"{MORE}{number:06}"), address="", gpus=gpus, allocatable=enough)
-        cluster.servers.sessions[more.server] = Session(server=more, alive=True, last_heard_s=now)
+        cluster.servers.suppose_server(now, more)
     return True

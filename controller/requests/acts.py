@@ -120,8 +120,7 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
         job.update(waits_for=awaited)
     if spec.resume is not None:
         job.update(saved_step=spec.resume.step, gpu_name=spec.resume.gpu_name)
-    cluster.jobs.next_number += 1
-    cluster.jobs.add(job)
+    cluster.jobs.submit(job)
     name_told = by(who) or (f" by {spec.user}" if spec.user else "")
     least = f"{spec.gpus.min} to " if spec.gpus.min < spec.gpus.max else ""
     deadline = told_with(now, job, found) if found is not None else ""

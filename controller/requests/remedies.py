@@ -330,11 +330,11 @@ def _reclaimed(loan: str, servers: list[ServerId]) -> Change:
 
 
 def _back(server: ServerId) -> Change:
-    return lambda cluster: supposing.back(cluster, server)
+    return lambda cluster: cluster.servers.suppose_back(server)
 
 
 def _mended(server: ServerId, gpu: int | None) -> Change:
-    return lambda cluster: supposing.mended(cluster, server, gpu)
+    return lambda cluster: cluster.servers.suppose_mended(server, gpu)
 
 
 def _stages(**changes: Any) -> Change:

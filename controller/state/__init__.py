@@ -2,5 +2,5 @@
 
 `servers`, `jobs`, `experience`, `planning`, `history` and `clients` each own a part of the state. Their methods record
 changes in the effects of the event at hand, and request a scheduling decision (`planning.Planning.request`) where a change can
-alter one. `history` and `clients` are changed by their methods alone; some fields of the others are set by other modules.
+alter one. No other module changes a store; a job's own fields (`jobs.job`) are set by the modules that manage the job.
 """

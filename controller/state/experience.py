@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ...protocol.model import ServerId
 from ...scheduler.arrays import Ints
@@ -10,7 +10,7 @@ from ...scheduler.ended import NOTHING_ENDED
 from ...scheduler.transient import Idle, Past
 from ..jobs import lengths
 from ..jobs.job import Job
-from ..jobs.throughput import Estimated, History, Profiles, estimated
+from ..jobs.throughput import Estimated, History, KindRecord, Profiles, estimated
 from . import idle
 from .effects import Effects
 
@@ -29,6 +29,15 @@ class Experience:
         self.idle = Past()
         self._effects = effects
         self._request = request
+
+    def recover(
+        self, kinds: Iterable[KindRecord], ended: lengths.LengthsRecord | None, idle: Mapping[ServerId, Idle]
+    ) -> None:
+        """Take in the store's records: kinds of jobs, lengths of ended jobs (None: there are none), idle times of GPUs."""
+        self.throughput.recover(kinds)
+        if ended is not None:
+            self.lengths = lengths.recovered(ended)
+        self.idle = Past(idle)
 
     def estimate(self, now: float, job: Job, fewest: Ints, profiles: Profiles, on: str | None = None) -> Estimated:
         """Return the best estimate of the throughput of `job`. `fewest`: by share, the fewest servers that hold it.

@@ -78,6 +78,20 @@ class Jobs(Mapping[JobId, Job]):
 
     # -- membership
 
+    def recover(self, first_number: int, archived: Iterable[str]) -> None:
+        """Take in from the store below which number no new job begins, and the keys of all archived jobs."""
+        self.first_number = first_number
+        self.archive = Archive(archived)
+
+    def begin_after(self, highest: int) -> None:
+        """Give new jobs higher numbers than any known job; `highest`: of the jobs that are not in the archive."""
+        self.next_number = max(self.first_number, highest + 1, self.archive.highest_number + 1)
+
+    def submit(self, job: Job) -> None:
+        """Add a new job, which has the next number."""
+        self.next_number += 1
+        self.add(job)
+
     def add(self, job: Job, written: tuple[Submission, stored.Written | None] | None = None) -> None:
         """Add a job. `written`: the job's submission and record as the store holds them already."""
         self._adopt(job)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from msgspec import structs
 
 from ...protocol.messages import Acknowledged, HelloRefused, ToAgentFromController
-from ...protocol.model import CordonKind, GpuAddress, ServerId, Severity, WorkerId
+from ...protocol.model import CordonKind, GpuAddress, JobId, Server, ServerId, Severity, WorkerId
 from ...protocol.sparing import Sparing
 from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from ...scheduler.kinds import Demand, Stock, most_gpus
@@ -17,6 +21,7 @@ from ..records import (
     OVERRULED,
     REMOVED,
     AdoptionRecord,
+    Cordon,
     OverruleRecord,
     RemovalRecord,
     ServerRecord,
@@ -28,6 +33,9 @@ from .effects import Effects
 MORE_THAN_ANY_SESSION = 1 << 62  # a count of messages to an agent that no session reaches
 KEPT_REMOVALS = 1000  # removed servers with agents that ran at the removal
 KEPT_DEMANDS = 1000  # demands with a cached largest share
+KEPT_REFUSED = 1000  # agents whose refusal is remembered; the refusal of a forgotten one is reported again
+KEPT_MET = 4096  # noted workers of a server
+TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # rate limit for events of one server: burst, then one per interval (seconds)
 _NO_BARS: dict[int, Bar] = {}
 
 
@@ -90,6 +98,12 @@ class Servers:
         if before is None or not before.alive or before.server != session.server:
             self._request()
 
+    def greet(self, server: ServerId) -> bool:
+        """Await no hello of `server`, as it has come; return whether it was awaited."""
+        expected = server in self.awaited
+        self.awaited.discard(server)
+        return expected
+
     def heard_of(self, now: float, session: Session) -> None:
         """Renew the lease of the session's server at `now`."""
         session.last_heard_s = now
@@ -100,8 +114,7 @@ class Servers:
     def lose(self, session: Session) -> None:
         """Mark a server as lost, since its lease has expired."""
         name = session.server.server
-        session.alive = False
-        session.strays, session.unknown = {}, {}
+        session.lost()
         self.awaited.discard(name)
         self.leases.pop(name, None)
         self._request()
@@ -126,7 +139,73 @@ class Servers:
         if session.alive:
             self._request()
 
+    def leave_out(self, before: float, now: float) -> bool:
+        """Leave the time from `before` to `now`, in which the controller was absent, out of all leases and back-offs.
+
+        Returns whether any server has a lease.
+        """
+        waits = False
+        for name, session in self.sessions.items():
+            if session.alive or name in self.awaited:
+                session.last_heard_s = now  # all sessions, so the order by silence stays as it is
+                waits = True
+        for guest in self.guests.values():
+            guest.heard(guest.last_heard_s + now - before)
+        for health in (*self.health.values(), *self.gpu_health.values()):
+            health.leave_out(now - before)
+        return waits
+
+    # -- agents that are no members: those of other clusters, refused ones, and forgers
+
+    def put_guest(self, guest: Guest) -> Guest | None:
+        """Note a server of another cluster; return its state at its earlier hello, if there was one."""
+        before = self.guests.get(guest.server.server)
+        self.guests[guest.server.server] = guest
+        return before
+
+    def drop_guest(self, server: ServerId) -> None:
+        """Forget that `server` belonged to another cluster, as it joins this one."""
+        self.guests.pop(server, None)
+
+    def refuse(self, server: ServerId, agent: str) -> bool:
+        """Note a refused agent; return whether its refusal has to be reported: it is not remembered yet."""
+        if (server, agent) in self.refused:
+            return False
+        self.refused[server, agent] = None
+        if len(self.refused) > KEPT_REFUSED:
+            self.refused.popitem(last=False)
+        return True
+
+    def admit(self, server: ServerId, agent: str) -> None:
+        """Forget the refusal of an agent, so that a later one is reported again."""
+        self.refused.pop((server, agent), None)
+
+    def meet(self, server: ServerId, workers: Mapping[WorkerId, str]) -> None:
+        """Note the workers in the first hello of `server` to this controller, with the uids of their jobs."""
+        if server not in self.met:
+            self.met[server] = dict(islice(workers.items(), KEPT_MET))
+
+    def refuse_report(self, server: ServerId, what: str) -> Forgeries:
+        """Count a refused report of the agent of `server` about `what`; return all of them."""
+        found = self.forged.setdefault(server, Forgeries())
+        found.refused(what)
+        return found
+
     # -- records
+
+    def recover_adoption(self, server: ServerId, agent: str) -> None:
+        """Take in from the store that `server` with this agent is to be taken over."""
+        self.adopted[server] = agent
+
+    def recover_overruled(self, server: ServerId, record: OverruleRecord | None) -> None:
+        """Take in the store's record of the operators' decisions about `server`; the caller updates its bars."""
+        self.overruled.pop(server, None)
+        if record is not None:
+            self.overruled[server] = record
+
+    def recover_removals(self, removals: Mapping[ServerId, RemovalRecord]) -> None:
+        """Take in from the store which servers operators have removed while their agents ran."""
+        self.removed = dict(sorted(removals.items(), key=lambda one: one[1].since_s))
 
     def record(self, session: Session) -> None:
         """Record a server with the identity of its agent."""
@@ -248,18 +327,27 @@ class Servers:
 
     # -- failed starts
 
-    def start_failed(self, server: ServerId, reason: str) -> Health:
-        """Note why a start on `server` failed. Returns the server's health record; the caller may back off."""
-        health = self.health.setdefault(server, Health())
+    def start_failed(self, place: ServerId | GpuAddress, reason: str) -> Health:
+        """Note why a start on a server or GPU failed. Returns its health record; the caller may back off."""
+        health = self._health_of(place)
         health.reason = reason
         return health
+
+    def doubt(self, place: ServerId | GpuAddress, job: JobId, kind: str, owner: str) -> Health:
+        """Count a failure of a job's script at its start on a server or GPU; return the health record of that."""
+        health = self._health_of(place)
+        health.doubt(job, kind, owner)
+        return health
+
+    def _health_of(self, place: ServerId | GpuAddress) -> Health:
+        if isinstance(place, GpuAddress):
+            return self.gpu_health.setdefault(place, Health())
+        return self.health.setdefault(place, Health())
 
     def back_off(self, now: float, health: Health, suspected: bool, first_s: float = FIRST_SERVER_BACK_OFF_S) -> None:
         """Start nothing for a while where starts have failed, longer after each failure in a row: `first_s` at first (s)."""
         back_off_s = min(LONGEST_SERVER_BACK_OFF_S, first_s * 2.0 ** min(health.failures, 30))
-        health.failures += 1
-        health.suspected = suspected
-        health.until_s = now + back_off_s
+        health.back_off(now + back_off_s, suspected)
         self._request()
 
     def clear(self, server: ServerId) -> None:
@@ -267,19 +355,48 @@ class Servers:
         if self.health.pop(server, None) is not None:
             self._request()
 
+    def clear_gpu(self, gpu: GpuAddress) -> bool:
+        """Forget the failed starts on `gpu`; return whether there were any. The caller updates the bars of its server."""
+        return self.gpu_health.pop(gpu, None) is not None
+
     def end_back_offs(self, now: float) -> list[ServerId]:
         """End the back-offs that have expired. Returns the servers of single GPUs that may be tried again: the caller
         updates their bars."""
         for health in self.health.values():
-            if health.until_s is not None and now >= health.until_s:
-                health.until_s = None
+            if health.end_back_off(now):
                 self._request()
-        found = []
-        for gpu, health in self.gpu_health.items():
-            if health.until_s is not None and now >= health.until_s:
-                health.until_s = None
-                found.append(gpu.server)
-        return found
+        return [gpu.server for gpu, health in self.gpu_health.items() if health.end_back_off(now)]
+
+    def may_tell(self, now: float, server: ServerId) -> bool:
+        """Return whether an event about the GPUs of `server` may be reported now: of many only some are."""
+        return self.told_troubles.setdefault(server, Sparing(TOLD_AT_ONCE, TELL_INTERVAL_S)).lets(now)
+
+    # -- suppositions, in a copy for a trial decision
+
+    def suppose_cordons(self, server: ServerId, cordons: tuple[Cordon, ...]) -> None:
+        """Suppose that only these cordons of `server` stand."""
+        self.overruled[server] = structs.replace(self.overruled[server], cordons=cordons)
+        self.update_bars(server)
+
+    def suppose_mended(self, server: ServerId, gpu: int | None) -> None:
+        """Suppose a GPU, or the server as a whole (None), without its faults and failed starts."""
+        session = self.sessions[server]
+        kept = tuple(trouble for trouble in session.troubles if trouble.gpu != gpu)
+        self.sessions[server] = replace(session, troubles=kept)
+        if gpu is None:
+            self.health.pop(server, None)
+        else:
+            self.clear_gpu(GpuAddress(server=server, index=gpu))
+        self.update_bars(server)
+
+    def suppose_back(self, server: ServerId) -> None:
+        """Suppose that a lost server is connected, with no processes on it."""
+        self.sessions[server] = replace(self.sessions[server], alive=True, unknown={}, strays={})
+        self.update_bars(server)
+
+    def suppose_server(self, now: float, server: Server) -> None:
+        """Suppose a further server."""
+        self.sessions[server.server] = Session(server=server, alive=True, last_heard_s=now)
 
     # -- messages to agents
 
@@ -289,13 +406,13 @@ class Servers:
         if session is None or not session.alive:
             return
         if not isinstance(message, Acknowledged):
-            session.sent += 1
+            session.sends()
         self._effects.act(SendAgent(server, message, session.agent))
 
     def send_guest(self, guest: Guest, message: ToAgentFromController) -> None:
         """Send `message` to the agent of a server that belongs to another cluster."""
         if not isinstance(message, Acknowledged):
-            guest.sent += 1
+            guest.sends()
         self._effects.act(SendAgent(guest.server.server, message, guest.agent))
 
     def refuse_agent(self, server: ServerId, agent: str, reason: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from elasticd.controller import sessions
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
-from elasticd.controller.intake import guests, messages
+from elasticd.controller.intake import messages
 from elasticd.controller.jobs import reported
 from elasticd.controller.reconcile import orders
 from elasticd.controller.requests import acts, pending
@@ -142,7 +143,7 @@ def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_server_of_another_cluster_tells_of_no_ends_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "MAX_ENDED", 3)
+    monkeypatch.setattr(sessions, "MAX_ENDED", 3)
     world = World({"s1": 1})
     server = Server(server=ServerId("s9"), address="", gpus=())
     hello = AgentHello(

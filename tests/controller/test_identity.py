@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from elasticd.controller.events import AgentMessage
-from elasticd.controller.intake import joining
 from elasticd.controller.recovery import differences
+from elasticd.controller.state import servers
 from elasticd.protocol.messages import (
     AdoptServer,
     AgentHeartbeat,
@@ -121,7 +121,7 @@ def test_an_agent_that_has_been_taken_in_and_is_refused_again_is_told_of_again()
 
 
 def test_no_more_refused_agents_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "KEPT_REFUSED", 3)
+    monkeypatch.setattr(servers, "KEPT_REFUSED", 3)
     world = world_of()
     for number in range(9):
         world.say_hello(second_agent(world, f"s1-{number}"))
