@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TypeVar, assert_never
 
 import msgspec
 
@@ -68,14 +68,12 @@ from elasticd.protocol.model import (
 )
 
 from . import doubles
+from .ground import Ground
 from .operations import PROCESS, Crashed
 from .plan import Moment
 from .process import Process, State
 from .violation import Violation
 from .worker import Worker
-
-if TYPE_CHECKING:
-    from .cluster import World
 
 T = TypeVar("T")
 
@@ -112,7 +110,7 @@ class Agent(Process):
     """One server with its agent."""
 
     def __init__(
-        self, world: World, name: str, server: str, gpus: int, identity: str, kind: str = "", cores: int = 0
+        self, world: Ground, name: str, server: str, gpus: int, identity: str, kind: str = "", cores: int = 0
     ) -> None:
         """`server`: the agent's name in the protocol; `name`: the simulation's name of this machine; `kind`: the model of its
         GPUs, empty: CPU slots. `cores`: and as many GiB of memory, that it tells of; 0: none.
@@ -273,7 +271,7 @@ class Agent(Process):
     def _perform(self, action: Action) -> Event | None:
         match action:
             case SendController(message):
-                sent = self._world.to_controller(self, message)
+                sent = self._world.to_controller(self, self.server.server, message, self.identity)
                 if isinstance(message, AgentHello):
                     self.session = session_name(message.incarnation, message.number)
                     self._world.moment(Moment.HELLO)

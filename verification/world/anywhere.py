@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .cluster import World
 from .operations import How, Operation
 from .stage import ScenarioError, Stage, command
 from .violation import Violation
+from .world import World
 
 FOLDER = Path(__file__).parent / "lives"
 STORES = ("sqlite", "etcd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from elasticd.controller.events import (
     AgentMessage,
@@ -38,13 +38,11 @@ from elasticd.protocol.principals import Principal
 from elasticd.scheduler.scheduler import Scheduler
 
 from .disk import Disk
+from .ground import Ground
 from .operations import Crashed
 from .plan import Moment
 from .process import Process, State
 from .violation import Violation
-
-if TYPE_CHECKING:
-    from .cluster import World
 
 YEAR_S = 3.2e7
 COMPARE_EVERY = 50  # commits
@@ -65,7 +63,7 @@ _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, 
 class Controller(Process):
     """One controller, restarted by a supervisor."""
 
-    def __init__(self, world: World, disk: Disk, scheduler: Scheduler) -> None:
+    def __init__(self, world: Ground, disk: Disk, scheduler: Scheduler) -> None:
         super().__init__(world, "controller", "controller")
         self._world = world
         self._disk = disk
@@ -198,7 +196,7 @@ class Controller(Process):
                 case SendAgent(peer, message, identity):
                     self._send(peer, message, identity)
                 case ReplyClient(client, reply):
-                    self._world.users.answered(client, reply)
+                    self._world.answered(client, reply)
                 case Warn(text):
                     self._world.story.say(f"controller warns: {text}")
                 case Audit():
@@ -247,7 +245,7 @@ class Controller(Process):
             self._world.oracle.told(message)
             if isinstance(message, StartWorker):
                 self._check_start(peer, message)
-                self._world.cordons.starting(peer, message)
+                self._world.starting(peer, message)
         self.said.append((peer, message, identity))
         self._world.oracle.reigns(self.machine.term, self._reign)
         self._world.to_agent(peer, message, identity, self.machine.term)
@@ -305,9 +303,8 @@ class Controller(Process):
         return self._turn.trouble
 
     def from_agent(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
-        forger = self._world.taken_over.get(identity)
-        if isinstance(message, AgentHello) and forger is not None:
-            message = forger.hello(message, peer not in self.machine.cluster.servers.met)
+        if isinstance(message, AgentHello):
+            message = self._world.as_heard(message, identity, peer not in self.machine.cluster.servers.met)
         self.take(AgentMessage(peer, message, identity))
 
     def from_client(self, client: bytes, envelope: Envelope, who: Principal) -> None:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,11 +25,9 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId
 
 from .plan import Ending
+from .testbed import Testbed
 from .violation import Violation
-
-if TYPE_CHECKING:
-    from .cluster import World
-    from .worker import Worker
+from .worker import Worker
 
 MOVED_S = 40.0  # within which a job leaves a drained server, besides the times of its own script
 CALM_S = 20.0  # after a fault, before the next check
@@ -55,7 +52,7 @@ class _Said:
 class Cordons:
     """Checks cordons and drains at each request, answer and start."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Testbed) -> None:
         self._world = world
         self._said: dict[ServerId, _Said] = {}
         self._asked_s: dict[str, float] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,11 +16,9 @@ from elasticd.agent.events import Action, SendWorker
 from elasticd.protocol.messages import AgentHeartbeat, StatusReceived, ToControllerFromAgent, WorkerReport
 from elasticd.protocol.model import ServerId, WorkerPhase, WorkerStatus
 
+from .controller import Controller
 from .process import State
 from .violation import Violation
-
-if TYPE_CHECKING:
-    from .cluster import World
 
 PID = 999  # marks the second status
 INVARIANT = "of two statuses with one number the first counts"
@@ -31,16 +29,16 @@ def other_contents(status: WorkerStatus) -> WorkerStatus:
     return msgspec.structs.replace(status, pid=PID, phase=WorkerPhase.FINISHED, applied=10**6, saved=10**6)
 
 
-def doubled(world: World, call: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:
+def doubled(controller: Controller, call: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:
     """The call that delivers a duplicated message for the second time."""
-    if call == world.controller.from_agent:
+    if call == controller.from_agent:
         server, message, identity = arguments
         match message:
             case WorkerReport():
-                return partial(_again, world, server, _other(message), identity)
+                return partial(_again, controller, server, _other(message), identity)
             case AgentHeartbeat(reports=reports) if reports:
                 other = msgspec.structs.replace(message, reports=tuple(map(_other, reports)))
-                return partial(_again, world, server, other, identity)
+                return partial(_again, controller, server, other, identity)
     return partial(call, *arguments)
 
 
@@ -48,11 +46,10 @@ def _other(report: WorkerReport) -> WorkerReport:
     return msgspec.structs.replace(report, status=other_contents(report.status))
 
 
-def _again(world: World, server: ServerId, message: ToControllerFromAgent, identity: str) -> None:
+def _again(controller: Controller, server: ServerId, message: ToControllerFromAgent, identity: str) -> None:
     """Deliver a known status again, with other contents. Raises Violation if the controller uses it; unknown statuses are left
     out.
     """
-    controller = world.controller
     if controller.state is not State.RUNNING:
         return
     reports = message.reports if isinstance(message, AgentHeartbeat) else (message,)

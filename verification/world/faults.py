@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from elasticd.protocol.model import JobId, Severity
 from elasticd.protocol.model import Trouble as Hardship
 
 from . import strangers
+from .agent import Agent
+from .cluster import Cluster
 from .disk import Trouble
-from .forger import Forger
 from .oracle import LASTS_S
 from .plan import SLOWER, Fault, Kind
-from .zombies import Zombie
-
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .cluster import World
-    from .worker import Worker
+from .worker import Worker
 
 BETWEEN_BLACK_HOLES_S = 60.0  # within which a job that has failed on a black hole starts elsewhere
 DIES_AFTER_S = 0.3  # from a GPU's failure to the death of its worker
@@ -26,7 +21,7 @@ REBOOT_JUMP_S = 1800.0  # how far a controller's clock jumps ahead at a reboot
 LEASE_S = 10.0  # of a server; longer absences of its agent lose its workers
 
 
-def strike(world: World, number: int, fault: Fault, job: JobId | None = None) -> None:
+def strike(world: Cluster, number: int, fault: Fault, job: JobId | None = None) -> None:
     """Apply a fault now. `number`: its index in the plan. `job`: the job of the awaited moment, if any."""
     kind, for_s = fault.kind, fault.for_s
     agent = world.agents[fault.who % len(world.agents)]
@@ -49,8 +44,7 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
             if worker is not None and other.job == worker.job:
                 _strike_worker(world, other, replace(fault, kind=Kind.KILL_WORKER))
     elif kind is Kind.FORGE:
-        earlier = world.taken_over.get(agent.identity)
-        world.taken_over[agent.identity] = Forger(world, agent, world.timeline.now + for_s, earlier)
+        world.take_over(agent, for_s)
     elif kind is Kind.STRANGER:
         if worker is not None:
             strangers.speak(world, worker, fault.who)
@@ -92,7 +86,7 @@ _TROUBLES: dict[Kind, Severity] = {
 }
 
 
-def _trouble(world: World, agent: Agent, number: int, fault: Fault) -> None:
+def _trouble(world: Cluster, agent: Agent, number: int, fault: Fault) -> None:
     """The agent reports a hardware trouble. Only a dead GPU may cost steps."""
     gpu: int | None = fault.who // 8 % len(agent.server.gpus)
     if fault.kind is Kind.SERVER_BARRED:
@@ -140,7 +134,7 @@ _CONTROLLER = (
 )
 
 
-def _strike_controller(world: World, fault: Fault) -> None:
+def _strike_controller(world: Cluster, fault: Fault) -> None:
     controller, disk, for_s = world.controller, world.disk, fault.for_s
     world.oracle.controller_hit(for_s)
     match fault.kind:
@@ -159,7 +153,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
             world.after(for_s, controller.go_on, controller.life)
         case Kind.ZOMBIE:
             if controller.alive and not controller.trouble:
-                world.zombies.append(Zombie(world, for_s))
+                world.depose(for_s)
         case Kind.TEAR_COMMIT:
             disk.tear_next = fault.who % 2 == 0
         case Kind.JUMP_CLOCK:
@@ -183,7 +177,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
             world.operator_is_called()
 
 
-def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
+def _strike_worker(world: Cluster, worker: Worker, fault: Fault) -> None:
     world.oracle.disturbed(worker.job, LASTS_S if fault.kind is Kind.HANG_WORKER else fault.for_s)
     world.oracle.hit(worker.name, float("inf") if fault.kind is Kind.HANG_WORKER else fault.for_s)
     match fault.kind:
@@ -200,7 +194,7 @@ def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
             worker.hang()
 
 
-def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
+def _strike_server(world: Cluster, agent: Agent, fault: Fault) -> None:
     for_s = fault.for_s
     world.oracle.hit(agent.name, for_s)
     if fault.kind is not Kind.KILL_AGENT or for_s > LEASE_S / 2:
@@ -245,7 +239,7 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
             _cut(world, agent, fault)
 
 
-def _cut(world: World, agent: Agent, fault: Fault) -> None:
+def _cut(world: Cluster, agent: Agent, fault: Fault) -> None:
     others = ["controller"] if fault.kind is not Kind.CUT_PEERS else []
     if fault.who % 2 or fault.kind is Kind.CUT_PEERS:
         others += [other.host for other in world.agents if other is not agent]

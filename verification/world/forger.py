@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,19 +28,17 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import JobId, ServerId, WorkerId, WorkerPhase, WorkerStatus
 
+from .agent import Agent
+from .forged import PID, REASON
 from .plan import Fault, Kind, Plan
 from .process import State
+from .testbed import Testbed
 from .violation import Violation
-
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .cluster import World
 
 EVERY, SEEDS = 20, (5, 16)  # seeds with these remainders modulo EVERY: one of each weather
 FORGERIES = 4  # times that a server is compromised
 SHORTEST_S, LONGEST_S = 30.0, 120.0
 LIES_EVERY_S = 1.0
-PID, REASON = 666, "it is not so"  # marks a forgery
 STEP, GENERATION, NUMBER = 10**6, 10**5, 10**4
 NOTHING = "a forged report changes nothing"
 
@@ -66,7 +63,7 @@ def with_forger(plan: Plan) -> Plan:
 class Forger:
     """The attacker on a compromised server."""
 
-    def __init__(self, world: World, agent: Agent, until: float, earlier: Forger | None) -> None:
+    def __init__(self, world: Testbed, agent: Agent, until: float, earlier: Forger | None) -> None:
         """`earlier`: the previous attacker on the same server."""
         self._world, self._agent, self._until = world, agent, until
         agent.provokes = True
@@ -154,17 +151,10 @@ class Forger:
         )
 
 
-def forged(world: World, server: ServerId) -> int:
+def forged(world: Testbed, server: ServerId) -> int:
     """Number of reports of a server that the controller has rejected as forged."""
     found = world.controller.machine.cluster.servers.forged.get(server)
     return found.count if found is not None else 0
-
-
-def is_believed(job: Job) -> bool:
-    """Has a forgery entered the controller's state of a job?"""
-    entries = (*job.workers, *job.record.past)
-    told = any(status.pid == PID or status.note == REASON for status in job.statuses.values())
-    return told or any(entry.pid == PID or REASON in entry.reason for entry in entries)
 
 
 def _records(jobs: Mapping[JobId, Job]) -> dict[JobId, object]:

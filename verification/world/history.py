@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .cluster import World
 from .plan import Plan
 from .violation import Violation
+from .world import World
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING
 
 from elasticd.protocol.messages import (
     AdoptServer,
@@ -35,21 +34,19 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import CordonKind, JobId, WorkerId
 from elasticd.protocol.principals import Principal, Role
 
+from .people import NOT_OTHERS
 from .process import Process
+from .testbed import Testbed
 from .violation import Violation
-
-if TYPE_CHECKING:
-    from .cluster import World
 
 TRIES = 0.5  # probability that a user's request provokes an intruder
 INTRUDER = b"intruder"
-NOT_OTHERS = "nobody does what he may not"
 
 
 class Intruders(Process):
     """All intruders together."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Testbed) -> None:
         super().__init__(world, "intruders", "users")
         self._world = world
         self._waiting: dict[str, tuple[Principal, Request]] = {}
@@ -126,8 +123,3 @@ class Intruders(Process):
                 raise Violation(
                     "secrets are shown to who may act on the job", f"{who} sees {view.spec.env} of {view.job}"
                 )
-
-
-def is_intruders(request: str) -> bool:
-    """Is this the id of an intruder's request?"""
-    return request.startswith("intruder-")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from elasticd.controller.cluster import Cluster
 from elasticd.controller.events import Audit
-from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
-from elasticd.controller.jobs.job import KEPT_PAST_WORKERS, Job
+from elasticd.controller.jobs.job import Job
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
 from elasticd.controller.jobs.stored import States, whole_of, workers_of
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.records import JOBS, SUBMISSION, state_key, submission_key
-from elasticd.controller.remembered import KEPT_ANSWERS
-from elasticd.controller.requests.pending import MAX_PENDING_LOGS
-from elasticd.controller.state.history import KEPT_EVENTS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
     Cancelled,
@@ -40,9 +36,8 @@ from elasticd.protocol.model import GpuAddress, JobId, JobPhase, Notify, ServerI
 from elasticd.scheduler.amounts import Amounts, Need
 from elasticd.scheduler.kinds import Demand, GpuSort
 
-from .forger import is_believed
-from .intruders import NOT_OTHERS, is_intruders
-from .people import People
+from .forged import is_believed
+from .people import NOT_OTHERS, People, is_intruders
 from .plan import SLOWER, Ending, JobPlan
 from .plane import Group, Part
 from .story import Story
@@ -59,9 +54,6 @@ APART_S = 60.0  # within which an agent and a controller that are connected begi
 WELL_S = 25.0  # within which undisturbed workers apply a step, if a step does not take longer
 REVIEWED_S = 40.0  # within which a controller has reviewed all promises
 LONG_STEP_S = 60.0  # longer than a slow spell of a server; a step this long keeps the factor `SLOWER` to its end
-MOST_WORKERS = 64  # of one job: more than all GPUs of the cluster
-MOST = 256  # entries of a table of an agent or a worker
-MOST_BYTES = 256 << 10  # of a record, of a message
 STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # starts on one GPU within the window
 MOST_UNLIKE = 16  # newcomers of one job that differ, without a fixed share or a start from a checkpoint between them
 MISFITS_WITHIN_S, MOST_MISFITS = 120.0, 60  # likewise, within the window, that end while they receive the state
@@ -126,16 +118,13 @@ class _Known:
 class Oracle:
     """Checks each event against the invariants."""
 
-    def __init__(
-        self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], servers: int, people: People, cores: int
-    ) -> None:
+    def __init__(self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], people: People, cores: int) -> None:
         """`cores`: of each server, with as many GiB of memory; 0: these are not counted."""
         self._cores = cores
         self._noticed: set[tuple[JobId, str]] = set()  # jobs and events of which notices were delivered
         self._timeline = timeline
         self._people = people
         self._story = story
-        self._most_servers = servers
         self._plans = {plan.spec.name: plan for plan in plans}
         self._jobs: dict[JobId, _Known] = {}
         self._requests: dict[str, JobId] = {}
@@ -854,43 +843,6 @@ class Oracle:
         honest = [f"{name}: {found.last}" for name, found in cluster.servers.forged.items() if name not in liars]
         if honest:
             raise Violation("an honest server is believed", "; ".join(honest))
-
-    def sizes(self, cluster: Cluster) -> None:
-        """Every table of the controller is bounded."""
-        jobs = [job.record for job in cluster.jobs.values()]
-        bounds = {
-            "answers": (len(cluster.clients.answers), KEPT_ANSWERS),
-            "events": (len(cluster.history.events), KEPT_EVENTS),
-            "logs that are waited for": (len(cluster.clients.pending_logs), MAX_PENDING_LOGS),
-            "servers": (len(cluster.servers.sessions), self._most_servers),
-            "orders of a job": (max((len(job.orders) for job in jobs), default=0), KEPT_ORDERS),
-            "broken generations of a job": (max((len(job.broken) for job in jobs), default=0), KEPT_BROKEN),
-            "past workers of a job": (max((len(job.past) for job in jobs), default=0), KEPT_PAST_WORKERS),
-            "workers of a job": (max((len(job.workers) for job in cluster.jobs.values()), default=0), MOST_WORKERS),
-            "bytes of a record": (
-                max((len(record) for record in map(msgspec.msgpack.encode, jobs)), default=0),
-                MOST_BYTES,
-            ),
-            "processes that nobody wants": (
-                max((len(s.strays) for s in cluster.servers.sessions.values()), default=0),
-                64,
-            ),
-        }
-        over = [f"{count} {what}, at most {most}" for what, (count, most) in bounds.items() if count > most]
-        if over:
-            raise Violation("every table is bounded", "; ".join(over))
-
-    def bounded(self, who: str, sizes: Mapping[str, int], most: Mapping[str, int]) -> None:
-        """Check the table sizes of an agent or a worker. `most`: limits other than `MOST`."""
-        over = [f"{size} {what}" for what, size in sizes.items() if size > most.get(what, MOST)]
-        if over:
-            raise Violation("every table is bounded", f"{who}: {'; '.join(over)}")
-
-    def weighed(self, message: msgspec.Struct) -> None:
-        """A message is sent between the controller and an agent; its size is limited."""
-        size = len(msgspec.msgpack.encode(message))
-        if size > MOST_BYTES:
-            raise Violation("every message is bounded", f"{size} bytes, at most {MOST_BYTES}: {message}"[:200])
 
     def well(self, well: Collection[str]) -> None:
         """Undisturbed jobs with an undisturbed controller make progress. `well`: workers that could train."""

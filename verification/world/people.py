@@ -30,7 +30,13 @@ USERS = ("alice", "bob", "carol")
 OPERATOR = Principal(role=Role.OPERATOR, name="olga", account="olga")
 SAID_USER = "root"  # the user name that each client claims
 SECRETS = {"TOKEN": "secret"}  # in the environment of each job
+NOT_OTHERS = "nobody does what he may not"
 OPERATOR_ACTS = 3  # one of so many acts on jobs is the operator's
+
+
+def is_intruders(request: str) -> bool:
+    """Is this the id of an intruder's request?"""
+    return request.startswith("intruder-")
 
 
 def user(name: str) -> Principal:

@@ -24,10 +24,10 @@ from elasticd.protocol.model import (
     Processes,
 )
 
-from .cluster import World
 from .faults import strike
 from .plan import CONNECT_S, LIMITS, TYPES, WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
 from .worker import Worker
+from .world import World
 
 FAULTS: dict[str, Kind] = {
     "kill controller": Kind.KILL_CONTROLLER,

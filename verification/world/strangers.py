@@ -5,22 +5,18 @@ Messages of stale or foreign peers change no record of any job.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from elasticd.controller.events import AgentMessage
 from elasticd.controller.jobs.records import JobRecord
 from elasticd.protocol.messages import AgentHeartbeat, ToControllerFromAgent, WorkerExit, WorkerReport
 from elasticd.protocol.model import JobId, ServerId, WorkerId, WorkerPhase, WorkerStatus
 
 from .process import State
+from .testbed import Testbed
 from .violation import Violation
-
-if TYPE_CHECKING:
-    from .cluster import World
-    from .worker import Worker
+from .worker import Worker
 
 
-def speak(world: World, worker: Worker, who: int) -> None:
+def speak(world: Testbed, worker: Worker, who: int) -> None:
     """A foreign agent reports on a running worker. Raises Violation if a job's record changes."""
     controller = world.controller
     if controller.state is not State.RUNNING or controller.trouble:
@@ -62,5 +58,5 @@ def _lie(worker: Worker, who: int) -> ToControllerFromAgent:
     return lies[who // 7 % len(lies)]
 
 
-def _records(world: World) -> dict[JobId, JobRecord]:
+def _records(world: Testbed) -> dict[JobId, JobRecord]:
     return {name: job.record for name, job in world.controller.machine.cluster.jobs.items()}

@@ -5,7 +5,6 @@ request until it is answered, as `elasticctl` does.
 from __future__ import annotations
 
 from dataclasses import replace as replace_in
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -34,15 +33,14 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import CordonKind, GpuAddress, JobId, ResumeFrom, ServerId
 from elasticd.protocol.principals import Principal
 
-from .intruders import INTRUDER
+from .agent import Agent
+from .cordons import Cordons
+from .intruders import INTRUDER, Intruders
 from .people import SAID_USER, SECRETS
 from .plan import POLICIES, JobPlan, Moment
 from .process import Process
+from .testbed import Testbed
 from .violation import Violation
-
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .cluster import World
 
 REPEAT_S = 2.0
 SAME_OWNER = 64  # names to try for one with the same owner
@@ -55,9 +53,9 @@ ASK_AGAIN_S = 10.0  # after a refusal for a reason of the cluster
 class Users(Process):
     """All users together."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Testbed, cordons: Cordons, intruders: Intruders) -> None:
         super().__init__(world, "users", "users")
-        self._world = world
+        self._world, self._cordons, self._intruders = world, cordons, intruders
         self.answers_by_id: dict[str, Answer] = {}
         self.waiting: dict[str, tuple[Envelope, Principal]] = {}
         self._asked: dict[str, str] = {}  # by request id: the controller's key of the answered request
@@ -199,10 +197,10 @@ class Users(Process):
         if self._world.story.on:
             self._world.story.say(f"users ask: {name}" + (f", {who}" if self._world.people.users else ""))
         self.waiting[name] = Envelope(id=name, request=request), who
-        self._world.cordons.asked(name, request)
+        self._cordons.asked(name, request)
         self._world.moment(Moment.REQUEST)
         self._repeat(name)
-        self._world.intruders.watch(name, request, who)
+        self._intruders.watch(name, request, who)
 
     def _repeat(self, name: str) -> None:
         if name not in self.waiting:
@@ -220,7 +218,7 @@ class Users(Process):
     def answered(self, client: bytes, reply: Reply) -> None:
         """The controller answers. All that the answer promises must be in the store."""
         if client == INTRUDER:
-            self._world.intruders.answered(reply)
+            self._intruders.answered(reply)
             return
         if isinstance(reply.answer, Refused) and reply.answer.in_doubt:
             return  # the answer follows
@@ -234,7 +232,7 @@ class Users(Process):
         self._world.oracle.answered(request, reply, self._world.stored(reply), self._asked.get(reply.id, ""))
         if client == AGAIN:
             return
-        self._world.cordons.answered(reply.id, request, reply.answer)
+        self._cordons.answered(reply.id, request, reply.answer)
         self.answers_by_id[reply.id] = reply.answer
         if isinstance(request, Pause):
             self._paused(reply.id)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, assert_never
+from dataclasses import replace
+from typing import Protocol, assert_never
 
 from elasticd.agent.events import StopSignal
 from elasticd.protocol import exits
@@ -25,47 +25,46 @@ from elasticd.protocol.messages import (
     ToWorkerFromAgent,
     WriteCheckpoint,
 )
-from elasticd.protocol.model import Determinism, GpuAddress, WorkerId, WorkerPhase
+from elasticd.protocol.model import Determinism, GpuAddress, WorkerId, WorkerPhase, WorkerStatus
 from elasticd.protocol.times import BUILD_TIMEOUT_S
 from elasticd.worker import events as w
-from elasticd.worker.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
+from elasticd.worker.lineages import newest_first, overtaken_by, superfluous, taken_over
 from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.training.stragglers import NOT_MEASURED, packed
 
+from .ground import Checkpoint, Ground
 from .oracle import LASTS_S
 from .plan import PACES, Ending, Moment
 from .plane import BROKEN_BUILD, Carried, Group, Part, Result
 from .process import Process, State
-
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .cluster import World
 
 LOAD_S = 0.3  # to read a checkpoint
 SCRIPT_S = 0.001  # of the script's code between two steps
 COME_OUT_S = 0.002  # to return from an abandoned communicator
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on storage that all servers share."""
+class Host(Protocol):
+    """The server of a worker, as the worker sees it."""
 
-    step: int
-    state: int
-    epoch: int
-    generation: int
-    agreed: int = -1
+    host: str
+    gpu_name: str
+    storage_hidden: bool
+    storage_hangs: bool
+    disk_full: bool
 
-    @property
-    def name(self) -> Name:
-        """The name that the product's rules use."""
-        return Name.of(self.generation, self.step)
+    def gpu(self, index: int) -> GpuAddress: ...
+
+    def hear(self, worker: Worker, status: WorkerStatus) -> None:
+        """Receive a worker's status."""
+
+    def process_ended(self, worker: Worker, code: int | None, reason: str) -> None:
+        """A worker's process has ended."""
 
 
 class Worker(Process):
     """One worker."""
 
-    def __init__(self, world: World, agent: Agent, start: StartWorker) -> None:
+    def __init__(self, world: Ground, agent: Host, start: StartWorker) -> None:
         super().__init__(world, start.worker, agent.host)
         self._world, self._agent, self._start = world, agent, start
         self.job = start.job
@@ -75,7 +74,7 @@ class Worker(Process):
         self._script = world.scripts[start.job.rpartition("-")[0]]
         self._pid = world.next_pid()
         self._address = f"{start.worker}@{agent.host}/{self._pid}"
-        world.addresses[self._address] = self
+        world.addresses[self._address] = self, self.from_follower
         self._machine: WorkerMachine | None = None  # from elastic.join() on
         self._followers: dict[WorkerId, Worker] = {}
         self._built: dict[tuple[int, int], Group] = {}
@@ -236,9 +235,9 @@ class Worker(Process):
         world = self._world
         match action:
             case w.SendLeader(address, message):
-                leader = world.addresses.get(address)
-                if leader is not None:
-                    world.network.send(self, leader, leader.from_follower, message, self, peers=True)
+                if (found := world.addresses.get(address)) is not None:
+                    leader, hears = found
+                    world.network.send(self, leader, hears, message, self, peers=True)
             case w.SendFollower(worker, message):
                 follower = self._followers.get(worker)
                 if follower is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from elasticd.controller.events import Action, AgentMessage, SendAgent, TimePassed
 from elasticd.protocol.messages import AgentHello, ToAgentFromController, ToControllerFromAgent
@@ -23,9 +22,7 @@ from elasticd.protocol.model import ServerId
 
 from .plan import Fault, Kind, Plan
 from .process import Process, State
-
-if TYPE_CHECKING:
-    from .cluster import World
+from .testbed import Testbed
 
 EVERY, SEEDS = 20, (10, 13)  # seeds with these remainders modulo EVERY: one of each weather
 ZOMBIES = 4
@@ -52,8 +49,8 @@ def with_zombies(plan: Plan) -> Plan:
 class Zombie(Process):
     """A copy of the controller that has just run; its successor begins soon."""
 
-    def __init__(self, world: World, for_s: float) -> None:
-        super().__init__(world, f"zombie{len(world.zombies)}", "zombie")
+    def __init__(self, world: Testbed, number: int, for_s: float) -> None:
+        super().__init__(world, f"zombie{number}", "zombie")
         controller = world.controller
         self._world = world
         self._machine, self.term = controller.machine, controller.machine.term
