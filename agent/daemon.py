@@ -54,7 +54,7 @@ from .checks import Checks
 from .commands import Commands
 from .config import AgentConfig
 from .controllers import Controllers
-from .disk import Disk, Rules, load_identity, located
+from .disk import Disk, Rules, load_identity
 from .environment import Surroundings, common_environment
 from .errands import NOBODY, Errands, Newest
 from .events import (
@@ -87,6 +87,7 @@ from .events import (
 )
 from .forkserver.client import WarmProcesses
 from .health import CheckFailed
+from .interpreters import located
 from .isolation import Isolation
 from .lines import WorkerLines, let_pass
 from .logfiles import JobFiles, not_read

@@ -41,6 +41,7 @@ from .cgroups import Cgroups, Limits, remove
 from .devices import Devices
 from .environment import DEFAULT_PATH, Surroundings, beside, environment, visible_gpus, without_first_line
 from .identity import Identity
+from .interpreters import find_interpreter, have_changed
 from .lines import let_pass
 from .logfiles import JobFiles, read_piece, read_small
 from .rooms import Rooms, hidden
@@ -54,13 +55,8 @@ IDENTITY_FILE = "identity.json"
 OWNER_NOTE = "account"
 SNAPSHOT = "code-"  # prefix of a directory with the files that a job runs in
 MAX_RECORD_BYTES = 1 << 20  # a command line may be long
-UNREADABLE = (
-    OSError,
-    PeerError,
-    msgspec.MsgspecError,
-    ValueError,
-    RecursionError,
-)  # text that is none, a depth without end
+# ValueError: text that is none; RecursionError: a depth without end.
+UNREADABLE = (OSError, PeerError, msgspec.MsgspecError, ValueError, RecursionError)
 LEFT = "processes of it are left, which the kernel has not ended yet: its GPU is not free"
 LOG_BYTES = 256 << 20
 UMASK = 0o022  # of workers of other accounts
@@ -223,7 +219,7 @@ class Disk:
         if asked is None or found is None:
             return None
         key = warm_key.key_of(found, without_first_line(made), account.uid, room)
-        return Forkable(found, key, asked, outdated=_changed(watched.get(key, {})))
+        return Forkable(found, key, asked, outdated=have_changed(watched.get(key, {})))
 
     def write_down(self, start: StartWorker, prepared: Prepared) -> Record | Failed:
         """Write the record of a worker about to start, and create its directories other than checkpoints."""
@@ -793,32 +789,6 @@ def is_over(process: int) -> bool:
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def find_interpreter(program: str, environment: Mapping[str, str], workdir: str) -> Interpreter | None:
-    """Return the program that exec would find in `workdir`; None if there is none, or a relative PATH entry comes first."""
-    if "/" in program:
-        found = os.path.join(workdir, program)
-        return located(found) if os.access(found, os.X_OK) else None
-    for directory in environment.get("PATH", "").split(":"):
-        if not directory.startswith("/"):
-            return None
-        found = os.path.join(directory, program)
-        if os.path.isfile(found) and os.access(found, os.X_OK):
-            return located(found)
-    return None
-
-
-def located(executable: str) -> Interpreter:
-    """Return the interpreter at an absolute path."""
-    return Interpreter(executable, os.path.realpath(os.path.dirname(executable)), os.path.realpath(executable))
-
-
-def _changed(files: Mapping[str, int]) -> bool:
-    try:
-        return any(os.stat(path).st_mtime_ns != changed for path, changed in files.items())
-    except (OSError, ValueError):  # ValueError: a name from an untrusted process that is no path
-        return True
 
 
 def _of(record: Record) -> dict[str, object]:

@@ -40,9 +40,10 @@ from .. import launcher, privileges
 from ..accounts import Account, acting_as
 from ..cgroups import WARM, Cgroups, remove
 from ..devices import Devices
-from ..disk import SHIM_ENVIRONMENT, UMASK, Failed, Forkable, drop_orders, located
+from ..disk import SHIM_ENVIRONMENT, UMASK, Failed, Forkable, drop_orders
 from ..environment import DEFAULT_PATH
 from ..errands import NOBODY, Errands
+from ..interpreters import located
 from ..warm_key import Interpreter, WarmKey, key_of
 from . import server
 from .pool import End, Make, Stock

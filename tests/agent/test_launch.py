@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.agent.disk import find_interpreter, located
+from elasticd.agent.interpreters import find_interpreter, located
 from elasticd.agent.warm_key import Interpreter, Launch, key_of, parse
 
 BUFFERED = {"PATH": "/bin"}

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent.accounts import own_account
-from elasticd.agent.disk import Failed, located
+from elasticd.agent.disk import Failed
 from elasticd.agent.forkserver import client
+from elasticd.agent.interpreters import located
 from elasticd.agent.warm_key import key_of
 
 

@@ -15,11 +15,12 @@ import pytest
 
 from elasticd.agent import shim
 from elasticd.agent.accounts import own_account
-from elasticd.agent.disk import Disk, located
+from elasticd.agent.disk import Disk
 from elasticd.agent.environment import Surroundings, common_environment
 from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
 from elasticd.agent.forkserver.client import WarmProcesses
+from elasticd.agent.interpreters import located
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
 from elasticd.ctl import leftovers

@@ -9,8 +9,9 @@ import pytest
 
 from verification.world import planted
 from verification.world.campaign import Journal, OtherCampaign, Settings
+from verification.world.drawing import Shape, draw
 from verification.world.history import Outcome, play, shrink
-from verification.world.plan import WEATHERS, Shape, draw
+from verification.world.plan import WEATHERS
 from verification.world.world import World
 
 ROOT = Path(__file__).parents[2]

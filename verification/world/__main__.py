@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .campaign import ROOT, Journal, OtherCampaign, Settings, cores, first_failures, run
+from .drawing import Shape
 from .history import Outcome, play, shrink
-from .plan import STORM_S, WEATHERS, Plan, Shape
+from .plan import STORM_S, WEATHERS, Plan
 
 WEEK_S = 7 * 86400.0
 SHOWN = 5  # kinds of failures for which the shortest story is searched

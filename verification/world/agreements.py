@@ -15,7 +15,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from .plan import BAD_LINES, Contract, Ending, Fault, Kind, Moment, Plan
+from .drawing import BAD_LINES
+from .plan import Contract, Ending, Fault, Kind, Moment, Plan
 
 EVERY, SEEDS = 40, (21, 22, 23)  # seeds with these remainders modulo EVERY
 BREAKS, BUILDS, RESIZES = 20, 20, 16  # numbers of: failures; communicators that are not built; resizes by users

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from .agreements import with_agreements
 from .disasters import with_disasters
+from .drawing import Shape, draw
 from .forger import with_forger
 from .history import Outcome, play
-from .plan import WEATHERS, Plan, Shape, draw
+from .plan import WEATHERS, Plan
 from .zombies import with_zombies
 
 CHUNK = 4  # histories per task of a process
