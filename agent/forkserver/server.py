@@ -76,17 +76,22 @@ def unfit() -> str | None:
 
 
 def load(prelude: str) -> types.ModuleType:
-    """Import `prelude` and call its `prepare`, at low priority where the priority can be raised again."""
+    """Do `import_prelude`, at low priority where the priority can be raised again."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     before = os.getpriority(os.PRIO_PROCESS, 0)
     if _may_return_to(before):
         os.setpriority(os.PRIO_PROCESS, 0, max(before, NICE_WHILE_LOADING))
     try:
-        module = importlib.import_module(prelude)
-        module.prepare()
+        return import_prelude(prelude)
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+def import_prelude(prelude: str) -> types.ModuleType:
+    """Import `prelude`, call its `prepare`, and make this process ready to fork."""
+    module = importlib.import_module(prelude)
+    module.prepare()
     _try_fork()
     gc.collect()
     gc.freeze()  # a collection in a child would otherwise write to, and so copy, all its pages

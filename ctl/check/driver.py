@@ -20,7 +20,8 @@ import msgspec
 
 from ...protocol.rehearsal import REMEDY, VARIABLE, Errand
 from .notes import Notes
-from .parts import Part
+from .parts import FIRST, Part
+from .warm import Forked, Warm, can_fork
 
 POLL_S = 0.02
 OTHERS_END_WITHIN_S = 5.0  # after one has failed
@@ -83,12 +84,16 @@ class Driver:
         """turned: called at every turn of a wait."""
         self._script = script
         self._turned = turned
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, subprocess.Popen[bytes] | Forked] = {}
+        self._warm: Warm | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Driver:
         scratch = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="elasticctl-check-"))
         self._scratch = Path(scratch)
+        if can_fork(self._script.command):
+            self._warm = Warm(self._script.command[0], self._script.directory, self._environment())
+            self._stack.callback(self._warm.close)
         self._stack.callback(self._end_all)
         self._stack.enter_context(_terminated_as_interrupted())
         return self
@@ -134,25 +139,34 @@ class Driver:
         )
         path = directory / f"{worker}.errand"
         path.write_bytes(msgspec.json.encode(errand))
-        environment = {
-            **script.environment,
-            VARIABLE: str(path),
-            "PYTHONHASHSEED": str(part.hash_seed),
-            "PYTHONFAULTHANDLER": "1",
-            "PYTHONUNBUFFERED": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        }
-        with open(directory / f"{worker}.log", "wb") as log:
+        log = directory / f"{worker}.log"
+        log.touch()
+        environment = {**self._environment(part.hash_seed), VARIABLE: str(path)}
+        if self._warm is not None and part.hash_seed == FIRST.hash_seed:
+            forked = self._warm.start(script.command, script.directory, environment, log)
+            if forked is not None:
+                self._running[worker] = forked
+                return
+        with open(log, "ab") as output:
             self._running[worker] = subprocess.Popen(
                 script.command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=script.directory,
                 env=environment,
                 start_new_session=True,
             )
+
+    def _environment(self, hash_seed: int = FIRST.hash_seed) -> dict[str, str]:
+        return {
+            **self._script.environment,
+            "PYTHONHASHSEED": str(hash_seed),
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }
 
     def _wait(self, outcome: Outcome, directory: Path) -> None:
         """Wait until all workers of a stage have ended, or until one has failed and the others had a limited time to
