@@ -10,7 +10,9 @@ replicas apply the same wrong gradient.
 *When.* In the second step of a generation with new workers, before these host any virtual worker, and in the eight steps
 after it if their scripts lack a value that may matter; soon after, in steps that become rarer; and then in one of 256
 steps, or of 16 if they lack such a value, drawn from the seed. All workers know these steps, so a check needs no message
-in other steps.
+in other steps. Two more checks follow when a worker has told the others that a value which matters by the script's source
+has begun to change (`_notice_changes`): bodies of the first one leave other values on a worker that has run one more, and
+the second one compares them.
 
 *How.* The loop gives the script the checked batch before its own batches, under the same seeds. Nothing of that body
 counts for gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as a letter of the step
@@ -67,6 +69,8 @@ SOON = frozenset({2, 4, 8, 16, 32, 64, 128})
 # otherwise. The latter costs the holders' time, which is bounded (s).
 PROVEN_AFTER, PROVEN_LATE, PROOF_S = 2, 10, 60.0
 SHARE = 200  # the time between two looks of later checks, in times of one look
+SHARE_OF_EPOCH = 20  # the same, for the look in each epoch's second step: many values begin to change with an epoch
+CHECKS_OF_A_CHANGE = 2
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
@@ -113,6 +117,11 @@ class CrossCheck:
         self._virtual_worker: int | None = None  # the virtual worker that is checked in this step
         self._computed = False  # whether this worker has computed the checked micro-batch
         self._looked_at_s, self._look_took_s = 0.0, 0.0  # the last look of a check that is no proof
+        self._noticed_at_s, self._notice_took_s = 0.0, 0.0  # the last look for values that begin to change
+        self._passes, self._is_second = 0, False  # over the batches; whether the next step is the epoch's second
+        self._changing: frozenset[str] = frozenset()  # names that have been seen to change in this generation
+        self._wants_checks = False  # one that matters has begun to, which the others do not know yet
+        self._checks_due = 0
         self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # looks of the workers that have taken one, by rank
         self._look: list[Any] | None = None  # this worker's `Looking.plain` at the beginning of such a step
         self._samples = 0
@@ -132,6 +141,7 @@ class CrossCheck:
         self._begun = 0
         self._proven_after, self._extends_proofs = PROVEN_AFTER, entered.extends_proofs
         self._watched = False
+        self._changing, self._wants_checks, self._checks_due = frozenset(), False, 0
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
         self._virtual_worker = None
 
@@ -153,13 +163,16 @@ class CrossCheck:
         self._proving = bool(self._newcomers) and begun < self._proven_after
         if self._proving and begun == 1:
             self._proof_begun_s = time.monotonic()
+        due, self._checks_due = self._checks_due > 0, max(0, self._checks_due - 1)
+        if not self._proving and by_name:
+            self._notice_changes()
         every = min(EVERY, WATCHED_EVERY) if self._watched else EVERY
-        if not self._proving and begun not in SOON and drawn % every:
+        if not self._proving and not due and begun not in SOON and drawn % every:
             return None
         if self._proving and begun == 1 and by_name and (self._rank in self._newcomers or self._rank == self._giver):
             self._look = self._looking.plain(sys._getframe())
         if not self._proving and by_name and self._rank in self._two_to_compare(drawn):
-            self._look_for_drift(soon=begun in SOON)
+            self._look_for_drift(soon=due or begun in SOON)
         candidates = [each for each in range(micro_batches) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // EVERY % len(candidates)]
         return self._virtual_worker
@@ -179,6 +192,21 @@ class CrossCheck:
         self._look = self._looking.plain(sys._getframe())
         self._looked_at_s = time.monotonic()
         self._look_took_s = self._looked_at_s - began_s
+
+    def _notice_changes(self) -> None:
+        """Look whether a value that matters has begun to change on this worker, as far as the time allows."""
+        began_s, passes = time.monotonic(), self._looking.passes
+        second, self._is_second = self._is_second and passes == self._passes, passes != self._passes
+        self._passes = passes
+        share = SHARE_OF_EPOCH if second else SHARE
+        if began_s - self._noticed_at_s < share * self._notice_took_s:
+            return
+        changed = self._looking.changed(sys._getframe())
+        news = [each for each in changed if each.name not in self._changing]
+        self._changing |= {each.name for each in news}
+        self._wants_checks |= any(map(self._looking.matters, news))
+        self._noticed_at_s = time.monotonic()
+        self._notice_took_s = self._noticed_at_s - began_s
 
     @property
     def probes(self) -> bool:
@@ -209,7 +237,7 @@ class CrossCheck:
 
     def wants(self, part: Part) -> bool:
         self._remarks.bodies_have_run(part.step)
-        return self._virtual_worker is not None
+        return self._virtual_worker is not None or self._wants_checks
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return False
@@ -217,13 +245,22 @@ class CrossCheck:
     def letter(self, part: Part) -> Any:
         entries = [(SAMPLES, self._samples, ""), (GRADIENT, self._gradient, "")] if self._computed else None
         in_time = time.monotonic() - self._proof_begun_s < PROOF_S
-        return {"entries": entries, "look": self._look, "draws": [self._drawn, self._asked], "in_time": in_time}
+        wants, self._wants_checks = self._wants_checks, False
+        return {
+            "entries": entries,
+            "look": self._look,
+            "draws": [self._drawn, self._asked],
+            "in_time": in_time,
+            "wants": wants,
+        }
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         """Compare the letters. Raises CommunicatorBroken if the others are to continue without a worker that differs."""
+        told = {rank: letter for rank, letter in enumerate(letters) if letter is not None}
+        if any(letter["wants"] for letter in told.values()):
+            self._checks_due = CHECKS_OF_A_CHANGE
         if self._virtual_worker is None:
             return
-        told = {rank: letter for rank, letter in enumerate(letters) if letter is not None}
         looks = {rank: letter["look"] for rank, letter in told.items()}
         self._looks = {rank: self._looking.of_plain(look) for rank, look in looks.items() if look is not None}
         self._draws = {rank: tuple(letter["draws"]) for rank, letter in told.items() if letter["entries"]}
@@ -235,6 +272,7 @@ class CrossCheck:
             self._remark_on_looks()
             self._extend_proof(bool(told[self._giver]["in_time"]))
         elif not self._proving:
+            self._refuse_drift(part.step)
             self._remark_on_drift()
 
     def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
@@ -424,6 +462,24 @@ class CrossCheck:
             names = self._names[giver], self._names[rank]
             self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
 
+    def _refuse_drift(self, step: int) -> None:
+        """End the job's workers if the bodies of two have changed the dataset in different ways: samples depend on it.
+
+        Called by all workers in the same step. Entries that only one of two mappings has do not count: of a cache.
+        """
+        if self._giver not in self._looks:
+            return
+        given = self._looks[self._giver][0]
+        for rank in sorted(self._looks.keys() - {self._giver}):
+            found = [each for each in self._looking.lost(given, self._looks[rank][0]) if not _is_of_a_mapping(each)]
+            found = [each for each in found if self._looking.is_changed_data(each)]
+            if found:
+                names = self._names[self._giver], self._names[rank]
+                self.disagree(
+                    f"step {step}: {self._workers[rank]} differs from {self._workers[self._giver]} in what the loop has "
+                    f"changed in the dataset; {self._looking.sentences(found, names)}"
+                )
+
     def _remark_on_drift(self) -> None:
         """Remark on values that the bodies of two workers have changed in different ways."""
         if self._rank != self._giver or self._rank not in self._looks:
@@ -461,3 +517,12 @@ class CrossCheck:
     def names(self) -> list[str]:
         """Names of the workers, by rank."""
         return self._names
+
+
+def _is_of_a_mapping(difference: Difference) -> bool:
+    """Return whether one worker lacks an entry, or the value is a mapping, whose entries may be those of a cache."""
+    return None in (difference.ones, difference.others) or difference.node.type in (
+        "dict",
+        "OrderedDict",
+        "defaultdict",
+    )

@@ -55,6 +55,7 @@ class Looking:
     _environment: tuple[str, ...] = ()  # variables of the environment that the script mentions
     _bound: frozenset[str] = frozenset()
     _begun: Reach | None = None
+    passes: int = 0  # over the batches, begun so far
     _derived: frozenset[str] = frozenset()  # variables that code at an epoch's beginning computes in each epoch
     _epoch: Reach | None = None  # the values of `_derived` when the present pass began
     _slice: Slice | None = None  # of the gradient; made when first used
@@ -76,6 +77,7 @@ class Looking:
         Before the first pass no loop body has run: the script's values of that time are kept.
         """
         frame = loop_frame(frame, self._code)
+        self.passes += 1
         if self._begun is None:
             before, self._bound = self._bound, (self._bound | names_bound(frame)) - self._sources.temporaries()
             self._bound |= self._sources.sometimes
@@ -228,12 +230,13 @@ class Looking:
             self._slice = Slice(self._sources.trees, scope)
         return self._slice
 
+    def changed(self, frame: FrameType | None) -> list[Difference]:
+        """Return the values that the loop has changed since it began. frame: as for `now`."""
+        return [] if self._begun is None else differences(self._begun, self.now(frame))
+
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
-        """Return the values of the dataset that the loop has changed since it began. frame: as for `now`."""
-        if self._begun is None:
-            return []
-        found = differences(self._begun, self.now(frame))
-        return [each for each in found if _is_of_data(each)]
+        """Return those of the dataset."""
+        return [each for each in self.changed(frame) if _is_of_data(each)]
 
     def places(self, found: Sequence[Difference]) -> str:
         """Return these names, each with the line that changes it."""

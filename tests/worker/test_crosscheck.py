@@ -116,16 +116,33 @@ def test_a_newcomer_joins_though_a_cache_and_scratch_memory_of_the_loss_differ(t
     assert outcome.states == dict.fromkeys(range(2), alone(train, tmp_path, "cache_and_scratch_memory"))
 
 
-def test_data_that_the_bodies_of_workers_change_in_different_ways_are_told_while_both_train(
+def test_workers_whose_bodies_change_the_data_in_different_ways_end_before_the_next_epoch(
     tmp_path: Path, train: Any
 ) -> None:
     outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="changes_the_dataset_later")
-    assert outcome.codes == [0, 0], outcome.told
+    assert outcome.codes == [exits.DISAGREED, exits.DISAGREED], outcome.told
     assert re.search(
-        r"data\.weights is .* on w\.0 and .* on w\.1 \(unlike_cases\.py:\d+\); .* Both have trained from the same state, so "
-        r"the result depends on the number of workers",
+        r"w\.1 on \S+ differs from w\.0 on \S+ in what the loop has changed in the dataset; data\.weights is .* on w\.0 and "
+        r".* on w\.1 \(unlike_cases\.py:\d+\); .*set_epoch\(epoch\)",
         outcome.told,
     ), outcome.told
+
+
+def test_a_value_that_is_saved_is_named_soon_after_it_begins_to_change(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="averages_from_an_epoch_on")
+    assert re.search(
+        r"UserWarning: count is \d+ on w\.0 and \d+ on w\.1 \(unlike_cases\.py:\d+\).*Both have trained from the same state",
+        outcome.told,
+    ), outcome.told
+    first = re.search(r"count is (\d+) on w\.0 and (\d+) on w\.1", outcome.told)
+    assert first is not None
+    assert max(map(int, first.groups())) <= 16, "named more than four steps late"
+
+
+def test_a_dataset_s_cache_that_the_loop_fills_is_no_difference(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="fills_a_cache_of_the_dataset")
+    assert outcome.codes == [0, 0], outcome.told
+    assert outcome.states == dict.fromkeys(range(2), alone(train, tmp_path, "fills_a_cache_of_the_dataset"))
 
 
 @pytest.mark.cluster

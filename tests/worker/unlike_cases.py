@@ -173,6 +173,48 @@ def changes_the_dataset_later(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+class Featured(Points):
+    """Computes features, or has those that the loop has put down for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.features.get(index, 2 * self.x[index]), self.y[index]
+
+
+def fills_a_cache_of_the_dataset(run: Run) -> list[Any]:
+    """Correct: entries follow from their keys, whichever worker makes them."""
+    data, model = Featured(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, data, 5)
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            if epoch >= 2:
+                index = 8 * run.virtual_worker + run.steps_done % 8
+                data.features[index] = 2 * data.x[index]
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def averages_from_an_epoch_on(run: Run) -> list[Any]:
+    """As an average of weights by hand, which is saved."""
+    model, optimizer, batches = prepared(run)
+    average, count = None, 0
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if epoch >= 2:
+                weight = next(model.parameters()).detach().clone()
+                average = weight if average is None else (count * average + weight) / (count + 1)
+                count += 1
+    run.save({"average": average, "count": count}, "average.pt")
+    return ended(run, model)
+
+
 def moving_baseline(run: Run) -> list[Any]:
     """As REINFORCE with a baseline: the advantage is a reward minus a mean of earlier ones."""
     model, optimizer, batches = prepared(run)
