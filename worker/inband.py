@@ -85,6 +85,7 @@ class InBand:
         ranks whose letters are the cause, and do not count; none where no worker in particular is the cause."""
         self._blame = blame
         self._participants: dict[str, Participant] = {}
+        self._carriers: dict[str, Carries] = {}
         self._wants: list[Callable[[Part], bool]] = []  # of all
         self._numbers: list[Callable[[Part], Sequence[int]]] = []  # of those with integers in the word
         self._after: list[tuple[Callable[[Part, Sequence[int]], bool], slice]] = []  # the same, and where these are
@@ -99,6 +100,8 @@ class InBand:
         assert participant.name not in self._participants, f"{participant.name} takes part twice"
         self._participants[participant.name] = participant
         self._wants.append(participant.wants)
+        if isinstance(participant, Carries):
+            self._carriers[participant.name] = participant
         self.enter()
 
     def enter(self) -> None:
@@ -143,9 +146,8 @@ class InBand:
         if asked:
             own = {name: each.letter(part) for name, each in self._participants.items()}
             self._letters = exchange(communicator, own)
-            for name, each in self._participants.items():
-                if isinstance(each, Carries):
-                    each.carry(communicator, part, [letter.get(name) for letter in self._letters])
+            for name, carrier in self._carriers.items():
+                carrier.carry(communicator, part, [letter.get(name) for letter in self._letters])
         return int(greatest[0])
 
     def read(self, part: Part) -> None:

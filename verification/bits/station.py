@@ -88,7 +88,9 @@ class Station:
         epochs: int,
         checkpoint_every_s: float = 1e9,
         scaling: Scaling | None = None,
+        tick_s: float = TICK_S,
     ) -> None:
+        self._tick_s = tick_s
         self._nursery = nursery
         self._directory = directory
         self._model = model
@@ -208,7 +210,7 @@ class Station:
 
     def _next_deadline(self) -> float:
         deadline = self._agent.next_deadline()
-        soon = self.now() + TICK_S
+        soon = self.now() + self._tick_s
         return soon if deadline is None else min(soon, deadline)
 
     def _on_turn(self) -> None:

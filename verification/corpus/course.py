@@ -16,7 +16,7 @@ from pathlib import Path
 from elasticd.protocol.model import JobPhase
 
 from ..bits.nursery import Nursery
-from ..bits.station import Station, slot_of
+from ..bits.station import TICK_S, Station, slot_of
 from ..bits.worker import path_of
 from ..scripts.worker import Pace
 from .digests import files
@@ -51,6 +51,7 @@ class Story:
     acts: tuple[Act, ...] = ()
     pace_s: float = PACE_S
     slows: bool = True  # during acts, so that they fall into few steps
+    tick_s: float = TICK_S  # at which the acts are decided
     longest_s: float = LONGEST_S
 
 
@@ -72,6 +73,7 @@ class Ending:
     reason: str = ""
     seconds: float = 0.0
     steps: int = 0
+    started: int = 0  # workers; more than the acts ask for where some were replaced
     most: int = 0  # largest number of workers that trained at the same time
     missed: int = 0  # orders that were never reached
     saved: dict[str, str] = field(default_factory=dict)  # digests of files, by name
@@ -91,7 +93,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
     pace = Pace(directory / "pace")
     pace.seconds, act_pace_s = story.pace_s, ACT_PACE_S if story.slows else story.pace_s
     slower = FRESH_FACTOR if fresh else 1.0
-    station = _Station(nursery, directory, script, fresh)
+    station = _Station(nursery, directory, script, fresh, story.tick_s)
     ending = Ending(story.name)
     began = time.monotonic()
     killed: set[str] = set()
@@ -137,6 +139,7 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
     record = station.job.record
     ending.seconds = time.monotonic() - began
     ending.steps = station.board.furthest() + 1
+    ending.started = len(station.asked)
     ending.phase = record.phase.value
     ending.reason = ending.reason or str(record.reason or "")
     ending.events = station.story()
@@ -160,9 +163,10 @@ def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, sto
 
 
 class _Station(Station):
-    def __init__(self, nursery: Nursery, directory: Path, script: str, fresh: bool) -> None:
+    def __init__(self, nursery: Nursery, directory: Path, script: str, fresh: bool, tick_s: float) -> None:
         self._fresh = _Fresh(nursery) if fresh else nursery
-        super().__init__(self._fresh, directory, script, VIRTUAL_WORKERS, 0, CHECKPOINT_EVERY_S)  # type: ignore[arg-type]
+        terms = (VIRTUAL_WORKERS, 0, CHECKPOINT_EVERY_S)
+        super().__init__(self._fresh, directory, script, *terms, tick_s=tick_s)  # type: ignore[arg-type]
 
 
 class _Fresh:
