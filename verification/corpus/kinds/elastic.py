@@ -123,4 +123,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script("tokenizer_cache", EQUAL),
     Script("buffer_not_persistent", EQUAL),
     Script("gradient_masked_by_hook", EQUAL),
+    Script("history_for_plot", EQUAL),
+    Script("lazy_mask_cache", EQUAL),
+    Script("buffer_counts_in_model", EQUAL),
 )

@@ -383,4 +383,15 @@ SCRIPTS: tuple[Script, ...] = (
             (_JOIN, _JOIN + "state = run.state(counter=0, best_val_loss=np.inf)\n"),
         ),
     ),
+    Script("autoclip_percentile", FOUND, "clip()"),
+    Script(
+        "multiscale_held",
+        FOUND,
+        "size",
+        "a size that follows from the step",
+        (
+            ("        if run.steps_done % 4 == 0:\n    ", ""),
+            ("random.choice(", "random.Random(run.steps_done // 4).choice("),
+        ),
+    ),
 )

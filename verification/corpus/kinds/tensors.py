@@ -637,4 +637,9 @@ SCRIPTS: tuple[Script, ...] = (
             ("window", "state.losses"),
         ),
     ),
+    Script("flexmatch_thresholds", FOUND, "selected"),
+    Script("ada_probability", FOUND, "batch_idx"),
+    Script("path_length_mean", FOUND, "pl_mean"),
+    Script("dino_center", FOUND, "center"),
+    Script("best_parameters_by_loss", FOUND, "best_weight"),
 )
