@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from elasticd.agent import causes
 from elasticd.protocol import exits
+from tests.forked import Scripts
 
 TRACEBACK = """
 Traceback (most recent call last):
@@ -313,7 +313,7 @@ time.sleep(60)
     ids=["plain", "tee", "recorded", "killed"],
 )
 def test_torchrun_is_understood(
-    tmp_path: Path, script: str, options: tuple[str, ...], told: str, written: bool
+    scripts: Scripts, tmp_path: Path, script: str, options: tuple[str, ...], told: str, written: bool
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(script)
@@ -321,11 +321,11 @@ def test_torchrun_is_understood(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = ("--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1]), "--nproc-per-node", "2")
-    command = [sys.executable, "-m", "torch.distributed.run", *where, *options, str(path)]
-    environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(error)}
-    ended = subprocess.run(command, capture_output=True, env=environment, check=False)
+    torchrun = Path(sys.executable).with_name("torchrun")
+    variables = {"TORCHELASTIC_ERROR_FILE": str(error)}
+    ended = scripts.run(torchrun, *where, *options, str(path), variables=variables)
     found = causes.Cause()
     for line in ended.stderr.splitlines():
-        found.take(line)
+        found.take(line.encode())
     assert error.exists() is written
-    assert found.text(ended.returncode, causes.recorded(str(error), 0.0)) == told, ended.stderr.decode()
+    assert found.text(ended.returncode, causes.recorded(str(error), 0.0)) == told, ended.stderr

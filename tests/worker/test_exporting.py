@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim.swa_utils import AveragedModel
 
 from elasticd.protocol.errors import OperatorError, UserError
@@ -109,6 +107,9 @@ def test_plain_pytorch_goes_on_from_a_pickled_one(saved: Any, tmp_path: Path, so
 
 
 def test_torch_distributed_checkpoint_loads_a_directory(saved: Any, tmp_path: Path) -> None:
+    from torch.distributed import checkpoint  # here, since it takes seconds and each test process collects this module
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
     model, optimizer = trained()
     out = tmp_path / "distributed"
     export(saved(TrainingState(model, [optimizer])), f"{out}/")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
 
 from tests.worker.ranks import ALL, ALONE, CHANGING, also
 
-pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
-pytest.importorskip("accelerate", reason="the extra `transformers` is not installed")
-
+pytestmark = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("transformers", "accelerate"))),
+    reason="the extra `transformers` is not installed",
+)
 
 CASES = [
     "tokens",
