@@ -22,7 +22,7 @@ from typing import NamedTuple
 from .kept import is_function_type, path_of_function
 from .own_code import directories, own_modules
 from .save_calls import saved_names
-from .syntax import imports, parse
+from .syntax import PARSED, children, imports, parse, walk
 
 MUTATING = frozenset(
     """
@@ -37,7 +37,6 @@ LOGS = frozenset(
     """.split()  # noqa: SIM905
 )
 LONGEST = 60  # characters of an expression in a message
-PARSED = 64  # files whose trees are kept, as each look at the script reads the same ones
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
 MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name, which takes some seconds
 MOST_SLICED = 300_000  # characters of the script's files that are sliced (`slicing`), which takes about a second
@@ -240,7 +239,7 @@ class Sources:
     def reads(self, owner: str, attribute: str) -> bool:
         """Return whether a class, or one of its bases, reads this attribute; True if the class is not the script's own."""
         kinds = [kind for source in self._files(owner) for kind in _classes(source.tree, owner)]
-        nodes = [node for kind in kinds for node in ast.walk(kind) if isinstance(node, ast.Attribute)]
+        nodes = [node for kind in kinds for node in walk(kind) if isinstance(node, ast.Attribute)]
         return not kinds or any(node.attr == attribute and isinstance(node.ctx, ast.Load) for node in nodes)
 
     def is_changed_outside(self, name: str, owners: Sequence[str], methods: Collection[str]) -> bool:
@@ -405,7 +404,7 @@ class Sources:
     def _of_argument(self, function: str, argument: str, files: Sequence[Source]) -> list[tuple[Source, Change]]:
         found = []
         for source in files:
-            for node in ast.walk(source.tree):
+            for node in walk(source.tree):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
                     found += [(source, change) for change, text in _all_changes(node) if text == argument]
                     found = found or [(source, Change(node.lineno, None, node))]
@@ -445,7 +444,7 @@ def _within(node: ast.AST, functions: bool = False) -> Iterator[ast.AST]:
     Inner functions and classes are entered only with `functions`.
     """
     yield node
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if functions or not (_is_function(child) or isinstance(child, ast.ClassDef)):
             yield from _within(child, functions)
         else:
@@ -455,7 +454,7 @@ def _within(node: ast.AST, functions: bool = False) -> Iterator[ast.AST]:
 def _scope_of(tree: ast.Module, line: int, function: str) -> ast.AST:
     """Return the innermost function of this name around the line."""
     found: ast.AST = tree
-    for node in ast.walk(tree):
+    for node in walk(tree):
         named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
         if named and _around(node, line):
             found = node
@@ -478,7 +477,7 @@ def _loop_of(scope: ast.AST, line: int) -> _Loop | None:
 def _calls(node: ast.AST, method: str) -> bool:
     return any(
         isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == method
-        for each in ast.walk(node)
+        for each in walk(node)
     )
 
 
@@ -499,7 +498,7 @@ def _inner(loop: _Loop) -> _Loop | None:
 
 def _names(target: ast.AST) -> Iterator[str]:
     """Yield the variables that a target binds."""
-    for node in ast.walk(target):
+    for node in walk(target):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node.id
 
@@ -529,13 +528,13 @@ def _free(function: ast.AST) -> set[str]:
         elif isinstance(node, ast.Global | ast.Nonlocal):
             read.update(node.names)
         elif node is not function and (_is_function(node) or isinstance(node, ast.ClassDef)):
-            read |= _free(node) if _is_function(node) else {name for each in ast.walk(node) for name in _read(each)}
+            read |= _free(node) if _is_function(node) else {name for each in walk(node) for name in _read(each)}
     return read - _locals(function)
 
 
 def _reads(node: ast.AST | None) -> set[str]:
     """Return the variables that an expression reads, except those that it binds itself."""
-    inner = [] if node is None else list(ast.walk(node))
+    inner = [] if node is None else walk(node)
     return {name for each in inner for name in _read(each)} - {name for each in inner for name in _names(each)}
 
 
@@ -546,7 +545,7 @@ def _read(node: ast.AST) -> Iterator[str]:
 
 def _classes(tree: ast.AST, owner: str | None) -> list[ast.ClassDef]:
     """Return the classes of this name, with their base classes."""
-    every = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    every = {node.name: node for node in walk(tree) if isinstance(node, ast.ClassDef)}
     found: list[ast.ClassDef] = []
     todo = [owner]
     while todo:
@@ -587,7 +586,7 @@ def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
             text = target.id if isinstance(target, ast.Name) else ast.unparse(target)
             found.append((Change(target.lineno, value, scope), text))
 
-    for node in ast.iter_child_nodes(tree):
+    for node in children(tree):
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -640,7 +639,7 @@ def _only_logged(tree: ast.Module) -> frozenset[str]:
                 elif own and _mutates(name):
                     changed.add(own)
                     targets = frozenset({own})
-                for child in ast.iter_child_nodes(call):
+                for child in children(call):
                     visit(child, targets)
                 return
             case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
@@ -649,7 +648,7 @@ def _only_logged(tree: ast.Module) -> frozenset[str]:
                 if "" not in roots:
                     changed.update(roots)
                     targets = roots
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     visit(child, targets)
                 return
             case ast.If(test=test, body=body, orelse=orelse):
@@ -660,7 +659,7 @@ def _only_logged(tree: ast.Module) -> frozenset[str]:
                 return
             case ast.Name(id=name, ctx=ast.Load()):
                 reads.append((name, frozenset({""}) if targets is None else targets))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             visit(child, targets)
 
     visit(tree, None)
@@ -772,13 +771,13 @@ class _Flow:
                 for case in cases:
                     self._perhaps(
                         case.body,
-                        {node.name for node in ast.walk(case.pattern) if isinstance(node, ast.MatchAs) and node.name},
+                        {node.name for node in walk(case.pattern) if isinstance(node, ast.MatchAs) and node.name},
                     )
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 self._reads(_free(statement))
                 self.bound.add(name)
             case ast.ClassDef(name=name):
-                self._reads({each for node in ast.walk(statement) for each in _read(node)})
+                self._reads({each for node in walk(statement) for each in _read(node)})
                 self.bound.add(name)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 self.bound.update((each.asname or each.name).partition(".")[0] for each in names)
@@ -806,7 +805,7 @@ class _Flow:
         self.bound = before
 
     def _bind(self, target: ast.expr) -> None:
-        for node in ast.walk(target):
+        for node in walk(target):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 self._reads({node.id})
         self.bound.update(_names(target))
@@ -822,5 +821,5 @@ class _Flow:
             bound |= {name for each in node.generators for name in _names(each.target)}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             self._reads({node.id} - bound)
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self._expression(child, bound)

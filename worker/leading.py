@@ -24,9 +24,10 @@ from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import Any
 
-from .assigned import PARSED, Source
+from .assigned import Source
 from .data.generators import digest_of_generators, generators_kept
 from .own_code import directories, is_own_file
+from .syntax import PARSED, walk
 
 CHECKED = 64  # bodies that are examined of a script that draws no numbers at first, where another tool traces
 _PLACES = ("is_leader", "rank")
@@ -185,7 +186,7 @@ def _by_variables(frame: FrameType) -> _Blocks:
 
 @functools.lru_cache(PARSED)
 def _of_variables(source: Source) -> _Blocks:
-    nodes = list(ast.walk(source.tree))
+    nodes = walk(source.tree)
     reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr in _PLACES]
     if not reads:  # as in nearly all files
         return _NONE
@@ -197,7 +198,7 @@ def _of_variables(source: Source) -> _Blocks:
         for target in node.targets
     }
     tests = [node for node in nodes if isinstance(node, ast.If)] if names else []
-    return _blocks(source, (each for each in tests if any(ast.unparse(part) in names for part in ast.walk(each.test))))
+    return _blocks(source, (each for each in tests if any(ast.unparse(part) in names for part in walk(each.test))))
 
 
 def _holds_any(node: ast.expr | ast.stmt, parts: Sequence[ast.expr]) -> bool:
@@ -208,8 +209,7 @@ def _holds_any(node: ast.expr | ast.stmt, parts: Sequence[ast.expr]) -> bool:
 
 def _calls_any(node: ast.AST, names: set[str]) -> bool:
     return bool(names) and any(
-        isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names
-        for each in ast.walk(node)
+        isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names for each in walk(node)
     )
 
 
@@ -232,14 +232,14 @@ def _blocks(source: Source, ifs: Iterator[ast.If]) -> _Blocks:
 def _ifs(tree: ast.AST, line: int) -> Iterator[ast.If]:
     """Yield the `if`s with a test on this line, or with a variable that is assigned there."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.If) and _is_on(node.test, line):
             yield node
         elif isinstance(node, ast.Assign) and _is_on(node, line):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    for node in ast.walk(tree) if names else ():
+    for node in walk(tree) if names else ():
         if isinstance(node, ast.If) and any(
-            isinstance(part, ast.Name) and part.id in names for part in ast.walk(node.test)
+            isinstance(part, ast.Name) and part.id in names for part in walk(node.test)
         ):
             yield node
 
@@ -250,7 +250,7 @@ def _is_on(node: ast.expr | ast.stmt, line: int) -> bool:
 
 def _calls(statement: ast.stmt) -> Iterator[str]:
     """Yield the calls of a statement that may draw random numbers."""
-    for node in ast.walk(statement):
+    for node in walk(statement):
         if isinstance(node, ast.Call):
             words = ast.unparse(node.func)
             if words.rpartition(".")[2] not in DRAWS_NOTHING and not words.startswith(

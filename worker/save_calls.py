@@ -10,10 +10,11 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType
 
 from .own_code import directories, is_own_file
+from .syntax import PARSED, children, parse, walk
 
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
 _KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
@@ -39,15 +40,19 @@ def is_for_leader(frame: FrameType | None) -> bool:
 @functools.lru_cache(maxsize=256)
 def _leaders_lines(file: str) -> tuple[range, ...]:
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        return _of_leader(parse("".join(linecache.getlines(file))))
     except (SyntaxError, ValueError, RecursionError):
         return ()
-    return tuple(_of_leader(tree))
 
 
-def _of_leader(tree: ast.Module) -> Iterator[range]:
-    """Yield the lines that only the leader reaches."""
-    for node in ast.walk(tree):
+@functools.lru_cache(PARSED)
+def _of_leader(tree: ast.Module) -> tuple[range, ...]:
+    """Return the lines that only the leader reaches."""
+    return tuple(_leaders(tree))
+
+
+def _leaders(tree: ast.Module) -> Iterator[range]:
+    for node in walk(tree):
         match node:
             case ast.If(test=test, body=body, orelse=orelse) if _names_leader(tree, test):
                 yield _lines(orelse if _is_not(test) else body)
@@ -85,13 +90,19 @@ def _names_leader(tree: ast.Module, test: ast.expr) -> bool:
     """Return whether a condition, or the value of a variable in it, names a leader."""
     if _LEADER.search(ast.unparse(test)):
         return True
-    names = set(_truths(test))
-    return any(
-        isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
-        and _LEADER.search(ast.unparse(node.value)) is not None
-        for node in ast.walk(tree)
-    )
+    return any(_LEADER.search(ast.unparse(value)) for name in _truths(test) for value in _assigned(tree).get(name, ()))
+
+
+@functools.lru_cache(PARSED)
+def _assigned(tree: ast.Module) -> Mapping[str, Sequence[ast.expr]]:
+    """Return the values that each variable is assigned."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(node.value)
+    return found
 
 
 def _truths(test: ast.expr) -> Iterator[str]:
@@ -113,10 +124,10 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
     the conditions under which it is called or the loop over epochs is left. Calls that only the leader reaches do not
     count.
     """
-    leaders = list(_of_leader(tree))
+    leaders = _of_leader(tree)
     savers = {
         node.name
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.FunctionDef)
         and any(_reads(call.args[0]) & {each.arg for each in node.args.args} for call, _ in _calls(node, (), {"save"}))
     }
@@ -127,8 +138,9 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
                 found.update(_kept(node))
     for test in _ends(tree):
         found.update(_kept(test))
+    bindings = list(_bindings(tree))
     for _ in range(ROUNDS):
-        more = {name for bound, value in _bindings(tree) if is_part(bound, found) for name in _kept(value)}
+        more = {name for bound, value in bindings if is_part(bound, found) for name in _kept(value)}
         if more <= found:
             break
         found |= more
@@ -137,13 +149,13 @@ def saved_names(tree: ast.Module) -> frozenset[str]:
 
 def _ends(tree: ast.Module) -> Iterator[ast.expr]:
     """Yield the conditions under which a loop over epochs is left."""
-    for loop in ast.walk(tree):
+    for loop in walk(tree):
         if (
             isinstance(loop, ast.For)
             and isinstance(loop.iter, ast.Call)
             and ast.unparse(loop.iter.func).endswith("epochs")
         ):
-            for node in ast.walk(loop):
+            for node in walk(loop):
                 if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break | ast.Return):
                     yield node.test
 
@@ -157,7 +169,7 @@ def _calls(
             yield node, tests
     if isinstance(node, ast.If):
         tests = (*tests, node.test)
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         yield from _calls(child, tests, names)
 
 
@@ -165,10 +177,10 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield variables with the values that they or their items are bound to or load, and with the conditions around
     the binding.
     """
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.If):
             for name in {
-                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+                each.id for each in walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
             }:
                 yield name, node.test
         if isinstance(node, ast.Assign):
@@ -211,9 +223,9 @@ def _kept(node: ast.AST) -> Iterator[str]:
         for each in (*node.args, *(each.value for each in node.keywords)) if name in _KEEPING else ():
             yield from _kept(each)
     else:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             yield from _kept(child)
 
 
 def _reads(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return {each.id for each in walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from .assigned import MUTATING
 from .kept import Difference, Kind, is_function_type, path_of_function
-from .syntax import imports
+from .syntax import children, imports, walk
 
 _APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
@@ -207,7 +207,7 @@ class Slice:
 
     def _functions_in(self, change: Change) -> Iterator[ast.AST]:
         """Yield the script's functions to which the new value refers by name."""
-        for each in (node for value in change.reads for node in ast.walk(value) if isinstance(node, ast.Name)):
+        for each in (node for value in change.reads for node in walk(value) if isinstance(node, ast.Name)):
             if (key := change.scope.key(each.id)) in self._functions:
                 yield self._functions[key]
 
@@ -240,7 +240,7 @@ class Slice:
                 tests = (*tests, node.test)  # what follows runs only if the condition does not hold
 
     def _statement(self, node: ast.stmt, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
-        for expression in ast.iter_child_nodes(node):
+        for expression in children(node):
             if isinstance(expression, ast.expr | ast.withitem):
                 self._expression(expression, scope, tests)
         match node:
@@ -281,7 +281,7 @@ class Slice:
 
     def _expression(self, node: ast.AST, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
         """Note the calls in an expression, and what they change."""
-        for each in ast.walk(node):
+        for each in walk(node):
             if isinstance(each, ast.NamedExpr):
                 self._assign(each.target, each.value, scope, tests)
             if isinstance(each, ast.Yield) and each.value is not None:
@@ -348,7 +348,7 @@ class Slice:
         if isinstance(target, ast.Subscript) and any(
             isinstance(node, ast.Attribute) and node.attr == "param_groups"
             for each in (target, *tests)
-            for node in ast.walk(each)
+            for node in walk(each)
         ):
             self._sinks.append(Change((value,), scope, tests, False, False))
 
@@ -496,7 +496,7 @@ class Slice:
             yield from (each.node for each in self._properties(node, scope))
             yield from self._read(node.value, scope)
             return
-        children = list(ast.iter_child_nodes(node))
+        parts = children(node)
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr in _OF_RUN:
                 return
@@ -513,8 +513,8 @@ class Slice:
                 yield from self._read(node.func, scope)
             if called and own:
                 return  # the arguments count where the function reads its parameters
-            children = [*node.args, *(each.value for each in node.keywords)]
-        for child in children:
+            parts = [*node.args, *(each.value for each in node.keywords)]
+        for child in parts:
             yield from self._read(child, scope)
 
     def _properties(self, node: ast.Attribute, scope: _Scope) -> list[_Scope]:
@@ -537,7 +537,7 @@ def _is_property(function: ast.AST) -> bool:
 def _fills(change: Change, name: str) -> bool:
     """Return whether the change only adds what is missing, as a cache does: `if key not in cache: cache[key] = …`."""
     for test in change.tests:
-        for node in ast.walk(test):
+        for node in walk(test):
             match node:
                 case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[tested]):
                     pass
@@ -547,7 +547,7 @@ def _fills(change: Change, name: str) -> bool:
                     return True
                 case _:
                     continue
-            if any(name in (getattr(each, "id", ""), getattr(each, "attr", "")) for each in ast.walk(tested)):
+            if any(name in (getattr(each, "id", ""), getattr(each, "attr", "")) for each in walk(tested)):
                 return True
     return False
 
@@ -569,9 +569,9 @@ def _decides(node: ast.expr) -> bool:
         and (
             any(word.arg == "enabled" for word in each.keywords) or ast.unparse(each.func).endswith("set_grad_enabled")
         )
-        for each in ast.walk(node)
+        for each in walk(node)
     )
-    return enabled or any(isinstance(each, ast.IfExp) for each in ast.walk(node))
+    return enabled or any(isinstance(each, ast.IfExp) for each in walk(node))
 
 
 def _mutates(method: str) -> bool:
@@ -588,21 +588,21 @@ def _stem(node: ast.expr) -> ast.expr:
 def _contains(value: ast.expr, stem: ast.expr) -> bool:
     """Return whether an expression reads this variable or attribute."""
     if isinstance(stem, ast.Name):
-        return any(isinstance(each, ast.Name) and each.id == stem.id for each in ast.walk(value))
+        return any(isinstance(each, ast.Name) and each.id == stem.id for each in walk(value))
     if not isinstance(stem, ast.Attribute):
         return False
-    same = [each for each in ast.walk(value) if isinstance(each, ast.Attribute) and each.attr == stem.attr]
+    same = [each for each in walk(value) if isinstance(each, ast.Attribute) and each.attr == stem.attr]
     return bool(same) and ast.unparse(stem) in map(ast.unparse, same)
 
 
 def _attributes(kind: ast.ClassDef) -> Iterator[str]:
     """Yield the attributes that a class, or a method of it, binds."""
-    for node in ast.walk(kind):
+    for node in walk(kind):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr
     for statement in kind.body:
         if isinstance(statement, ast.Assign | ast.AnnAssign):
-            yield from (each.id for each in ast.walk(statement) if isinstance(each, ast.Name))
+            yield from (each.id for each in walk(statement) if isinstance(each, ast.Name))
 
 
 def _arguments(function: ast.AST) -> list[ast.arg]:
@@ -612,8 +612,8 @@ def _arguments(function: ast.AST) -> list[ast.arg]:
 
 def _stored(body: Iterable[ast.stmt]) -> set[str]:
     """Return the names that these statements bind."""
-    nodes = [each for node in _statements(body) for each in ast.iter_child_nodes(node)]
-    names = [one for each in nodes if isinstance(each, ast.expr | ast.withitem) for one in ast.walk(each)]
+    nodes = [each for node in _statements(body) for each in children(node)]
+    names = [one for each in nodes if isinstance(each, ast.expr | ast.withitem) for one in walk(each)]
     return {each.id for each in names if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
 
 

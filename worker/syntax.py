@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+import re
+from collections.abc import Iterator, Sequence
+
+PARSED = 64  # files whose trees are kept, as each look at the script reads the same ones
+_BY_NAME = re.compile(r"\b(setattr|getattr|vars|globals|__dict__)\b")
 
 
+@functools.lru_cache(PARSED)
 def parse(text: str) -> ast.Module:
-    """Parse a file. Raises SyntaxError, ValueError and RecursionError.
+    """Parse a file. Raises SyntaxError, ValueError and RecursionError. The tree is shared: nothing may change it.
 
     `setattr(a, "b", c)` becomes `a.b = c`, `getattr(a, "b", default)` and `vars(a)["b"]` become `a.b`, and
     `globals()["b"]` becomes `b`: analyses of the source know one way to read or bind a name.
     """
-    return ast.fix_missing_locations(_Plain().visit(ast.parse(text)))  # type: ignore[no-any-return]
+    tree = ast.parse(text)
+    return _Plain().visit(tree) if _BY_NAME.search(text) else tree
+
+
+def children(node: ast.AST) -> Sequence[ast.AST]:
+    """As `ast.iter_child_nodes`, without `Load()` and the like. A node keeps its children, since analyses come to it dozens
+    of times.
+    """
+    found: list[ast.AST] | None = vars(node).get("_children")
+    if found is None:
+        found = []
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                found.append(value)
+        vars(node)["_children"] = found
+    return found
+
+
+def walk(node: ast.AST) -> list[ast.AST]:
+    """As `ast.walk`, and in its order, by `children`."""
+    found = [node]
+    for each in found:
+        found += children(each)
+    return found
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield the names that a module imports, each with its original name."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((each.asname or each.name.partition(".")[0], each.name) for each in node.names)
 
