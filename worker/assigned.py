@@ -386,7 +386,7 @@ class Sources:
                 ]
             if not found and owner is not None and is_function_type(owner):
                 outermost = path_of_function(owner)[0]
-                around = [node for node in ast.walk(source.tree) if getattr(node, "name", None) == outermost]
+                around = [node for node in walk(source.tree) if getattr(node, "name", None) == outermost]
                 found += [(source, each) for node in around for each, text in _all_changes(node) if text == attribute]
             if not found and owner in ("Parameter", "Tensor"):  # of a variable with another name
                 found += [(source, each) for each, text in _all_changes(source.tree) if text.endswith(f".{attribute}")]
