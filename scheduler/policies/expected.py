@@ -41,6 +41,9 @@ LENGTHS_GROW, TAIL, PRIOR, SHRINK = 1.35, 0.4, 4.0, 8.0
 _ENDS_S = np.append(LENGTHS_S[1:], LENGTHS_S[-1] * LENGTHS_GROW)
 NO_LENGTH = 1.0 - ((LENGTHS_S[1] + _ENDS_S) / (LENGTHS_S[1] + LENGTHS_S)) ** -TAIL
 
+# The prior has no mean. Where many lengths are drawn and added up, one such job would outweigh a queue of hundreds.
+DRAWN_PRIOR = 0.5
+
 # The same prior for reported lengths: a report is right, and a job that exceeds it takes half as long again.
 TRUST = np.full(len(PARTS), 1.0 - 1.3 ** -(math.log(2.0) / math.log(1.5)))
 TRUST[:AS_TOLD], TRUST[AS_TOLD] = 0.002, 0.9
@@ -80,7 +83,7 @@ def at_quantiles_s(ended: Ended, requested_gpus: Ints, done_s: Floats, quantiles
     """Return the remaining work of jobs without a report, in seconds on one GPU: each at its own quantile, in [0, 1), of
     the distribution for a job that has come as far.
     """
-    kind, at, hazard = _hazards(ended, requested_gpus, done_s)
+    kind, at, hazard = _hazards(ended, requested_gpus, done_s, DRAWN_PRIOR)
     found = np.empty(len(done_s))
     for number, (begin, falls) in enumerate(zip(at.tolist(), (1.0 - hazard[kind]).tolist(), strict=True)):
         place, reach, wanted = begin, 1.0, 1.0 - float(quantiles[number])
@@ -94,12 +97,12 @@ def at_quantiles_s(ended: Ended, requested_gpus: Ints, done_s: Floats, quantiles
     return found
 
 
-def _hazards(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Ints, Ints, Floats]:
-    """Return the kind and the present bin of each job, and the hazards by kind and bin."""
+def _hazards(ended: Ended, requested_gpus: Ints, done_s: Floats, prior: float = PRIOR) -> tuple[Ints, Ints, Floats]:
+    """Return the kind and the present bin of each job, and the hazards by kind and bin. prior: as PRIOR."""
     kind, at = kinds(requested_gpus), bins(LENGTHS_S, done_s * (1 + 1e-9))
     here = np.bincount(kind * len(LENGTHS_S) + at, minlength=KINDS * len(LENGTHS_S)).reshape(KINDS, -1)
     left = _survivors(ended.lengths, here)
-    of_all = (ended.lengths.sum(0) + PRIOR * NO_LENGTH) / (left.sum(0) + PRIOR)
+    of_all = (ended.lengths.sum(0) + prior * NO_LENGTH) / (left.sum(0) + prior)
     return kind, at, (ended.lengths + SHRINK * of_all) / (left + SHRINK)
 
 
