@@ -31,19 +31,17 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import InvalidTransition
-from ...protocol.messages import PromiseState, ShareChange, Withholding
+from ...protocol.messages import ShareChange, Withholding
 from ...protocol.model import (
     Fault,
     GpuAddress,
     JobId,
     JobPhase,
-    JobSpec,
     Resize,
     ServerId,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
-    job_number,
 )
 from ...protocol.texts import LONGEST_REASON, gpu_count, over_words
 from ...protocol.times import (
@@ -58,14 +56,14 @@ from ...protocol.times import (
 )
 from ...scheduler.kinds import Demand
 from .account import Account
-from .archive import key_of
 from .avoided import Avoidance, Avoided, AvoidedPlaces
+from .facts import Facts
 from .parts import AllMeasured, Lateness, Meeting, Planned, ProfilingRun, Saving
-from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
+from .records import JobRecord, Submission, WorkerRecord, WorkerState
 from .reported import STEPS_OF_A_RATE, Reported, counts_for_progress, measured_with
 from .standing import Standing, Statuses, Terms, is_unstarted
 from .table import WorkerTable
-from .throughput import Estimated, fingerprint
+from .throughput import Estimated
 from .used import Uses
 
 KEPT_PAST_WORKERS = 64
@@ -125,7 +123,7 @@ def _nothing(job: JobId) -> str:
 
 
 @dataclass
-class Job:
+class Job(Facts):
     """A job: its durable record, and the state beside the record."""
 
     submission: Submission
@@ -174,21 +172,6 @@ class Job:
     _borrows: bool = False  # workers and standing belong to another `Job` (`what_if`)
     _standing: Standing = field(default_factory=Standing)
     _stood: tuple[JobRecord, float] | None = None  # the record and `watched_s` from which `_standing` was derived
-
-    @cached_property
-    def id(self) -> JobId:
-        return self.submission.job
-
-    @cached_property
-    def number(self) -> int:
-        """Number of the submission; greater than the numbers of all jobs submitted before."""
-        return job_number(self.id)
-
-    @cached_property
-    def ended_key(self) -> str:
-        """Key of the ended job in the archive. The job is stored there, or about to be."""
-        assert self.final
-        return key_of(self.submission, self.record.finished_s or 0.0)
 
     @property
     def standing(self) -> Standing:
@@ -242,35 +225,6 @@ class Job:
         if not self.is_withheld:
             return f"held{withheld.by}: it runs on, and does not start again before {back}"
         return f"{withheld.how.past}{withheld.by}: {back} lets it run again"
-
-    @property
-    def spec(self) -> JobSpec:
-        return self.submission.spec
-
-    @property
-    def uid(self) -> str:
-        return self.submission.uid
-
-    def has_uid(self, uid: str) -> bool:
-        """Return whether a worker with this id and `uid` may belong to this job. Earlier versions sent no `uid`."""
-        return not uid or not self.uid or uid == self.uid
-
-    @property
-    def final(self) -> bool:
-        return self.record.phase.final
-
-    @cached_property
-    def kind(self) -> str:
-        """Fingerprint of the job's kind. Jobs of one kind take the same time for a step."""
-        return fingerprint(self.spec)
-
-    @property
-    def elastic(self) -> bool:
-        """Return whether a worker of the job has called `elastic.join()`.
-
-        Such a job may be resized, and continues with the surviving workers after a loss.
-        """
-        return self.record.joined or self.record.committed > 0
 
     @property
     def gang(self) -> bool:
@@ -331,17 +285,6 @@ class Job:
         return tuple(gpu for entry in there for gpu in entry.all_gpus)
 
     @property
-    def newest(self) -> OrderRecord | None:
-        return self.record.orders[-1] if self.record.orders else None
-
-    @property
-    def committed_order(self) -> OrderRecord | None:
-        """Return the newest order known to be committed; None while the job holds no state."""
-        if self.record.committed < self.record.cycle:
-            return None
-        return self.order(self.record.committed)
-
-    @property
     def share_gpus(self) -> int:
         """Return how many GPUs train, or run a command that has not called `elastic.join()`."""
         if self.final or self.restart_at is not None:
@@ -370,9 +313,6 @@ class Job:
     def refusals(self) -> tuple[Avoided, ...]:
         """Return the servers where the job's workers were refused while the job trains elsewhere."""
         return self.avoided.refusals if self.record.target else ()
-
-    def order(self, generation: int) -> OrderRecord | None:
-        return next((order for order in self.record.orders if order.generation == generation), None)
 
     def worker(self, worker: WorkerId) -> WorkerRecord | None:
         return self.workers.get(worker)
@@ -826,63 +766,6 @@ class Job:
         The number differs between jobs, so that jobs which began together are not all measured together.
         """
         return zlib.crc32(self.id.encode()) % STEPS_OF_A_RATE
-
-    def progress(self) -> Progress:
-        return self.reported.newest or self.record.progress or Progress()
-
-    @property
-    def user(self) -> str:
-        """User of the job, for quotas and reports: the user of the specification, else the authenticated owner."""
-        return self.spec.user or self.submission.owner
-
-    @property
-    def told_steps(self) -> int | None:
-        """Return the number of steps in all, by the loop, the specification or the reports; None if unknown."""
-        told, expected = self.bound_steps, self.expected_steps
-        return told if expected is None else min(expected, told or expected)
-
-    @property
-    def bound_steps(self) -> int | None:
-        """Return the number of steps after which the loop or the specification ends the job; None if neither does."""
-        return self.progress().total_steps or self.spec.max_steps
-
-    @property
-    def expected_steps(self) -> int | None:
-        """Return the number of steps after which the job ends by its reports; None if unknown or passed already."""
-        expected = self.record.expected_steps
-        return expected if expected is not None and self.steps_done <= expected else None
-
-    @property
-    def steps_done(self) -> int:
-        step = self.progress().step
-        return step + 1 if step is not None else 0
-
-    @property
-    def deadline_s(self) -> float:
-        """Unix time of the deadline; nan without one."""
-        deadline = self.spec.deadline
-        return deadline.of(self.submission.submitted_s) if deadline is not None else math.nan
-
-    @property
-    def planned_by_s(self) -> float:
-        """Unix time of the deadline used for planning; nan without one.
-
-        It may be before the job's own deadline (`Verdict.by_s`).
-        """
-        return self.deadline_s if self.record.by_s is None else min(self.deadline_s, self.record.by_s)
-
-    @property
-    def promised(self) -> bool:
-        """Return whether the job has a hard deadline with a final promise, or one that is judged at submission."""
-        deadline = self.spec.deadline
-        unpromised = (PromiseState.NONE, PromiseState.PROVISIONAL)
-        return deadline is not None and not deadline.soft and self.record.promise not in unpromised
-
-    @property
-    def steps_left(self) -> float:
-        """Steps until the end of the job; nan if unknown."""
-        total = self.told_steps
-        return float(max(0, total - self.steps_done)) if total is not None else math.nan
 
     def note_resizes(self, status: WorkerStatus) -> tuple[Resize, ...]:
         """Take over the measured resizes that are not known yet, and return them."""
