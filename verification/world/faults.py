@@ -11,7 +11,7 @@ from . import strangers
 from .agent import Agent
 from .cluster import Cluster
 from .disk import Trouble
-from .oracle import LASTS_S
+from .known import LASTS_S
 from .plan import SLOWER, Fault, Kind
 from .worker import Worker
 

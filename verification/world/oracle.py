@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,7 +12,7 @@ from elasticd.controller.events import Audit
 from elasticd.controller.jobs import archive
 from elasticd.controller.jobs.job import Job
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
-from elasticd.controller.jobs.stored import States, whole_of, workers_of
+from elasticd.controller.jobs.stored import whole_of, workers_of
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.records import JOBS, SUBMISSION, state_key, submission_key
 from elasticd.controller.store import Delete, Put
@@ -37,167 +36,29 @@ from elasticd.scheduler.amounts import Amounts, Need
 from elasticd.scheduler.kinds import Demand, GpuSort
 
 from .forged import is_believed
-from .people import NOT_OTHERS, People, is_intruders
-from .plan import SLOWER, Ending, JobPlan
+from .known import LONG_STEP_S, MISFITS_WITHIN_S, MOST_MISFITS, Knowledge, Known, Preempted
+from .people import NOT_OTHERS, is_intruders
+from .plan import SLOWER, Ending
 from .plane import Group, Part
-from .story import Story
-from .timeline import Timeline
 from .violation import Violation
 
 DISTURBED_S = 20.0  # after the end of a fault that hit a job, within which the job may still lose processes or steps
 CALM_S = 5.0  # after a fault, within which its targets may still be misjudged
-LASTS_S = 60.0  # duration of faults without an end
 ODD_S = 60.0
 OVER_S = 60.0  # after which no worker trains for a job that has failed or was cancelled
 TOLD_S = 45.0  # within which an agent has heard of stops, and the controller of ends
 APART_S = 60.0  # within which an agent and a controller that are connected begin a session
 WELL_S = 25.0  # within which undisturbed workers apply a step, if a step does not take longer
 REVIEWED_S = 40.0  # within which a controller has reviewed all promises
-LONG_STEP_S = 60.0  # longer than a slow spell of a server; a step this long keeps the factor `SLOWER` to its end
 STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # starts on one GPU within the window
 MOST_UNLIKE = 16  # newcomers of one job that differ, without a fixed share or a start from a checkpoint between them
-MISFITS_WITHIN_S, MOST_MISFITS = 120.0, 60  # likewise, within the window, that end while they receive the state
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.FAILS_UNJOINED, Ending.OUT_OF_MEMORY)
 
 
-@dataclass(frozen=True)
-class _Preempted:
-    """A job has given back all its GPUs."""
-
-    at: float
-    step: int  # the last applied step
-    # workers that had the state of that step or of the one before, with their servers
-    holders: tuple[tuple[WorkerId, ServerId], ...]
-
-
-@dataclass
-class _Known:
-    """The oracle's state of one job."""
-
-    plan: JobPlan
-    submission: Submission | None = None
-    record: JobRecord | None = None
-    states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # hash chain: state after each step
-    decided: dict[int, int] = field(default_factory=dict)  # by generation: the step that decided on its successor
-    follows: dict[int, int] = field(default_factory=dict)  # by generation: the successor that was decided on
-    rosters: dict[int, tuple[WorkerId, ...]] = field(default_factory=dict)  # by generation: workers in its order
-    epochs: set[int] = field(default_factory=set)  # epochs whose last lines have run
-    frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # last applied step, by lineage
-    generation: int = 0  # the newest that has applied a step
-    lineage: int = 0  # the newest; each start from a checkpoint begins another one
-    checkpoint_of: int = 0  # the newest generation that has continued from a checkpoint
-    disturbed_at: float = float("-inf")  # end of the last fault
-    applied_at: float = 0.0  # time of the last applied step
-    cancelled: bool = False  # a user has requested it
-    uncertain: bool = False  # the store was lost or restored after the submission
-    odd_since: float | None = None  # since when the share is one that the job cannot use
-    answered: list[int | None] = field(default_factory=list)  # fixed shares that were acknowledged in this turn
-    saver: WorkerId | None = None  # the worker that must save the state, since the job is preempted
-    # last applied lineage and step of each worker
-    newest_of: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)
-    preempted: _Preempted | None = None  # the last preemption, if the job has not started since
-    told_at: float = 0.0  # time of the newest order
-    over_at: float | None = None  # time at which its end was recorded
-    stopped: dict[WorkerId, float] = field(
-        default_factory=dict
-    )  # workers that were ordered to stop without saving, and when
-    began_on: str = ""  # model of the GPUs that it first applied a step on
-    wrote: bool = False  # a worker has written a checkpoint
-    agnostic: bool = False  # a worker has found that its operators have one algorithm on all GPU types
-    repeated: int = 0  # number of repeated steps
-    unlike: int = 0  # differing newcomers since the last event that allows new attempts
-    misfits: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_MISFITS))  # ends during the transfer
-    joined: bool = False  # a worker has called `elastic.join()`
-    runs: dict[int, dict[WorkerId, int | None]] = field(
-        default_factory=dict
-    )  # by generation: its processes and, once they have ended, their exit codes; until `elastic.join()`
-    # running processes, and their generations; until `elastic.join()`
-    living: dict[WorkerId, int] = field(default_factory=dict)
-
-
-class Oracle:
+class Oracle(Knowledge):
     """Checks each event against the invariants."""
 
-    def __init__(self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], people: People, cores: int) -> None:
-        """`cores`: of each server, with as many GiB of memory; 0: these are not counted."""
-        self._cores = cores
-        self._noticed: set[tuple[JobId, str]] = set()  # jobs and events of which notices were delivered
-        self._timeline = timeline
-        self._people = people
-        self._story = story
-        self._plans = {plan.spec.name: plan for plan in plans}
-        self._jobs: dict[JobId, _Known] = {}
-        self._requests: dict[str, JobId] = {}
-        self._made_by: dict[str, JobId] = {}  # the job that a request has made, in the present store
-        self._numbers: dict[int, JobId] = {}  # numbers that jobs have had, in any store
-        self._started: dict[ServerId, int] = {}  # the greatest job number that a server was ordered to start
-        self._present: frozenset[ServerId] = frozenset()
-        self._store_replaced = False
-        self._rescaled: set[JobId] = set()  # jobs rescaled in this turn
-        self._on_gpu: dict[str, list[WorkerId]] = {}
-        self._starts: dict[str, deque[float]] = {}
-        self._states = States()
-        self.commits = 0
-        # a commit has ended a job, or changed whether its growth is held back: timers follow from both
-        self.turning = False
-        self._well_since: dict[str, float] = {}  # by worker
-        self._hit_until: dict[str, float] = {}  # by worker or server: end of the last fault that hit it
-        self._name_of: dict[WorkerId, str] = {}  # model of the GPU where each worker was started last
-        self._ended_at: dict[WorkerId, float] = {}  # of processes
-        self._controller_hit_until = float("-inf")
-        self._apart_since: dict[str, float] = {}  # by server
-        self._reigns: dict[
-            int, str
-        ] = {}  # by term: the controller's state machine that has sent messages in it, in the present store
-
-    def add_plan(self, plan: JobPlan) -> None:
-        """Allow users to submit this job from now on."""
-        self._plans[plan.spec.name] = plan
-
     # -- inputs from the simulation
-
-    def job(self, job: JobId) -> _Known:
-        """The state of a submitted job."""
-        known = self._jobs.get(job)
-        if known is None:
-            known = self._jobs[job] = _Known(self._plans[job.rpartition("-")[0]])
-        return known
-
-    def disturbed(self, job: JobId, for_s: float = 0.0) -> None:
-        """A fault hits workers of this job, or their resources, for `for_s`."""
-        known = self.job(job)
-        known.disturbed_at = max(known.disturbed_at, self._timeline.now + for_s)
-
-    def hit(self, who: str, for_s: float = 0.0) -> None:
-        """A fault hits this server or worker for `for_s`."""
-        until = self._timeline.now + for_s
-        self._hit_until[who] = max(until, self._hit_until.get(who, until))
-
-    def controller_hit(self, for_s: float = 0.0) -> None:
-        """A fault hits the controller or its store, for `for_s`."""
-        self._controller_hit_until = max(self._controller_hit_until, self._timeline.now + for_s)
-
-    def _hit(self, who: str) -> float:
-        """End of the last fault that hit this worker or server."""
-        return self._hit_until.get(who, float("-inf"))
-
-    def calm_since(self, *who: str) -> float:
-        """End of the last fault that hit any of these workers or servers, or the controller."""
-        return max(self._controller_hit_until, *map(self._hit, who))
-
-    def all_disturbed(self) -> None:
-        for known in self._jobs.values():
-            known.disturbed_at = self._timeline.now + LASTS_S
-
-    def store_changed(self, contents: Iterable[tuple[str, bytes]]) -> None:
-        """The store was lost or restored. Only acknowledgements that are newer than `contents` may be forgotten."""
-        self._states = States(contents)
-        self._made_by.clear()
-        self._reigns.clear()
-        self._store_replaced = True
-        for known in self._jobs.values():
-            known.uncertain, known.record, known.unlike = True, None, 0
-            known.disturbed_at = self._timeline.now + LASTS_S
 
     def reigns(self, term: int, incarnation: str) -> None:
         """A controller's state machine sends a message to an agent."""
@@ -252,7 +113,7 @@ class Oracle:
         there = [workers for gpu, workers in self._on_gpu.items() if gpu.partition("/")[0] == server]
         return list(dict.fromkeys(worker for workers in there for worker in workers))
 
-    def _begins_anew(self, known: _Known) -> bool:
+    def _begins_anew(self, known: Known) -> bool:
         """Whether the job starts from the beginning, as nothing of an earlier start is left.
 
         There is no checkpoint, and no step was reported before the servers of all workers were lost.
@@ -266,7 +127,7 @@ class Oracle:
         """A worker of a heterogeneous job has found that its operators have one algorithm on all GPU types."""
         self.job(job).agnostic = True
 
-    def _begin_in_gang(self, job: JobId, known: _Known, worker: WorkerId) -> None:
+    def _begin_in_gang(self, job: JobId, known: Known, worker: WorkerId) -> None:
         """A process of a job without `elastic.join()` starts: only as a whole gang, and no more often than `restarts` allows."""
         generation = max((g for g, roster in known.rosters.items() if worker in roster), default=0)
         strangers = [other for other, theirs in known.living.items() if theirs != generation]
@@ -351,7 +212,7 @@ class Oracle:
             known.follows[group.roster.generation] = word
         return step, hash((state, step, wanted))
 
-    def _check_stopped(self, job: JobId, known: _Known, group: Group, generation: int) -> None:
+    def _check_stopped(self, job: JobId, known: Known, group: Group, generation: int) -> None:
         """A step has decided on this next generation: none of its members may have been ordered to stop."""
         concerned = {*group.roster.workers, *known.rosters.get(generation, ())}
         hit_at = max(self._controller_hit_until, *map(self._hit, concerned))
@@ -393,11 +254,6 @@ class Oracle:
                 f"{worker} begins step {step} of {job} in generation {generation}, which has ended with step {decided}"
             )
             raise Violation("all switch at the same boundary", text)
-
-    def is_to_leave(self, job: JobId, worker: str) -> bool:
-        """Does the newest order of the controller leave this worker out?"""
-        rosters = self.job(job).rosters
-        return bool(rosters) and worker not in rosters[max(rosters)]
 
     def left(self, job: JobId, worker: WorkerId, generation: int) -> None:
         """A worker ends since it is in no roster. Its generation needs it until a step has decided on the next."""
@@ -469,7 +325,7 @@ class Oracle:
             raise Violation("only faults cost steps", text)
         return known.lineage
 
-    def _check_preemption(self, job: JobId, known: _Known, step: int) -> None:
+    def _check_preemption(self, job: JobId, known: Known, step: int) -> None:
         """A preempted job starts again, or is cancelled, with `step` saved. The state of undisturbed workers must have been
         saved.
         """
@@ -498,11 +354,7 @@ class Oracle:
         elif any(entry.worker == stop.worker and entry.gpu.server == server for entry in workers_of(known.record)):
             known.stopped.setdefault(stop.worker, self._timeline.now)
 
-    def is_to_save(self, job: JobId, worker: str) -> bool:
-        """Was this worker named as the saver of its job's state?"""
-        return self.job(job).saver == worker
-
-    def _note_preemption(self, known: _Known, before: JobRecord, record: JobRecord) -> None:
+    def _note_preemption(self, known: Known, before: JobRecord, record: JobRecord) -> None:
         if not before.orders or record.orders or record.phase is not JobPhase.PENDING:
             return
         step = known.frontier.get(known.lineage, -1)
@@ -512,7 +364,7 @@ class Oracle:
             for worker, (lineage, applied) in known.newest_of.items()
             if lineage == known.lineage and applied >= step - 1 and worker in alive
         )
-        known.preempted = _Preempted(self._timeline.now, step, holders)
+        known.preempted = Preempted(self._timeline.now, step, holders)
         known.newest_of.clear()
 
     def recorded(
@@ -610,7 +462,7 @@ class Oracle:
             text = f"{job} is to leave {', '.join(sorted(gone))}, which the controller has not heard of yet"
             raise Violation("a controller that starts disturbs nobody", text)
 
-    def _check_record(self, job: JobId, known: _Known, record: JobRecord) -> None:
+    def _check_record(self, job: JobId, known: Known, record: JobRecord) -> None:
         before, known.record = known.record, record
         if before is not None:
             if before.phase.final and (record.phase, record.reason) != (before.phase, before.reason):
@@ -633,7 +485,7 @@ class Oracle:
         if record.withheld is not None and not record.phase.final:
             self._check_withheld(job, before, record, record.withheld.how)
 
-    def _check_waiting(self, job: JobId, known: _Known) -> None:
+    def _check_waiting(self, job: JobId, known: Known) -> None:
         """A job has GPUs only after the end of those that it waits for; it is cancelled by a user, or since it waits in vain."""
         record = known.record
         if record is None or known.submission is None:
@@ -660,7 +512,7 @@ class Oracle:
                 found[array.array] = array.most, found.get(array.array, (0, 0))[1] + 1
         return found
 
-    def _waits_in_vain(self, known: _Known) -> bool:
+    def _waits_in_vain(self, known: Known) -> bool:
         """Whether a job that has to finish before this one has failed, or was cancelled, or is lost."""
         for after in known.submission.spec.after if known.submission is not None else ():
             other = self._jobs.get(after.job)
@@ -680,7 +532,7 @@ class Oracle:
             text = f"{job} is {how.past}, and is to have {', '.join(map(str, record.target)) or 'workers'}"
             raise Violation("a job that a user stops does not run", text)
 
-    def _check_share(self, job: JobId, known: _Known, record: JobRecord) -> None:
+    def _check_share(self, job: JobId, known: Known, record: JobRecord) -> None:
         """A share outside the job's range may last only until the scheduler's next review. A fixed share may exceed the job's
         maximum, and is filled as far as GPUs are free.
         """
@@ -700,7 +552,7 @@ class Oracle:
             text = f"{job} is to have {share} GPUs on {len(there)} servers for {ODD_S:.0f} s, and asks for {asks}"
             raise Violation("a roster fits the plan", text)
 
-    def _check_phase(self, job: JobId, known: _Known, record: JobRecord) -> None:
+    def _check_phase(self, job: JobId, known: Known, record: JobRecord) -> None:
         ending = known.plan.script.ending
         if record.phase is JobPhase.FAILED and ending not in FAILING and not self._may_fail(known):
             raise Violation("only the script's fault fails a job", f"{job}: {record.reason}")
@@ -724,7 +576,7 @@ class Oracle:
             if shown != last:
                 raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
 
-    def _may_fail(self, known: _Known) -> bool:
+    def _may_fail(self, known: Known) -> bool:
         """May the job fail? One whose time is up does. A disturbed command with limited restarts may; so may a job that needs
         more workers than hold its state, while its newcomers never get the state.
         """
@@ -816,21 +668,6 @@ class Oracle:
                 raise Violation("record, then act", text)
         self._rescaled.clear()
 
-    def is_over(self, job: JobId) -> bool:
-        """Is the job's end recorded?"""
-        record = self.job(job).record
-        return record is not None and record.phase.final
-
-    def can_be_gone_on_from(self, job: JobId) -> bool:
-        """Was this job cancelled with a known checkpoint? (Under some policies, several jobs with long steps never end.)"""
-        known = self.job(job)
-        record, is_long = known.record, known.plan.script.step_s > LONG_STEP_S
-        over = record is not None and record.phase is JobPhase.CANCELLED and record.saved_step is not None
-        return over and not is_long
-
-    def asked_to_cancel(self, job: JobId) -> None:
-        self.job(job).cancelled = True
-
     def forgeries(self, cluster: Cluster, liars: Collection[ServerId]) -> None:
         """The controller's state holds no forgery, and it counts forgeries only of servers that forge."""
         for name, job in cluster.jobs.items():
@@ -910,10 +747,6 @@ class Oracle:
 
     # -- the end
 
-    def submitted(self) -> dict[str, JobId]:
-        """Acknowledged requests, and their jobs."""
-        return dict(self._requests)
-
     def wrong_end(self, job: JobId, cluster_gpus: int, why_it_waits: str) -> str:
         """Reason why this job has not ended as it should; empty if it has. A job that can never run must wait with a reason."""
         known = self.job(job)
@@ -930,11 +763,6 @@ class Oracle:
             return ""
         wanted = JobPhase.FAILED if known.plan.script.ending in FAILING else JobPhase.FINISHED
         return "" if record.phase is wanted else f"{job} is {record.phase.value}, not {wanted.value}: {record.reason}"
-
-    @property
-    def repeated_steps(self) -> int:
-        """Number of steps repeated after starts from checkpoints, in all jobs."""
-        return sum(known.repeated for known in self._jobs.values())
 
     def noticed(self, job: JobId, event: EventKind) -> None:
         """A notice of this event was delivered."""

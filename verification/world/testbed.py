@@ -16,8 +16,8 @@ from . import bounds, doubles
 from .agent import Agent
 from .controller import Controller
 from .ground import Ground
+from .known import LASTS_S
 from .operations import How, Operation
-from .oracle import LASTS_S
 from .plan import Moment, Plan
 from .process import Process
 from .worker import Worker

@@ -33,7 +33,7 @@ from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.training.stragglers import NOT_MEASURED, packed
 
 from .ground import Checkpoint, Ground
-from .oracle import LASTS_S
+from .known import LASTS_S
 from .plan import PACES, Ending, Moment
 from .plane import BROKEN_BUILD, Carried, Group, Part, Result
 from .process import Process, State
