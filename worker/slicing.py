@@ -29,6 +29,7 @@ from .syntax import children, imports, walk
 _APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
 _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
+_SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of a tensor; not its values
 _SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed", "seed_all", "seed_everything", "set_seed"})
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
@@ -136,6 +137,7 @@ class Slice:
             return False
         made = [(change, key) for key in keys for change in self._changes_of(key)]
         made = [(each, key) for each, key in made if each.repeats and not _fills(each, key.name)]
+        made = [(each, key) for each, key in made if not self._is_greatest_size(each, key.name)]
         itself = {id(each) for each, key in made if each.made_of_itself or key in self._follow([each])}
         if any(id(each) not in itself and self._renews(each) for each, _ in made):
             return False
@@ -144,6 +146,26 @@ class Slice:
             return False
         read_at = min(found[key] for key in keys if key in found)
         return bool(itself) or any(each.is_item and read_at < each.line for each, _ in made)
+
+    def _is_greatest_size(self, change: Change, name: str) -> bool:
+        """Return whether a change keeps for which size something was made: `if n > self.cached_n: self.cached_n = n`."""
+        compared = [test for test in change.tests if any(name in _names_of(each) for each in ast.walk(test))]
+        return bool(compared) and bool(change.reads) and all(self._is_size(each, change.scope) for each in change.reads)
+
+    def _is_size(self, node: ast.AST, scope: _Scope, depth: int = 4) -> bool:
+        """Return whether an expression is a size of tensors, also by way of variables and parameters."""
+        match node:
+            case ast.Subscript(value=inner) | ast.Call(func=ast.Attribute(attr="size" | "numel") as inner):
+                return self._is_size(inner, scope, depth)
+            case ast.Attribute(attr=attribute):
+                return attribute in _SIZES
+            case ast.Call(func=ast.Name(id="len")):
+                return True
+            case ast.Name(id=name) if depth:
+                changes = self._changes.get(scope.key(name), [])
+                reads = [(each, change.scope) for change in changes for each in change.reads]
+                return bool(reads) and all(self._is_size(each, inner, depth - 1) for each, inner in reads)
+        return False
 
     def _changes_of(self, key: Key) -> list[Change]:
         """Return the changes of a key. A function that gives its variable to inner functions makes another one when it is
@@ -535,21 +557,37 @@ def _is_property(function: ast.AST) -> bool:
 
 
 def _fills(change: Change, name: str) -> bool:
-    """Return whether the change only adds what is missing, as a cache does: `if key not in cache: cache[key] = …`."""
+    """Return whether the change only adds what is missing, as a cache does: `if key not in cache: cache[key] = …`.
+
+    Its condition may also read how large the value is, or on which device: `if cache is None or len(cache) < n:`. A condition
+    that reads the value itself decides by what earlier bodies have left: `if best is None or loss < best:`.
+    """
     for test in change.tests:
-        for node in walk(test):
-            match node:
-                case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[tested]):
-                    pass
-                case ast.Compare(left=tested, ops=[ast.Is() | ast.IsNot()]) | ast.UnaryOp(op=ast.Not(), operand=tested):
-                    pass
-                case ast.Name(id="KeyError"):
-                    return True
-                case _:
-                    continue
-            if any(name in (getattr(each, "id", ""), getattr(each, "attr", "")) for each in walk(tested)):
-                return True
+        if isinstance(test, ast.Name) and test.id == "KeyError":
+            return True
+        named = {id(each) for each in walk(test) if name in _names_of(each)}
+        if named and named <= {id(each) for node in walk(test) for each in _presence(node, change.made_of_itself)}:
+            return True
     return False
+
+
+def _presence(node: ast.AST, made_of_itself: bool) -> Iterator[ast.AST]:
+    """Yield what is within an expression that says whether there is a value, or how large it is."""
+    match node:
+        case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[tested]):
+            yield from ast.walk(tested)
+        case ast.Compare(left=tested, ops=[ast.Is() | ast.IsNot()]) if not made_of_itself:
+            yield from ast.walk(tested)
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name() | ast.Attribute() | ast.Subscript() as tested):
+            yield from ast.walk(tested)
+        case ast.Call(func=ast.Name(id="hasattr"), args=[_, tested]) | ast.Call(func=ast.Name(id="len"), args=[tested]):
+            yield from ast.walk(tested)
+        case ast.Attribute(value=tested, attr=attribute) if attribute in _SIZES:
+            yield from ast.walk(tested)
+
+
+def _names_of(node: ast.AST) -> tuple[object, ...]:
+    return getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", "")
 
 
 def _is_run(node: ast.expr) -> bool:

@@ -365,3 +365,42 @@ def test_a_value_counts_under_each_of_its_names() -> None:
     difference = Difference("stats['seen']", node, None, ("dict",))
     assert Slice([tree], tree).carries(difference._replace(also=(other,)))
     assert not Slice([tree], tree).carries(difference)
+
+
+LAZY = """
+class Attention(nn.Module):
+    def forward(self, x):
+        if not hasattr(self, "mask") or len(self.mask) < x.shape[1]:
+            self.mask = torch.ones(x.shape[1], x.shape[1])
+        return self.cosine(x, seq_len=x.shape[-2]) * self.mask
+
+    def cosine(self, x, seq_len):
+        if self.cached is None or self.cached.shape[0] < seq_len or self.cached.device != x.device:
+            self.cached = torch.arange(seq_len).cos()
+        if seq_len > self.seq_len_cached:
+            self.seq_len_cached = seq_len
+            self.sines = torch.arange(self.seq_len_cached).sin()
+        return self.cached[:seq_len] + self.sines[:seq_len]
+
+model = Attention()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("mask", Kind.TENSOR), ("cached", Kind.TENSOR), ("sines", Kind.TENSOR), ("seq_len_cached", Kind.PLAIN)],
+)
+def test_what_is_made_at_its_first_use_and_again_for_a_larger_input_is_not_kept(name: str, kind: Kind) -> None:
+    assert not carries("f(model(x)).backward()", f"model.{name}", kind, LAZY, owner="Attention")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if n is None or loss > n:\n    n = loss\nf(model(x) / n).backward()",
+        "if n is None:\n    n = r\nelse:\n    n = 0.9 * n + 0.1 * r\nf(model(x) - n).backward()",
+        "if not hasattr(n, 'shape') or n < x.max():\n    n = x.max()\nf(model(x) / n).backward()",
+    ],
+)
+def test_what_begins_at_its_first_use_and_follows_later_bodies_is_kept(body: str) -> None:
+    assert carries(body, "n", Kind.PLAIN)

@@ -125,5 +125,6 @@ SCRIPTS: tuple[Script, ...] = (
     Script("gradient_masked_by_hook", EQUAL),
     Script("history_for_plot", EQUAL),
     Script("lazy_mask_cache", EQUAL),
+    Script("rotary_cache", EQUAL),
     Script("buffer_counts_in_model", EQUAL),
 )

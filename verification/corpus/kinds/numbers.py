@@ -383,6 +383,7 @@ SCRIPTS: tuple[Script, ...] = (
             (_JOIN, _JOIN + "state = run.state(counter=0, best_val_loss=np.inf)\n"),
         ),
     ),
+    Script("baseline_from_first", FOUND, "baseline"),
     Script("autoclip_percentile", FOUND, "clip()"),
     Script(
         "multiscale_held",
