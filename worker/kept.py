@@ -7,7 +7,8 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..protocol.errors import PeerError
@@ -32,9 +33,8 @@ class Kind(enum.StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A value in a look."""
+class Node(NamedTuple):
+    """A value in a look, which makes thousands of them."""
 
     digest: int | None  # 63 bits; None: the value was not read completely
     kind: Kind
@@ -43,7 +43,7 @@ class Node:
     shape: tuple[int, ...] | None = None  # of a tensor or array; of the first item of a short list
     again: bool = False  # the value has another name, too, which precedes this one
     changed: bool = True  # whether the value may have changed since the loop began
-    parts: Mapping[str, Node] = field(default_factory=dict)  # by the suffix to the name
+    parts: Mapping[str, Node] = MappingProxyType({})  # by the suffix to the name
 
     def plain(self) -> list[Any]:
         shape = None if self.shape is None else list(self.shape)
@@ -71,7 +71,7 @@ class Node:
         changed = begun is None or self.digest is None or self.digest != begun.digest
         before = begun.parts if begun is not None else {}
         parts = {name: part.since(before.get(name)) for name, part in self.parts.items()}
-        return replace(self, changed=changed, parts=parts)
+        return self._replace(changed=changed, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Reach:
         def kept(name: str, node: Node) -> Node:
             parts = {each: kept(name + each, part) for each, part in node.parts.items() if not names(name + each)}
             whole = len(parts) == len(node.parts) and all(parts[each] is node.parts[each] for each in parts)
-            return node if whole else replace(node, digest=None, parts=parts)
+            return node if whole else node._replace(digest=None, parts=parts)
 
         return replace(self, names={name: kept(name, node) for name, node in self.names.items() if not names(name)})
 

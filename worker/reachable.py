@@ -63,7 +63,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -284,7 +284,7 @@ class _Walk:
             return Node(None, Kind.OTHER, kind.__name__)
         seen = self._seen.get(id(value))
         if seen is not None:
-            return _INSIDE if seen[1] is None else replace(seen[1], again=True, parts=_EMPTY)
+            return _INSIDE if seen[1] is None else seen[1]._replace(again=True, parts=_EMPTY)
         self._seen[id(value)] = value, None
         try:
             node = self._inside(value, kind, name, depth)
@@ -349,7 +349,7 @@ class _Walk:
         if (top in sys.stdlib_module_names or top == "builtins") and full not in _STDLIB_OBJECTS:
             return self._not_seen(value, kind, name)
         node = self._object(value, kind, name, depth)
-        return replace(node, kind=Kind.DATA) if issubclass(kind, torch.utils.data.Dataset) else node
+        return node._replace(kind=Kind.DATA) if issubclass(kind, torch.utils.data.Dataset) else node
 
     def _not_seen(self, value: Any, kind: type, name: str | None) -> Node:
         if name is not None and hasattr(kind, "__next__"):
@@ -467,9 +467,8 @@ class _Walk:
         if attributes := _of_tensor(value):
             bits = self._bits(value, kind, name)
             head = b"" if bits.digest is None else _eight(bits.digest)
-            return replace(
-                self._combine(Kind.TENSOR, kind, head, attributes, name, depth, bits.shown), shape=bits.shape
-            )
+            node = self._combine(Kind.TENSOR, kind, head, attributes, name, depth, bits.shown)
+            return node._replace(shape=bits.shape)
         return self._bits(value, kind, name)
 
     def _bits(self, value: Any, kind: type, name: str | None) -> Node:
@@ -585,7 +584,7 @@ class _Walk:
         if issubclass(kind, torch.dtype | torch.layout | torch.memory_format):
             return Node(self._hash(repr(value).encode()), Kind.PLAIN, kind.__name__, repr(value))
         if issubclass(kind, torch.utils.data.Dataset | torch.utils.data.Sampler):
-            return replace(self._object(value, kind, name, depth), kind=Kind.DATA)
+            return self._object(value, kind, name, depth)._replace(kind=Kind.DATA)
         if issubclass(kind, torch.optim.Optimizer):
             return self._object(value, kind, name, depth, _of_optimizers() - {"state", "param_groups"})
         if module_of(kind).startswith("torch.optim"):
@@ -682,7 +681,7 @@ class _Walk:
         held = contents(value, kind)
         self._seen[id(held)] = held, None  # kept alive, so that no other object gets its address
         node = self._plain(held, name) if type(held) in _PLAIN else self._inside(held, type(held), name, depth)
-        return replace(node, type=kind.__name__)
+        return node._replace(type=kind.__name__)
 
     def _enum(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         label = f"{kind.__name__}.{object.__getattribute__(value, '_name_')}"
@@ -716,7 +715,7 @@ class _Walk:
             exact = complex.__add__(value, 0j)
         else:
             exact = str.__str__(value) if issubclass(kind, str) else bytes.__add__(value, b"")
-        return replace(self._plain(exact, name), type=kind.__name__)
+        return self._plain(exact, name)._replace(type=kind.__name__)
 
 
 _Handler = Callable[[_Walk, Any, type, str | None, int], Node]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -237,7 +236,7 @@ WORKERS = ("s-1.0", "s-1.3")
 
 
 def number(name: str, changed: bool = True) -> Difference:
-    return Difference(name, replace(NUMBER, changed=changed), replace(NUMBER, digest=2, shown="0", changed=False))
+    return Difference(name, NUMBER._replace(changed=changed), NUMBER._replace(digest=2, shown="0", changed=False))
 
 
 def test_names_come_first_and_then_code_before_the_loop() -> None:
@@ -298,14 +297,14 @@ def test_what_was_different_before_the_loop_is_told_as_such() -> None:
 
 def test_state_with_a_batch_s_length_is_one_of_each_virtual_worker() -> None:
     tensor = Node(1, Kind.TENSOR, "Tensor", "a tensor [1, 20, 8]", (1, 20, 8))
-    found = Difference("memory", tensor, replace(tensor, digest=2))
+    found = Difference("memory", tensor, tensor._replace(digest=2))
     assert "run.per_virtual_worker(memory=" in advice.sentence(found, WORKERS, Sources(None), batch_size=20)
     assert "run.state(memory=memory)" in advice.sentence(found, WORKERS, Sources(None), batch_size=16)
 
 
 def test_derived_tensors_are_computed_once_at_an_epoch_s_beginning() -> None:
     tensor = Node(1, Kind.TENSOR, "Tensor", "a tensor [24]", (24,))
-    found = Difference("labels", tensor, replace(tensor, digest=2))
+    found = Difference("labels", tensor, tensor._replace(digest=2))
     text = advice.sentence(found, WORKERS, sources(SCRIPT, "train"))
     assert text == (
         "labels (a tensor [24], train.py:29) differs between s-1.0 and s-1.3; compute it once for all workers: "
@@ -315,5 +314,5 @@ def test_derived_tensors_are_computed_once_at_an_epoch_s_beginning() -> None:
 
 def test_an_object_that_cannot_be_looked_into_is_registered_with_its_state() -> None:
     thing = Node(1, Kind.OBJECT, "Env", "an Env")
-    text = advice.sentence(Difference("env", thing, replace(thing, digest=2)), WORKERS, Sources(None))
+    text = advice.sentence(Difference("env", thing, thing._replace(digest=2)), WORKERS, Sources(None))
     assert text.endswith('register it before prepare(): run.register("env", env)')
