@@ -27,16 +27,15 @@ def story_elsewhere(seed: int, hash_seed: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("seed", [2, 3])
-def test_the_same_seed_has_the_same_story_whatever_the_order_of_hashes(seed: int) -> None:
-    assert story_elsewhere(seed, "1") == story_elsewhere(seed, "2")
-
-
 # In 43 there are loans and priorities, in 60 users stop jobs, in 144 a job begins anew on GPUs of another type.
 @pytest.mark.parametrize("seed", [*range(1000, 1006), 43, 60, 144])
 def test_no_invariant_breaks(seed: int) -> None:
     outcome = play(Settings().plan(seed), tell=True)
     assert not outcome.failed, "\n".join(outcome.story[-60:])
+    if seed in (43, 60):  # in hostile weather and in that of TCP
+        assert [story_elsewhere(seed, hash_seed) for hash_seed in ("1", "2")] == 2 * [outcome.digest], (
+            "it depends on hashes"
+        )
 
 
 def test_leaving_an_entry_out_changes_nothing_before_it() -> None:
