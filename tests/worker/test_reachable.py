@@ -127,7 +127,10 @@ def of(limits: Limits = DEFAULT, known: Any = (), beside: Any = None, **values: 
         frame = sys._getframe(1)
         return look(frame, frozenset(values), known, limits, beside=beside)
 
-    with contextlib.chdir(tempfile.gettempdir()):  # these tests are not part of the script
+    with (
+        tempfile.TemporaryDirectory() as elsewhere,
+        contextlib.chdir(elsewhere),
+    ):  # these tests are not part of the script
         seen_: Reach = namespace["script"](see, values)
     return seen_
 
