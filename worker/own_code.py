@@ -37,7 +37,8 @@ def loop_frame(frame: FrameType | None, code: CodeType | None = None) -> FrameTy
 
 def _normal(path: str) -> str:
     """Return the absolute path in its normal form. Nearly all of the 2,000 files of a worker have it already."""
-    unusual = any(part in f"{path}/" for part in ("//", "/./", "/../"))
+    whole = f"{path}/"
+    unusual = "//" in whole or "/./" in whole or "/../" in whole
     return path if path.startswith("/") and not unusual else os.path.abspath(path)
 
 
@@ -71,9 +72,9 @@ def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
     path = _normal(file)
     if f"{os.sep}ipykernel_" in path:
         return True
-    root = _nearest(path, directories)
-    if not root:
+    if not path.startswith(directories):  # as nearly all files
         return False
+    root = _nearest(path, directories)
     hidden = any(part.startswith(".") for part in path[len(root) :].split(os.sep)[:-1])
     return not hidden and not is_installed(path, directories)
 
