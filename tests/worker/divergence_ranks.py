@@ -16,7 +16,6 @@ before which they join. "loses" is a step: the victim is killed in it.
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
 import signal
@@ -31,10 +30,9 @@ import torch
 import training_cases
 import unlike_cases
 from torch import nn
-from training_ranks import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment, fork
+from training_ranks import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment, fork, prepare
 
 from elasticd.protocol.model import Determinism, OnDivergence
-from elasticd.worker import warm
 from elasticd.worker.membership import machine as m
 from elasticd.worker.run import Run
 from elasticd.worker.stepping import Stepping
@@ -115,9 +113,7 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    warm.prepare()
-    gc.freeze()  # objects of this process are not the ranks' garbage
+    prepare()
     for line in sys.stdin:
         print(json.dumps(carry_out(json.loads(line))), flush=True)
 

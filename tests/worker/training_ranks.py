@@ -51,15 +51,19 @@ from elasticd.protocol.model import (
     WorkerId,
 )
 from elasticd.worker import warm
+from elasticd.worker.assigned import Source
+from elasticd.worker.code import Code
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.inband import InBand, Part
+from elasticd.worker.own_code import directories, own_modules
 from elasticd.worker.rehearsal import control
 from elasticd.worker.rehearsal.timetable import FAILED as FAILED
 from elasticd.worker.rehearsal.timetable import Timetable as Timetable
 from elasticd.worker.run import Run
 from elasticd.worker.sharding.divided import DividedState
 from elasticd.worker.stepping import Stepping
+from elasticd.worker.syntax import walk
 from elasticd.worker.trainer import ScriptExit
 
 VIRTUAL_WORKERS = 4
@@ -221,11 +225,26 @@ def fork(worker: Callable[[], None]) -> int:
     os._exit(0)
 
 
+def prepare() -> None:
+    """Load what every rank would load again: torch's code, and the syntax trees of the script's files."""
+    torch.set_num_threads(1)
+    warm.prepare()
+    _read_script()
+
+
+def _read_script() -> None:
+    Code(torch.device("cpu"))
+    for module in own_modules(directories(), {}).values():
+        if source := Source.read(module["__file__"]):
+            walk(source.tree)
+    gc.freeze()  # objects of this process are not the ranks' garbage
+
+
 def carry_out(case: str, address: str, timetable: list[Any], directory: str, **named: Any) -> int:
     """Run one task. Returns the worst exit code."""
     if module_of(case) not in sys.modules:  # once for all ranks
         importlib.import_module(module_of(case))
-        gc.freeze()
+        _read_script()
 
     with tempfile.TemporaryDirectory() as meeting:
 
@@ -240,9 +259,7 @@ def carry_out(case: str, address: str, timetable: list[Any], directory: str, **n
 
 def main() -> None:
     faulthandler.enable()  # a rank that dies by a signal says where
-    torch.set_num_threads(1)
-    warm.prepare()
-    gc.freeze()  # objects of this process are not the ranks' garbage
+    prepare()
     for line in sys.stdin:
         print(carry_out(**json.loads(line)), flush=True)
 
