@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocol.model import GpuAddress, WorkerId, WorkerPhase, WorkerStatus
 from ..deadlines import Deadlines
@@ -40,8 +40,7 @@ class Statuses(dict[WorkerId, WorkerStatus]):
         return super().pop(worker, default)
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(NamedTuple):
     """Facts that concern all workers of a job. When they change, all workers are examined again."""
 
     newest: OrderRecord | None
@@ -60,8 +59,7 @@ class Terms:
         )
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """Counted facts about one worker."""
 
     usable: bool  # the worker may be in a roster
