@@ -39,7 +39,7 @@ def test_no_invariant_breaks(seed: int) -> None:
 
 
 def test_leaving_an_entry_out_changes_nothing_before_it() -> None:
-    plan = Settings("tcp").plan(2)
+    plan = Settings("tcp").plan(60)
     last = len(plan.entries) - 1
     whole, fewer = play(plan, tell=True), play(plan.keep(frozenset(range(last))), tell=True)
     before = [line for line in whole.story if float(line[:9]) < plan.entries[last].at]
