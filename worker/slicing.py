@@ -149,7 +149,7 @@ class Slice:
 
     def _is_greatest_size(self, change: Change, name: str) -> bool:
         """Return whether a change keeps for which size something was made: `if n > self.cached_n: self.cached_n = n`."""
-        compared = [test for test in change.tests if any(name in _names_of(each) for each in ast.walk(test))]
+        compared = [test for test in change.tests if any(name in _names_of(each) for each in walk(test))]
         return bool(compared) and bool(change.reads) and all(self._is_size(each, change.scope) for each in change.reads)
 
     def _is_size(self, node: ast.AST, scope: _Scope, depth: int = 4) -> bool:
@@ -575,15 +575,15 @@ def _presence(node: ast.AST, made_of_itself: bool) -> Iterator[ast.AST]:
     """Yield what is within an expression that says whether there is a value, or how large it is."""
     match node:
         case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[tested]):
-            yield from ast.walk(tested)
+            yield from walk(tested)
         case ast.Compare(left=tested, ops=[ast.Is() | ast.IsNot()]) if not made_of_itself:
-            yield from ast.walk(tested)
+            yield from walk(tested)
         case ast.UnaryOp(op=ast.Not(), operand=ast.Name() | ast.Attribute() | ast.Subscript() as tested):
-            yield from ast.walk(tested)
+            yield from walk(tested)
         case ast.Call(func=ast.Name(id="hasattr"), args=[_, tested]) | ast.Call(func=ast.Name(id="len"), args=[tested]):
-            yield from ast.walk(tested)
+            yield from walk(tested)
         case ast.Attribute(value=tested, attr=attribute) if attribute in _SIZES:
-            yield from ast.walk(tested)
+            yield from walk(tested)
 
 
 def _names_of(node: ast.AST) -> tuple[object, ...]:
