@@ -653,7 +653,7 @@ class _Walk:
         if not parts:
             return self._constant(kind, head, head)
         node = self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"{value.__name__}()")
-        return replace(node, type=function_type(code.co_qualname))
+        return node._replace(type=function_type(code.co_qualname))
 
     def _builtin(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         return self._constant(kind, value.__qualname__, value.__name__)
