@@ -4,6 +4,10 @@ Each run draws the lengths of the jobs that have not stated theirs, from ended j
 the jobs that arrive meanwhile, from those of the last day: at the same rate, with the same numbers of GPUs. Nothing else
 is random. So the share of runs in which a job starts between two times estimates the probability of that, as far as
 later jobs are like earlier ones.
+
+How long jobs are is itself known from some ended jobs only, and what users train changes from week to week. In a long
+queue this matters more than the luck of each job, which averages out. So each run draws the ended jobs as well, with
+replacement (Poisson bootstrap), and multiplies all drawn lengths by one factor (`DRIFT`).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -31,6 +36,10 @@ from .workload import Begun, Workload
 
 RUNS, FEWEST_RUNS = 40, 10
 TIME_S, MOST_S = 3.0, 15.0  # of the processor: no more runs are begun; a run is given up
+ALIKE = 4  # jobs come in groups of about so many that are alike, such as sweeps: these count as one when jobs are drawn
+# Standard deviation of the logarithm of that factor, with which four of five starts lie in the interval for the Philly
+# cluster 0e4a51 under fifo; other clusters and policies are in docs/reports/benchmarks.md
+DRIFT = 0.9
 MOST_ARRIVALS = 300
 CERTAIN = 0.8  # of the runs lie in the interval that is shown
 
@@ -76,10 +85,13 @@ def starts(outlook: Outlook, job: JobId, seed: int = 0) -> Starts:
         if time.process_time() - began_s > MOST_S and len(found) < FEWEST_RUNS:
             raise TooLong(f"a forecast with {len(outlook.jobs)} jobs takes more than {MOST_S:.0f} s of processor time")
 
+    quantiles = _quantiles(1 + len(outlook.jobs), np.random.default_rng(seed))
     for run in range(RUNS):
         if len(found) >= FEWEST_RUNS and time.process_time() - began_s > TIME_S:
             break
-        found.append(_run(outlook, target, scheduler, ended, random.Random(f"{seed} {run}"), check_time))
+        found.append(
+            _run(outlook, target, scheduler, ended, quantiles[:, run], random.Random(f"{seed} {run}"), check_time)
+        )
     return Starts(tuple(sorted(found)))
 
 
@@ -118,17 +130,31 @@ def with_job(outlook: Outlook, job: JobId, least: int, most: int, priority: int,
     )
 
 
+def _quantiles(count: int, rng: np.random.Generator) -> Floats:
+    """Return quantiles in [0, 1) of so many variables, by variable and run. Those of a variable lie in different parts of
+    that range (Latin hypercube sampling), so few runs suffice where a single job decides.
+    """
+    part = rng.permuted(np.tile(np.arange(RUNS, dtype=np.float64), (count, 1)), axis=1)
+    found: Floats = (part + rng.random(part.shape)) / RUNS
+    return found
+
+
 def _run(
     outlook: Outlook,
     target: int,
     scheduler: Scheduler,
     ended: Ended,
+    quantiles: Floats,
     rng: random.Random,
     check_time: Callable[[int], None],
 ) -> float:
-    """Return when the target starts in one run (s from now)."""
+    """Return when the target starts in one run (s from now). quantiles: of the factor, and of the jobs' lengths."""
     arrivals = _arrivals(outlook, rng)
-    table = _Table(outlook, arrivals, ended, rng)
+    drawn = np.random.default_rng(rng.getrandbits(64)).poisson(ended.lengths / ALIKE) * ALIKE
+    ended = Ended(drawn.astype(np.int64), ended.errors)
+    factor = math.exp(DRIFT * NormalDist().inv_cdf(min(max(float(quantiles[0]), 1e-3), 1 - 1e-3)))
+    later = [rng.random() for _ in arrivals]
+    table = _Table(outlook, arrivals, ended, np.concatenate((quantiles[1:], later)), factor)
     stages = scheduler.stages
     cluster = tuple(ServerInView(server, tuple(range(gpus))) for server, gpus in outlook.servers if gpus)
     simulation = Simulation(
@@ -159,8 +185,14 @@ class _Table:
     """The workload of one run: the outlook's jobs, and those that arrive."""
 
     def __init__(
-        self, outlook: Outlook, arrivals: Sequence[tuple[float, tuple[int, int]]], ended: Ended, rng: random.Random
+        self,
+        outlook: Outlook,
+        arrivals: Sequence[tuple[float, tuple[int, int]]],
+        ended: Ended,
+        quantiles: Floats,
+        factor: float,
     ) -> None:
+        """quantiles: of the lengths, by job of the outlook and of the arrivals. factor: of all drawn lengths."""
         total = sum(gpus for _, gpus in outlook.servers)
         jobs, now = outlook.jobs, outlook.time_s
         new = len(arrivals)
@@ -173,7 +205,7 @@ class _Table:
         requested = of("requested_gpus", most).astype(np.int64)
         done_s = of("done_s")
         known_s = np.array([math.nan if job.left_s is None else job.left_s for job in jobs] + [math.nan] * new)
-        drawn_s = at_quantiles_s(ended, requested, done_s, np.array([rng.random() for _ in requested]))
+        drawn_s = at_quantiles_s(ended, requested, done_s, quantiles) * factor
         linear = tuple(float(gpus) for gpus in range(total + 1))
         rows = [each[: total + 1] for each in (*outlook.speedups, linear)]
         speedups = np.array([[*each, *[each[-1]] * (total + 1 - len(each))] for each in rows])

@@ -208,8 +208,8 @@ def averages_from_an_epoch_on(run: Run) -> list[Any]:
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             if epoch >= 2:
-                weight = next(model.parameters()).detach().clone()
-                average = weight if average is None else (count * average + weight) / (count + 1)
+                last = next(model.parameters()).detach().clone()
+                average = last if average is None else (count * average + last) / (count + 1)
                 count += 1
     run.save({"average": average, "count": count}, "average.pt")
     return ended(run, model)
