@@ -37,7 +37,7 @@ from .workload import Begun, Workload
 RUNS, FEWEST_RUNS = 40, 10
 TIME_S, MOST_S = 3.0, 15.0  # of the processor: no more runs are begun; a run is given up
 ALIKE = 4  # jobs come in groups of about so many that are alike, such as sweeps: these count as one when jobs are drawn
-# Standard deviation of the logarithm of that factor, with which four of five starts lie in the interval for the Philly
+# Standard deviation of the logarithm of that factor, with which 79 % of starts lie in the interval for the Philly
 # cluster 0e4a51 under fifo; other clusters and policies are in docs/reports/benchmarks.md
 DRIFT = 0.9
 MOST_ARRIVALS = 300
