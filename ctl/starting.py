@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import RequestRefused
+from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import GetOutlook, JobView, Outlook
 from ..protocol.model import JobId, JobPhase, JobSpec
 from .context import DECIDED_WITHIN_S, Context
@@ -45,7 +45,7 @@ def of_spec(shared: Context, spec: JobSpec) -> tuple[str, dict[str, object]] | N
 def _outlook(shared: Context) -> Outlook | None:
     try:
         return shared.ask(GetOutlook(), Outlook, DECIDED_WITHIN_S)
-    except RequestRefused:  # by a controller of an older version
+    except (RequestRefused, UserError):  # a controller of an older version does not understand the request
         return None
 
 

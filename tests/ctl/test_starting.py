@@ -10,7 +10,7 @@ import pytest
 from elasticd.ctl import starting
 from elasticd.ctl.context import Context
 from elasticd.ctl.promises import moment
-from elasticd.protocol.errors import RequestRefused
+from elasticd.protocol.errors import RequestRefused, UserError
 from elasticd.protocol.messages import GetOutlook, JobView, Outlook, OutlookJob, Withheld, Withholding
 from elasticd.protocol.model import After, GpuRange, JobId, JobPhase, JobSpec, ServerId
 from elasticd.simulator.forecast import Starts
@@ -103,7 +103,8 @@ def test_an_obstacle_is_named() -> None:
 
 
 def test_an_older_controller_gives_no_forecast() -> None:
-    assert starting.of_job(shared(RequestRefused("unknown")), view()) is None
+    for refusal in (RequestRefused("unknown"), UserError("the request is not understood: GetOutlook")):
+        assert starting.of_job(shared(refusal), view()) is None
 
 
 def test_a_job_that_was_not_submitted_is_the_last_of_the_queue() -> None:
