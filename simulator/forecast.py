@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..protocol.errors import UserError
 from ..protocol.messages import Outlook, OutlookJob
@@ -118,16 +119,7 @@ def with_job(outlook: Outlook, job: JobId, least: int, most: int, priority: int,
         by_hand=None,
         time_left_s=None,
     )
-    return Outlook(
-        time_s=outlook.time_s,
-        policy=outlook.policy,
-        servers=outlook.servers,
-        jobs=(*outlook.jobs, new),
-        speedups=(*outlook.speedups, linear),
-        lengths=outlook.lengths,
-        arrivals=outlook.arrivals,
-        arrivals_s=outlook.arrivals_s,
-    )
+    return replace(outlook, jobs=(*outlook.jobs, new), speedups=(*outlook.speedups, linear))
 
 
 def _quantiles(count: int, rng: np.random.Generator) -> Floats:
