@@ -23,10 +23,11 @@ from statistics import median
 
 import numpy as np
 
-from elasticd.protocol.messages import Outlook, OutlookJob
+from elasticd.controller.requests.outlook import facts
+from elasticd.protocol.messages import Outlook
 from elasticd.scheduler.pipeline import Decision
 from elasticd.scheduler.policies import load_policy
-from elasticd.scheduler.view import UNKNOWN_S, ClusterView
+from elasticd.scheduler.view import ClusterView
 from elasticd.simulator.costs import BACKGROUND
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.forecast import starts
@@ -77,26 +78,7 @@ def outlook(view: ClusterView, decision: Decision, workload: Workload, policy: s
         for row in np.flatnonzero((workload.submit_s > now - LATELY_S) & (workload.submit_s <= now)).tolist()
     ]
     found = [
-        OutlookJob(
-            job=jobs.name(row),
-            min_gpus=int(jobs.min_gpus[row]),
-            max_gpus=int(jobs.max_gpus[row]),
-            requested_gpus=int(jobs.requested_gpus[row]),
-            priority=0,
-            curve=int(jobs.curve[row]),
-            submitted_s=float(jobs.submitted_s[row]),
-            waiting_since_s=None if decision.shares[row] else float(np.nan_to_num(jobs.waiting_since_s[row], nan=now)),
-            executed_s=float(jobs.executed_s[row]),
-            attained_gpu_s=float(jobs.attained_gpu_s[row]),
-            changes=int(jobs.changes[row]),
-            done_s=float(jobs.done_s[row]),
-            left_s=None if jobs.left_s[row] >= UNKNOWN_S else float(jobs.left_s[row]),
-            share=int(decision.shares[row]),
-            fixed=False,
-            by_hand=None,
-            time_left_s=None,
-        )
-        for row in range(len(jobs))
+        facts(jobs.name(row), jobs, row, int(jobs.curve[row]), int(decision.shares[row])) for row in range(len(jobs))
     ]
     return Outlook(
         time_s=now,

@@ -78,10 +78,12 @@ def phrase(found: Starts, now_s: float) -> str:
 
 def document(found: Starts, now_s: float) -> dict[str, object]:
     """Return the interval as a document for programs; a time that is never reached is null."""
+    from ..simulator.forecast import CERTAIN
+
     low_s, high_s = found.interval_s
     return {
         "from_s": None if low_s == math.inf else now_s + low_s,
         "to_s": None if high_s == math.inf else now_s + high_s,
-        "part": 0.8,
+        "part": CERTAIN,
         "simulations": len(found.after_s),
     }

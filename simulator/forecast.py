@@ -210,7 +210,8 @@ class _Table:
         rate = speedups[curve, np.minimum(np.where(share > 0, share, requested), total)]
         left_s = np.maximum(np.minimum(left_s, limit_s * np.where(rate > 0, rate, 1.0)), 1.0)
         submit_s = of("submitted_s", [now + at for at, _ in arrivals]) - now
-        since_s = np.array([math.nan if job.waiting_since_s is None else job.waiting_since_s - now for job in jobs])
+        waiting_s = [now if job.waiting_since_s is None else job.waiting_since_s for job in jobs]
+        since_s = np.where(share[: len(jobs)] > 0, math.nan, np.array(waiting_s) - now)
         self.workload = Workload(
             names=[*(job.job for job in jobs), *(JobId(f"arrival-{number}") for number in range(new))],
             submit_s=submit_s,

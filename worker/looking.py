@@ -235,7 +235,7 @@ class Looking:
         return [] if self._begun is None else differences(self._begun, self.now(frame))
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
-        """Return those of the dataset."""
+        """Return the dataset's values that the loop has changed since it began. frame: as for `now`."""
         return [each for each in self.changed(frame) if _is_of_data(each)]
 
     def places(self, found: Sequence[Difference]) -> str:

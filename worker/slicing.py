@@ -233,7 +233,7 @@ class Slice:
             if (key := change.scope.key(each.id)) in self._functions:
                 yield self._functions[key]
 
-    # -- what the source says
+    # -- reading the source
 
     def _declare(self, body: Iterable[ast.stmt], scope: _Scope, of_class: str | None) -> None:
         """Find functions, methods and classes."""

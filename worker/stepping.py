@@ -784,7 +784,7 @@ class Stepping:
         """Workers have come to different ends of the same evaluations. Raises UserError; CommunicatorBroken."""
         self.in_band.issue(self._communicator, part, self._proposal)
         self.in_band.complete(self._communicator, part)
-        self.in_band.read(part)  # perhaps they have told why
+        self.in_band.read(part)  # their letters may contain the cause, which is raised
         raise UserError(DISAGREE.format(step=part.step))
 
     def _apply(self, part: Part) -> None:
@@ -845,7 +845,7 @@ class Stepping:
         return step // steps
 
     def _items(self) -> float:
-        """What the step's gradient is to be divided by. 0: nothing. Raises UserError if no body has told."""
+        """Return the divisor of the step's gradient; 0: none. Raises UserError if no loop body has shared it."""
         name = self._recipe.normalize
         if name is None:
             return 0.0

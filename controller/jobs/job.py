@@ -212,7 +212,7 @@ class Job(Facts):
 
     @property
     def why_withheld(self) -> str:
-        """Return who or what withholds the job, and the command that ends this; "" if the job is not withheld."""
+        """Return the reason why the job is withheld, and the command that ends this; "" if the job is not withheld."""
         withheld = self.record.withheld
         if withheld is None:
             if self.record.waits_for:

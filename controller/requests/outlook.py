@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ...protocol.messages import Outlook, OutlookJob
-from ...protocol.model import GpuAddress
+from ...protocol.model import GpuAddress, JobId
 from ...scheduler.ended import Ended
 from ...scheduler.own import FromFile
 from ...scheduler.scheduler import document
-from ...scheduler.view import UNKNOWN_S, ClusterView, Columns
+from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..reconcile.snapshot import snapshot
@@ -70,27 +70,50 @@ def _most(columns: Columns, total: int) -> dict[int, int]:
     return found
 
 
-def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], never_joins: bool) -> OutlookJob:
-    """Return the facts about the job of this row. curve_of: places of the curves in the outlook."""
-    limit_s, executed_s = job.spec.time_limit_s, float(columns.executed_s[row])
+def facts(
+    job: JobId,
+    columns: Columns | JobTable,
+    row: int,
+    curve: int,
+    share: int,
+    fixed: bool = False,
+    by_hand: int | None = None,
+    limit_s: float | None = None,
+) -> OutlookJob:
+    """Return the facts about the job of this row. curve: its place in the outlook. limit_s: of its time with GPUs."""
+    waiting_s, executed_s = float(columns.waiting_since_s[row]), float(columns.executed_s[row])
     return OutlookJob(
-        job=job.id,
+        job=job,
         min_gpus=int(columns.min_gpus[row]),
         max_gpus=int(columns.max_gpus[row]),
         requested_gpus=int(columns.requested_gpus[row]),
-        priority=job.spec.priority,
-        curve=curve_of[int(columns.curve[row])],
+        priority=int(columns.priority[row]),
+        curve=curve,
         submitted_s=float(columns.submitted_s[row]),
-        waiting_since_s=None if job.own_gpus else float(columns.waiting_since_s[row]),
+        waiting_since_s=None if share or math.isnan(waiting_s) else waiting_s,
         executed_s=executed_s,
         attained_gpu_s=float(columns.attained_gpu_s[row]),
         changes=int(columns.changes[row]),
         done_s=float(columns.done_s[row]),
         left_s=None if columns.left_s[row] >= UNKNOWN_S else float(columns.left_s[row]),
-        share=len(job.own_gpus),
-        fixed=never_joins or job.gang,
-        by_hand=job.record.manual_share,
+        share=share,
+        fixed=fixed,
+        by_hand=by_hand,
         time_left_s=None if limit_s is None else max(0.0, limit_s - executed_s),
+    )
+
+
+def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], never_joins: bool) -> OutlookJob:
+    """Return the facts about the job of this row. curve_of: places of the curves in the outlook."""
+    return facts(
+        job.id,
+        columns,
+        row,
+        curve_of[int(columns.curve[row])],
+        len(job.own_gpus),
+        never_joins or job.gang,
+        job.record.manual_share,
+        job.spec.time_limit_s,
     )
 
 

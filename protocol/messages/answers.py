@@ -55,7 +55,7 @@ class OutlookJob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     priority: int
     curve: int  # row of `Outlook.speedups`
     submitted_s: float
-    waiting_since_s: float | None  # None: the job has GPUs
+    waiting_since_s: float | None  # None: the job has GPUs, or had some until now
     executed_s: float
     attained_gpu_s: float
     changes: int

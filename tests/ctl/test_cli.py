@@ -569,7 +569,12 @@ def test_a_job_that_waits_is_explained_and_what_is_said_to_start_it_starts_it(cl
     assert found["holders"] == [{"job": first, "before_gpus": 2, "after_gpus": 2, "reason": ""}]
     (command,) = [remedy["command"] for remedy in found["remedies"] if remedy["kind"] == "end"]
     assert command == f"elasticctl cancel {first}"
+    assert found["starts"]["simulations"] > 0
+    assert cli.json("explain", waits, "--no-forecast")["starts"] is None
+    assert "  starts  " not in cli("explain", waits, "--no-forecast").stdout
+    assert "elasticctl: starts " in cli("submit", "--dry-run", "sleep.yaml").stderr
     told = cli("explain", waits).stdout
+    assert "  starts  " in told
     assert f"{waits}: pending for " in told
     assert command in told
     cli(*command.split()[1:])

@@ -160,7 +160,7 @@ class Knowledge:
             known.uncertain, known.record, known.unlike = True, None, 0
             known.disturbed_at = self._timeline.now + LASTS_S
 
-    # -- what others ask
+    # -- queries
 
     def is_over(self, job: JobId) -> bool:
         """Is the job's end recorded?"""
