@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ..protocol.sparing import SparingBySubject
+from ..protocol.rate_limit import SubjectRateLimiter
 from ..protocol.times import REFUSED_RETRY_S
 from ..runtime import transport
 from ..runtime.clock import SteadyClock
@@ -56,7 +56,7 @@ class Controllers:
         self.addresses = tuple(addresses)
         self._clock = clock
         self._on_change = on_change
-        self._sparing = SparingBySubject()
+        self._rate_limiter = SubjectRateLimiter()
         self._lines: list[_Line] = []
         pair, public = (None, b"") if key is None else (key.pair, key.controller_public)
         for number, address in enumerate(addresses):
@@ -103,5 +103,5 @@ class Controllers:
             text = "does not know this server's key, or has revoked it"
         else:
             text = "ends the connection: its key may be another one than the key file says"
-        if self._sparing.worth(f"{line.address} {text}", self._clock.now()) is not None:
+        if self._rate_limiter.admit(f"{line.address} {text}", self._clock.now()) is not None:
             log.warning("the controller at %s %s", line.address, text)

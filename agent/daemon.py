@@ -41,7 +41,7 @@ from ..protocol.messages import (
     ToAgentFromWorker,
 )
 from ..protocol.model import CAPTURED_VARIABLES, GpuKind, Server, ServerId
-from ..protocol.sparing import SparingBySubject
+from ..protocol.rate_limit import SubjectRateLimiter
 from ..protocol.terms import unstamped
 from ..runtime import locks, mounts, readiness, transport
 from ..runtime.clock import SteadyClock
@@ -139,7 +139,7 @@ class AgentDaemon:
             self._context, self._loop, self._clock, addresses, key, self._on_controller, self._dispatch
         )
         self._reach = Reach(", ".join(addresses), options.heartbeat_interval_s, self._clock.now())
-        self._sparing = SparingBySubject()
+        self._rate_limiter = SubjectRateLimiter()
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
 
@@ -338,7 +338,7 @@ class AgentDaemon:
             message = self._from_controller.decode(data)
         except PeerError as error:
             self._tally.dropped["controller"] += 1
-            if self._sparing.worth("a controller", self._clock.now()) is not None:
+            if self._rate_limiter.admit("a controller", self._clock.now()) is not None:
                 log.warning("dropped bytes from the controller: %.500s", error)
             return
         present, refused = endpoint == self._machine.endpoint, self._machine.refused
@@ -365,7 +365,7 @@ class AgentDaemon:
                 raise PeerError(f"user {user} speaks for worker {status.worker:.200} of another account")
         except PeerError as error:
             self._tally.dropped["worker"] += 1
-            more = self._sparing.worth(f"a worker of user {user}", self._clock.now())
+            more = self._rate_limiter.admit(f"a worker of user {user}", self._clock.now())
             if more is not None:
                 log.warning("dropped bytes from a worker: %.500s (and %d such since the last one)", error, more)
             return
@@ -437,7 +437,7 @@ class AgentDaemon:
         """Offer a changed set of GPUs, unless that would take one from a running worker."""
         now, before = self._clock.now(), self._server.gpus
         if not fits(before, inventory.gpus, self._machine.used_gpus()):
-            if self._sparing.worth("inventory", now) is not None:
+            if self._rate_limiter.admit("inventory", now) is not None:
                 log.warning(
                     "other GPUs answer than before; they are not offered while workers run on some that are gone"
                 )
@@ -459,7 +459,7 @@ class AgentDaemon:
         self._dispatch(ServerChanged(self._server))
 
     def _on_health_kept(self, error: str) -> None:
-        if error and self._sparing.worth("health", self._clock.now()) is not None:
+        if error and self._rate_limiter.admit("health", self._clock.now()) is not None:
             log.warning("%s", error)
 
     def _on_turn(self) -> None:

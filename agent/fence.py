@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 
-from ..protocol.sparing import Sparing
+from ..protocol.rate_limit import RateLimiter
 from ..protocol.terms import NO_TERM
 
 REFUSALS_AT_ONCE, REFUSAL_INTERVAL_S = 1, 600.0  # refusals logged at once, then one per interval
@@ -32,7 +32,7 @@ class Fence:
         """`term`: the highest remembered one."""
         self._term = term
         self._without_term = False
-        self._told = Sparing(REFUSALS_AT_ONCE, REFUSAL_INTERVAL_S)
+        self._reports = RateLimiter(REFUSALS_AT_ONCE, REFUSAL_INTERVAL_S)
         self.refused = 0  # messages, since the agent's start
 
     @property
@@ -58,7 +58,7 @@ class Fence:
                 f"the controller is of a version that knows no terms, and this agent has heard of term {self._term}: "
                 "it is obeyed, as after a downgrade"
             )
-        if NO_TERM < term < self._term and self._told.lets(now):
+        if NO_TERM < term < self._term and self._reports.allow(now):
             return (
                 f"refused what a controller says whose reign is over: it speaks in term {term}, and term {self._term} has begun "
                 f"({self.refused} such messages since this agent's start)"

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.sparing import Sparing
+from ..protocol.rate_limit import RateLimiter
 from .events import Audit
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class AuditLog:
         self._kept = kept
         self._file: int | None = None
         self._size = 0
-        self._failures = Sparing(FAILURES_AT_ONCE, FAILURE_INTERVAL_S)
+        self._failures = RateLimiter(FAILURES_AT_ONCE, FAILURE_INTERVAL_S)
 
     def write(self, lines: Sequence[Audit]) -> None:
         """Add these lines, in their order."""
@@ -54,7 +54,7 @@ class AuditLog:
             self._append(data)
         except OSError as error:
             self.close()
-            if self._failures.lets(time.monotonic()):
+            if self._failures.allow(time.monotonic()):
                 log.error("%s cannot be written: %s; %d lines are lost", self._path, error.strerror, len(lines))
 
     def close(self) -> None:

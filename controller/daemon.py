@@ -28,7 +28,7 @@ from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import AgentHello, Envelope, GetControllers, Refused, Reply, StartWorker, ToControllerFromAgent
 from ..protocol.model import JobId, ServerId
 from ..protocol.principals import Principal, Role
-from ..protocol.sparing import SparingBySubject
+from ..protocol.rate_limit import SubjectRateLimiter
 from ..protocol.times import BELIEVED_AGAIN_S, leadership
 from ..runtime import locks, memory, readiness, transport
 from ..runtime.clock import StepMeter, WallClock
@@ -131,7 +131,7 @@ class ControllerDaemon:
         self._loop.feed_only_if(self._door.hears)
         self._memory = memory.Keeper()
         self._lines = AgentLines()
-        self._sparing = SparingBySubject()
+        self._rate_limiter = SubjectRateLimiter()
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
         self._reign: Reign | None = None  # None: this controller is a standby
@@ -435,7 +435,7 @@ class ControllerDaemon:
         self._door.update(principals)
 
     def _warn(self, subject: str, text: str) -> None:
-        since = self._sparing.worth(subject, time.monotonic())
+        since = self._rate_limiter.admit(subject, time.monotonic())
         if since is not None:
             log.warning("%s%s", text, f" ({since} times more before)" if since else "")
 

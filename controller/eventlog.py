@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from ..protocol.messages import EventKind, EventView
 from ..protocol.model import JobId
-from ..protocol.sparing import Sparing
+from ..protocol.rate_limit import RateLimiter
 from ..runtime.logs import about
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class EventLog:
         self._generation = generation
         self._newest = events[-1].number if events else 0
         self._now = now
-        self._sparing: dict[EventKind, Sparing] = {}
+        self._limiters: dict[EventKind, RateLimiter] = {}
 
     def tell(self, events: deque[EventView]) -> None:
         """Log the new ones of `events`, the oldest first."""
@@ -46,9 +46,9 @@ class EventLog:
         self._newest = events[-1].number
         now_s = self._now()
         for event in reversed(fresh):
-            sparing = self._sparing.setdefault(event.kind, Sparing(AT_ONCE, INTERVAL_S))
-            before = sparing.held_back
-            if sparing.lets(now_s):
+            limiter = self._limiters.setdefault(event.kind, RateLimiter(AT_ONCE, INTERVAL_S))
+            before = limiter.suppressed
+            if limiter.allow(now_s):
                 more = f" (and {before} more of its kind before)" if before else ""
                 generation = self._generation(event.job) if event.job is not None else None
                 told = about(event=event.kind.value, job=event.job, generation=generation)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ..protocol.messages import LocalWorker, StopWorker, session_name
 from ..protocol.model import GpuAddress, JobId, Server, Trouble, WorkerId
-from ..protocol.sparing import Sparing
+from ..protocol.rate_limit import RateLimiter
 from ..protocol.times import STOP_AGAIN_S
 from ..scheduler.view import ServerInView
 
@@ -210,7 +210,7 @@ class Forgeries:
 
     count: int = 0
     last: str = ""  # subject of the last refused report, in words
-    told: Sparing = field(default_factory=lambda: Sparing(FORGERIES_AT_ONCE, FORGERY_INTERVAL_S))
+    limiter: RateLimiter = field(default_factory=lambda: RateLimiter(FORGERIES_AT_ONCE, FORGERY_INTERVAL_S))
 
     def refused(self, what: str) -> None:
         """Count a refused report about `what`."""

@@ -52,7 +52,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol.errors import OperatorError
 from ..protocol.principals import LOCAL_OPERATOR, Principal, Role
-from ..protocol.sparing import SparingBySubject
+from ..protocol.rate_limit import SubjectRateLimiter
 from . import transport
 from .floods import Floods
 from .inbox import Inbox, Room, Shed
@@ -194,7 +194,7 @@ class Door:
         self._look = look
         self._looks = Bucket(LOOKS_PER_S, LOOK_BURST)
         self._silent: OrderedDict[int, tuple[int | None, float]] = OrderedDict()  # inode and time, by descriptor
-        self._sparing = SparingBySubject()
+        self._rate_limiter = SubjectRateLimiter()
         self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
         self._most = min(self._most, most or self._most)
         self._gone: OrderedDict[Peer, Principal] = OrderedDict()  # principals of connections that were cut and closed
@@ -545,7 +545,7 @@ class Door:
                 connection.shutdown(socketlib.SHUT_RDWR)  # ZeroMQ's I/O thread reads end-of-file, and closes it
 
     def _warn(self, subject: str, text: str) -> None:
-        since = self._sparing.worth(subject, self._clock())
+        since = self._rate_limiter.admit(subject, self._clock())
         if since is not None:
             log.warning("%s%s", text, f" ({since} times more before)" if since else "")
 

@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 
 from ..protocol.errors import OperatorError
-from ..protocol.sparing import Sparing
+from ..protocol.rate_limit import RateLimiter
 
 LONGEST = 2000  # characters of a message
 AT_ONCE = 20  # warnings of one kind that are all written
@@ -125,18 +125,18 @@ class Spared(logging.Filter):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
-        self._kinds: OrderedDict[tuple[str, int, str], Sparing] = OrderedDict()
+        self._limiters: OrderedDict[tuple[str, int, str], RateLimiter] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING or record.exc_info:
             return True
         kind = (record.pathname, record.lineno, " ".join(record.getMessage()[:80].split(" ")[:2]))
-        sparing = self._kinds.pop(kind, None) or Sparing(AT_ONCE, INTERVAL_S)
-        self._kinds[kind] = sparing
-        if len(self._kinds) > KEPT_KINDS:
-            self._kinds.popitem(last=False)
-        before = sparing.held_back
-        if not sparing.lets(self._now()):
+        limiter = self._limiters.pop(kind, None) or RateLimiter(AT_ONCE, INTERVAL_S)
+        self._limiters[kind] = limiter
+        if len(self._limiters) > KEPT_KINDS:
+            self._limiters.popitem(last=False)
+        before = limiter.suppressed
+        if not limiter.allow(self._now()):
             return False
         if before:
             record.msg, record.args = f"{one_line(record.getMessage())} (and {before} more of its kind before)", ()

@@ -65,7 +65,7 @@ def fault_of(
 def refuse(cluster: Cluster, now: float, server: ServerId, what: str) -> None:
     """Count a refused report of the agent of `server` about `what`, and show some of many such reports."""
     found = cluster.servers.refuse_report(server, what)
-    if not found.told.lets(now):
+    if not found.limiter.allow(now):
         return
     text = f"server {server} {sentence(found)}"
     cluster.history.add(now, EventKind.SERVER_FORGED, None, text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ...protocol.messages import Answer, Reply, Submitted
 from ...protocol.model import JobSpec, ServerId
 from ...protocol.principals import Principal
-from ...protocol.sparing import Sparing
+from ...protocol.rate_limit import RateLimiter
 from ..events import Audit, ClientRequest, ReplyClient
 from ..jobs.job import Job
 from ..records import RequestRecord, request_key
@@ -43,7 +43,7 @@ class Undecided:
 class Attempts:
     """Refused requests of one principal, counted so that the audit log is not flooded."""
 
-    told: Sparing = field(default_factory=lambda: Sparing(ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S))
+    limiter: RateLimiter = field(default_factory=lambda: RateLimiter(ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S))
     last: str = ""  # id of the last request
 
 
@@ -138,7 +138,7 @@ class Clients:
         if request and request == attempts.last:
             return
         attempts.last = request
-        before = attempts.told.held_back
-        if attempts.told.lets(now):
+        before = attempts.limiter.suppressed
+        if attempts.limiter.allow(now):
             also = f" ({before} more attempts since the last line)" if before else ""
             self._effects.act(Audit(now, name, act, of, False, text + also, request))

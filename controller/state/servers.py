@@ -11,7 +11,7 @@ from msgspec import structs
 
 from ...protocol.messages import Acknowledged, HelloRefused, ToAgentFromController
 from ...protocol.model import CordonKind, GpuAddress, JobId, Server, ServerId, Severity, WorkerId
-from ...protocol.sparing import Sparing
+from ...protocol.rate_limit import RateLimiter
 from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from ...scheduler.kinds import Demand, Stock, most_gpus
 from ..bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
@@ -61,7 +61,7 @@ class Servers:
         # GPUs that take no new work; servers without such GPUs are absent (`bars`).
         self.barred: dict[ServerId, dict[int, Bar]] = {}
         self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, and the reasons that their agents give
-        self.told_troubles: dict[ServerId, Sparing] = {}
+        self.told_troubles: dict[ServerId, RateLimiter] = {}
         self.awaited: set[ServerId] = set()  # servers in the store that have sent no hello since the start
         # Servers with a lease, and awaited servers; the longest silent server is first.
         self.leases: OrderedDict[ServerId, None] = OrderedDict()
@@ -369,7 +369,7 @@ class Servers:
 
     def may_tell(self, now: float, server: ServerId) -> bool:
         """Return whether an event about the GPUs of `server` may be reported now: of many only some are."""
-        return self.told_troubles.setdefault(server, Sparing(TOLD_AT_ONCE, TELL_INTERVAL_S)).lets(now)
+        return self.told_troubles.setdefault(server, RateLimiter(TOLD_AT_ONCE, TELL_INTERVAL_S)).allow(now)
 
     # -- suppositions, in a copy for a trial decision
 

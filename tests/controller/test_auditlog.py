@@ -13,7 +13,7 @@ import pytest
 
 from elasticd.controller.auditlog import AuditLog
 from elasticd.controller.events import Audit
-from elasticd.protocol.sparing import Sparing
+from elasticd.protocol.rate_limit import RateLimiter
 
 LINE = Audit(1_700_000_000.5, "user:alice", "cancel", "digits-3", True, "cancelled by alice", "r1")
 
@@ -87,12 +87,12 @@ def test_a_line_costs_some_microseconds(tmp_path: Path):
     assert best_s < 100e-6
 
 
-def test_what_is_told_sparingly_is_counted_and_told_again_after_a_while():
-    told = Sparing(2, 10.0)
-    assert [told.lets(now) for now in (0.0, 0.1, 0.2, 0.3)] == [True, True, False, False]
-    assert told.held_back == 2
-    assert told.lets(11.0)
-    assert told.held_back == 0
-    assert not told.lets(11.0)
-    assert not told.lets(-100.0), "the clock was set back"
-    assert told.lets(-85.0)
+def test_suppressed_messages_are_counted_and_pass_again_after_the_interval():
+    limiter = RateLimiter(2, 10.0)
+    assert [limiter.allow(now) for now in (0.0, 0.1, 0.2, 0.3)] == [True, True, False, False]
+    assert limiter.suppressed == 2
+    assert limiter.allow(11.0)
+    assert limiter.suppressed == 0
+    assert not limiter.allow(11.0)
+    assert not limiter.allow(-100.0), "the clock was set back"
+    assert limiter.allow(-85.0)

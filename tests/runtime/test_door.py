@@ -19,7 +19,7 @@ from zmq.utils import z85
 
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.principals import LOCAL_OPERATOR, Principal, Role
-from elasticd.protocol.sparing import SparingBySubject
+from elasticd.protocol.rate_limit import SubjectRateLimiter
 from elasticd.runtime import transport
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.door import (
@@ -583,14 +583,14 @@ def test_a_bucket_gives_so_many_at_once_and_so_many_a_second() -> None:
 
 
 def test_the_log_has_one_line_a_while_about_each_of_a_bounded_number_of_subjects() -> None:
-    sparing = SparingBySubject(interval_s=10.0, subjects=100)
-    assert sparing.worth("a", 0.0) == 0
-    assert [sparing.worth("a", 1.0) for _ in range(5)] == [None] * 5
-    assert sparing.worth("b", 1.0) == 0
-    assert sparing.worth("a", 10.0) == 5
+    limiter = SubjectRateLimiter(interval_s=10.0, subjects=100)
+    assert limiter.admit("a", 0.0) == 0
+    assert [limiter.admit("a", 1.0) for _ in range(5)] == [None] * 5
+    assert limiter.admit("b", 1.0) == 0
+    assert limiter.admit("a", 10.0) == 5
     for number in range(1000):
-        sparing.worth(str(number), 11.0)
-    assert len(sparing._subjects) <= 100
+        limiter.admit(str(number), 11.0)
+    assert len(limiter._subjects) <= 100
 
 
 def test_workers_of_a_job_are_heard_by_its_leader_and_others_are_not(tmp_path: Path) -> None:
